@@ -76,7 +76,6 @@ ERRORS = [
     ("train frozen_lake --algo.advantage groo --dry-run", 'Unknown algo.advantage "groo"'),
     ("train frozen_lake --model.name tny --dry-run", 'Unknown model "tny": did you mean "tiny"?'),
     ("train frozen_lake --model.device gpu --dry-run", 'unknown device "gpu"'),
-    ("train missing.py:Env", "/"),
     ("train --from nowhere", 'no run "nowhere" here or in runs/'),
     ("train --resume nowhere", 'no run "nowhere" here or in runs/'),
     ("play", "ENV is missing"),
@@ -97,6 +96,30 @@ def test_wrong_input_prints_one_line_and_exits_with_2(run_cli, typed: str, line:
     assert outcome.err.startswith(f"turnwise: {line}")
     assert outcome.err.count("\n") == 1
     assert outcome.out == ""
+
+
+TOOLS = "train tools --env.params.reward exact_match --env.params.tasks"
+MISSING = [
+    "train missing.toml",
+    "train missing.py:Env",
+    "train bandit --model.chat_template missing.jinja --dry-run",
+    "train bandit --reward.functions missing.py:f --dry-run",
+    "sft bandit --demos missing.jsonl",
+    f"{TOOLS} missing.jsonl --env.params.tools python --dry-run",
+    f"{TOOLS} here.jsonl --env.params.tools missing.py:f --dry-run",
+    f"{TOOLS} here.jsonl --env.params.tools [{{use='sql',database='missing.db'}}] --dry-run",
+    f"{TOOLS} here.jsonl --env.params.tools [{{use='search',index='missing'}}] --dry-run",
+    "index missing --to x",
+    "search missing words",
+]
+
+
+@pytest.mark.parametrize("typed", MISSING)
+def test_missing_file_does_not_exist(run_cli, typed: str) -> None:
+    Path("here.jsonl").write_text('{"question": "1?", "answer": "1"}\n' * 30)
+    outcome = run_cli(*typed.replace("tools python", 'tools ["python"]').split())
+    assert outcome.code == 2 and outcome.err.count("\n") == 1
+    assert "missing" in outcome.err.partition(" does not exist")[0].rpartition(" ")[2], outcome.err
 
 
 def test_missing_file_error_gives_the_whole_path(run_cli) -> None:

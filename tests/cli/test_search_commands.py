@@ -57,7 +57,7 @@ def test_index_reports_skipped_files(folder: Path, capsys: pytest.CaptureFixture
     [
         ("index --to x", "No files given"),
         ("index docs", "--to is missing"),
-        ("index missing --to x", "no file or folder missing"),
+        ("index missing --to x", "missing does not exist"),
         ("index docs --to docs", "docs exists: choose another folder"),
         ("index docs --to x --characters 3", "--characters 3: must be from 100"),
         ("index docs --to x --query-prefix q:", "give --dense MODEL"),

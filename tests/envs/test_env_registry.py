@@ -103,7 +103,7 @@ def test_spec_of_names_the_source_of_a_class(coin):
     [
         ("frozen_lak", r'did you mean "frozen_lake"\?'),
         ("xyz", "choose one that `turnwise envs` lists"),
-        ("FOLDER/no_such.py:Coin", "does not exist"),
+        ("FOLDER/no_such.py:Coin", "no_such.py does not exist"),
         ("FOLDER/my_env.py", "my_env.py:Class"),
         ("FOLDER/my_env.py:Coins", r'did you mean "Coin"\?'),
         ("FOLDER/my_env.py:Qq", 'no class "Qq"'),

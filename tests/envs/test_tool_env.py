@@ -249,7 +249,7 @@ def test_tools_env_accepts_short_settings(own: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"tasks": "missing.jsonl"}, "cannot read missing.jsonl"),
+        ({"tasks": "missing.jsonl"}, "missing.jsonl does not exist"),
         ({"tools": ["own.txt:weather"]}, "FILE.py:function"),
         ({"reward": "nowhere.py:score"}, "nowhere.py does not exist"),
         ({"tools": []}, "env.params.tools: must be a list of at least one tool"),

@@ -103,5 +103,5 @@ def test_a_hook_is_found_before_anything_starts(tmp_path: Path) -> None:
     assert load_summary_hook("model") is None
     assert 'did you mean "briefly"?' in refused("summary", context__summary_by=f"{hooks}:breifly")
     assert 'no function "LIMIT"' in refused("summary", context__summary_by=f"{hooks}:LIMIT")
-    assert "does not exist" in refused("summary", context__summary_by=f"{tmp_path}/none.py:f")
+    assert "none.py does not exist" in refused("summary", context__summary_by=f"{tmp_path}/none.py:f")
     assert 'neither "model" nor FILE.py:function' in refused("summary", context__summary_by="modle")

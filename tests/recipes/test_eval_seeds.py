@@ -62,5 +62,5 @@ def test_what_is_no_list_of_seeds_is_refused(text: str, line: str) -> None:
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "seeds").write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="seeds is not UTF-8 text"):
         read_seeds(str(tmp_path / "seeds"), "test")

@@ -138,7 +138,7 @@ def test_what_does_make_sense_is_not_refused(tmp_path: Path) -> None:
         ('Unknown model "runs/a/checkpoints/best"', {"model__name": "runs/a/checkpoints/best"}),
         ('Unknown model "models/a.gguf"', {"model__name": "models/a.gguf"}),
         ('unknown device "gpu"', {"model__device": "gpu"}),
-        ("model.chat_template: no file nowhere.jinja", {"model__chat_template": "nowhere.jinja"}),
+        ("model.chat_template: nowhere.jinja does not exist", {"model__chat_template": "nowhere.jinja"}),
     ],
 )
 def test_a_model_that_cannot_be_is_refused_before_anything_is_read(told: str, settings: dict[str, Any]) -> None:

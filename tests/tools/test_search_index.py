@@ -162,7 +162,7 @@ def test_index_of_other_version_or_mixed_files_is_refused(tmp_path: Path) -> Non
         (folder / MANIFEST).write_text(json.dumps(manifest | change))
         with pytest.raises(UserError, match=said):
             open_index(folder)
-    with pytest.raises(UserError, match="is not a search index"):
+    with pytest.raises(UserError, match="nowhere does not exist: build an index"):
         open_index(tmp_path / "nowhere")
     with pytest.raises(UserError, match="no vectors for mode dense"):
         (folder / MANIFEST).write_text(json.dumps(manifest))
@@ -196,8 +196,8 @@ def test_killed_build_leaves_no_index_and_can_be_repeated(tmp_path: Path) -> Non
     os.kill(process.pid, signal.SIGKILL)
     process.wait(60)
     (left,) = [path for path in tmp_path.iterdir() if path.name.endswith(".partial")]
-    for path in (folder, left):
-        with pytest.raises(UserError, match="is not a search index"):
+    for path, problem in ((folder, "does not exist"), (left, "is not a search index")):
+        with pytest.raises(UserError, match=problem):
             open_index(path)
     build_index([rows], folder)
     assert open_index(folder).search(["owl"], 1)[0]

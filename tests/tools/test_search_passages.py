@@ -127,7 +127,7 @@ def test_hash_files_depends_on_contents(tmp_path: Path) -> None:
         ("x.jsonl", '{"text": "a"}\n{"title": "b"}', "line 2 has no text"),
         ("x.jsonl", "[" * 100_000, "line 1 is not valid JSON"),
         ("x.pdf", "", "not one of .txt, .md"),
-        ("missing.txt", None, "no file or folder"),
+        ("missing.txt", None, "missing.txt does not exist"),
     ],
 )
 def test_unreadable_file_is_a_user_error(tmp_path: Path, name: str, text: str | None, line: str) -> None:

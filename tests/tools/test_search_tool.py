@@ -258,7 +258,7 @@ def test_make_search_tool_from_options(tmp_path: Path) -> None:
     [
         ({}, "needs an index or a url"),
         ({"index": "x", "url": "http://127.0.0.1:1"}, "an index or a url, not both: leave one of them out"),
-        ({"index": "nowhere"}, "nowhere is not a search index: build one"),
+        ({"index": "nowhere"}, "nowhere does not exist: build an index"),
         ({"indx": "x"}, 'no option "indx": did you mean "index"'),
         ({"index": "x", "top": 0}, "top: input should be greater"),
         ({"index": "x", "mode": "magic"}, "mode: input should be"),

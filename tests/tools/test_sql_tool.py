@@ -455,8 +455,8 @@ def test_wide_tables_and_long_values_can_be_read(tmp_path: Path) -> None:
     ("options", "said"),
     [
         ({}, "database"),
-        ({"database": "FOLDER/none.db"}, "cannot read .*none.db"),
-        ({"database": "FOLDER"}, "cannot read"),
+        ({"database": "FOLDER/none.db"}, "none.db does not exist"),
+        ({"database": "FOLDER"}, "is not a file"),
         ({"database": "FILE", "max_rows": 0}, "max_rows"),
         ({"database": "FILE", "timeout_s": -1}, "timeout_s"),
         ({"database": "FILE", "rows": 5}, 'no option "rows": did you mean "max_rows"'),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -46,6 +47,20 @@ def failure_boundary(where: str, passing: tuple[type[Exception], ...] = ()) -> I
         raise
     except FOREIGN_ERRORS as error:
         raise EnvironmentFailure(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def not_a_file(path: Path) -> str:
+    """Return "PATH does not exist" or "PATH is not a file", for error messages."""
+    return f"{path} is not a file" if path.exists() else f"{path} does not exist"
+
+
+def read_failure(path: Path, error: OSError | UnicodeDecodeError) -> str:
+    """Return why a file could not be read, for error messages."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"{path} is not UTF-8 text"
+    if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
+        return not_a_file(path)
+    return f"{path} cannot be read ({error.strerror or type(error).__name__})"
 
 
 def format_times(count: int) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from turnwise.core.errors import FOREIGN_ERRORS, UserError
+from turnwise.core.errors import FOREIGN_ERRORS, UserError, not_a_file
 from turnwise.core.suggestions import suggest
 
 IN_MEMORY = "python:"
@@ -75,7 +75,7 @@ def find_object(reference: str) -> Any | None:
 def import_file(file: Path) -> ModuleType:
     """Import a file once per process, under a module name that depends only on its path."""
     if not file.is_file():
-        raise UserError(f"{file} does not exist: check the path before the colon")
+        raise UserError(f"{not_a_file(file)}: check the path before the colon")
     path = file.resolve()
     name = f"turnwise_env_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}"
     if name in sys.modules:

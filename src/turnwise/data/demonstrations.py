@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import torch
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import UserError, read_failure
 from turnwise.core.messages import Message, Role, ToolSpec, text_parts
 from turnwise.core.samples import Sample
 from turnwise.core.trajectory import Stop
@@ -61,7 +61,7 @@ def read_conversations(file: Path) -> Iterator[list[Exchange]]:
                 if line.strip():
                     yield _exchanges(line, f"{file} line {number}")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"Cannot read {file} as text. Give a JSONL file of conversations.") from error
+        raise UserError(f"{read_failure(file, error)}. Give a JSONL file of conversations.") from error
 
 
 def _exchanges(line: str, where: str) -> list[Exchange]:

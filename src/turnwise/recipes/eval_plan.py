@@ -8,7 +8,7 @@ from typing import Any
 
 from turnwise.config.load import Overrides, build, read_saved_settings, to_toml
 from turnwise.config.schema import Config
-from turnwise.core.errors import UserError
+from turnwise.core.errors import UserError, read_failure
 from turnwise.core.task import Split, Task
 from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import FIRST_SEED, SEEDS_PER_SPLIT, seed_for, split_of_seed
@@ -228,7 +228,7 @@ def _read(path: Path) -> str:
             raise UserError(f"--seeds {path}: the file is larger than {MAX_FILE} bytes. Give a list of seeds.")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--seeds {path}: cannot be read. Give a text file of seeds.") from error
+        raise UserError(f"--seeds: {read_failure(path, error)}. Give a text file of seeds.") from error
 
 
 def _numbers(words: Iterable[str]) -> list[int]:

@@ -16,7 +16,7 @@ from turnwise.algos.losses import AGGREGATIONS, LOSSES
 from turnwise.algos.off_policy import CORRECTIONS
 from turnwise.algos.rewards import NORMALISERS
 from turnwise.config.schema import Config, ModelConfig
-from turnwise.core.errors import UserError
+from turnwise.core.errors import UserError, not_a_file
 from turnwise.core.references import is_reference, load_function
 from turnwise.core.suggestions import suggest
 from turnwise.engine.engines import ENGINES
@@ -124,8 +124,8 @@ def _check_game(config: Config, spec: EnvSpec) -> None:
 def check_model(model: ModelConfig) -> None:
     """Check what needs no reading or download of the model."""
     resolve_device(model.device)
-    if model.chat_template is not None and not Path(model.chat_template).expanduser().is_file():
-        raise UserError(f"model.chat_template: no file {model.chat_template}. Give a Jinja file.")
+    if model.chat_template is not None and not (file := Path(model.chat_template).expanduser()).is_file():
+        raise UserError(f"model.chat_template: {not_a_file(file)}. Give a Jinja file.")
     known = model.name in model_names() or (model.name and Path(model.name).expanduser().exists())
     if not known and Path(model.name).is_absolute():
         raise UserError(f"model.name: {model.name} does not exist. Check the path, or restore it if it was moved.")

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import UserError, read_failure
 from turnwise.core.task import Split
 from turnwise.envs.seeds import FIRST_SEED, split_of_state
 
@@ -42,7 +42,7 @@ def read_rows(path: str) -> tuple[Row, ...]:
             raise UserError(f"env.params.tasks: {file} is larger than 1 GiB: use a part of it")
         rows = [_check_row(row, f"{file} line {number}") for number, row in read(file)]
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"env.params.tasks: cannot read {file} ({error}): give a JSONL or CSV file") from error
+        raise UserError(f"env.params.tasks: {read_failure(file, error)}: give a JSONL or CSV file") from error
     if not rows:
         raise UserError(f"env.params.tasks: {file} has no rows: write one JSON object per line")
     return tuple(rows)

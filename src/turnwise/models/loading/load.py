@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from jinja2 import TemplateSyntaxError
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import UserError, read_failure
 from turnwise.core.suggestions import suggest
 from turnwise.models.loading.catalogue import SMOLLM2, TINY, model_names
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
@@ -123,7 +123,7 @@ def _read_template(file: str) -> str:
     try:
         return Path(file).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the chat template {file}: pass a Jinja file") from error
+        raise UserError(f"the chat template {read_failure(Path(file), error)}: pass a Jinja file") from error
 
 
 def _check_template(tokenizer: Any, name: str) -> None:

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufCo
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import UserError, not_a_file
 
 GGUF_MAGIC = b"GGUF"
 GGUF_PACKAGES = ("gguf", "accelerate")
@@ -45,7 +45,7 @@ def read_hub(name: str, *, online: bool, dtype: torch.dtype, attn_implementation
 def read_gguf(file: Path, *, dtype: torch.dtype, attn_implementation: str) -> tuple[Any, Any]:
     """Return (model, tokenizer) of a GGUF file, with dequantized weights that can be trained."""
     if not file.is_file():
-        raise UserError(f"no file {file}: pass the path of a .gguf file")
+        raise UserError(f"{not_a_file(file)}: pass the path of a .gguf file")
     require_gguf()
     with file.open("rb") as stream:
         if stream.read(len(GGUF_MAGIC)) != GGUF_MAGIC:

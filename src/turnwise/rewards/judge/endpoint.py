@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from turnwise.config.secrets import read_key, split_url
-from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.core.errors import InfrastructureFailure, UserError, read_failure
 from turnwise.core.messages import Message, ToolSpec
 from turnwise.core.protocols import Sampling
 from turnwise.engine.openai.client import ChatClient
@@ -129,7 +129,7 @@ def _read_key_file(name: str) -> str:
         with Path(name).expanduser().open(encoding="utf-8") as file:
             key = file.read(MAX_KEY_CHARS).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"key_file {name} cannot be read ({type(error).__name__}): give a file with the key") from error
+        raise UserError(f"key_file {read_failure(Path(name), error)}: give a file with the key") from error
     if not key or not (key.isascii() and key.isprintable()) or " " in key:
         raise UserError(f"key_file {name} does not hold a key: give a file with nothing but the key")
     return key

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import UserError, not_a_file
 from turnwise.tools.search.html_text import read_html
 from turnwise.tools.search.types import MAX_TITLE_CHARS, Passage, clean_text, one_line
 
@@ -109,7 +109,7 @@ def find_files(paths: Sequence[Path], skipped: SkippedFiles | None = None) -> li
             _check_suffix(path)
             found[path] = None
         else:
-            raise UserError(f"no file or folder {path}: check the path")
+            raise UserError(f"{not_a_file(path)}: give files or folders to index")
     if not found:
         raise UserError(f"no {', '.join(SUFFIXES)} file in {', '.join(map(str, paths))}: give files to index")
     return list(found)

@@ -56,7 +56,8 @@ def file_sizes(folder: Path) -> dict[str, int]:
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of an index and check its files. Raises UserError if it is not a complete index."""
     if not (folder / MANIFEST).is_file():
-        raise UserError(f"{folder} is not a search index: build one with turnwise index FILES --to FOLDER")
+        problem = "is not a search index" if folder.exists() else "does not exist"
+        raise UserError(f"{folder} {problem}: build an index with turnwise index FILES --to FOLDER")
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
     except (OSError, ValidationError) as error:

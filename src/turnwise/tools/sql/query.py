@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from turnwise.core.errors import InfrastructureFailure
+from turnwise.core.errors import InfrastructureFailure, not_a_file
 from turnwise.core.suggestions import suggest
 from turnwise.tools.sql.guard import TOO_LONG, FunctionOverrides, QueryGuard, set_connection_limits
 from turnwise.tools.sql.threads import SharedLock, run_in_daemon_thread
@@ -190,7 +190,7 @@ def _read_only_uri(file: Path) -> str:
     Otherwise SQLite's locks stay on, so that a concurrent writer is noticed.
     """
     if not file.is_file():
-        raise InfrastructureFailure(f"there is no database {file}")
+        raise InfrastructureFailure(f"the database {not_a_file(file)}")
     with file.open("rb") as stream:
         in_wal_mode = stream.read(20)[18:20] == b"\2\2"
     log = file.with_name(f"{file.name}-wal")

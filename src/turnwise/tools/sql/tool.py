@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from turnwise.config.keys import read_options
-from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.core.errors import InfrastructureFailure, UserError, not_a_file
 from turnwise.core.section import Positive
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.sql.query import (
@@ -75,6 +75,8 @@ def max_call_seconds(limits: SqlLimits) -> float:
 
 
 def _check_database(database: Path) -> Schema:
+    if not database.is_file():
+        raise UserError(f"the tool sql: {not_a_file(database)}: give a SQLite file")
     try:
         return read_schema(database)
     except (sqlite3.Error, OSError, InfrastructureFailure) as error:
