@@ -8,12 +8,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from turnwise.config.keys import FREE_TABLES, Key, all_keys, describe, difference, show_value
+from turnwise.config.keys import FREE_TABLES, Key, all_keys, describe, difference, read_options, show_value
 from turnwise.config.load import build, find_run, read_run, read_settings, save_toml, to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
+from turnwise.envs.registry import load_spec
 from turnwise.recipes.configure import configure
 from turnwise.recipes.eval_plan import saved_contestants
+from turnwise.rewards.judge.settings import JudgeSettings
 
 DEPENDENT_KEYS = {"rollout.max_tokens", "rollout.max_new_tokens"}
 
@@ -131,7 +133,7 @@ def test_save_toml_rejects_invalid_unicode_before_writing(tmp_path: Path) -> Non
 
 
 def test_read_settings_reports_a_missing_or_broken_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot read .*missing\.toml: No such file"):
+    with pytest.raises(UserError, match=r"missing\.toml does not exist"):
         read_settings(tmp_path / "missing.toml")
     for content in (b"algo = [", b"\xff\xfe"):
         (tmp_path / "broken.toml").write_bytes(content)
@@ -189,3 +191,44 @@ def test_retired_keys_in_a_users_file_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('env.kind = "bandit"\n[system]\ndeterministic = true\n')
     with pytest.raises(UserError, match=r"unknown key system\.deterministic"):
         configure(str(tmp_path / "mine.toml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (
+            '[train]\nsteps = "8"',
+            "train.steps is a text in quotes: must be a whole number of 1 or more, without quotes",
+        ),
+        ('[algo]\nclip_high = "0.3"', "algo.clip_high is a text in quotes: must be a number"),
+        ('[algo]\nwhiten = "true"', "algo.whiten is a text in quotes: must be true or false"),
+        ('[train]\nbetas = [0.9, "0.95"]', "train.betas.1 is a text in quotes: must be 2 values"),
+    ],
+)
+def test_quoted_numbers_in_a_file_are_errors(text: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(text)
+    settings = read_settings(tmp_path / "own.toml")
+    with pytest.raises(UserError) as caught:
+        build(settings)
+    assert str(caught.value).startswith(complaint)
+
+
+def test_overrides_stay_text_that_is_parsed(tmp_path: Path) -> None:
+    settings = {"train": {"steps": "8", "betas": ["0.9", "0.9"]}}
+    config = build(settings, [("train.steps", "9"), ("train.betas", "0.8,0.9")])
+    assert config.train.steps == 9 and config.train.betas == (0.8, 0.9)
+
+
+def test_check_params_rejects_quoted_numbers() -> None:
+    spec = load_spec("frozen_lake")
+    assert spec.check_params({"size": 6})["size"] == 6
+    with pytest.raises(UserError, match=r"^env\.params\.size is a text in quotes: give the value without quotes$"):
+        spec.check_params({"size": "6"})
+
+
+def test_read_options_rejects_quoted_numbers() -> None:
+    judge = {"model": "m", "rubric": "r"}
+    assert read_options(JudgeSettings, judge | {"max_tokens": 8}, "a judge").max_tokens == 8
+    for options in ({"max_tokens": "8"}, {"scale": [0, "1"]}):
+        with pytest.raises(UserError, match=r"^a judge, (max_tokens|scale\.1): give the value without quotes$"):
+            read_options(JudgeSettings, judge | options, "a judge")

@@ -121,7 +121,7 @@ def test_load_spec_explains_errors_in_one_line(coin, env_id, line):
 
 
 def test_check_params_returns_plain_json_with_defaults():
-    params = load_spec("frozen_lake").check_params({"slippery": "true"})
+    params = load_spec("frozen_lake").check_params({"slippery": "True"})
     assert params["slippery"] is True and params["size"] == 4 and params["frozen"] == 0.8
     assert json.loads(json.dumps(params)) == params
     assert load_spec("frozen_lake").check_params(params) == params

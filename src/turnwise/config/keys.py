@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
+from turnwise.core.section import quoted_numbers
 from turnwise.core.suggestions import closest_match, suggest
 
 FREE_TABLES = ("env.params", "env.mix")
@@ -160,14 +161,21 @@ def read_options(
         if name not in known:
             raise UserError(_unknown_option(name, owner, [*known, *other_keys]))
     try:
-        return TypeAdapter(options_type).validate_python(dict(table))
+        options = TypeAdapter(options_type).validate_python(dict(table))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        raise UserError(_describe_invalid(error, owner)) from None
+    for name, _ in quoted_numbers(table, {name: getattr(options, name) for name in table}):
+        raise UserError(f"{owner}, {name}: give the value without quotes")
+    return options
+
+
+def _describe_invalid(error: ValidationError, owner: str) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
     name = ".".join(map(str, first["loc"]))
     if first["type"] == "missing":
-        raise UserError(f'{owner} lacks its option "{name}": give {name} = ...') from None
+        return f'{owner} lacks its option "{name}": give {name} = ...'
     reason = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
-    raise UserError(f"{owner}{f', {name}' if name else ''}: {reason[:1].lower()}{reason[1:]}") from None
+    return f"{owner}{f', {name}' if name else ''}: {reason[:1].lower()}{reason[1:]}"
 
 
 def option_names(options_type: Any) -> list[str]:

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from turnwise.config.keys import FREE_TABLES, Key, all_keys, find_key, unknown_key_message
 from turnwise.config.schema import Config
-from turnwise.core.errors import UserError
-from turnwise.core.section import is_plain
+from turnwise.core.errors import UserError, read_failure
+from turnwise.core.section import is_plain, quoted_numbers
 from turnwise.core.suggestions import suggest
 
 Settings = Mapping[str, Any]
@@ -37,9 +37,19 @@ def build(settings: Settings, overrides: Overrides = ()) -> Config:
     for name, value in overrides:
         _apply_override(merged, name, value)
     try:
-        return Config.model_validate(merged)
+        config = Config.model_validate(merged)
     except ValidationError as error:
         raise UserError(explain(error)) from None
+    _check_quotes(settings, config, [name.replace("-", "_") for name, _ in overrides])
+    return config
+
+
+def _check_quotes(settings: Settings, config: Config, overridden: Sequence[str]) -> None:
+    """Reject quoted numbers in a file. Overrides are exempt: on the command line every value is text."""
+    for name, _ in quoted_numbers(settings, config.model_dump()):
+        if not f"{name}.".startswith(tuple(f"{each}." for each in overridden)):
+            key = all_keys().get(name) or find_key(name.rpartition(".")[0])
+            raise UserError(f"{name} is a text in quotes: must be {key.allowed}, without quotes")
 
 
 def _apply_override(settings: dict[str, Any], name: str, value: Any) -> None:
@@ -62,7 +72,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise UserError(f"{read_failure(path, error)}: give a TOML file of settings") from None
     except ValueError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
     _restore_none(settings)

@@ -1,6 +1,7 @@
 """Base class and value types of the sections of a configuration."""
 
 import math
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,6 +18,22 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
     return value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def quoted_numbers(given: Any, read: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted name, text) of texts in `given` that pydantic read as numbers or truth values: "8" for 8.
+
+    Most such quotes are mistakes, and in a table with free keys the same text would stay text.
+    """
+    if isinstance(given, str):
+        if isinstance(read, int | float) and not isinstance(read, str):
+            yield path, given
+    elif isinstance(given, Mapping) and isinstance(read, Mapping):
+        for name, value in given.items():
+            yield from quoted_numbers(value, read.get(name), f"{path}.{name}" if path else str(name))
+    elif isinstance(given, list | tuple) and isinstance(read, list | tuple):
+        for index, (value, other) in enumerate(zip(given, read, strict=False)):
+            yield from quoted_numbers(value, other, f"{path}.{index}")
 
 
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]

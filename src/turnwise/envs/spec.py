@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from turnwise.config.load import parse_free
 from turnwise.core.errors import UserError
 from turnwise.core.random_streams import address, random_stream
+from turnwise.core.section import quoted_numbers
 from turnwise.core.suggestions import closest_match
 from turnwise.core.task import Split, Task
 from turnwise.envs.catalogue import install_command
@@ -79,9 +81,13 @@ class EnvSpec:
         """Validate parameters and fill in defaults; return JSON values."""
         settings = params_model(self.cls)
         try:
-            return settings.model_validate(dict(params)).model_dump(mode="json")
+            validated = settings.model_validate(dict(params)).model_dump(mode="json")
         except ValidationError as error:
             raise UserError(self._describe_error(error, settings)) from error
+        for name, text in quoted_numbers(params, validated):
+            if not isinstance(parse_free(text), str):  # else it may come from the command line, as in slippery=True
+                raise UserError(f"env.params.{name} is a text in quotes: give the value without quotes")
+        return validated
 
     def check_resources(self, params: Mapping[str, Any]) -> None:
         """Check what the parameters refer to, such as files. Raises UserError."""
