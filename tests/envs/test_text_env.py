@@ -218,7 +218,7 @@ def test_runner_keeps_actions_before_an_invalid_one(episode):
 
 
 def test_runner_reports_exceptions_as_environment_failures(episode):
-    with pytest.raises(EnvironmentFailure, match="Counter, step: KeyError: 'broken'"):
+    with pytest.raises(EnvironmentFailure, match=r"Counter\.step raised KeyError: 'broken' at test_text_env\.py:\d+$"):
         episode(make(Counter), ["<answer>break</answer>"])
 
 

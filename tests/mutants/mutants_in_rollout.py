@@ -120,7 +120,7 @@ IN_ROLLOUT = (
         COLLECT,
         (
             "an environment's error is the run's",
-            'raise EnvironmentFailure(f"{where}: {type(error).__name__}: {error}") from error',
+            'raise EnvironmentFailure(f"{where} raised {describe_bug(error)}") from error',
             "raise",
         ),
     ),

@@ -134,7 +134,7 @@ def test_members_that_lacked_a_reward_alone_are_counted_apart() -> None:
     collected = collect(collector(make, attempts=2), TASKS[:1])
     errors = {"infra_errors": 2, "env_errors": 2}
     assert collected.counts == {**errors, "members_given_up": 2, "members_unscored": 1}
-    assert str(collected.last_failure) in ("it broke", "step: RuntimeError: it broke")
+    assert "it broke" in str(collected.last_failure)
 
 
 def test_a_group_with_fewer_than_two_left_is_dropped_and_counted() -> None:

@@ -224,7 +224,7 @@ def test_warm_up_reports_a_failing_environment_in_one_line() -> None:
             raise AssertionError("never reached")
 
     kind = spec_of(Broken)
-    with pytest.raises(UserError, match=r"during the warm-up of tiny: Broken, reset: KeyError"):
+    with pytest.raises(UserError, match=r"during the warm-up of tiny: Broken.reset raised KeyError"):
         warm_up(load_model("tiny"), [(kind, kind.check_params({}))], steps=1, seed=0, show=lambda *_: None)
 
 

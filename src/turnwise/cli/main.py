@@ -8,6 +8,7 @@ Ctrl-C, 143 by SIGTERM, 129 by SIGHUP, 141 the reader of the output closed the p
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Group
@@ -15,8 +16,9 @@ from cyclopts import App, CycloptsError, Group
 from turnwise.cli.commands import COMMANDS
 from turnwise.cli.parsing import DEFAULTS, explain, split_overrides
 from turnwise.cli.signals import StopSignals
-from turnwise.core.errors import UserError
+from turnwise.core.errors import EnvironmentFailure, UserError
 
+TRACEBACK = "--traceback"
 HELP = """\
 Train language-model agents that act over many turns.
 
@@ -27,19 +29,25 @@ turnwise eval RUN                        success rate with confidence interval
 turnwise view                            browse runs down to single tokens
 turnwise play sokoban                    play an environment in the terminal
 
-turnwise COMMAND --help shows the options of a command."""
+turnwise COMMAND --help shows the options of a command.
+turnwise COMMAND --traceback shows the traceback of an error, such as a bug in your environment."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return the exit code. Unexpected exceptions propagate with their traceback."""
     log_to_stderr()
+    tokens, shows_traceback = _take_traceback(sys.argv[1:] if argv is None else argv)
     stop_signals = StopSignals()
     try:
         with stop_signals.handled():
-            run(sys.argv[1:] if argv is None else argv)
+            run(tokens)
             sys.stdout.flush()
-    except UserError as error:
-        sys.stderr.write(f"turnwise: {' '.join(str(error).split())}\n")
+    except (UserError, EnvironmentFailure) as error:
+        if shows_traceback:
+            traceback.print_exception(error)
+        is_bug = isinstance(error, EnvironmentFailure) or isinstance(error.__cause__, EnvironmentFailure)
+        hint = f"; {TRACEBACK} shows the traceback" if is_bug else ""
+        sys.stderr.write(f"turnwise: {' '.join(str(error).split())}{hint * (not shows_traceback)}\n")
         return 2
     except KeyboardInterrupt as stop:
         sys.stderr.write(f"turnwise: {str(stop) or 'stopped'}\n")
@@ -49,6 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return 0
+
+
+def _take_traceback(tokens: Sequence[str]) -> tuple[list[str], bool]:
+    """Split off --traceback, which every command takes."""
+    end = tokens.index("--") if "--" in tokens else len(tokens)
+    return [*(token for token in tokens[:end] if token != TRACEBACK), *tokens[end:]], TRACEBACK in tokens[:end]
 
 
 class _StderrHandler(logging.Handler):

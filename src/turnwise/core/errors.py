@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from turnwise.core.source_location import describe_bug
+
 
 class UserError(Exception):
     """Invalid input of the user. The command line prints only the message and exits with 2."""
@@ -46,7 +48,7 @@ def failure_boundary(where: str, passing: tuple[type[Exception], ...] = ()) -> I
     except typed:
         raise
     except FOREIGN_ERRORS as error:
-        raise EnvironmentFailure(f"{where}: {type(error).__name__}: {error}") from error
+        raise EnvironmentFailure(f"{where} raised {describe_bug(error)}") from error
 
 
 def not_a_file(path: Path) -> str:

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from turnwise.core.errors import FOREIGN_ERRORS, UserError, not_a_file
+from turnwise.core.source_location import describe_bug
 from turnwise.core.suggestions import suggest
 
 IN_MEMORY = "python:"
@@ -92,7 +93,7 @@ def import_file(file: Path) -> ModuleType:
         raise UserError(f"{path}: {error}") from error
     except FOREIGN_ERRORS as error:
         del sys.modules[name]
-        raise UserError(f"{path} could not be loaded: {type(error).__name__}: {error}") from error
+        raise UserError(f"{path} could not be loaded: {describe_bug(error)}") from error
     finally:
         _importing.pop()
     return module

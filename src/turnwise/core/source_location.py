@@ -1,11 +1,17 @@
 """Source locations in users' files, as FILE:LINE, for error messages."""
 
 import inspect
+import os
+import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
 from typing import Any
+
+PACKAGE = str(Path(__file__).parents[1]) + os.sep
+LIBRARIES = ("<", *(path + os.sep for path in sysconfig.get_paths().values()))
+"""Prefixes of file names of the standard library and installed packages."""
 
 
 def source_location(function: Callable[..., Any]) -> str:
@@ -20,6 +26,16 @@ def error_location(error: BaseException, function: Callable[..., Any]) -> str:
     code = _code(function)
     ((file, line),) = [frame for frame in ran if code and frame[0] == code.co_filename][-1:] or ran[-1:]
     return _format(file, line)
+
+
+def describe_bug(error: BaseException) -> str:
+    """Return an error with its location, preferably in a user's file: "KeyError: 'x' at my_env.py:12"."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    ours = [each for each in frames if not each[0].startswith(LIBRARIES)]
+    users = [each for each in ours if not each[0].startswith(PACKAGE)]
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    found = (users or ours or frames)[-1:]
+    return f"{text} at {_format(*found[0])}" if found else text
 
 
 def _code(function: Callable[..., Any]) -> CodeType | None:

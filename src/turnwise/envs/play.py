@@ -89,7 +89,7 @@ def _block(first: str, read_line: ReadLine) -> str | None:
 
 
 def _hint(runner: TextEnvRunner) -> str:
-    actions = runner.env.solve()
+    actions = runner.solve()
     return f"hint: {actions[0]}" if actions else "hint: none from here"
 
 

@@ -56,7 +56,7 @@ class TextEnvRunner:
             raise RuntimeError("environments are single use: make another one")
         with self._attribute_errors("reset"):
             self._observation = await self._reset()
-        with self._attribute_errors("its prompt"):
+        with self._attribute_errors("rules"):
             messages = (system(system_prompt(self.env)), user(self._observation))
         return Observation(messages=messages, picture=self._draw())
 
@@ -155,6 +155,10 @@ class TextEnvRunner:
             )
         return picture
 
+    def solve(self) -> list[str] | None:
+        with self._attribute_errors("solve"):
+            return self.env.solve()
+
     def _limit_reached(self) -> str:
         """Return the message of a reached limit; empty if none is."""
         if self.env.max_actions is not None and self._actions >= self.env.max_actions:
@@ -172,7 +176,7 @@ class TextEnvRunner:
         return "\n".join(line for line in lines if line)
 
     def _attribute_errors(self, where: str, passing: tuple[type[Exception], ...] = ()) -> AbstractContextManager[None]:
-        return failure_boundary(f"{type(self.env).__name__}, {where}", passing)
+        return failure_boundary(f"{type(self.env).__name__}.{where}", passing)
 
 
 def _text(value: str, where: str) -> str:

@@ -76,7 +76,7 @@ class ToolEnvRunner(TextEnvRunner):
         self._tools = await self._open.enter_async_context(self._box.open(self._seed, self.tool_env.tool_state()))
         self._shown_specs = self._tools.specs
         specs = self._shown_specs if self.tool_env.params.style in TEMPLATE_STYLES else ()
-        with self._attribute_errors("its prompt"):
+        with self._attribute_errors("prompt"):
             prompt = system(self.tool_env.prompt(self._shown_specs))
             in_words = self.tool_env.tools_in_words(specs) if specs else ""
         self._messages = [prompt, *opening.messages[1:]]

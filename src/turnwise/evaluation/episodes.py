@@ -104,7 +104,8 @@ async def evaluate(
     collected = await collector.collect(tasks, group_size=1, round=0, progress=progress)
     trajectories = tuple(trajectory for group in collected.groups for trajectory in group.trajectories)
     errors = collected.counts["members_given_up"]
-    check_dropped(DroppedEpisodes(dropped=errors, total=len(tasks), reason=str(collected.last_failure)))
+    last = collected.last_failure
+    check_dropped(DroppedEpisodes(dropped=errors, total=len(tasks), reason=str(last), cause=last))
     return Evaluation(trajectories=trajectories, errors=errors)
 
 

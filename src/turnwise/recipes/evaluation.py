@@ -95,7 +95,7 @@ def _explain_resuming(folder: EvaluationFolder) -> Iterator[None]:
         reason = str(error).rstrip(".") or "Stopped"
         raise type(error)(
             f"{reason}. Finished episodes are saved; resume with: {spell_command('eval', '--resume', folder.path)}"
-        ) from None
+        ) from error.__cause__
 
 
 def evaluate(
@@ -152,10 +152,12 @@ class _ContestantEvaluation:
         missing = [each for each in tries if episode_id(*each) not in done]
         failures = self._run_episodes(missing, done) if missing else []
         if not done:
-            raise UserError(f"Every episode of {self.contestant.label} failed. Last failure: {failures[-1]}")
+            last = failures[-1]
+            raise UserError(f"Every episode of {self.contestant.label} failed. Last failure: {last}") from last
         trajectories = tuple(done[episode_id(*each)] for each in tries if episode_id(*each) in done)
         errors = len(tries) - len(trajectories)
-        check_dropped(DroppedEpisodes(dropped=errors, total=len(tries), reason=str(failures[-1] if failures else "")))
+        cause = failures[-1] if failures else None
+        check_dropped(DroppedEpisodes(dropped=errors, total=len(tries), reason=str(cause or ""), cause=cause))
         return Evaluation(trajectories=trajectories, errors=errors)
 
     def _read_saved(self, tries: Sequence[TaskTry]) -> dict[EpisodeId, Trajectory]:

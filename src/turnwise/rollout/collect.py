@@ -93,7 +93,9 @@ class GroupCollector(ABC):
         results = [[each.result()[slot] for each in row] for row in rows for slot in range(many)]
         groups = self._groups(tasks, results, group_size, counts)
         if not groups:
-            raise Outage(f"Every episode failed, so there is nothing to train on. Last failure: {last_failure}")
+            raise Outage(
+                f"Every episode failed, so there is nothing to train on. Last failure: {last_failure}"
+            ) from last_failure
         return CollectedGroups(groups=groups, counts=+counts, last_failure=last_failure)
 
     async def _run_member(

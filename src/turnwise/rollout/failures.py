@@ -34,7 +34,7 @@ def creation_boundary() -> Iterator[None]:
     """Failure boundary around the construction of an environment. User errors pass: retrying cannot fix them."""
     began = time.monotonic()
     try:
-        with failure_boundary("making it"):
+        with failure_boundary("creating the environment"):
             yield
     finally:
         count_blocked(time.monotonic() - began)  # construction blocks all running episodes
@@ -47,15 +47,15 @@ class GuardedEnv:
         self._env, self._close_timeout_s = env, close_timeout_s
 
     async def start(self) -> Observation:
-        with failure_boundary("start"):
+        with failure_boundary("the environment's start"):
             return await self._env.start()
 
     async def step(self, action: Message) -> StepResult:
-        with failure_boundary("step"):
+        with failure_boundary("the environment's step"):
             return await self._env.step(action)
 
     async def close(self) -> None:
-        with failure_boundary("close"):
+        with failure_boundary("the environment's close"):
             async with asyncio.timeout(self._close_timeout_s):
                 await interruptible(self._env.close(), self._close_timeout_s, "it")
 
@@ -107,6 +107,8 @@ class DroppedEpisodes:
     """Episodes that the step asked for."""
     reason: str = ""
     """Last failure that dropped an episode."""
+    cause: Exception | None = None
+    """The exception behind `reason`, for tracebacks."""
 
 
 def check_dropped(*steps: DroppedEpisodes) -> None:
@@ -116,7 +118,7 @@ def check_dropped(*steps: DroppedEpisodes) -> None:
         raise Outage(
             f"{dropped} of {total} episodes were dropped, too many to train without them. "
             f"Fix the cause of the last failure: {steps[-1].reason}"
-        )
+        ) from steps[-1].cause
 
 
 class DropMonitor:

@@ -110,6 +110,7 @@ class RolloutStage:
         counts += collected.counts
         counts += Counter(groups_unscored=len(scored.failures), members_unscored=scored.dropped_members)
         lost.reason = scored.last_failure or str(collected.last_failure or lost.reason)
+        lost.cause = None if scored.last_failure else collected.last_failure or lost.cause
         return scored
 
     async def _roll_out_baselines(

@@ -205,7 +205,7 @@ async def play_demonstration(make: MakeEnv, make_script: Callable[[], Script]) -
 
 async def _play_script(env: TextEnvRunner, script: Script) -> tuple[list[Exchange], StepResult]:
     def answer(observation: str) -> str:
-        with failure_boundary("its solver or random answer"):
+        with failure_boundary(f"{type(env.env).__name__}'s solver or random answer"):
             return script(env.env, observation)
 
     observation = await env.start()
