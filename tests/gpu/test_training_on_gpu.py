@@ -55,7 +55,7 @@ class TwoUps(tw.TextEnv):
 
 
 def test_gpu_training_learns(tmp_path: Path) -> None:
-    summary = tw.train(
+    run = tw.train(
         env=TwoUps,
         steps=12,
         model__warmup_steps=40,
@@ -68,8 +68,8 @@ def test_gpu_training_learns(tmp_path: Path) -> None:
         eval__temperature=1.0,
         record__folder=str(tmp_path),
     )
-    assert summary["success_before"] <= 0.6
-    assert summary["success_after"] >= 0.8
+    assert run.summary["success_before"] <= 0.6
+    assert run.summary["success_after"] >= 0.8
     (folder,) = tmp_path.iterdir()
     rows = RunFolder.open(folder).read_metrics()
     assert all(row["train/mismatch"] < 0.02 for row in rows if "train/mismatch" in row)

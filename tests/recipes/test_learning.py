@@ -29,7 +29,7 @@ CRITIC = {"critic__kind": "head", "critic__learning_rate": 1e-3}
 
 @pytest.mark.parametrize(("advantage", "critic"), [("grpo", {}), ("gae", CRITIC)])
 def test_training_learns(tmp_path: Path, advantage: str, critic: dict[str, object]) -> None:
-    summary = tw.train(
+    run = tw.train(
         env=TwoUps,
         steps=12,
         model__warmup_steps=40,
@@ -45,5 +45,5 @@ def test_training_learns(tmp_path: Path, advantage: str, critic: dict[str, objec
         system__threads=1,
         **critic,
     )
-    assert summary["success_before"] <= 0.6
-    assert summary["success_after"] >= 0.8
+    assert run.summary["success_before"] <= 0.6
+    assert run.summary["success_after"] >= 0.8

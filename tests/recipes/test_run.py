@@ -354,7 +354,7 @@ class GuessNumber(tw.TextEnv):
 
 
 def test_an_environment_of_ones_own_is_trained_by_its_class(tmp_path: Path) -> None:
-    summary = tw.train(
+    run = tw.train(
         env=GuessNumber,
         model="tiny",
         steps=1,
@@ -369,7 +369,7 @@ def test_an_environment_of_ones_own_is_trained_by_its_class(tmp_path: Path) -> N
         record__name="mine",
         system__threads=1,
     )
-    assert (summary["steps"], summary["episodes"]) == (1, 4)
+    assert (run.summary["steps"], run.summary["episodes"]) == (1, 4)
     config = build(read_settings(tmp_path / "mine/config.toml"))
     assert config.env.kind == f"{__file__}:GuessNumber"
     assert config.rollout.stop == ("</answer>", "never said")
