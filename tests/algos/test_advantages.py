@@ -23,6 +23,7 @@ from trajectories_for_tests import (
 
 from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams
 from turnwise.algos.advantages import ADVANTAGES
+from turnwise.core.errors import UserError
 
 ZERO_SUM = ["grpo", "dr_grpo", "rloo"]
 DIVIDING = [name for name in (*GROUP_ESTIMATORS, "brpo") if name != "reinforce_pp_baseline"]
@@ -224,5 +225,5 @@ def test_wrong_shapes_and_an_unknown_name_are_refused() -> None:
     for field in ("group_ids", "bootstrap", "baseline"):
         with pytest.raises(ValueError, match="shape"):
             replace(given, **{field: torch.zeros(3)})
-    with pytest.raises(KeyError):
+    with pytest.raises(UserError, match='Unknown algo.advantage "grpo_but_new"'):
         compute("grpo_but_new", given)

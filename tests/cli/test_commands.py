@@ -73,6 +73,7 @@ ERRORS = [
     ("train frozen_lake --max_minutes 0", "train.max_minutes = 0.0: must be a number above 0, or none"),
     ("train frozen_lake again", 'Unexpected argument "again": see `turnwise train --help`'),
     ("train frozen_lake --env.params.sise 5", "env.params.sise: frozen_lake has no such parameter"),
+    ("train frozen_lake --algo.advantage ppo --dry-run", 'Unknown algo.advantage "ppo": PPO is a loss'),
     ("train frozen_lake --algo.advantage groo --dry-run", 'Unknown algo.advantage "groo"'),
     ("train frozen_lake --model.name tny --dry-run", 'Unknown model "tny": did you mean "tiny"?'),
     ("train frozen_lake --model.device gpu --dry-run", 'unknown device "gpu"'),

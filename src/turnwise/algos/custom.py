@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from turnwise.core.errors import UserError
-from turnwise.core.references import load_function
+from turnwise.core.references import is_reference, load_function
 from turnwise.core.source_location import error_location
+from turnwise.core.suggestions import suggest
 
 Part = TypeVar("Part")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -28,6 +29,8 @@ class Parts(dict[str, Part]):
         self.wrap = wrap
 
     def __missing__(self, reference: str) -> Part:
+        if not is_reference(reference):
+            raise UserError(f'Unknown {self.setting} "{reference}":{suggest(reference, list(self))}')
         function = load_function(reference, self.setting, list(self))
         return self.wrap(guard(function, f"{self.setting} {function.__name__}"), **getattr(function, TRAITS, {}))
 

@@ -58,6 +58,14 @@ CHOICES: dict[str, Iterable[str]] = {
 log = logging.getLogger(__name__)
 
 
+CONFUSED = {
+    ("algo.advantage", "ppo"): " PPO is a loss, and the default one. Its advantage is gae.",
+    ("algo.loss", "grpo"): " GRPO is an advantage: set algo.advantage grpo. Its loss is ppo, the default.",
+    ("algo.loss", "gae"): " GAE is an advantage: set algo.advantage gae. Its loss is ppo, the default.",
+}
+"""Hints for names of the field that belong to another setting."""
+
+
 def check_run(
     config: Config, environments: EnvironmentMix, override_keys: Iterable[str] = (), *, resume: bool = False
 ) -> None:
@@ -83,7 +91,8 @@ def check_settings(config: Config, override_keys: Iterable[str] = (), judges: Ju
         if isinstance(options, Parts) and is_reference(chosen):
             options[chosen]  # raises UserError if it cannot be loaded
         elif chosen not in options:
-            raise UserError(f'Unknown {key} "{chosen}":{suggest(chosen, options)}')
+            hint = CONFUSED.get((key, chosen), suggest(chosen, options))
+            raise UserError(f'Unknown {key} "{chosen}":{hint}')
     check_conflicts(config)
     for key in override_keys:
         check_setting_is_used(config, key)
