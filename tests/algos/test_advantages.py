@@ -225,5 +225,5 @@ def test_wrong_shapes_and_an_unknown_name_are_refused() -> None:
     for field in ("group_ids", "bootstrap", "baseline"):
         with pytest.raises(ValueError, match="shape"):
             replace(given, **{field: torch.zeros(3)})
-    with pytest.raises(UserError, match='Unknown algo.advantage "grpo_but_new"'):
+    with pytest.raises(UserError, match=r'Unknown algo\.advantage "grpo_but_new"'):
         compute("grpo_but_new", given)

@@ -84,6 +84,6 @@ def test_read_conversations_names_an_invalid_line(tmp_path: Path, line: object, 
 
 def test_read_conversations_rejects_a_binary_file(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe\x00")
-    for file in (tmp_path / "x.jsonl", tmp_path / "none.jsonl"):
-        with pytest.raises(UserError, match="Cannot read"):
-            list(read_conversations(file))
+    for file, problem in (("x.jsonl", "is not UTF-8 text"), ("none.jsonl", "does not exist")):
+        with pytest.raises(UserError, match=problem):
+            list(read_conversations(tmp_path / file))
