@@ -278,7 +278,7 @@ def test_unwinnable_parameters_are_rejected(params, line):
 
 
 def test_check_params_is_idempotent():
-    params = KIND.check_params({"target": "256"})
+    params = KIND.check_params({"target": 256})
     assert params["max_turns"] == moves_for(256) == 196 and KIND.check_params(params) == params
 
 
