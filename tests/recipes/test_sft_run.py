@@ -187,7 +187,7 @@ def test_an_adapter_is_trained_where_one_is_asked_for(tmp_path: Path) -> None:
         ({"sft__think": True}, "rollout.max_new_tokens"),
         ({"rollout__max_tokens": 64}, "rollout.max_tokens"),
         ({"sft__demos": "nowhere"}, "nowhere"),
-        ({"sft__demos": "none.jsonl"}, "Cannot read"),
+        ({"sft__demos": "none.jsonl"}, "does not exist"),
         ({"env__kind": QUIZ}, "Quiz has no solver. Give --demos"),
         ({"context__mode": "turn"}, "context.mode"),
     ],
