@@ -160,10 +160,13 @@ def read_options(
     for name in table:
         if name not in known:
             raise UserError(_unknown_option(name, owner, [*known, *other_keys]))
+    problem, options = "", None
     try:
         options = TypeAdapter(options_type).validate_python(dict(table))
     except ValidationError as error:
-        raise UserError(_describe_invalid(error, owner)) from None
+        problem = _describe_invalid(error, owner)
+    if options is None:  # raised here, so that no traceback contains pydantic's error, which repeats the value
+        raise UserError(problem)
     for name, _ in quoted_numbers(table, {name: getattr(options, name) for name in table}):
         raise UserError(f"{owner}, {name}: give the value without quotes")
     return options
