@@ -22,7 +22,6 @@ def test_public_names_are_stable() -> None:
         "AdvantageInputs",
         "AdvantageResult",
         "Config",
-        "Env",
         "EvaluationResult",
         "LossInputs",
         "LossResult",

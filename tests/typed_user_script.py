@@ -66,8 +66,8 @@ def print_success(row: Mapping[str, Any]) -> None:
     print(row["rollout/success"])
 
 
-def show(environment: tw.Env, tool: tw.Tool) -> tw.ToolResult:
-    print(environment, tool.spec)
+def show(tool: tw.Tool) -> tw.ToolResult:
+    print(tool.spec)
     return tw.ToolResult(text="shown")
 
 

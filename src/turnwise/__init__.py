@@ -25,7 +25,6 @@ PUBLIC = {
     "AdvantageInputs": "turnwise.algos.advantage_types:AdvantageInputs",
     "AdvantageResult": "turnwise.algos.advantage_types:AdvantageResult",
     "Config": "turnwise.config.schema:Config",
-    "Env": "turnwise.core.protocols:Env",
     "EvaluationResult": "turnwise.recipes.api:EvaluationResult",
     "LossInputs": "turnwise.algos.losses:LossInputs",
     "LossResult": "turnwise.algos.losses:LossResult",
@@ -61,7 +60,6 @@ if TYPE_CHECKING:
     from turnwise.algos.losses import loss as loss
     from turnwise.config.schema import Config as Config
     from turnwise.core.errors import UserError as UserError
-    from turnwise.core.protocols import Env as Env
     from turnwise.envs.text_env import Outcome as Outcome
     from turnwise.envs.text_env import StrictParams as StrictParams
     from turnwise.envs.text_env import TextEnv as TextEnv

@@ -71,7 +71,7 @@ def test_sigterm_saves_a_checkpoint_and_prints_how_to_resume(command: str, tmp_p
 
 
 def test_ignored_sighup_stays_ignored() -> None:
-    """As under nohup. The previous handlers are restored afterwards."""
+    """Ignore SIGHUP, as nohup does. The previous handlers are restored afterwards."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopSignals().handled():

@@ -231,6 +231,22 @@ def test_sft_imitates_and_resumes_as_a_run(tmp_path: Path, folder: dict[str, Any
     assert tw.train("bandit", model=run, steps=1, name="further", **{**folder, "model__warmup_steps": None}).finished
 
 
+def test_resume_continues_a_stopped_run(tmp_path: Path, folder: dict[str, Any]) -> None:
+    run = tw.train(Larger, steps=3, name="stopped", train__max_minutes=1e-9, **folder)
+    assert not run.finished and run.summary == {}
+    rows: list[Any] = []
+    assert run.resume(max_minutes=60, on_step=rows.append, quiet=True).finished
+    assert [row["step"] for row in rows] == [1, 2, 3] and run.summary["steps"] == 3
+
+
+def test_config_holds_all_settings_of_a_run(folder: dict[str, Any]) -> None:
+    first = tw.train(Larger, steps=1, name="first", **folder)
+    config = first.config.model_copy(update={"record": first.config.record.model_copy(update={"name": "second"})})
+    second = tw.train(config=config, quiet=True)
+    assert second.path.name == "second" and second.config == config
+    assert second.summary["success_after"] == first.summary["success_after"]
+
+
 def test_train_needs_an_environment_or_a_config(folder: dict[str, Any]) -> None:
     with pytest.raises(tw.UserError, match=r"tw\.train needs an environment"):
         tw.train()

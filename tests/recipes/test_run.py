@@ -445,11 +445,11 @@ def test_resuming_what_failed_before_its_first_checkpoint_says_what_to_do(
         pass
 
     def failing(*given: Any, **others: Any) -> None:
-        raise UserError("no such model: mend it")
+        raise UserError("no such model: add it")
 
     with monkeypatch.context() as patch:
         patch.setattr(training_run, "load_policy", failing)
-        with pytest.raises(UserError, match=r"^no such model: mend it. .*run has no checkpoint yet: .* delete it and"):
+        with pytest.raises(UserError, match=r"^no such model: add it. .*run has no checkpoint yet: .* delete it and"):
             train(config, resume=True, console=quiet())
     assert (tmp_path / "run/config.toml").exists(), "another start made it"
     console = quiet()

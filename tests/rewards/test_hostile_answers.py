@@ -76,7 +76,7 @@ def no_warning(caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest)
     """The boundary is the last resort: an answer that gets there shows a defect of the part."""
     yield
     if "boundary" not in request.node.name:
-        assert not [record for record in caplog.records if "please report it" in record.message]
+        assert not [record for record in caplog.records if "Please report this" in record.message]
 
 
 @pytest.mark.parametrize(("table", "row"), IN_PROCESS, ids=lambda each: str(each)[:50])

@@ -87,7 +87,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Contents of summary.json: success before and after with its interval, steps, seconds. Empty until then."""
+        """Contents of summary.json: success before and after, steps, seconds. Empty while the run is unfinished."""
         if not self.finished:
             return {}
         found: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
@@ -115,9 +115,10 @@ class Run:
         export(str(self.path), Path(to))
         return Path(to)
 
-    def resume(self, *, on_step: OnStep | None = None, quiet: bool = False) -> "Run":
-        """Continue an unfinished run from its last checkpoint."""
-        config = configure(resume=str(self.path))
+    def resume(self, *, max_minutes: float | None = None, on_step: OnStep | None = None, quiet: bool = False) -> "Run":
+        """Continue an unfinished run from its last checkpoint; `max_minutes` replaces its time limit."""
+        overrides = [] if max_minutes is None else [("train.max_minutes", max_minutes)]
+        config = configure(resume=str(self.path), overrides=overrides)
         imitates = config.sft.demos is not None and not any("rollout/episodes" in row for row in self.metrics())
         command = sft_run if imitates else train_run
         return _run(command, config, resume=True, typed=(), on_step=on_step, quiet=quiet)
