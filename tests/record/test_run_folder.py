@@ -75,6 +75,16 @@ def test_create_accepts_a_folder_killed_before_its_config(tmp_path: Path) -> Non
         assert (folder.path / "config.toml").read_text() == "seed = 0\n"
 
 
+@pytest.mark.parametrize("folder", [".", "trajectories", "sources"])
+def test_open_removes_partial_files_of_a_killed_write(tmp_path: Path, folder: str) -> None:
+    filled(tmp_path / "run", 1).close()
+    partial = tmp_path / "run" / folder / ".env.py.part"
+    partial.parent.mkdir(exist_ok=True)
+    partial.write_text("class En")
+    with RunFolder.open(tmp_path / "run", writing=True):
+        assert not partial.exists()
+
+
 def test_create_explains_an_impossible_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"Cannot write .*--record.folder") as caught:

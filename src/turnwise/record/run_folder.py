@@ -32,7 +32,7 @@ from turnwise.record.disk import (
     FolderLock,
     append_bytes,
     is_leftover,
-    remove_path,
+    remove_leftovers,
     wrap_disk_errors,
     write_atomic,
 )
@@ -92,8 +92,8 @@ class RunFolder:
                 raise
 
     def _prepare(self) -> Self:
-        for path in filter(is_leftover, self.path.iterdir()):
-            remove_path(path)
+        for folder in (self.path, self.trajectories, self.path / SOURCES):
+            remove_leftovers(folder)
         self.checkpoints.mkdir(exist_ok=True)
         self.trajectories.mkdir(exist_ok=True)
         for file in (self.metrics_path, self.alarms_path, self.index_path):
