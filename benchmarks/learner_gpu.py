@@ -99,8 +99,8 @@ def measure_learner(micro_tokens: int, repeats: int) -> list[Measurement]:
         samples = trajectories(every_token)
 
         def update(samples: Sequence[TrainSample] = samples) -> None:
-            for part in micro_batches([each.sample for each in samples], micro_tokens):
-                learner.forward_backward(pack_train([samples[index] for index in part]))
+            parts = micro_batches([each.sample for each in samples], micro_tokens)
+            learner.forward_backward(pack_train([samples[index] for index in part]) for part in parts)
             learner.step()
 
         measurements.append(measure(name, sum(map(len, samples)), update, repeats))

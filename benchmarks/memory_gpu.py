@@ -149,8 +149,7 @@ class PhaseMeter:
 def update(learner: LocalLearner, samples: list[TrainSample], plan: MemoryPlan) -> tuple[dict[str, float], float, int]:
     """Return the metrics of the optimizer step, its seconds, and the number of passes."""
     parts = micro_batches([each.sample for each in samples], plan.micro_tokens)
-    for part in parts:
-        learner.forward_backward(pack_train([samples[index] for index in part]))
+    learner.forward_backward(pack_train([samples[index] for index in part]) for part in parts)
     torch.cuda.synchronize()
     began = time.perf_counter()
     metrics = learner.step()

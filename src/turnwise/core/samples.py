@@ -1,6 +1,6 @@
 """Training data (samples, packed batches) and the learner's protocol."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -164,8 +164,10 @@ class Learner(Protocol):
 
     def begin_step(self, settings: StepSettings) -> None: ...
     def score(self, batches: Sequence[Batch], needs: Needs) -> list[Scores]: ...
-    def forward_backward(self, batch: TrainBatch, *, tokens: bool = False) -> dict[str, Tensor]:
-        """Accumulate the batch's gradients. Returns the sum of each metric over its sampled tokens.
+    def forward_backward(self, batches: Iterable[TrainBatch], *, tokens: bool = False) -> list[dict[str, Tensor]]:
+        """Accumulate the gradients of all micro-batches of an optimizer step.
+
+        Returns for each batch the sum of each metric over its sampled tokens, and `tokens`, their number.
 
         With `tokens`, also `token_logprobs` and `token_entropies`, one value per sampled token [M].
         """

@@ -1,6 +1,6 @@
 """Learner in this process: scores sampled tokens and updates the policy in place."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -110,13 +110,15 @@ class LocalLearner:
         with swap_adapter(self.model, self.reference_adapter):
             yield self.model
 
-    def forward_backward(self, batch: TrainBatch, *, tokens: bool = False) -> dict[str, Tensor]:
-        """Accumulate the batch's gradients; return the sum of each metric over its tokens, and `tokens`, their number.
+    def forward_backward(self, batches: Iterable[TrainBatch], *, tokens: bool = False) -> list[dict[str, Tensor]]:
+        """Accumulate the batches' gradients; return each batch's sums of metrics, and `tokens`, its number of tokens.
 
         With `tokens`, also `token_logprobs` and `token_entropies` [M], unless only the critic is trained. Tensors stay
         on the model's device, so that the host does not wait.
         """
-        batch = on_device(batch, self.device)
+        return [self._forward_backward(on_device(batch, self.device), tokens) for batch in batches]
+
+    def _forward_backward(self, batch: TrainBatch, tokens: bool) -> dict[str, Tensor]:
         metrics, scores = dict[str, Tensor](), dict[str, Tensor]()
         with batch_attention(batch.batch):
             if self.policy_learns or isinstance(self.critic, HeadCritic):
@@ -170,8 +172,7 @@ class LocalLearner:
         self.objective = replace(objective, algo=objective.algo.model_copy(update=others))
         self.settings = replace(settings, kl_coef=settings.kl_coef if term == "kl" else 0.0)
         try:
-            for batch in batches:
-                self.forward_backward(batch)
+            self.forward_backward(batches)
             return self._take_gradient_norm()
         finally:
             self.objective, self.settings = objective, settings

@@ -152,10 +152,11 @@ class SftLoop:
 def train_on_demonstrations(learner: Learner, samples: Sequence[Sample], micro_tokens: int) -> tuple[float, float]:
     """Take an optimizer step; return the mean loss of the answers' tokens before it, and the gradient norm."""
     tokens = sum(int(sample.mask.sum()) for sample in samples)
-    total: float | torch.Tensor = 0.0
-    for part in micro_batches(samples, micro_tokens):
-        sums = learner.forward_backward(pack_train([_train_sample(samples[index], tokens) for index in part]))
-        total = total + sums["policy_loss"]
+    parts = micro_batches(samples, micro_tokens)
+    found = learner.forward_backward(
+        pack_train([_train_sample(samples[index], tokens) for index in part]) for part in parts
+    )
+    total = sum(sums["policy_loss"] for sums in found)
     return float(total) / tokens, learner.step()["grad_norm"]
 
 

@@ -48,12 +48,13 @@ def update(
         samples = add_step_statistics(samples, learner, settings.objective, settings.micro_tokens, seed)
         if settings.skip_idle:
             samples = [sample for sample in samples if bool(sample.advantages.any())]
-        for micro in micro_batches([each.sample for each in samples], settings.micro_tokens):
-            chosen = [samples[index] for index in micro]
-            batch = pack_train(chosen)
-            found = learner.forward_backward(batch, tokens=statistics is not None)
+        micro = micro_batches([each.sample for each in samples], settings.micro_tokens)
+        batches = [pack_train([samples[index] for index in part]) for part in micro]
+        for part, batch, found in zip(
+            micro, batches, learner.forward_backward(batches, tokens=statistics is not None), strict=True
+        ):
             if statistics is not None:
-                statistics.add(chosen, batch.batch, found)
+                statistics.add([samples[index] for index in part], batch.batch, found)
             for name, value in found.items():
                 if name not in TOKEN_SCORES:
                     sums[name] = sums[name] + value if name in sums else value
