@@ -18,13 +18,14 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test pytest lint soak mutants browser-and-fonts test-browser test-adapters test-gpu clean
+.PHONY: help demo docs test pytest lint soak mutants browser-and-fonts test-browser test-adapters test-gpu clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo           set up .venv and train an agent on FrozenLake, on the CPU, in minutes"
 	@echo "make test           set up .venv with the test extras and run ruff, mypy and all tests"
 	@echo "make lint           ruff and mypy alone"
+	@echo "make docs           write the generated parts of the reference pages: settings, commands, Python API"
 	@echo "make soak           all tests, with COUNT=$(COUNT) repetitions where chance is involved; 50 x COUNT runs are killed and resumed; make mutants"
 	@echo "make mutants        break the source in hundreds of ways, one at a time: tests must notice each (ONLY=losses: some)"
 	@echo "make test-browser   the viewer's tests in chromium; it and fonts are installed first (as root, by apt-get)"
@@ -52,6 +53,9 @@ lint: $(EXTRAS)
 	@$(BIN)/ruff format --quiet --check .
 	@echo "mypy"
 	@$(BIN)/mypy --no-error-summary
+
+docs: $(EXTRAS)
+	@$(BIN)/python docs/generate.py
 
 soak: $(EXTRAS) $(NPM)
 	@TURNWISE_SOAK=$(COUNT) $(PYTEST)

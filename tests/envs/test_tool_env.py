@@ -29,7 +29,7 @@ from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.render.renderer import Renderer
 from turnwise.tools.function import from_function, tool
-from turnwise.tools.tool import Tool, ToolResult
+from turnwise.tools.tool import ToolResult
 
 STYLES = ("hermes", "llama", "mistral", "python", "answer")
 
@@ -56,8 +56,8 @@ class Asking(ToolEnv):
     max_turns = 5
 
     @classmethod
-    def make_tools(cls, params: Any) -> Sequence[Tool]:
-        return [from_function(python), from_function(judged), from_function(broken)]
+    def make_tools(cls, params: Any) -> Sequence[Any]:
+        return [python, judged, from_function(broken)]
 
     def reset(self, rng: random.Random) -> str:
         return "Well?"

@@ -24,10 +24,14 @@ from turnwise.core.algorithm import AdvantageParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs:
+    """Trajectories of a step, one per row: B rows, padded to T tokens. Entries where the mask is 0 are never read."""
+
     mask: Tensor  # [B, T] bool
     """1 on sampled tokens; see `Advantage.along_tokens` for restricted masks."""
     token_rewards: Tensor  # [B, T]
+    """Reward of each turn on its last sampled token; KL terms may be on any."""
     group_ids: Tensor  # [B] int64, in any order
+    """Group of the trajectory: equal for episodes of the same task."""
     turn_ids: Tensor  # [B, T] int64
     """Number of the environment turn; a summary has the number of the turn that it belongs to."""
     values: Tensor | None = None  # [B, T]
@@ -50,7 +54,10 @@ class AdvantageInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageResult:
+    """Result of an advantage function. One without a critic may return the tensor of advantages alone."""
+
     advantages: Tensor  # [B, T], 0 where the mask is 0
+    """Advantage of each sampled token."""
     returns: Tensor | None = None  # [B, T], 0 where the mask is 0
     """Value targets of the critic at each sampled token; None: no critic."""
 

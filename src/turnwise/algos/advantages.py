@@ -353,7 +353,12 @@ TRAITS = ("along_tokens", "needs_critic", "needs_groups", "needs_states", "outco
 
 
 def advantage(**traits: bool) -> Callable[[Function], Function]:
-    """Declare what an advantage function of yours needs: needs_critic, needs_groups, needs_states, along_tokens, ..."""
+    """Declare what an advantage function of yours needs, such as `@tw.advantage(needs_critic=True)`.
+
+    needs_critic: reads `values` and `bootstrap`, and returns `returns`. needs_groups: compares episodes of a group.
+    needs_states: reads `state_ids`. needs_greedy: reads `baseline`. along_tokens: runs along a trajectory's tokens and
+    skips those excluded by algo.advantage_tokens. outcome_minus_kl: expects the whole reward at the last token.
+    """
     return declare_traits(traits, TRAITS, "advantage")
 
 

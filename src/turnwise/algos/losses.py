@@ -50,7 +50,10 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossResult:
+    """Result of a loss function."""
+
     token_loss: Tensor  # [M]
+    """Loss of each token, with gradient; turnwise aggregates it over the optimizer step."""
     metrics: dict[str, Tensor]
     """[M] each, without gradient; the caller averages them over all tokens of the optimizer step."""
 
@@ -286,7 +289,7 @@ _NAMED = {
 
 
 def loss(**traits: bool) -> Callable[[Function], Function]:
-    """Declare that a loss function of yours has a term that is nonzero where the advantage is 0: adds_penalty=True."""
+    """Declare what a loss function of yours does: `@tw.loss(adds_penalty=True)` if it is nonzero for advantage 0."""
     return declare_traits(traits, ("adds_penalty",), "loss")
 
 

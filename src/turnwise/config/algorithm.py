@@ -9,6 +9,8 @@ from turnwise.core.section import LearningRate, NonNegative, Positive, Section, 
 
 
 class RewardConfig(Section):
+    """Rewards in addition to the environment's own, and how they are combined."""
+
     format_penalty: NonNegative = 0.1
     """Penalty for each turn whose answer cannot be parsed."""
     functions: tuple[str, ...] = ()
@@ -49,6 +51,8 @@ class AlgorithmChoice(Section):
 class AlgoConfig(
     RejectionParams, CorrectionParams, LossParams, AdvantageParams, FilterParams, AlgorithmChoice
 ):  # pydantic lists the fields of the last base first
+    """Algorithm: advantages, policy loss, off-policy correction, filter and KL penalty."""
+
     gamma_turn: Share | Literal["adaptive"] = 1.0  # type: ignore[assignment]
     """Discount per turn; "adaptive" fits it to how far ahead the critic predicts."""
     loss_tokens: str = "sampled"
@@ -84,6 +88,8 @@ class AlgoConfig(
 
 
 class CriticConfig(Section):
+    """Critic, for advantage estimators that need one."""
+
     kind: Literal["trunk", "head"] = "trunk"
     """"trunk": a separate model, initialised from the policy; "head": a value head on the policy."""
     learning_rate: LearningRate = 1e-5

@@ -12,11 +12,16 @@ class MixedEnv(Section):
     """Entry of `env.mix`."""
 
     kind: str
+    """Name of a built-in environment, or FILE.py:Class; default: the entry's name."""
     weight: Annotated[float, Field(gt=0)] = 1.0
+    """Tasks of this environment for each task of env.kind."""
     params: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of this environment."""
 
 
 class EnvConfig(Section):
+    """Environment, its parameters, and environments to mix in."""
+
     kind: str = "frozen_lake"
     """Name of a built-in environment, or FILE.py:Class."""
     params: dict[str, Any] = Field(default_factory=dict)
@@ -65,6 +70,8 @@ class EnvConfig(Section):
 
 
 class ModelConfig(Section):
+    """Policy model."""
+
     name: str = "tiny"
     """"tiny", "smollm2-135m", a Hugging Face name or folder, or a GGUF file."""
     device: str = "auto"
@@ -80,6 +87,8 @@ class ModelConfig(Section):
 
 
 class LoraConfig(Section):
+    """LoRA adapter, trained in place of the model's own weights."""
+
     rank: Annotated[int, Field(ge=0)] = 0
     """LoRA rank; 0 trains all weights."""
     alpha: Annotated[float, Field(gt=0)] | None = None
@@ -89,6 +98,8 @@ class LoraConfig(Section):
 
 
 class RolloutConfig(Section):
+    """Rollouts: episodes per step, their limits, and sampling."""
+
     groups: Positive = 8
     """Tasks per step."""
     group_size: Positive = 16
@@ -112,6 +123,8 @@ class RolloutConfig(Section):
 
 
 class ContextConfig(Section):
+    """Context of each turn: which earlier turns the model sees."""
+
     mode: Literal["full", "window", "turn", "summary"] = "full"
     """Earlier turns in the context: all, a sliding window, a memory written as text, or a summary when it is long."""
     turns: Annotated[int, Field(ge=0)] = 4
@@ -142,6 +155,8 @@ class ContextConfig(Section):
 
 
 class CurriculumConfig(Section):
+    """Curriculum: training tasks drawn by how often they are solved."""
+
     pool: Annotated[int, Field(ge=0)] = 0
     """Training tasks per environment, drawn most often if solved sometimes; 0: unlimited tasks, no curriculum."""
     floor: Annotated[float, Field(gt=0, le=1)] = 0.1
@@ -151,6 +166,8 @@ class CurriculumConfig(Section):
 
 
 class SelfPlayConfig(Section):
+    """Self-play in two-player games."""
+
     opponent: Literal["none", "self", "past"] = "none"
     """Opponent in training: the game's script (none), the current policy, or a past one."""
     random_moves: Annotated[int, Field(ge=0)] = 0
@@ -164,6 +181,8 @@ class SelfPlayConfig(Section):
 
 
 class TrainConfig(Section):
+    """Training steps, optimizer and batch sizes."""
+
     steps: Positive = 200
     """Training steps: each rolls out groups x group_size episodes, then updates the policy."""
     learning_rate: LearningRate = 1e-6
@@ -199,6 +218,8 @@ class TrainConfig(Section):
 
 
 class SftConfig(Section):
+    """Supervised fine-tuning on demonstrations (`turnwise sft`)."""
+
     demos: str | None = None
     """`turnwise sft`: "solver", a run (its successful episodes), or a JSONL file of messages."""
     count: Positive = 5000
@@ -214,6 +235,8 @@ class SftConfig(Section):
 
 
 class DiagnoseConfig(Section):
+    """Alarms about a run that goes wrong, and diagnostic measurements."""
+
     alarms: bool = True
     """Report when a run goes wrong: echo trap, entropy collapse, gradient spikes, endless answers."""
     rollback: bool = False
@@ -231,6 +254,8 @@ class DiagnoseConfig(Section):
 
 
 class EvalConfig(Section):
+    """Evaluations before, during and after training, and those of `turnwise eval`."""
+
     every: Annotated[int, Field(ge=0)] = 0
     """Steps between evaluations on the validation split; 0 evaluates only before and after training."""
     episodes: Positive = 256
@@ -246,6 +271,8 @@ class EvalConfig(Section):
 
 
 class CheckpointConfig(Section):
+    """Checkpoints, which a stopped run resumes from."""
+
     every: Positive = 10
     """Steps between checkpoints."""
     keep_last: Positive = 2
@@ -255,6 +282,8 @@ class CheckpointConfig(Section):
 
 
 class RecordConfig(Section):
+    """Run folder, and what is recorded in it."""
+
     folder: str = "runs"
     """Folder of all run folders."""
     name: str | None = None
@@ -272,6 +301,8 @@ class RecordConfig(Section):
 
 
 class SystemConfig(Section):
+    """CPU threads, GPU memory and compilation."""
+
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads; 0: one per core, or the limit of the system if lower. Affects the exact results."""
     compile: bool = True
@@ -285,11 +316,15 @@ class SystemConfig(Section):
 
 
 class EngineConfig(Section):
+    """Engine that generates the rollouts."""
+
     kind: str = "native"
     """Engine that generates rollouts; native shares the learner's weights."""
 
 
 class Config(Section):
+    """All settings of a run, by section. `Config(train={"steps": 50})` changes some of them."""
+
     seed: Seed = 0
     """Random seed of the run."""
     env: EnvConfig = EnvConfig()

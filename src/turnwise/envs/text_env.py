@@ -39,8 +39,11 @@ class Outcome:
     text: str
     """New observation. After several actions in one turn the model sees the last one."""
     reward: float
+    """Reward of the action."""
     over: bool
+    """True if the episode ends."""
     success: bool
+    """True if the episode ends with success."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Unweighted reward components by name; recorded under these names."""
 
@@ -72,6 +75,7 @@ class TextEnv(ABC):
     max_turns: int = 10
     """Maximum number of model replies per episode. All three limits can be set in `env.params`."""
     max_actions_per_turn: int = 1
+    """Maximum number of actions in one reply."""
     max_actions: int | None = None
     """Maximum number of actions per episode; None: as many as the turns allow."""
     action_names: tuple[str, ...] = ()
@@ -85,6 +89,7 @@ class TextEnv(ABC):
     runner: ClassVar[Any] = None
     """Subclass of TextEnvRunner that runs the episodes; None for TextEnvRunner itself."""
     params: Any
+    """Parameters of the task: an instance of `Params` with the three limits."""
     rng: random.Random
     """Random stream for everything after `reset`; each member of a group has its own."""
     split_start_states: bool = False

@@ -3,7 +3,7 @@
     class Capitals(ToolEnv):
         \"\"\"Name the capital.\"\"\"
         @classmethod
-        def make_tools(cls, params): return [from_function(look_up)]
+        def make_tools(cls, params): return [look_up]
         def reset(self, rng): self.land = rng.choice(LANDS); return f"Capital of {self.land}?"
         def step(self, action): return won() if action == CAPITALS[self.land] else lost()
 
@@ -13,7 +13,7 @@ A turn with tool calls runs them and shows their results; a turn without is the 
 import json
 import random
 from abc import abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Literal
 
@@ -34,7 +34,7 @@ from turnwise.envs.answers import format_answer
 from turnwise.envs.runner import TextEnvRunner, TurnOutcome, pluralize, turn_info
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
 from turnwise.tools.call_formats import ParsedCalls, format_call, parse_calls
-from turnwise.tools.function import FunctionTool
+from turnwise.tools.function import FunctionTool, from_function
 from turnwise.tools.signature import example_arguments, format_signature, sole_text_argument
 from turnwise.tools.tool import NeedsServer, RemoteToolSource, Tool, ToolResult, ToolSource
 from turnwise.tools.toolbox import EpisodeTools, ToolBox, ToolServers
@@ -53,7 +53,7 @@ def shared_toolbox(env: "ToolEnv") -> ToolBox:
     """Return the toolbox that all episodes with the same parameters share, with its limits and caches."""
     key = (type(env), env.params.model_dump_json())
     if key not in _boxes:
-        _boxes[key] = ToolBox(type(env).make_tools(env.params), type(env).make_sources(env.params))
+        _boxes[key] = ToolBox(type(env).build_tools(env.params), type(env).make_sources(env.params))
     return _boxes[key]
 
 
@@ -151,6 +151,8 @@ class ToolEnv(TextEnv):
     """False if only calls count, such as submissions; the prompt then does not mention answers."""
 
     class Params(StrictParams):
+        """Parameters of every environment with tools: style, max_tool_calls and max_output."""
+
         style: Style = "hermes"
         """Format of tool calls: hermes (also Qwen), llama, mistral, python (fenced blocks) or answer (small models)."""
         max_tool_calls: Positive = 4
@@ -160,8 +162,13 @@ class ToolEnv(TextEnv):
 
     @classmethod
     @abstractmethod
-    def make_tools(cls, params: Any) -> Sequence[Tool]:
-        """Return the tools of all episodes with these parameters."""
+    def make_tools(cls, params: Any) -> Sequence[Tool | Callable[..., Any]]:
+        """Return the tools of all episodes with these parameters: functions or `Tool` objects."""
+
+    @classmethod
+    def build_tools(cls, params: Any) -> list[Tool]:
+        """Return the tools of `make_tools`, with functions as tools."""
+        return [from_function(tool) if callable(tool) else tool for tool in cls.make_tools(params)]
 
     @classmethod
     def make_sources(cls, params: Any) -> Sequence[ToolSource]:
@@ -172,7 +179,7 @@ class ToolEnv(TextEnv):
     def check(cls, params: Any) -> None:
         """Check that tool names are unique, the call style can call them, and the state they take exists."""
         sources = cls.make_sources(params)
-        tools = ToolBox(cls.make_tools(params), sources).tools
+        tools = ToolBox(cls.build_tools(params), sources).tools
         others = [name for name in tools if name != "python"] + ["a server's tools"] * bool(sources)
         if params.style == "python" and others:
             raise UserError(
@@ -194,7 +201,7 @@ class ToolEnv(TextEnv):
     @classmethod
     def servers(cls, params: Any) -> list[NeedsServer]:
         """Return the servers that episodes need; a run checks them at its start."""
-        tools = cls.make_tools(params)
+        tools = cls.build_tools(params)
         needed: list[NeedsServer] = [tool for tool in tools if isinstance(tool, NeedsServer)]
         remote = [source for source in cls.make_sources(params) if isinstance(source, RemoteToolSource)]
         return (

@@ -49,6 +49,7 @@ class Rows(list[dict[str, Any]]):
     """Rows of a table. `to_pandas()` makes a data frame; a notebook shows the last rows."""
 
     def to_pandas(self) -> "pandas.DataFrame":
+        """Return the rows as a data frame; needs pandas."""
         try:
             import pandas
         except ImportError:
@@ -72,9 +73,10 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder: what it was configured with, what it measured and played, and its model."""
+    """A run folder: its settings, metrics, recorded episodes and model."""
 
     path: Path
+    """The run folder."""
 
     @property
     def config(self) -> Config:
@@ -83,6 +85,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
+        """False while the run is in progress, and if it was stopped and can be resumed."""
         return (self.path / "summary.json").is_file()
 
     @property

@@ -36,7 +36,12 @@ RULES, STATE = "__turnwise_rules__", "state"
 
 
 def tool(function: Callable[..., Any] | None = None, **rules: Any) -> Any:
-    """Attach `ToolRules` to a function. Undecorated functions are tools with the default rules."""
+    """Set the rules of a function that is used as a tool. Undecorated functions are tools with the default rules.
+
+    `@tool`, or with rules `@tool(timeout_s=10, concurrency=64, retries=2, pure=False)`: seconds per call, simultaneous
+    calls over all episodes, retries after a failure that is not the agent's fault, and whether results are cached and
+    shared because equal arguments give equal results.
+    """
 
     def attach(function: Callable[..., Any]) -> Callable[..., Any]:
         setattr(function, RULES, read_options(ToolRules, rules, f"@tool of {function.__name__}"))

@@ -21,6 +21,8 @@ class ToolBug(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRules:
+    """Limits and retries of a tool's calls."""
+
     timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """Per call. A timeout is not the agent's fault: the call is retried, then the episode."""
     concurrency: Positive = 64
@@ -33,6 +35,8 @@ class ToolRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
+    """Result of a tool call, for tools that return more than a text."""
+
     text: str
     """Shown to the agent."""
     failed: bool = False
@@ -57,10 +61,14 @@ class Tool(Protocol):
     """A tool known before any episode starts."""
 
     @property
-    def spec(self) -> ToolSpec: ...
+    def spec(self) -> ToolSpec:
+        """Name, description and JSON schema of the arguments, as the model sees them."""
+        ...
 
     @property
-    def rules(self) -> ToolRules: ...
+    def rules(self) -> ToolRules:
+        """Limits and retries of its calls."""
+        ...
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Validate the arguments and return them as the tool expects them. Raises ToolError."""

@@ -1,0 +1,251 @@
+"""Write the generated parts of the reference pages: `python docs/generate.py`, or `make docs`.
+
+A page's text above MARKER is written by hand. Below it, everything comes from the source: descriptions of settings
+(`config/`), the parsers of the commands (`cli/`) and docstrings of public names. Edit them there.
+"""
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from cyclopts import App, Argument
+
+import turnwise as tw
+from turnwise.cli.commands import COMMANDS
+from turnwise.cli.main import make_app
+from turnwise.config.keys import Key, all_keys, show_value
+from turnwise.config.schema import Config
+from turnwise.core.section import Section
+from turnwise.recipes.configure import load_recipe, recipe_names
+from turnwise.recipes.validate import CHOICES
+from turnwise.tools.docstrings import split_docstring
+
+DOCS = Path(__file__).parent
+MAX_LINE = 100
+FunctionDefinition = ast.FunctionDef | ast.AsyncFunctionDef
+MARKER = "<!-- Generated from here on by docs/generate.py. Do not edit: run `make docs`. -->\n"
+
+OWN_FUNCTIONS = ("algo.advantage", "algo.loss", "algo.filter")
+"""Settings that take FILE.py:function besides names."""
+
+PYTHON_GROUPS = {
+    "Runs": ("train", "sft", "evaluate", "load_run", "Run", "EvaluationResult", "Rows", "Config", "UserError"),
+    "Environments": ("TextEnv", "StrictParams", "Outcome", "won", "lost", "goes_on"),
+    "Tools": ("ToolEnv", "tool", "Tool", "ToolResult", "ToolError"),
+    "Algorithms": ("advantage", "AdvantageInputs", "AdvantageResult", "loss", "LossInputs", "LossResult"),
+}
+
+
+def main() -> None:
+    for name, generate in PAGES.items():
+        path = DOCS / name
+        path.write_text(update(path.read_text(encoding="utf-8"), generate()), encoding="utf-8")
+
+
+def update(page: str, generated: str) -> str:
+    """Replace the part of a page below the marker."""
+    head, marker, _ = page.partition(MARKER)
+    if not marker:
+        raise ValueError(f"the page has no line {MARKER!r}")
+    return f"{head}{marker}\n{generated}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *cells])
+
+
+# configuration.md
+
+
+def configuration() -> str:
+    sections: dict[str, list[Key]] = {}
+    for key in all_keys().values():
+        sections.setdefault(key.section, []).append(key)
+    return "\n".join([*(settings_table(name, keys) for name, keys in sections.items()), recipe_settings()])
+
+
+def settings_table(section: str, keys: Sequence[Key]) -> str:
+    rows = [(f"`{key.name}`", allowed_values(key), f"`{show_value(key.default)}`", key.doc) for key in keys]
+    intro = f"{type(getattr(Config(), section)).__doc__}\n\n" if section else ""
+    return f"## {section or 'The run'}\n\n{intro}{table(('setting', 'values', 'default', 'meaning'), rows)}"
+
+
+def allowed_values(key: Key) -> str:
+    if key.name in CHOICES:
+        others = ", FILE.py:function" if key.name in OWN_FUNCTIONS else ""
+        return f"one of {', '.join(CHOICES[key.name])}{others}"
+    return key.allowed
+
+
+def recipe_settings() -> str:
+    """Return a table of the settings that recipes change, except those of their environment."""
+    changes: dict[str, dict[str, list[str]]] = {}
+    for recipe in recipe_names():
+        for name, value in flatten(load_recipe(recipe)):
+            if not name.startswith("env.") and value != all_keys()[name].default:
+                changes.setdefault(name, {}).setdefault(show_value(value), []).append(recipe)
+    rows = [(f"`{name}`", list_values(changes[name])) for name in all_keys() if name in changes]
+    return f"## Values in the recipes\n\n{table(('setting', 'recipes that change it'), rows)}"
+
+
+def list_values(recipes_by_value: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"`{value}`: {', '.join(recipes)}" for value, recipes in recipes_by_value.items())
+
+
+def flatten(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from ((f"{name}.{key}", each) for key, each in value.items())
+        else:
+            yield name, value
+
+
+# commands.md
+
+
+def commands() -> str:
+    app = make_app()
+    return "\n".join(command(name, app[name]) for name in COMMANDS)
+
+
+def command(name: str, app: App) -> str:
+    summary, _, examples = (app.help or "").partition("\n\n")
+    usage = (app.usage or "").removeprefix("Usage: ").strip()
+    parts = [f"## turnwise {name}\n", f"{summary}\n", f"Usage: `{usage}`\n"]
+    if examples:
+        lines = [re.sub(r"(\S) {2,}(\S)", r"\1  # \2", line) for line in examples.splitlines()]
+        parts.append("```bash\n" + "\n".join(lines) + "\n```\n")
+    shown = [argument for argument in app.assemble_argument_collection(parse_docstring=True) if argument.show]
+    if shown:
+        rows = [(f"`{typed(each)}`", " ".join((each.parameter.help or "").split())) for each in shown]
+        parts.append(table(("argument", "meaning"), rows))
+    if "SECTION.KEY" in usage:
+        parts.append("Any setting can follow as `--SECTION.KEY VALUE`: [configuration.md](configuration.md).\n")
+    return "\n".join(parts)
+
+
+def typed(argument: Argument) -> str:
+    """Return an argument as it is typed: `RUN`, `--open`, `--port N`."""
+    if not argument.name.startswith("-") or argument.hint is bool:
+        return argument.name
+    return f"{argument.name} {argument.parameter.metavar or metavar(argument.hint)}"
+
+
+def metavar(hint: Any) -> str:
+    types = (hint, *get_args(hint))
+    choices = next((get_args(each) for each in types if get_origin(each) is Literal), ())
+    return "|".join(choices) or ("N" if int in types else "VALUE")
+
+
+# python-api.md
+
+
+def python_api() -> str:
+    listed = [name for names in PYTHON_GROUPS.values() for name in names]
+    if sorted(listed) != sorted(tw.PUBLIC):
+        raise ValueError(f"not in PYTHON_GROUPS, or not public: {', '.join(set(listed) ^ set(tw.PUBLIC))}")
+    parts = []
+    for group, names in PYTHON_GROUPS.items():
+        parts += [f"## {group}\n", *(public_name(name, getattr(tw, name)) for name in names)]
+    return "\n".join(parts)
+
+
+def public_name(name: str, value: Any) -> str:
+    definition = parse_definition(value)
+    if isinstance(definition, ast.ClassDef):
+        return f"### tw.{name}\n\n{inspect.getdoc(value)}\n{members_table(value, definition)}"
+    description, arguments = split_docstring(inspect.getdoc(value) or "", inspect.signature(value).parameters)
+    rows = [(f"`{argument}`", text) for argument, text in arguments.items()]
+    described = "\n" + table(("argument", "meaning"), rows) if rows else ""
+    return f"### tw.{name}\n\n```pyi\n{signature(definition, f'tw.{name}')}\n```\n\n{description}\n{described}"
+
+
+def parse_definition(value: Any) -> ast.ClassDef | FunctionDefinition:
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(value))).body
+    assert isinstance(definition, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    return definition
+
+
+def signature(function: FunctionDefinition, name: str, *, one_line: bool = False) -> str:
+    """Return the signature as written, without self or cls; one argument per line if it is long."""
+    returns = f" -> {type_name(function.returns)}" if function.returns else ""
+    arguments = argument_list(function.args)
+    line = f"{name}({', '.join(arguments)}){returns}"
+    lines = "".join(f"    {each},\n" for each in arguments)
+    return line if one_line or len(line) <= MAX_LINE else f"{name}(\n{lines}){returns}"
+
+
+def argument_list(given: ast.arguments) -> list[str]:
+    positional = [*given.posonlyargs, *given.args]
+    defaults = [None] * (len(positional) - len(given.defaults)) + given.defaults
+    shown = [argument(*pair) for pair in zip(positional, defaults, strict=True)]
+    if given.posonlyargs:
+        shown.insert(len(given.posonlyargs), "/")
+    if positional and positional[0].arg in ("self", "cls"):
+        del shown[0]
+    star = f"*{argument(given.vararg)}" if given.vararg else "*"
+    named = [argument(*pair) for pair in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    rest = [f"**{argument(given.kwarg)}"] if given.kwarg else []
+    return [*shown, *([star] if given.vararg or named else []), *named, *rest]
+
+
+def argument(given: ast.arg, default: ast.expr | None = None) -> str:
+    annotation = f": {type_name(given.annotation)}" if given.annotation else ""
+    return f"{given.arg}{annotation}" + (f" = {to_source(default)}" if default else "")
+
+
+def type_name(annotation: ast.expr) -> str:
+    """Return an annotation without the quotes of a forward reference."""
+    return str(annotation.value) if isinstance(annotation, ast.Constant) else to_source(annotation)
+
+
+def to_source(node: ast.expr) -> str:
+    return ast.unparse(node).replace("'", '"')
+
+
+def members_table(cls: type, definition: ast.ClassDef) -> str:
+    lines = textwrap.dedent(inspect.getsource(cls)).splitlines()
+    rows = []
+    for node, next_node in zip(definition.body, [*definition.body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            default = f" = {to_source(node.value)}" if node.value and not isinstance(node.value, ast.Call) else ""
+            name = f"{node.target.id}: {type_name(node.annotation)}{default}"
+            rows.append((name, field_meaning(cls, node.target.id, lines[node.lineno - 1], next_node)))
+        elif isinstance(node, FunctionDefinition | ast.ClassDef) and not issubclass(cls, Section):
+            rows.append((member_name(node), " ".join((ast.get_docstring(node) or "").split())))
+    public = [(f"`{name}`", meaning) for name, meaning in rows if not name.startswith("_")]
+    return "\n" + table(("member", "meaning"), public) if public else ""
+
+
+def field_meaning(cls: type, name: str, line: str, next_node: ast.stmt | None) -> str:
+    """Return the comment and the docstring of a field; for a section of the configuration, its docstring."""
+    comment, text = line.partition("  # ")[2], ""
+    if isinstance(next_node, ast.Expr) and isinstance(next_node.value, ast.Constant):
+        text = str(next_node.value.value)
+    elif issubclass(cls, Section):
+        text = getattr(cls.model_fields[name].annotation, "__doc__", "")
+    return " ".join(f"{comment}. {text}".split()) if comment and text else " ".join((text or comment).split())
+
+
+def member_name(node: FunctionDefinition | ast.ClassDef) -> str:
+    if isinstance(node, ast.ClassDef):
+        return f"class {node.name}"
+    is_property = any(isinstance(each, ast.Name) and each.id == "property" for each in node.decorator_list)
+    if is_property and node.returns:
+        return f"{node.name}: {type_name(node.returns)}"
+    return signature(node, node.name, one_line=True)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "configuration.md": configuration,
+    "commands.md": commands,
+    "python-api.md": python_api,
+}
+
+if __name__ == "__main__":
+    main()

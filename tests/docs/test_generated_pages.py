@@ -1,0 +1,56 @@
+"""The generated reference pages are up to date, and describe every setting, option and public name."""
+
+import importlib
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import turnwise as tw
+from turnwise.cli.commands import COMMANDS
+from turnwise.config.keys import all_keys
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("configuration.md", "commands.md", "python-api.md")
+
+
+@pytest.fixture
+def generate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(DOCS))
+    return importlib.import_module("generate")
+
+
+def read(page: str) -> str:
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
+def test_generate_writes_the_reference_pages(generate: ModuleType) -> None:
+    assert tuple(generate.PAGES) == PAGES
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_generated_page_is_up_to_date(generate: ModuleType, page: str) -> None:
+    assert read(page) == generate.update(read(page), generate.PAGES[page]()), f"docs/{page} is stale: run `make docs`"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_generated_page_describes_every_entry(page: str) -> None:
+    """An empty cell is a missing description: write it in the source, where the page takes it from."""
+    rows = [line for line in read(page).splitlines() if line.startswith("|")]
+    assert [row for row in rows if re.search(r"\| *\|", row.replace("\\|", "")) or "None |" in row] == []
+
+
+def test_pages_list_every_setting_command_and_public_name() -> None:
+    assert re.findall(r"^\| `([\w.]+)` \| .* \| .* \|", read("configuration.md"), re.MULTILINE)[
+        : len(all_keys())
+    ] == list(all_keys())
+    assert re.findall(r"^## turnwise (\w+)$", read("commands.md"), re.MULTILINE) == list(COMMANDS)
+    assert sorted(re.findall(r"^### tw\.(\w+)$", read("python-api.md"), re.MULTILINE)) == sorted(tw.PUBLIC)
+
+
+def test_update_keeps_the_text_above_the_marker(generate: ModuleType) -> None:
+    page = f"# Title\n\nBy hand.\n{generate.MARKER}\nold\n"
+    assert generate.update(page, "new\n") == f"# Title\n\nBy hand.\n{generate.MARKER}\nnew\n"
+    with pytest.raises(ValueError, match="has no line"):
+        generate.update("# Title\n", "new\n")
