@@ -110,6 +110,21 @@ def test_micro_batches_is_one_if_all_samples_fit() -> None:
     assert len(pack(samples).ids) == shared
 
 
+def test_micro_batches_fill_the_last_round_of_the_ranks() -> None:
+    lengths = [40, 40, 40, 40, 10]
+    samples = build_samples(
+        [trajectory_of([turn_of([index] * 9, [7] * (length - 9))]) for index, length in enumerate(lengths)]
+    )
+    assert [len(part) for part in micro_batches(samples, 80)] == [2, 2, 1]
+    parts = micro_batches(samples, 80, ranks=2)
+    assert sorted(index for part in parts for index in part) == list(range(5))
+    tokens = sorted(sum(lengths[index] for index in part) for part in parts)
+    assert tokens == [40, 40, 40, 50], "four instead of three, since two ranks run four passes either way"
+    assert len(micro_batches(samples, 80, ranks=3)) == 3
+    assert len(micro_batches(samples, 80, ranks=8)) == 5
+    assert micro_batches([], 80, ranks=2) == []
+
+
 def test_pack_accepts_a_segment_without_sampled_tokens() -> None:
     prompt = [3] * 9 + [5]
     samples = build_samples(

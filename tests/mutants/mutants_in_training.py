@@ -236,8 +236,8 @@ IN_TRAINING = (
         ),
         (
             "the head critic's end values reversed",
-            "packed_hidden(self.model.base_model, batch, keep)",
-            "packed_hidden(self.model.base_model, batch, torch.cat([batch.sources, batch.ends.flip(0)]))",
+            "self._run(trunk_hidden, self.model, batch, keep)",
+            "self._run(trunk_hidden, self.model, batch, torch.cat([batch.sources, batch.ends.flip(0)]))",
         ),
         (
             "the trunk critic's end values reversed",
@@ -256,14 +256,18 @@ IN_TRAINING = (
             "self.settings.step > self.critic_warmup_steps",
         ),
         (
-            "the reference follows the policy",
-            "return copy_model(self.model).requires_grad_(False)",
-            "return self.model",
-        ),
-        (
             "the critic's state is not saved",
             'tensors |= {f"critic.{name}": value for name, value in self.critic.state_dict().items()}',
             "pass",
+        ),
+    ),
+    *mutants(
+        "recipes/build.py",
+        ("training/test_step_critic.py", "training/test_learner.py", "training/test_gradient_metrics.py"),
+        (
+            "the reference follows the policy",
+            "reference=copy_model(model).requires_grad_(False) if",
+            "reference=model if",
         ),
     ),
     *mutants(

@@ -309,8 +309,8 @@ def no_space_as_text(*_: object, **__: object) -> None:
 
 
 def module_with(function: str) -> ModuleType:
-    """Where checkpoints find the function: the learner writes the model."""
-    return learner_module if function == "write_model" else checkpoints_module
+    """Return the module that calls the function: the learner writes the model and its own state."""
+    return learner_module if function in ("write_model", "save_file") else checkpoints_module
 
 
 @pytest.mark.parametrize(

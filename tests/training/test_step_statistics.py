@@ -289,6 +289,8 @@ def test_update_without_step_statistics_does_not_score() -> None:
 class ByToken:
     """A critic that values a token by its id, whatever came before."""
 
+    ranks = 1
+
     def score(self, batches: Sequence[Batch], needs: Needs) -> list[Scores]:
         return [Scores(values=batch.targets / 10, end_values=torch.zeros(len(batch.order))) for batch in batches]
 

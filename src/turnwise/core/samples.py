@@ -156,6 +156,11 @@ class Learner(Protocol):
     """Holds the policy's weights and improves them. The loop, checkpoints, SFT and diagnostics know nothing else."""
 
     @property
+    def ranks(self) -> int:
+        """Number of processes that share the micro-batches of an optimizer step."""
+        ...
+
+    @property
     def max_grad_norm(self) -> float: ...
     @property
     def skipped_steps(self) -> int:
@@ -190,5 +195,14 @@ class Learner(Protocol):
         """Copy weights into the policy's parameters, whose storage never moves."""
         ...
 
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def check_finite(self, when: str) -> None:
+        """Raise DivergedError if the weights or the optimizer states are not finite."""
+        ...
+
+    def save_state(self, folder: Path) -> None:
+        """Write the state besides the policy's weights: optimizers, critic, reference adapter."""
+        ...
+
+    def load_state(self, folder: Path, *, skipped_steps: int) -> None:
+        """Load what `save_state` wrote. The weights are loaded first, by `load_weights`."""
+        ...

@@ -23,13 +23,26 @@ def prompt_key(sample: Sample) -> bytes:
     return sample.ids[: prompt_length(sample)].numpy().tobytes()
 
 
-def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[list[int]]:
+def micro_batches(samples: Sequence[Sample], max_tokens: int, ranks: int = 1) -> list[list[int]]:
     """Group sample indices into micro-batches of at most `max_tokens` computed tokens.
 
-    Samples with the same prompt are neighbours; a sample longer than `max_tokens` gets its own micro-batch.
+    Samples with the same prompt are neighbours; a sample longer than `max_tokens` gets its own micro-batch. With more
+    than one rank, whose numbers of micro-batches must be equal, the last round is filled by making all smaller.
     """
     keys = [prompt_key(sample) for sample in samples]
     order = sorted(range(len(samples)), key=lambda index: (keys[index], -len(samples[index]), index))
+    parts = _fill(samples, keys, order, max_tokens)
+    if ranks == 1:
+        return parts
+    most = -(-len(parts) // ranks) * ranks
+    low, high = 1, max_tokens  # the smallest limit that gives at most as many
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(_fill(samples, keys, order, middle)) <= most else (middle + 1, high)
+    return _fill(samples, keys, order, high)
+
+
+def _fill(samples: Sequence[Sample], keys: Sequence[bytes], order: Sequence[int], max_tokens: int) -> list[list[int]]:
     parts: list[list[int]] = []
     tokens, shared = 0, set[bytes]()
     for index in order:

@@ -22,9 +22,17 @@ from turnwise.engine.engines import ENGINES, EngineOptions
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.critic import HeadCritic, TrunkCritic
-from turnwise.models.layers import compile_layers, recompute_layers
+from turnwise.models.layers import compile_layers, copy_model, recompute_layers
 from turnwise.models.loading.load import LoadedModel, device_of, load_model
-from turnwise.models.loading.lora import RUN_BASE, LoraSettings, add_lora, base_model_of, has_adapter, set_base_model
+from turnwise.models.loading.lora import (
+    RUN_BASE,
+    LoraSettings,
+    add_lora,
+    base_model_of,
+    copy_adapter,
+    has_adapter,
+    set_base_model,
+)
 from turnwise.models.loading.save import atomic_folder, save_model
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.recipes.contexts import build_context
@@ -198,28 +206,37 @@ def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) ->
     if plan.recompute:
         recompute_layers(model)  # before a critic copies them
     mark_embeddings(model)
-    schedule = Schedule(
-        kind=train.schedule,
-        total_steps=train.steps,
-        warmup_steps=train.warmup_steps,
-        final_share=train.final_share,
-    )
-
-    critic = None
-    if ADVANTAGES[algo.advantage].needs_critic:
-        critic = TrunkCritic(model) if config.critic.kind == "trunk" else HeadCritic(model)
+    schedule = _schedule(train)
+    critic = _critic(config, model)
+    keeps_reference = algo.kl_coef > 0
     return LocalLearner(
         model,
         build_objective(config.algo),
         build_optimizer(train, model.parameters(), train.learning_rate, schedule, plan, muon=train.optimizer == "muon"),
         kl_coef=0.0 if kl_in_reward(algo) else algo.kl_coef,
-        keeps_reference=algo.kl_coef > 0,
+        reference=copy_model(model).requires_grad_(False) if keeps_reference and not has_adapter(model) else None,
+        reference_adapter=copy_adapter(model) if keeps_reference and has_adapter(model) else None,
         critic=critic,
         critic_optimizer=None
         if critic is None
         else build_optimizer(train, critic.parameters(), config.critic.learning_rate, schedule, plan),
         critic_warmup_steps=config.critic.warmup_steps if critic is not None else 0,
     )
+
+
+def _schedule(train: TrainConfig) -> Schedule:
+    return Schedule(
+        kind=train.schedule,
+        total_steps=train.steps,
+        warmup_steps=train.warmup_steps,
+        final_share=train.final_share,
+    )
+
+
+def _critic(config: Config, model: Any) -> TrunkCritic | HeadCritic | None:
+    if not ADVANTAGES[config.algo.advantage].needs_critic:
+        return None
+    return TrunkCritic(model) if config.critic.kind == "trunk" else HeadCritic(model)
 
 
 def build_optimizer(

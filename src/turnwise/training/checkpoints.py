@@ -1,7 +1,8 @@
 """Checkpoints: written to a temporary folder, then renamed, so that a partial or damaged one is never loaded.
 
 checkpoints/step_000010/  model.safetensors, config.json, tokenizer... (a plain Hugging Face folder)
-                          learner.safetensors (optimizers, critic), state.json (counters, and hashes of the files)
+                          learner.safetensors (optimizers, critic), or learner/ of a sharded learner
+                          state.json (counters, and hashes of the files)
 """
 
 import hashlib
@@ -18,18 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from turnwise.core.errors import UserError
 from turnwise.core.samples import Learner
 from turnwise.models.loading.load import LoadedModel
 from turnwise.record.disk import remove_folder, remove_leftovers, wrap_disk_errors
-from turnwise.training.optimizer import check_finite
+from turnwise.training.learner import STATE_FILE, STATE_FOLDER
 
 BEST = "best"
 STEP_NAME = re.compile(r"step_[0-9]{6,}")
-OWN_FILES = ("learner.safetensors", "state.json")
-"""Files of a checkpoint besides the Hugging Face model."""
+OWN_FILES = (STATE_FILE, STATE_FOLDER, "state.json")
+"""Files and folders of a checkpoint besides the Hugging Face model."""
 
 log = logging.getLogger(__name__)
 
@@ -119,13 +119,10 @@ class Checkpoints:
     def _write(self, learner: Learner, state: State, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        tensors = {name: tensor.contiguous() for name, tensor in learner.state_dict()["tensors"].items()}
-        weights = [tensor for _, tensor in learner.weights().named_parameters()]
-        for each in (weights, list(tensors.values())):
-            check_finite(each, f"at step {state.step} and are not saved")
+        learner.check_finite(f"at step {state.step} and are not saved")
         with _numbered_errors():
             learner.save_model(folder, self.tokenizer)
-            save_file(tensors, folder / "learner.safetensors")
+            learner.save_state(folder)
         _write_state(folder, state)
 
     def steps(self) -> list[Path]:
@@ -180,8 +177,7 @@ def restore(folder: Path, learner: Learner, state: State, load: Callable[[str], 
     `load` loads the folder like any model, since the names in its files may differ from the parameters'.
     """
     learner.load_weights(load(str(folder)).model)
-    tensors = load_file(folder / "learner.safetensors")
-    learner.load_state_dict({"tensors": tensors, "skipped_steps": state.skipped_steps})
+    learner.load_state(folder, skipped_steps=state.skipped_steps)
 
 
 def read_state(folder: Path) -> State:
@@ -209,12 +205,16 @@ def _has_state(folder: Path, state: State) -> bool:
 
 
 def _write_state(folder: Path, state: State) -> None:
-    files = {path.name: _digest(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    files = {path.relative_to(folder).as_posix(): _digest(path) for path in _files(folder)}
     recorded = {**asdict(state), "files": files}
     (folder / "state.json").write_text(json.dumps({**recorded, "digest": _digest_of(recorded)}, indent=1))
-    for path in folder.iterdir():
+    for path in _files(folder):
         with path.open("rb") as file:
             os.fsync(file.fileno())
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 @contextmanager

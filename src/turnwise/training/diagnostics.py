@@ -101,7 +101,7 @@ def _norms(part: set[int], estimated: Estimate, learner: Learner, settings: Upda
         term: learner.gradient_norm(
             [
                 pack_train([chosen[index] for index in micro])
-                for micro in micro_batches([each.sample for each in chosen], settings.micro_tokens)
+                for micro in micro_batches([each.sample for each in chosen], settings.micro_tokens, learner.ranks)
             ],
             term,
         )

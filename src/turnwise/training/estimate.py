@@ -226,7 +226,7 @@ def score_samples(
     """
     if not needs.anything:
         return {}
-    parts = micro_batches(samples, micro_tokens)
+    parts = micro_batches(samples, micro_tokens, learner.ranks)
     batches = [pack([samples[index] for index in part]) for part in parts]
     found: dict[str, dict[int, Tensor]] = {}
     for part, batch, scores in zip(parts, batches, learner.score(batches, needs), strict=True):

@@ -1,12 +1,13 @@
 """Learner in this process: scores sampled tokens and updates the policy in place."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from turnwise.algos.entropy import logprobs_and_entropy
@@ -16,15 +17,27 @@ from turnwise.models.attention.interface import check_attention
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.forward import batch_attention, packed_hidden, packed_logits, uses_active_plan
 from turnwise.models.head import head_logprobs, output_head
-from turnwise.models.layers import copy_model, copy_parameters
-from turnwise.models.loading.lora import copy_adapter, has_adapter, swap_adapter
+from turnwise.models.layers import copy_parameters
+from turnwise.models.loading.lora import swap_adapter
 from turnwise.models.loading.save import write_model
 from turnwise.training.objective import Objective, SamplerMismatch
-from turnwise.training.optimizer import Optimizer
+from turnwise.training.optimizer import Optimizer, check_finite
+
+Result = TypeVar("Result")
+STATE_FILE = "learner.safetensors"
+"""File of a checkpoint with the learner's state besides the policy's weights."""
+STATE_FOLDER = "learner"
+"""Folder of a checkpoint with the state of a sharded learner instead, written by all ranks."""
 
 
 class LocalLearner:
-    """Learner whose model may be the engine's: its parameters are only changed in place."""
+    """Learner whose model may be the engine's: its parameters are only changed in place.
+
+    `reference`: frozen copy of the initial policy, for KL. `reference_adapter`: the same for a LoRA policy, whose other
+    weights never change: its initial adapter, which may be a trained one.
+    """
+
+    ranks = 1
 
     def __init__(
         self,
@@ -33,7 +46,8 @@ class LocalLearner:
         optimizer: Optimizer,
         *,
         kl_coef: float = 0.0,
-        keeps_reference: bool = False,
+        reference: Any | None = None,
+        reference_adapter: dict[str, Tensor] | None = None,
         critic: TrunkCritic | HeadCritic | None = None,
         critic_optimizer: Optimizer | None = None,
         critic_warmup_steps: int = 0,
@@ -45,15 +59,9 @@ class LocalLearner:
         self.critic, self.critic_optimizer = critic, critic_optimizer
         self.critic_warmup_steps = critic_warmup_steps
         self.settings = StepSettings(step=0, kl_coef=kl_coef)
-        adapted = has_adapter(model)
-        self.reference = self._frozen_copy() if keeps_reference and not adapted else None
-        self.reference_adapter = copy_adapter(model) if keeps_reference and adapted else None
-        """Initial LoRA adapter, which may be a trained one; the other weights never change."""
+        self.reference, self.reference_adapter = reference, reference_adapter
         self._skipped_steps = 0
         self._mismatch = SamplerMismatch()
-
-    def _frozen_copy(self) -> Any:
-        return copy_model(self.model).requires_grad_(False)
 
     @property
     def device(self) -> torch.device:
@@ -88,18 +96,22 @@ class LocalLearner:
         count = len(batch.sources)
         keep = torch.cat([batch.sources, batch.ends])  # [M + B]
         if needs.logprobs or needs.entropy:
-            logprobs, entropy, _ = token_logprobs(self.model, batch)
+            logprobs, entropy, _ = self._run(token_logprobs, self.model, batch)
         if needs.values and isinstance(self.critic, HeadCritic):
-            hidden = packed_hidden(self.model.base_model, batch, keep)
+            hidden = self._run(trunk_hidden, self.model, batch, keep)
             values, end_values = self.critic(hidden).tensor_split([count])
         if needs.values and isinstance(self.critic, TrunkCritic):
             values, end_values = self.critic(batch, keep).tensor_split([count])
         if needs.ref_logprobs:
             with self._as_reference() as reference:
-                ref_logprobs, *_ = token_logprobs(reference, batch)
+                ref_logprobs, *_ = self._run(token_logprobs, reference, batch)
         return Scores(
             logprobs=logprobs, entropy=entropy, values=values, end_values=end_values, ref_logprobs=ref_logprobs
         )
+
+    def _run(self, function: Callable[..., Result], model: Any, *inputs: Any) -> Result:
+        """Return `function(model, *inputs)`, a forward pass."""
+        return function(model, *inputs)
 
     @contextmanager
     def _as_reference(self) -> Iterator[Any]:
@@ -116,9 +128,17 @@ class LocalLearner:
         With `tokens`, also `token_logprobs` and `token_entropies` [M], unless only the critic is trained. Tensors stay
         on the model's device, so that the host does not wait.
         """
-        return [self._forward_backward(on_device(batch, self.device), tokens) for batch in batches]
+        found = []
+        for batch in batches:
+            here = on_device(batch, self.device)
+            sums, scores = self._forward_backward(here)
+            if scores:
+                self._mismatch.add(scores["token_logprobs"], here.sampler_logprobs, here.batch.counts)
+            found.append(sums | (scores if tokens else {}))
+        return found
 
-    def _forward_backward(self, batch: TrainBatch, tokens: bool) -> dict[str, Tensor]:
+    def _forward_backward(self, batch: TrainBatch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Backpropagate a micro-batch; return sums of metrics, and log-probabilities and entropies [M], if computed."""
         metrics, scores = dict[str, Tensor](), dict[str, Tensor]()
         with batch_attention(batch.batch):
             if self.policy_learns or isinstance(self.critic, HeadCritic):
@@ -129,13 +149,12 @@ class LocalLearner:
                 loss.backward()
                 metrics |= more
         sums = {name: values.detach().double().sum() for name, values in metrics.items()}
-        return sums | {"tokens": torch.tensor(float(len(batch.weights)))} | (scores if tokens else {})
+        return sums | {"tokens": torch.tensor(float(len(batch.weights)))}, scores
 
     def _policy_backward(self, batch: TrainBatch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Backpropagate the policy loss; return metrics [M], and log-probabilities and entropies [M]."""
-        logprobs, entropy, hidden = token_logprobs(self.model, batch.batch)
+        logprobs, entropy, hidden = self._run(token_logprobs, self.model, batch.batch)
         loss, metrics = self.objective.policy(batch, logprobs, entropy, self.settings.kl_coef)
-        self._mismatch.add(logprobs.detach(), batch.sampler_logprobs, batch.batch.counts)
         if not self.policy_learns:
             loss = loss.new_zeros(())
         if isinstance(self.critic, HeadCritic):
@@ -180,8 +199,7 @@ class LocalLearner:
     def _take_gradient_norm(self) -> float:
         """Return the norm of the policy's accumulated gradients, and clear all gradients."""
         self._mismatch.take()
-        grads = self.optimizer.masters.gradients()
-        norm = float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
+        norm = float(self.optimizer.gradient_norm())
         for optimizer in (self.optimizer, self.critic_optimizer):
             if optimizer is not None:
                 optimizer.masters.drop_gradients()
@@ -195,6 +213,16 @@ class LocalLearner:
 
     def load_weights(self, weights: WeightSource) -> None:
         copy_parameters(self.model, weights)
+
+    def check_finite(self, when: str) -> None:
+        check_finite([*self.model.parameters(), *self.state_dict()["tensors"].values()], when)
+
+    def save_state(self, folder: Path) -> None:
+        tensors = {name: tensor.contiguous() for name, tensor in self.state_dict()["tensors"].items()}
+        save_file(tensors, folder / STATE_FILE)
+
+    def load_state(self, folder: Path, *, skipped_steps: int) -> None:
+        self.load_state_dict({"tensors": load_file(folder / STATE_FILE), "skipped_steps": skipped_steps})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state besides the policy's weights: optimizers, critic and reference adapter, as flat tensors.
@@ -229,6 +257,11 @@ class LocalLearner:
 def _to_cpu(scores: Scores) -> Scores:
     columns = {field.name: getattr(scores, field.name) for field in fields(scores)}
     return Scores(**{name: None if column is None else column.cpu() for name, column in columns.items()})
+
+
+def trunk_hidden(model: Any, batch: Batch, keep: Tensor) -> Tensor:
+    """Return the hidden states [K, H] of the model's trunk at positions `keep`. Call it inside `batch_attention`."""
+    return packed_hidden(model.base_model, batch, keep)
 
 
 def token_logprobs(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

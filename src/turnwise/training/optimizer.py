@@ -89,10 +89,9 @@ class Optimizer:
         Raises DivergedError if the weights are not finite afterwards. `scale`: factor of the learning rate, besides the
         schedule.
         """
-        gradients = self.masters.gradients()
-        total = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+        total = self.gradient_norm()
         share = self.settings.max_grad_norm / (total + 1e-6)
-        if gradients:
+        if gradients := self._gradients():
             torch._foreach_mul_(gradients, share.clamp(max=1.0))
         norm = float(total)
         finite = math.isfinite(norm)
@@ -105,6 +104,14 @@ class Optimizer:
             check_finite(self.masters.parameters, f"after an optimizer step at learning rate {self._format_rates()}")
         self.masters.drop_gradients()
         return norm, finite
+
+    def gradient_norm(self) -> Tensor:
+        """Return the norm of all accumulated gradients."""
+        gradients = self._gradients()
+        return torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+
+    def _gradients(self) -> list[Tensor]:
+        return self.masters.gradients()
 
     def learning_rates(self, training_step: int, scale: float = 1.0) -> dict[str, float]:
         """Return the learning rates of AdamW and Muon, if used, in a training step."""

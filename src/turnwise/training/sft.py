@@ -152,7 +152,7 @@ class SftLoop:
 def train_on_demonstrations(learner: Learner, samples: Sequence[Sample], micro_tokens: int) -> tuple[float, float]:
     """Take an optimizer step; return the mean loss of the answers' tokens before it, and the gradient norm."""
     tokens = sum(int(sample.mask.sum()) for sample in samples)
-    parts = micro_batches(samples, micro_tokens)
+    parts = micro_batches(samples, micro_tokens, learner.ranks)
     found = learner.forward_backward(
         pack_train([_train_sample(samples[index], tokens) for index in part]) for part in parts
     )

@@ -48,7 +48,7 @@ def update(
         samples = add_step_statistics(samples, learner, settings.objective, settings.micro_tokens, seed)
         if settings.skip_idle:
             samples = [sample for sample in samples if bool(sample.advantages.any())]
-        micro = micro_batches([each.sample for each in samples], settings.micro_tokens)
+        micro = micro_batches([each.sample for each in samples], settings.micro_tokens, learner.ranks)
         batches = [pack_train([samples[index] for index in part]) for part in micro]
         for part, batch, found in zip(
             micro, batches, learner.forward_backward(batches, tokens=statistics is not None), strict=True
