@@ -67,10 +67,10 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def episodes(run: Path) -> list[dict[str, Any]]:
-    """Return the index of a run's trajectories with their messages, without timings and byte offsets."""
+    """Return the index of all trajectories of a run with their messages, without timings and byte offsets."""
     folder = RunFolder.open(run)
     rows = []
-    for entry in folder.read_index():
+    for entry in (each for name in (None, "before", "validation", "after") for each in folder.read_index(name)):
         kept = {name: value for name, value in entry.items() if name not in ("offset", "length")}
         turns = folder.read_trajectory(entry)["turns"]
         rows.append({**kept, "said": [(turn["context_ids"], turn["action_ids"]) for turn in turns]})

@@ -93,6 +93,7 @@ def main() -> None:
     assert_type(run.summary, dict[str, Any])
     assert_type(run.metrics(), tw.Rows)
     assert_type(run.trajectories(step=3), tw.Rows)
+    assert_type(run.trajectories(evaluation="before"), tw.Rows)
     assert_type(run.config, tw.Config)
     run.export("model")
     result = tw.evaluate([run, "tiny"], GuessNumber, episodes=64, tries=2)

@@ -66,7 +66,7 @@ def test_record_name_outside_the_folder_is_rejected(tmp_path: Path, name: str) -
     assert not list(tmp_path.rglob("*"))
 
 
-@pytest.mark.parametrize("key", ["record.trajectories", "record.pictures_every"])
-def test_what_imitation_does_not_read_is_refused(tmp_path: Path, key: str) -> None:
+def test_sft_rejects_settings_of_pictures(tmp_path: Path) -> None:
+    key = "record.pictures_every"
     with pytest.raises(UserError, match=f"{key} has no effect on SFT"):
         sft(small(tmp_path, sft__demos="solver"), console=quiet(), override_keys=[key])

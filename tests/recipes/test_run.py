@@ -77,6 +77,9 @@ def test_a_run_folder_is_complete(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
     assert {"config.toml", "metrics.jsonl", "summary.json", "curve.svg", "trajectories", "checkpoints"} <= names
     assert sorted(path.name for path in (run / "trajectories").iterdir()) == [
+        f"eval_after_{STEPS:06d}.jsonl",
+        "eval_before_000000.jsonl",
+        *(f"eval_validation_{step:06d}.jsonl" for step in range(1, STEPS)),
         "index.jsonl",
         *(f"step_{step:06d}.jsonl" for step in range(1, STEPS + 1)),
         "tokens.jsonl",
@@ -118,6 +121,27 @@ def test_metrics_have_a_row_for_every_step_and_evaluation(run: Path) -> None:
             assert {"train/value_loss", "time/rollout_s", "time/update_s", "time/tokens_per_s"} <= set(row)
             assert row["train/mismatch"] < 1e-4, "sampler and learner are the same function"
             assert row["train/grad_norm"] > 0
+
+
+def test_evaluations_are_recorded_as_trajectories(run: Path) -> None:
+    loaded = tw.load_run(run)
+    measured = {(row["eval/name"], row["step"]): row for row in loaded.metrics() if "eval/name" in row}
+    assert set(measured) == {("before", 0), ("validation", 1), ("validation", 2), ("after", STEPS)}
+    for (name, step), row in measured.items():
+        episodes = loaded.trajectories(step, evaluation=name)
+        assert {(each["evaluation"], each["step"]) for each in episodes} == {(name, step)}
+        assert [each["group"] for each in episodes] == list(range(8)) and row["time/record_s"] > 0
+        assert sum(each["status"] == "succeeded" for each in episodes) == row["eval/success"] * 8
+        assert sum(trajectory_from_row(each).total_reward for each in episodes) / 8 == pytest.approx(row["eval/reward"])
+    before, after = (loaded.trajectories(evaluation=name) for name in ("before", "after"))
+    assert [row["task"] for row in before] == [row["task"] for row in after]
+    assert {row["task"]["split"] for row in before} == {"test"}
+    assert not any("evaluation" in row for row in loaded.trajectories())
+
+
+def test_record_trajectories_0_records_no_episodes(tmp_path: Path) -> None:
+    train(small(tmp_path, record__trajectories=0, train__steps=1), console=quiet())
+    assert not list((tmp_path / "run" / "trajectories").iterdir())
 
 
 def test_trajectories_are_those_that_were_trained_on(run: Path) -> None:

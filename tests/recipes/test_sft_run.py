@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from hostile_for_tests import renderer_of
-from runs_for_tests import metrics, quiet, small
+from runs_for_tests import episodes, metrics, quiet, small
 from turnwise.cli.main import main
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
@@ -64,6 +64,9 @@ def test_stopped_and_resumed_it_ends_the_same(tmp_path: Path) -> None:
     assert ours.keys() == theirs.keys()
     assert all(ours[name].equal(theirs[name]) for name in ours)  # type: ignore[attr-defined]
     assert metrics(tmp_path / "whole" / "run") == metrics(tmp_path / "cut" / "run")
+    recorded = episodes(tmp_path / "whole" / "run")
+    assert recorded == episodes(tmp_path / "cut" / "run")
+    assert {row["evaluation"] for row in recorded} >= {"before", "after"}
 
 
 def test_validation_that_a_stop_prevented_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,11 +37,11 @@ def row(step: int, group: int = 0, member: int = 0, text: str = "x") -> dict[str
 def filled(path: Path, steps: int) -> RunFolder:
     folder = RunFolder.create(path, "seed = 0\n")
     for step in range(steps):
+        rows = [row(step, group, member) for group in range(2) for member in range(2)]
+        folder.write_trajectories(step, rows, name_token)
         folder.append_metrics({"step": step, "rollout/success": step / 10})
-        folder.append_metrics({"step": step, "eval/success": step / 10})
-        folder.write_trajectories(
-            step, [row(step, group, member) for group in range(2) for member in range(2)], name_token
-        )
+        folder.write_trajectories(step, [row(step) | {"evaluation": "validation"}], name_token, evaluation="validation")
+        folder.append_metrics({"step": step, "eval/name": "validation", "eval/success": step / 10})
     return folder
 
 
@@ -268,6 +268,39 @@ def test_read_trajectory_explains_a_wrong_index(tmp_path: Path) -> None:
                 folder.read_trajectory({**entry, **wrong})
 
 
+def test_read_index_separates_evaluations_from_training(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "") as folder:
+        evaluated = {name: row(2) | {"evaluation": name, "text": name} for name in ("before", "after")}
+        for name, each in evaluated.items():
+            folder.write_trajectories(2, [each], name_token, evaluation=name)
+        folder.write_trajectories(2, [row(2)], name_token)
+        assert [folder.read_trajectory(entry) for entry in folder.read_index()] == [row(2)]
+        for name, each in evaluated.items():
+            assert [folder.read_trajectory(entry) for entry in folder.read_index(name)] == [each]
+
+
+def test_discard_from_drops_evaluations_without_metrics(tmp_path: Path) -> None:
+    """A kill between an evaluation's trajectories and its metrics: the evaluation is repeated."""
+    episodes = {name: row(2) | {"evaluation": name} for name in ("before", "after")}
+    with filled(tmp_path / "whole", 3) as whole, filled(tmp_path / "killed", 3) as killed:
+        for folder in (whole, killed):
+            folder.write_trajectories(2, [episodes["before"]], name_token, evaluation="before")
+            folder.append_metrics({"step": 2, "eval/name": "before"})
+        killed.write_trajectories(2, [episodes["after"]], name_token, evaluation="after")
+        killed.discard_from(3)
+        assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+        killed.write_trajectories(2, [episodes["after"]], name_token, evaluation="after")
+        assert [killed.read_trajectory(entry) for entry in killed.read_index("after")] == [episodes["after"]]
+
+
+def test_remove_if_unused_ignores_the_evaluation_before_training(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "a", "") as folder:
+        folder.write_trajectories(0, [row(0) | {"evaluation": "before"}], name_token, evaluation="before")
+        folder.append_metrics({"step": 0, "eval/name": "before"})
+        folder.remove_if_unused()
+        assert not folder.path.exists()
+
+
 def test_write_trajectories_refuses_a_written_step(tmp_path: Path) -> None:
     with filled(tmp_path, 1) as folder, pytest.raises(RuntimeError, match="already written"):
         folder.write_trajectories(0, [row(0)], name_token)
@@ -315,12 +348,12 @@ def test_full_disk_is_explained_and_loses_nothing(tmp_path: Path) -> None:
             folder.write_summary({"a": 1})
         assert "\n" not in str(caught.value)
         assert not folder.summary_path.exists()
-        folder.step_path(2).with_name(".step_000002.jsonl.part").symlink_to(FULL)
+        folder.trajectories_path(2).with_name(".step_000002.jsonl.part").symlink_to(FULL)
         index = folder.index_path.read_bytes()
         with pytest.raises(UserError, match="No disk space"):
             folder.write_trajectories(2, [row(2)], name_token)
         assert folder.index_path.read_bytes() == index
-        assert not folder.step_path(2).exists()
+        assert not folder.trajectories_path(2).exists()
         folder.metrics_path.unlink()
         folder.metrics_path.symlink_to(FULL)
         with pytest.raises(UserError, match="No disk space"):

@@ -81,13 +81,15 @@ def make_run(
 
 def add_episode(folder: Path, row: Mapping[str, Any], raw: bytes | None = None) -> None:
     """`raw`: written in place of the row's line, including its newline."""
-    path = folder / f"trajectories/step_{row['step']:06d}.jsonl"
+    name = f"eval_{row['evaluation']}" if "evaluation" in row else "step"
+    path = folder / f"trajectories/{name}_{row['step']:06d}.jsonl"
     offset = path.stat().st_size if path.exists() else 0
     written = line(row) if raw is None else raw
     with path.open("ab") as file:
         file.write(written)
     entry = {
-        **{name: row[name] for name in ("step", "group", "member", "status", "reward", "tokens")},
+        **{key: row[key] for key in ("evaluation",) if key in row},
+        **{key: row[key] for key in ("step", "group", "member", "status", "reward", "tokens")},
         "environment": row["task"]["env"],
         "seed": row["task"]["seed"],
         "turns": len(row["turns"]),

@@ -212,6 +212,19 @@ def test_trajectories_row_equals_the_index_row(listed: Path) -> None:
     assert answer["statuses"] == ["failed", "succeeded", "truncated_turns"]
 
 
+def test_trajectories_of_an_evaluation_are_listed_apart(listed: Path) -> None:
+    evaluated = {"evaluation": "before", "turns": [turn(said="evaluated")]}
+    add_episode(listed / "a", episode(0, 5, **evaluated))
+    add_episode(listed / "a", episode(2, 6, **evaluated | {"evaluation": "validation"}))
+    training = ask(listed, "trajectories", run="a")
+    assert (training["total"], training["steps"], training["evaluations"]) == (8, [1, 2], ["before", "validation"])
+    (row,) = ask(listed, "trajectories", run="a", evaluation="before", text="EVAL")["rows"]
+    assert (row["number"], row["evaluation"], row["group"]) == (8, "before", 5)
+    assert ask(listed, "trajectories", run="a", evaluation="validation")["steps"] == [2]
+    assert ask(listed, "trajectories", run="a", evaluation="after")["total"] == 0
+    assert ask(listed, "trajectory", run="a", number=9)["row"]["evaluation"] == "validation"
+
+
 def test_search_continues_from_its_cursor(listed: Path) -> None:
     asked = client(listed)
     first = ask(asked, "trajectories", run="a", text="answer", limit=3)
@@ -305,6 +318,18 @@ def test_common_matches_environment_and_seed(tmp_path: Path) -> None:
             "other": [{"number": 0, "model": "m", "reward": 1.0, "status": "succeeded", "step": 0}],
         }
     ]
+
+
+def test_common_compares_evaluations_of_a_run(tmp_path: Path) -> None:
+    rows = [episode(step, 0, member, evaluation=name) for name, step, member in (("before", 0, 0), ("after", 3, 1))]
+    tasks = [row | {"task": {"env": "frozen_lake", "seed": 7, "params": {}}} for row in (*rows, episode(1))]
+    make_run(tmp_path / "a", tasks)
+    answer = ask(tmp_path, "common", one="a", other="a", one_evaluation="before", other_evaluation="after")
+    assert answer["evaluations"] == {"one": ["after", "before"], "other": ["after", "before"]}
+    (task,) = answer["tasks"]
+    assert task["one"] == [{"number": 0, "evaluation": "before", "reward": 0.0, "status": "failed", "step": 0}]
+    assert task["other"] == [{"number": 1, "evaluation": "after", "reward": 1.0, "status": "succeeded", "step": 3}]
+    assert ask(tmp_path, "common", one="a", other="a")["tasks"][0]["one"][0]["number"] == 2
 
 
 def test_single_run_can_be_viewed(tmp_path: Path) -> None:

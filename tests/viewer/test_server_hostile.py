@@ -243,6 +243,7 @@ def test_trajectory_with_wrong_bounds_is_refused(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", [episode()])
     entry = json.loads((folder / "trajectories/index.jsonl").read_bytes())
     odd = [{"length": 2**40}, {"length": 0}, {"offset": 2**60}, {"length": entry["length"] + 50}, {"step": 10**15}]
+    odd += [{"evaluation": "../../../secret"}, {"evaluation": 7}, {"evaluation": "x" * 2000}]
     (folder / "trajectories/index.jsonl").write_bytes(b"".join(line({**entry, **each}) for each in odd))
     for number in range(len(odd)):
         response = get(tmp_path, "trajectory", run="a", number=number)

@@ -289,7 +289,7 @@ class RecordConfig(Section):
     name: str | None = None
     """Name of the run folder; none: made from environment, model and seed."""
     trajectories: Annotated[int, Field(ge=0)] = 1
-    """Steps between steps whose trajectories are written; 0: none are."""
+    """Steps between steps whose trajectories are written, beside those of evaluations; 0: none are written."""
     pictures_every: Annotated[int, Field(ge=0)] = 0
     """Steps between steps whose trajectories are drawn, as a strip (PNG) and a film (GIF); 0: never."""
     pictures_per_step: Positive = 1

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rich.console import Console
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 Environment = str | type[TextEnv]
 """A recipe, a built-in environment, FILE.py:Class, FILE.toml, or a class."""
+EvaluationName = Literal["before", "validation", "after"]
 Result = TypeVar("Result")
 
 
@@ -100,14 +101,21 @@ class Run:
         """Return one row per training step and per evaluation."""
         return Rows(RunFolder.open(self.path).read_metrics())
 
-    def trajectories(self, step: int | None = None) -> Rows:
-        """Return the recorded episodes with their messages, tokens and rewards, of one step or of all."""
-        return Rows(self.iter_trajectories(step))
+    def trajectories(self, step: int | None = None, *, evaluation: EvaluationName | None = None) -> Rows:
+        """Return the recorded episodes with their messages, tokens and rewards, of one step or of all.
 
-    def iter_trajectories(self, step: int | None = None) -> Iterator[dict[str, Any]]:
+        By default the episodes of training; with `evaluation`, those of the evaluation "before" or "after" training, or
+        of the "validation" between steps.
+        """
+        return Rows(self.iter_trajectories(step, evaluation=evaluation))
+
+    def iter_trajectories(
+        self, step: int | None = None, *, evaluation: EvaluationName | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Read the recorded episodes one by one: a long run's do not fit in memory."""
         folder = RunFolder.open(self.path)
-        return (folder.read_trajectory(entry) for entry in folder.read_index() if step in (None, entry["step"]))
+        entries = folder.read_index(evaluation)
+        return (folder.read_trajectory(entry) for entry in entries if step in (None, entry["step"]))
 
     def evaluate(self, env: Environment | None = None, **options: Any) -> "EvaluationResult":
         """Evaluate the newest checkpoint on held-out tasks; options as in `tw.evaluate`."""

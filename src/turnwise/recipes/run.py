@@ -153,7 +153,7 @@ class _ReinforcementRun(TrainingRun):
             estimate_settings=estimate_settings(config, tokens),
             update_settings=update_settings(config, tokens),
             rollout_stage=rollout_stage,
-            evaluator=stack.evaluator,
+            evaluator=self.build_evaluator(stack, progress),
             engine=stack.engine,
             learner=learner,
             coefficients=build_coefficients(config),

@@ -38,7 +38,7 @@ from turnwise.training.sft import SftLoop, SftSettings, count_steps
 
 SECTIONS = ("env", "model", "lora", "sft", "eval", "checkpoint", "record", "system")
 """Sections of which SFT uses every setting, except UNUSED."""
-UNUSED = ("record.trajectories", "record.pictures_every", "record.pictures_per_step")
+UNUSED = ("record.pictures_every", "record.pictures_per_step")
 KEYS = (
     "seed",
     "train.micro_tokens",
@@ -110,7 +110,7 @@ def check_sft(config: Config, environments: EnvironmentMix, override_keys: Itera
     for key in override_keys:
         name = key.replace("-", "_")
         if name in UNUSED:
-            raise UserError(f"{key} has no effect on SFT, which records no episodes. Leave it out.")
+            raise UserError(f"{key} has no effect on SFT, which draws no pictures. Leave it out.")
         if key.partition(".")[0] not in SECTIONS and name not in KEYS:
             raise UserError(
                 f"{key} has no effect on SFT, which uses {', '.join(SECTIONS)}, {', '.join(KEYS)}. Leave it out."
@@ -146,7 +146,7 @@ class _SftRun(TrainingRun):
         loop = SftLoop(
             settings=settings,
             samples=self.samples,
-            evaluator=stack.evaluator,
+            evaluator=self.build_evaluator(stack, progress),
             learner=learner,
             checkpoints=checkpoints,
             folder=self.folder,

@@ -21,7 +21,7 @@ from turnwise.core.task import Task
 from turnwise.evaluation.episodes import Evaluation
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.load import LoadedModel
-from turnwise.recipes.build import load_policy, model_loader
+from turnwise.recipes.build import PolicyStack, load_policy, model_loader
 from turnwise.recipes.configure import source_files
 from turnwise.recipes.environment_mix import EnvironmentMix, build_task_source, describe_rows
 from turnwise.recipes.resources import default_threads
@@ -37,6 +37,7 @@ from turnwise.report.terminal import sanitize_line
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.services import RewardServices
 from turnwise.training.checkpoints import Checkpoints, State, restore, step_folders
+from turnwise.training.step_record import Evaluator
 
 Summary = dict[str, Any]
 OnStep = Callable[[Mapping[str, Any]], object]
@@ -222,6 +223,16 @@ class TrainingRun(ABC):
         """Load the model and show the progress of its warm-up; return the warm-up's seconds too."""
         show_warmup = partial(progress.phase, "warm-up")
         return load_policy(self.config, self.environments, show_warmup, self.folder.path)
+
+    def build_evaluator(self, stack: PolicyStack, progress: Progress) -> Evaluator:
+        return Evaluator(
+            collector=stack.evaluator,
+            folder=self.folder,
+            progress=progress,
+            decode=stack.renderer.decode,
+            name_token=stack.renderer.name_token,
+            records_trajectories=self.config.record.trajectories > 0,
+        )
 
     def train(self, resume: bool) -> Summary:
         config, minutes = self.config, self.config.train.max_minutes

@@ -3,9 +3,11 @@
     config.toml                     resolved configuration; reproduces the run
     metrics.jsonl                   one row per step or evaluation, each with the key "step"
     summary.json                    final results
-    trajectories/step_000012.jsonl  trajectories of a step, one per line, written at the end of the step
-    trajectories/index.jsonl        one line per trajectory, with the position of its line in the step's file
-    trajectories/tokens.jsonl       text of each token id that occurs in the trajectories
+    trajectories/
+        step_000012.jsonl           trajectories of a step, one per line, written at the end of the step
+        eval_before_000000.jsonl    trajectories of an evaluation: before training, validation, after training
+        index.jsonl                 one line per trajectory, with the position of its line in its file
+        tokens.jsonl                text of each token id that occurs in the trajectories
     alarms.jsonl                    step and text of each alarm
     judges.jsonl                    calls and tokens of judges, if there are any
     checkpoints/                    written by `training`
@@ -125,7 +127,7 @@ class RunFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _holds_steps(self) -> bool:
-        written = any(any(folder.glob("*")) for folder in (self.checkpoints, self.trajectories))
+        written = any(self.checkpoints.glob("*")) or any(self.trajectories.glob("step_*"))
         return written or any(row["step"] > 0 for row in self.read_metrics())
 
     @property
@@ -157,8 +159,10 @@ class RunFolder:
     def index_path(self) -> Path:
         return self.trajectories / "index.jsonl"
 
-    def step_path(self, step: int) -> Path:
-        return self.trajectories / f"step_{step:06d}.jsonl"
+    def trajectories_path(self, step: int, evaluation: str | None = None) -> Path:
+        """Return the file of a step's trajectories, or of an evaluation after that step."""
+        name = "step" if evaluation is None else f"eval_{evaluation}"
+        return self.trajectories / f"{name}_{step:06d}.jsonl"
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
@@ -191,10 +195,17 @@ class RunFolder:
         return _read_step_rows(self.alarms_path)
 
     def write_trajectories(
-        self, step: int, rows: Sequence[Mapping[str, Any]], name_token: Callable[[int], TokenName]
+        self,
+        step: int,
+        rows: Sequence[Mapping[str, Any]],
+        name_token: Callable[[int], TokenName],
+        evaluation: str | None = None,
     ) -> None:
-        """Write a step's trajectories (rows of `trajectory_to_row`), then an index line for each."""
-        path = self.step_path(step)
+        """Write the trajectories of a step or an evaluation (rows of `trajectory_to_row`), then their index lines.
+
+        The metrics of an evaluation are appended afterwards: `discard_from` deletes the trajectories of one without.
+        """
+        path = self.trajectories_path(step, evaluation)
         if path.exists():
             raise RuntimeError(f"{path} is already written: call discard_from before running a step again")
         lines = [encode_row(row) for row in rows]
@@ -205,12 +216,13 @@ class RunFolder:
                 self.index_path, b"".join(encode_row(entry) + b"\n" for entry in _index_entries(step, rows, lines))
             )
 
-    def read_index(self) -> list[dict[str, Any]]:
-        return _read_step_rows(self.index_path)
+    def read_index(self, evaluation: str | None = None) -> list[dict[str, Any]]:
+        """Return the index entries of the training steps, or of evaluations of this name."""
+        return [entry for entry in _read_step_rows(self.index_path) if entry.get("evaluation") == evaluation]
 
     def read_trajectory(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row that an index entry points at, without reading the rest of its file."""
-        path = self.step_path(entry["step"])
+        path = self.trajectories_path(entry["step"], entry.get("evaluation"))
         try:
             with path.open("rb") as file:
                 file.seek(entry["offset"])
@@ -224,14 +236,26 @@ class RunFolder:
     def discard_from(self, step: int) -> None:
         """Delete the rows and trajectories of `step` and later, including evaluations, so that it can run again.
 
+        Trajectories of an earlier evaluation without metrics are deleted too: a kill came between the two.
+
         A kill in between does no harm: each file is replaced atomically, and the next resume repeats this.
         """
         with self._writing(self.path):
-            _keep_steps_before(self.metrics_path, step)
-            _keep_steps_before(self.alarms_path, step)
-            _keep_steps_before(self.index_path, step)
+            _keep_rows(self.metrics_path, lambda row: row["step"] < step)
+            _keep_rows(self.alarms_path, lambda row: row["step"] < step)
+            evaluated = {(row["eval/name"], row["step"]) for row in self.read_metrics() if "eval/name" in row}
+            _keep_rows(
+                self.index_path,
+                lambda row: (
+                    row["step"] < step and ("evaluation" not in row or (row["evaluation"], row["step"]) in evaluated)
+                ),
+            )
             for path in self.trajectories.glob("step_[0-9]*"):  # images too
                 if int(path.stem.split("_")[1]) >= step:
+                    path.unlink()
+            kept = {self.trajectories_path(number, name) for name, number in evaluated}
+            for path in self.trajectories.glob("eval_*.jsonl"):
+                if path not in kept:
                     path.unlink()
             for path in self.trajectories.glob(".*.part"):
                 path.unlink()
@@ -270,9 +294,9 @@ def _read_step_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     return lines
 
 
-def _keep_steps_before(path: Path, step: int) -> None:
+def _keep_rows(path: Path, condition: Callable[[Mapping[str, Any]], bool]) -> None:
     if path.exists():
-        write_atomic(path, b"".join(line for line, row in _read_step_lines(path) if row["step"] < step))
+        write_atomic(path, b"".join(line for line, row in _read_step_lines(path) if condition(row)))
 
 
 def _index_entries(step: int, rows: Sequence[Mapping[str, Any]], lines: Sequence[bytes]) -> Iterator[Mapping[str, Any]]:
@@ -280,6 +304,7 @@ def _index_entries(step: int, rows: Sequence[Mapping[str, Any]], lines: Sequence
     for row, line in zip(rows, lines, strict=True):
         yield {
             "step": step,
+            **({"evaluation": row["evaluation"]} if "evaluation" in row else {}),
             "group": row["group"],
             "member": row["member"],
             "environment": row["task"]["env"],

@@ -44,15 +44,18 @@ def trajectory_to_row(
     group: int,
     decode: Callable[[Sequence[int]], str],
     columns: Mapping[str, PerTurn] = NO_COLUMNS,
+    evaluation: str | None = None,
 ) -> dict[str, Any]:
     """Convert a trajectory to its row. `columns`: values per sampled token and turn, by the names of TOKEN_COLUMNS.
 
-    `decode` adds the contexts as text, for readers without a tokenizer.
+    `decode` adds the contexts as text, for readers without a tokenizer. `evaluation`: name of the evaluation during
+    training that the episode belongs to; other rows have no such key.
     """
     if mismatched := [name for name, values in columns.items() if len(values) != len(trajectory.turns)]:
         raise ValueError(f"{len(trajectory.turns)} turns but {len(columns[mismatched[0]])} of {mismatched[0]}")
     return {
         "step": step,
+        **({} if evaluation is None else {"evaluation": evaluation}),
         "group": group,
         "member": trajectory.member,
         "attempt": trajectory.attempt,

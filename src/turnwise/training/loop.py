@@ -19,7 +19,6 @@ from turnwise.record.run_folder import RunFolder
 from turnwise.report.pictures.trajectory_images import TrajectoryImages
 from turnwise.report.progress import Progress
 from turnwise.rewards.services import RewardServices
-from turnwise.rollout.collect import Collector
 from turnwise.rollout.failures import DropMonitor
 from turnwise.training.checkpoints import Checkpoints, State
 from turnwise.training.diagnostics import AlarmWatcher, gradient_metrics, is_due, mutual_information_metrics, roll_back
@@ -27,9 +26,9 @@ from turnwise.training.estimate import AdaptiveCoefficients, Estimate, EstimateS
 from turnwise.training.rollout_stage import RolloutResult, RolloutStage
 from turnwise.training.selfplay import Opponents
 from turnwise.training.step_record import (
+    Evaluator,
     StepTimer,
     TokenStatistics,
-    evaluate_and_record,
     recorded_success,
     trajectory_rows,
 )
@@ -49,7 +48,7 @@ class Loop:
         estimate_settings: EstimateSettings,
         update_settings: UpdateSettings,
         rollout_stage: RolloutStage,
-        evaluator: Collector,
+        evaluator: Evaluator,
         engine: Engine,
         learner: Learner,
         coefficients: AdaptiveCoefficients,
@@ -275,4 +274,4 @@ class Loop:
 
     async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> Evaluation:
         await self._publish(number)
-        return await evaluate_and_record(self.evaluator, tasks, self.folder, self.progress, name=name, step=number)
+        return await self.evaluator.evaluate(name, tasks, number)

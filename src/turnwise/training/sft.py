@@ -30,10 +30,9 @@ from turnwise.evaluation.episodes import Evaluation
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rewards.scoring import first_part_only
-from turnwise.rollout.collect import Collector
 from turnwise.rollout.failures import creation_boundary, run_with_retries
 from turnwise.training.checkpoints import Checkpoints, State
-from turnwise.training.step_record import StepTimer, evaluate_and_record, recorded_success
+from turnwise.training.step_record import Evaluator, StepTimer, recorded_success
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +69,7 @@ class SftLoop:
         *,
         settings: SftSettings,
         samples: Sequence[Sample],
-        evaluator: Collector,
+        evaluator: Evaluator,
         learner: Learner,
         checkpoints: Checkpoints,
         folder: RunFolder,
@@ -142,7 +141,7 @@ class SftLoop:
 
     async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> Evaluation:
         await self.engine.publish(number, self.learner.weights())
-        return await evaluate_and_record(self.evaluator, tasks, self.folder, self.progress, name=name, step=number)
+        return await self.evaluator.evaluate(name, tasks, number)
 
     def _evaluation_due(self, number: int) -> bool:
         every = self.settings.eval_every

@@ -3,13 +3,15 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from turnwise.core.samples import Batch, Sample, TrainSample
 from turnwise.core.task import Task
+from turnwise.core.token_name import TokenName
 from turnwise.core.trajectory import Group, Trajectory
-from turnwise.evaluation.episodes import Evaluation, evaluate
+from turnwise.evaluation.episodes import Evaluation, evaluate, task_id
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import TOKEN_COLUMNS, trajectory_to_row
 from turnwise.report.progress import Progress
@@ -38,17 +40,39 @@ class TokenStatistics:
         return {name: values.cpu() for name, values in self._columns.get(id(sample), {}).items()}
 
 
-async def evaluate_and_record(
-    evaluator: Collector, tasks: Sequence[Task], folder: RunFolder, progress: Progress, *, name: str, step: int
-) -> Evaluation:
-    """Evaluate on the tasks, and append the results to the metrics."""
-    timer = StepTimer()
-    evaluation = await evaluate(evaluator, tasks, lambda done, total: progress.phase(name, done, total))
-    timer.lap("eval")
-    by_environment = success_by_environment(evaluation.trajectories)
-    row = {"step": step, "eval/name": name, **evaluation.metrics(), **by_environment, **timer.metrics()}
-    folder.append_metrics(row)
-    return evaluation
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluator:
+    """Evaluates the policy of a run, and records the episodes and their metrics in its folder."""
+
+    collector: Collector
+    folder: RunFolder
+    progress: Progress
+    decode: Callable[[Sequence[int]], str]
+    name_token: Callable[[int], TokenName]
+    records_trajectories: bool
+
+    async def evaluate(self, name: str, tasks: Sequence[Task], step: int) -> Evaluation:
+        """Run an episode per task. The metrics are written last: an evaluation with metrics is complete."""
+        timer = StepTimer()
+        evaluation = await evaluate(self.collector, tasks, lambda done, total: self.progress.phase(name, done, total))
+        timer.lap("eval")
+        if self.records_trajectories:
+            self._write_trajectories(name, tasks, evaluation.trajectories, step)
+            timer.lap("record")
+        by_environment = success_by_environment(evaluation.trajectories)
+        row = {"step": step, "eval/name": name, **evaluation.metrics(), **by_environment, **timer.metrics()}
+        self.folder.append_metrics(row)
+        return evaluation
+
+    def _write_trajectories(
+        self, name: str, tasks: Sequence[Task], trajectories: Sequence[Trajectory], step: int
+    ) -> None:
+        numbers = {task_id(task): number for number, task in enumerate(tasks)}
+        rows = [
+            trajectory_to_row(each, step=step, group=numbers[task_id(each.task)], decode=self.decode, evaluation=name)
+            for each in trajectories
+        ]
+        self.folder.write_trajectories(step, rows, self.name_token, evaluation=name)
 
 
 def recorded_success(folder: RunFolder, step: int) -> float | None:

@@ -94,6 +94,7 @@ def add_trajectory_routes(app: FastAPI, store: RunStore) -> None:
     def trajectories(
         request: Request,
         run: Text,
+        evaluation: Text | None = None,
         step: Integer = None,
         group: Integer = None,
         seed: Integer = None,
@@ -109,6 +110,7 @@ def add_trajectory_routes(app: FastAPI, store: RunStore) -> None:
         cursor: Count = 0,
     ) -> Response:
         conditions = TrajectoryFilter(
+            evaluation=evaluation or None,
             step=step,
             group=group,
             seed=seed,
@@ -128,9 +130,20 @@ def add_trajectory_routes(app: FastAPI, store: RunStore) -> None:
         return json_response(request, store.trajectory(run, number))
 
     @app.get("/api/common")
-    def common_tasks(request: Request, one: Text, other: Text, offset: Count = 0, limit: TaskCount = 5000) -> Response:
+    def common_tasks(
+        request: Request,
+        one: Text,
+        other: Text,
+        one_evaluation: Text | None = None,
+        other_evaluation: Text | None = None,
+        offset: Count = 0,
+        limit: TaskCount = 5000,
+    ) -> Response:
         tables = store.open(one).table(), store.open(other).table()
-        return json_response(request, encode_json(match_tasks(*tables, offset=offset, limit=limit)))
+        evaluations = one_evaluation or None, other_evaluation or None
+        tasks = match_tasks(*tables, evaluations=evaluations, offset=offset, limit=limit)
+        names = {side: table.sorted_names("evaluation") for side, table in zip(("one", "other"), tables, strict=True)}
+        return json_response(request, encode_json({**tasks, "evaluations": names}))
 
 
 def respond_to_user_error(request: Request, error: Exception) -> Response:

@@ -64,7 +64,8 @@ class RunIndex:
 
     def file_name(self, row: Mapping[str, Any]) -> str:
         """Return the name of the file that contains a row's trajectory."""
-        return f"step_{row['step']:06d}.jsonl"
+        name = f"eval_{row['evaluation']}" if "evaluation" in row else "step"
+        return f"{name}_{row['step']:06d}.jsonl"
 
 
 class EvaluationIndex:

@@ -9,7 +9,7 @@ import numpy as np
 from turnwise.core.errors import UserError
 from turnwise.viewer.json_io import read_row
 from turnwise.viewer.store import RunReader
-from turnwise.viewer.table import Positions, TrajectoryFilter, TrajectoryTable, select_rows
+from turnwise.viewer.table import Positions, TrajectoryFilter, TrajectoryTable, rows_of_evaluation, select_rows
 from turnwise.viewer.trajectories import iter_turns
 from turnwise.viewer.viewed_folder import FileNotServed
 
@@ -38,10 +38,11 @@ def list_trajectories(
             found = search_text(table, positions, text, read_line, cursor=cursor, limit=limit)
     return {
         **found,
-        "steps": np.unique(table.columns["step"]).tolist(),
+        "steps": np.unique(table.columns["step"][rows_of_evaluation(table, conditions.evaluation)]).tolist(),
         "environments": table.sorted_names("environment"),
         "statuses": table.sorted_names("status"),
         "models": table.sorted_names("model"),
+        "evaluations": table.sorted_names("evaluation"),
         "broken": table.broken,
     }
 

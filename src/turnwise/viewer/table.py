@@ -17,8 +17,10 @@ TaskKey = tuple[str, int]
 """(environment, seed)."""
 
 INTEGER_COLUMNS = ("number", "step", "group", "member", "seed", "tokens", "turns", "offset", "length")
-NAME_COLUMNS = ("model", "environment", "status")
+NAME_COLUMNS = ("model", "evaluation", "environment", "status")
 """Columns that hold indices into a list of names."""
+OPTIONAL_COLUMNS = ("model", "evaluation")
+"""Columns that only some rows have: those of evaluations of several models, and of evaluations during training."""
 MISSING = -1
 """Value in integer and name columns where the row has none."""
 UNKNOWN_NAME = -2
@@ -27,7 +29,7 @@ MAX_NAME = 1000
 SORT_KEYS = ("number", "step", "group", "member", "model", "environment", "seed", "status", "reward", "tokens", "turns")
 MAX_EPISODES_PER_TASK = 64
 """Episodes of a task that a comparison shows per run."""
-COMPARED_COLUMNS = ("number", "model", "reward", "status", "step")
+COMPARED_COLUMNS = ("number", "model", "evaluation", "reward", "status", "step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ class TrajectoryTable:
         return len(self.columns["number"])
 
     def row(self, position: int, columns: Sequence[str] | None = None) -> dict[str, Any]:
-        """Return one row as in the index, plus its number and, in an evaluation, its model; all columns or some."""
+        """Return one row as in the index, plus its number and, in an evaluation's folder, its model."""
         row: dict[str, Any] = {}
         for name in self.columns if columns is None else columns:
             value = self.columns[name][position].item()
@@ -53,9 +55,11 @@ class TrajectoryTable:
                 row[name] = self.names[name][value] if value >= 0 else None
             else:
                 row[name] = None if name == "turns" and value == MISSING else value
-        if row["model"] is None:
-            del row["model"]
-        return row
+        return {name: value for name, value in row.items() if value is not None or name not in OPTIONAL_COLUMNS}
+
+    def name_index(self, column: str, text: str) -> int:
+        names = self.names[column]
+        return names.index(text) if text in names else UNKNOWN_NAME
 
     def sorted_names(self, column: str) -> list[str]:
         return sorted(self.names[column])
@@ -135,16 +139,21 @@ def _rewards(rows: Sequence[Mapping[str, Any]]) -> Column:
 
 
 def _names(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
-    names: dict[str, list[str | None]] = {name: [row[name] for row in rows] for name in ("environment", "status")}
-    if any(not isinstance(name, str) or len(name) > MAX_NAME for column in names.values() for name in column):
-        raise TypeError("a name is not text, or too long")
-    return {**names, "model": [row.get("model") for row in rows]}
+    required: dict[str, list[str | None]] = {name: [row[name] for row in rows] for name in ("environment", "status")}
+    optional = {name: [row.get(name) for row in rows] for name in OPTIONAL_COLUMNS}
+    given = [text for texts in optional.values() for text in texts if text is not None]
+    for text in (*given, *(text for texts in required.values() for text in texts)):
+        if not isinstance(text, str) or len(text) > MAX_NAME:
+            raise TypeError("a name is not text, or too long")
+    return required | optional
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryFilter:
-    """Conditions on a row; None allows everything."""
+    """Conditions on a row; None allows everything, except for `evaluation`."""
 
+    evaluation: str | None = None
+    """Name of an evaluation during training; None for all other rows."""
     step: int | None = None
     group: int | None = None
     seed: int | None = None
@@ -157,21 +166,26 @@ class TrajectoryFilter:
 
 def select_rows(table: TrajectoryTable, conditions: TrajectoryFilter, sort: str = "number") -> Positions:
     """Return the sorted positions of the rows that match. A NaN reward is in no range and sorts last either way."""
-    matches = np.ones(table.rows, bool)
+    matches = rows_of_evaluation(table, conditions.evaluation)
     for name in ("step", "group", "seed"):
         value = getattr(conditions, name)
         if value is not None:
             matches &= table.columns[name] == value
-    for name in NAME_COLUMNS:
+    for name in ("model", "environment", "status"):
         text = getattr(conditions, name)
         if text is not None:
-            names = table.names[name]
-            matches &= table.columns[name] == (names.index(text) if text in names else UNKNOWN_NAME)
+            matches &= table.columns[name] == table.name_index(name, text)
     if conditions.reward_min is not None:
         matches &= table.columns["reward"] >= conditions.reward_min
     if conditions.reward_max is not None:
         matches &= table.columns["reward"] <= conditions.reward_max
     return sort_rows(table, np.flatnonzero(matches), sort)
+
+
+def rows_of_evaluation(table: TrajectoryTable, evaluation: str | None) -> NDArray[np.bool_]:
+    """Return which rows belong to an evaluation during training of this name, or, for None, to no such evaluation."""
+    wanted = MISSING if evaluation is None else table.name_index("evaluation", evaluation)
+    return np.asarray(table.columns["evaluation"] == wanted)
 
 
 def sort_rows(table: TrajectoryTable, positions: Positions, sort: str) -> Positions:
@@ -195,9 +209,23 @@ def _sort_values(table: TrajectoryTable, name: str) -> Column:
     return ranks[column]
 
 
-def match_tasks(one: TrajectoryTable, other: TrajectoryTable, *, offset: int, limit: int) -> dict[str, Any]:
-    """Return the episodes of tasks that both tables contain: equal environment and seed, sorted by both."""
-    positions, other_positions = _positions_by_task(one, other), _positions_by_task(other, one)
+def match_tasks(
+    one: TrajectoryTable,
+    other: TrajectoryTable,
+    *,
+    evaluations: tuple[str | None, str | None] = (None, None),
+    offset: int,
+    limit: int,
+) -> dict[str, Any]:
+    """Return the episodes of tasks that both tables contain: equal environment and seed, sorted by both.
+
+    `evaluations`: the evaluation during training on each side; None for all other episodes.
+    """
+    rows, other_rows = (
+        np.flatnonzero(rows_of_evaluation(table, name)) for table, name in zip((one, other), evaluations, strict=True)
+    )
+    seeds = np.intersect1d(one.columns["seed"][rows], other.columns["seed"][other_rows])
+    positions, other_positions = _positions_by_task(one, rows, seeds), _positions_by_task(other, other_rows, seeds)
     shared = sorted(positions.keys() & other_positions.keys())
     tasks = [
         {
@@ -211,13 +239,14 @@ def match_tasks(one: TrajectoryTable, other: TrajectoryTable, *, offset: int, li
     return {"tasks": tasks, "total": len(shared)}
 
 
-def _positions_by_task(table: TrajectoryTable, other: TrajectoryTable) -> dict[TaskKey, list[int]]:
-    """Group row positions by task. Rows whose seed the other table lacks are dropped first, in one array operation."""
+def _positions_by_task(table: TrajectoryTable, rows: Positions, shared_seeds: Column) -> dict[TaskKey, list[int]]:
+    """Group row positions by task. Rows with other seeds are dropped first, in one array operation."""
     seeds, environments = table.columns["seed"], table.columns["environment"]
-    kept = np.flatnonzero(np.isin(seeds, other.columns["seed"]))
+    kept = rows[np.isin(seeds[rows], shared_seeds)]
     by_task: dict[TaskKey, list[int]] = {}
-    rows = zip(kept.tolist(), environments[kept].tolist(), seeds[kept].tolist(), strict=True)
-    for position, environment, seed in rows:
+    for position, environment, seed in zip(
+        kept.tolist(), environments[kept].tolist(), seeds[kept].tolist(), strict=True
+    ):
         by_task.setdefault((table.names["environment"][environment], seed), []).append(position)
     return by_task
 
