@@ -11,6 +11,7 @@ from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.trajectory import Stop
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.engine.native.requests import Request
+from turnwise.models.layers import copy_model
 
 
 @pytest.fixture(params=["compiled", "torch"])
@@ -327,3 +328,48 @@ def test_native_values_are_those_of_the_positions_before_tokens() -> None:
 def test_native_has_no_values_without_a_value_head() -> None:
     (said,) = run_talks(make_engine(), [(key(1), [prompt(1, 9)])], Sampling(max_tokens=5))
     assert said[0].ids and said[0].values == ()
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_engine_publishes_weights_while_sessions_are_open(paged: bool) -> None:
+    """Tokens sampled before are those of the old weights, later ones of the new, and each carries its version."""
+    sampling, first, second = Sampling(max_tokens=40), prompt(1, 70), prompt(2, 5)
+    (undisturbed,) = run_talks(make_engine(paged=paged), [(key(1), [first, second])], sampling)
+
+    async def scenario() -> list[Completion]:
+        engine = make_engine(paged=paged)
+        weights = copy_model(engine._model)
+        with torch.no_grad():
+            for parameter in weights.parameters():
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+        async with engine.open(key(1)) as session:
+            turn = asyncio.create_task(session.generate(first, sampling))
+            for _ in range(6):
+                await asyncio.sleep(0)
+            assert not turn.done()
+            await engine.publish(1, weights)
+            return [await turn, await session.generate(second, sampling)]
+
+    one, two = asyncio.run(scenario())
+    old = one.policy_versions.count(0)
+    assert 0 < old < len(one.ids) and one.policy_versions == (0,) * old + (1,) * (len(one.ids) - old)
+    assert one.ids[:old] == undisturbed[0].ids[:old] and one.logprobs[:old] == undisturbed[0].logprobs[:old]
+    assert one.logprobs[old] != undisturbed[0].logprobs[old]
+    assert set(two.policy_versions) == {1}
+
+
+def test_paged_sessions_share_no_prefix_of_older_weights() -> None:
+    async def scenario() -> list[int]:
+        engine, shared = make_engine(paged=True), []
+        weights = copy_model(engine._model)
+        async with engine.open(key(1)) as first:
+            await first.generate(prompt(1, 150), Sampling(max_tokens=2))
+            for version in (0, 1):
+                if version:
+                    await engine.publish(version, weights)
+                await talk(engine, key(2 + version), [prompt(1, 150)], Sampling(max_tokens=2))
+                shared.append(engine.stats().counts["shared_tokens"])
+        return shared
+
+    before, after = asyncio.run(scenario())
+    assert before > 0 and after == before

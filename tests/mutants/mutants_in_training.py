@@ -134,7 +134,7 @@ IN_TRAINING = (
         ),
         (
             "adaptive coefficients stay as they were",
-            "coefficients=coefficients.numbers(),",
+            "coefficients=learnt.coefficients.numbers(),",
             "coefficients=state.coefficients,",
         ),
         (
@@ -164,12 +164,12 @@ IN_TRAINING = (
         "training/rollout_stage.py",
         GATHER,
         ("more groups are trained than asked for", "        kept = kept[: self.groups]\n", ""),
-        ("a refill draws the same tasks", "start=round * self.groups", "start=0"),
+        ("a refill draws the same tasks", "start=number * self.groups", "start=0"),
         ("a refill too many", "if len(kept) >= self.groups:", "if len(kept) > self.groups:"),
         ("no refill", "range(1 + self.refill)", "range(1)"),
         (
             "lost members are not counted",
-            "lost.dropped += len(tasks) * self.group_size - count_members(scored.groups)",
+            "lost.dropped += round.episodes - count_members(round.scored.groups)",
             "lost.members += 0",
         ),
     ),

@@ -116,6 +116,8 @@ class RolloutConfig(Section):
     """Attempts per episode when its environment or infrastructure fails."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature in training."""
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    """Steps that rollouts may run ahead of training, with weights as many versions old; 0: synchronous."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn, in addition to the model's end-of-turn token."""
     prefix: str = ""

@@ -118,6 +118,8 @@ class EngineStats:
     """Tokens and forward passes by name, for benchmarks and metrics."""
     capture_s: float = 0.0
     """Seconds spent capturing CUDA graphs."""
+    busy_s: float = 0.0
+    """Seconds of forward passes; 0 if unknown."""
 
 
 class Engine(Policy, Protocol):

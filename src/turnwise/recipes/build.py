@@ -149,8 +149,10 @@ class PolicyStack:
 def build_policy_stack(
     config: Config, environments: EnvironmentMix, loaded: LoadedModel, pages: int | None = None
 ) -> PolicyStack:
+    """Build the stack. In asynchronous training the engine samples from its own copy of the weights."""
     renderer = Renderer(loaded.tokenizer, loaded.stop_ids, config.rollout.prefix)
-    engine = build_engine(config, loaded.model, renderer, pages=pages)
+    model = copy_model(loaded.model).requires_grad_(False) if config.rollout.max_staleness else loaded.model
+    engine = build_engine(config, model, renderer, pages=pages)
 
     def collector(sampling: Sampling, run_seed: int) -> Collector:
         limits = Limits(sampling=sampling, max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s)
@@ -260,8 +262,13 @@ def build_optimizer(
     return Optimizer(trained, settings, schedule.share, on_host=plan.optimizer_on_host)
 
 
-def share_value_head(engine: Engine, learner: LocalLearner) -> None:
-    """Let a native engine compute the values of a critic on the policy's trunk while it samples."""
+def share_value_head(config: Config, engine: Engine, learner: LocalLearner) -> None:
+    """Let a native engine compute the values of a critic on the policy's trunk while it samples.
+
+    Not in asynchronous training: the values would be those of older weights.
+    """
+    if config.rollout.max_staleness:
+        return
     if isinstance(engine, NativeEngine) and isinstance(learner.critic, HeadCritic):
         engine.set_value_head(learner.critic)
 

@@ -48,8 +48,8 @@ def configure(
     settings = _base_settings(target, start_from, resume)
     if target is not None:
         settings = _apply_defaults(settings, target, like, overrides)
-    config = build(_apply_method(settings, overrides, from_target=target is not None), overrides)
-    config = resolve_paths(config)
+    settings = _apply_method(settings, overrides, from_target=target is not None)
+    config = resolve_paths(build(_apply_off_policy_defaults(settings, overrides), overrides))
     if resume is not None:
         check_code_files(find_run(resume))
     build_environment_mix(config)
@@ -139,6 +139,22 @@ def _apply_method(settings: dict[str, Any], overrides: Overrides, *, from_target
     for section, values in read_settings(method_path(name)).items():
         merged[section] = merged.get(section, {}) | values
     return merged
+
+
+OFF_POLICY_DEFAULTS = {"correction": "truncated", "old_logprobs": "learner"}
+"""Settings of `algo` if the sampler's weights may differ from the learner's."""
+
+
+def _apply_off_policy_defaults(settings: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
+    """Correct for stale rollouts unless the settings say how."""
+    found = _find_override("rollout.max_staleness", overrides)
+    staleness = settings.get("rollout", {}).get("max_staleness", 0) if found is None else found
+    algo = settings.get("algo", {})
+    if staleness in (0, "0") or any(
+        name in algo or _find_override(f"algo.{name}", overrides) is not None for name in OFF_POLICY_DEFAULTS
+    ):
+        return settings
+    return settings | {"algo": algo | OFF_POLICY_DEFAULTS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

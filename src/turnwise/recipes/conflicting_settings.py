@@ -35,6 +35,16 @@ def _compares_members(config: Config) -> bool:
 
 CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     (
+        lambda c: c.rollout.max_staleness > 0 and uses_selfplay(c),
+        "rollout.max_staleness {rollout.max_staleness} rolls out several steps at a time, and selfplay.opponent "
+        "{selfplay.opponent} chooses one opponent per step. Set one of them to its default, 0 or none.",
+    ),
+    (
+        lambda c: c.rollout.max_staleness > 0 and c.system.keep_cache == "off",
+        "rollout.max_staleness {rollout.max_staleness} samples during updates, and system.keep_cache off frees the KV "
+        "cache for them. Set rollout.max_staleness 0, or system.keep_cache on.",
+    ),
+    (
         lambda c: ADVANTAGES[c.algo.advantage].needs_groups and c.rollout.group_size < 2,
         "algo.advantage {algo.advantage} compares the members of a group, and rollout.group_size is 1. Raise it, or "
         "choose gae or reinforce_pp.",

@@ -48,7 +48,7 @@ def plan_without_limits(config: Config) -> MemoryPlan:
 
 def memory_request(config: Config, *, sft: bool = False) -> MemoryRequest:
     algo, train, selfplay = config.algo, config.train, config.selfplay
-    keeps = SWITCH[config.system.keep_cache]
+    keeps = True if config.rollout.max_staleness else SWITCH[config.system.keep_cache]
     has_opponent = selfplay.opponent == "past" or (selfplay.opponent == "self" and selfplay.ladder_games > 0)
     critic = ADVANTAGES[algo.advantage].needs_critic and config.critic.kind == "trunk"
     return MemoryRequest(
@@ -60,6 +60,7 @@ def memory_request(config: Config, *, sft: bool = False) -> MemoryRequest:
         engines=2 if has_opponent and not sft else 1,
         critic=critic and not sft,
         reference=algo.kl_coef > 0 and not sft,
+        weights_copy=config.rollout.max_staleness > 0 and not sft,
         muon=train.optimizer == "muon" and not sft,
         micro_tokens=train.micro_tokens,
         optimizer_on_host=SWITCH[train.optimizer_state],

@@ -1,6 +1,7 @@
 """Train: one run, a resumed run, one run per seed, and `tw.train`."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from turnwise.report.pictures.trajectory_images import TrajectoryImages
 from turnwise.report.progress import Progress, explain_idle_step
 from turnwise.report.tables import run_table, seeds_table
 from turnwise.report.terminal import make_console, print_command
+from turnwise.training.asynchronous import AsyncRolloutStage, LearnerThread
 from turnwise.training.checkpoints import Checkpoints, State, restore
 from turnwise.training.loop import Loop
 from turnwise.training.rollout_stage import RolloutStage
@@ -116,7 +118,7 @@ class _ReinforcementRun(TrainingRun):
             progress.note(f"memory: {plan.describe()}")
         stack = build_policy_stack(config, self.environments, loaded, plan.pages)
         learner = build_learner(config, loaded.model, plan)
-        share_value_head(stack.engine, learner)
+        share_value_head(config, stack.engine, learner)
         checkpoints, state = restore_or_init(config, loaded, learner, self.folder, resume=resume, note=progress.note)
         if not self.folder.read_metrics():
             self.folder.append_metrics({"step": 0, "time/warmup_s": warmup_s})
@@ -136,7 +138,18 @@ class _ReinforcementRun(TrainingRun):
         collector, opponents = build_selfplay(
             config, self.environments, self.tasks, loaded, stack, learner, checkpoints, self.folder, progress
         )
-        rollout_stage = RolloutStage(
+        staleness = config.rollout.max_staleness
+        build_stage = (
+            partial(
+                AsyncRolloutStage,
+                max_staleness=staleness,
+                steps=config.train.steps,
+                in_flight=config.rollout.in_flight,
+            )
+            if staleness
+            else RolloutStage
+        )
+        rollout_stage = build_stage(
             tasks=self.tasks,
             collector=collector,
             greedy=stack.greedy if ADVANTAGES[config.algo.advantage].needs_greedy else None,
@@ -174,6 +187,7 @@ class _ReinforcementRun(TrainingRun):
             services=self.services,
             max_seconds=limit_s,
             release_cache=plan.releases_cache,
+            learner_thread=LearnerThread() if staleness else None,
         )
 
     def write_figures(self, rows: Sequence[dict[str, Any]]) -> None:

@@ -32,6 +32,13 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     }
 
 
+def staleness_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """Return how many versions older than `version` the weights were that sampled the tokens: mean and maximum."""
+    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+    ages = [version - sampled for turn in turns for sampled in turn.policy_versions]
+    return {"rollout/staleness": _mean(ages), "rollout/staleness_max": float(max(ages))} if ages else {}
+
+
 def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     if not trajectories:
         return {}

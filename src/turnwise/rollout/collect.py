@@ -61,10 +61,14 @@ class GroupCollector(ABC):
         round: int,
         drawn: DrawCounts | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        gate: asyncio.Semaphore | None = None,
     ) -> CollectedGroups:
-        """Collect a group per task. Pass the same `drawn` to all calls of a round: it is updated in place."""
+        """Collect a group per task. Pass the same `drawn` to all calls of a round: it is updated in place.
+
+        `gate` limits the episodes in flight of several calls that run at the same time.
+        """
         many, counts = self.tasks_per_match, Counter[str]()
-        gate = asyncio.Semaphore(max(1, self.in_flight // many))
+        gate = gate or asyncio.Semaphore(max(1, self.in_flight // many))
         total, done = len(tasks) * group_size, 0
         last_failure: Exception | None = None
         drawn = Counter() if drawn is None else drawn

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -51,17 +51,25 @@ class State:
     """Step of the last rollback; alarms look only at later steps."""
     measured: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Results of tasks, (successes, tries) by name, if a curriculum draws them."""
+    drawn_with: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
+    """Asynchronous training with a curriculum: `measured` when the tasks of each started step were drawn, by step."""
     judges: dict[str, dict[str, float]] = field(default_factory=dict)
     """Usage of the judges: their budgets are for the whole run, however often it is resumed."""
 
     def __post_init__(self) -> None:
         # JSON has lists instead of tuples.
-        object.__setattr__(self, "measured", {name: (won, tries) for name, (won, tries) in self.measured.items()})
+        object.__setattr__(self, "measured", _as_tuples(self.measured))
+        drawn_with = {step: _as_tuples(measured) for step, measured in self.drawn_with.items()}
+        object.__setattr__(self, "drawn_with", drawn_with)
 
     def is_best(self, success: float) -> bool:
         """Return True for the highest success so far. NaN, of a validation without scored episodes, never is."""
         best = self.best_success
         return success > (-math.inf if best is None or math.isnan(best) else best)
+
+
+def _as_tuples(measured: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
+    return {name: (won, tries) for name, (won, tries) in measured.items()}
 
 
 class Checkpoints:

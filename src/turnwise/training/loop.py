@@ -1,25 +1,30 @@
-"""The synchronous training loop: roll out, score, estimate advantages, update, publish, record."""
+"""The training loop: roll out, score, estimate advantages, update, publish, record.
+
+With `training/asynchronous.py` the rollouts of later steps run while the learner trains on this one's.
+"""
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from turnwise.algos.alarms import AlarmSettings
 from turnwise.config.schema import Config
 from turnwise.core.errors import DivergedError, UserError
-from turnwise.core.protocols import Engine
+from turnwise.core.protocols import Engine, EngineStats
 from turnwise.core.samples import Learner, StepSettings
 from turnwise.core.task import Task
 from turnwise.core.token_name import TokenName
 from turnwise.evaluation.episodes import Evaluation
-from turnwise.record.metrics import rollout_metrics
+from turnwise.record.metrics import rollout_metrics, staleness_metrics
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.pictures.trajectory_images import TrajectoryImages
 from turnwise.report.progress import Progress
 from turnwise.rewards.services import RewardServices
 from turnwise.rollout.failures import DropMonitor
+from turnwise.training.asynchronous import LearnerThread
 from turnwise.training.checkpoints import Checkpoints, State
 from turnwise.training.diagnostics import AlarmWatcher, gradient_metrics, is_due, mutual_information_metrics, roll_back
 from turnwise.training.estimate import AdaptiveCoefficients, Estimate, EstimateSettings, estimate
@@ -36,6 +41,18 @@ from turnwise.training.update import UpdateSettings, update
 
 LENGTH_STOP_WARNING = 0.2
 """Share of turns cut at rollout.max_new_tokens from which the first step warns."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Learnt:
+    """The learner's part of a step."""
+
+    estimated: Estimate | None
+    metrics: dict[str, float]
+    diagnosed: dict[str, float]
+    coefficients: AdaptiveCoefficients
+    """For the next step."""
+    statistics: TokenStatistics | None
 
 
 class Loop:
@@ -64,8 +81,13 @@ class Loop:
         services: RewardServices | None = None,
         max_seconds: float | None = None,
         release_cache: bool = False,
+        learner_thread: LearnerThread | None = None,
     ) -> None:
-        """`release_cache`: free the engines' KV caches after each rollout, for updates that need the memory."""
+        """`release_cache`: free the engines' KV caches after each rollout, for updates that need the memory.
+
+        `learner_thread`: where the learner works while episodes of later steps run; None: in the event loop, with
+        nothing beside it.
+        """
         self.config = config
         self.estimate_settings, self.update_settings = estimate_settings, update_settings
         self.rollout_stage, self.evaluator = rollout_stage, evaluator
@@ -78,10 +100,11 @@ class Loop:
         self.validation_tasks, self.opponents = validation_tasks, opponents
         self.services = services or RewardServices()
         self.max_seconds, self.release_cache = max_seconds, release_cache
+        self.learner_thread = learner_thread
         self._published: int | None = None
         """Version of the weights that the engine generates with."""
-        self._capture_s = 0.0
-        """Seconds of CUDA graph capture that are in the metrics already."""
+        self._engine_stats = EngineStats()
+        """Of the last step that is in the metrics."""
 
     @property
     def steps(self) -> int:
@@ -95,23 +118,31 @@ class Loop:
         self.watcher.begin(self.folder.read_metrics(), state)
         try:
             await self._publish(state.step)
+            self.rollout_stage.admit(state.step, state.measured, state.drawn_with)
             if self.opponents is not None:
                 await self.opponents.begin(state.step)
             if self._evaluation_due(state.step):  # stopped before it was done, or killed before it was acted on
                 state = await self._finish_step(state, recorded_success(self.folder, state.step))
             while state.step < self.steps and not self._out_of_time(began):
                 state = await self._step(state)
+                if self.learner_thread is not None and self.learner_thread.cancelled:
+                    raise asyncio.CancelledError
                 state = await self._finish_step(state)
         except DivergedError:  # the weights are not worth saving
             raise
         except (asyncio.CancelledError, UserError):  # Ctrl-C, or a problem for the user to fix, such as a spent budget
             self._save(state)
             raise
+        finally:
+            await self.rollout_stage.close()
         self._save(state)
         return state
 
     def _save(self, state: State, *, best: bool = False) -> None:
-        self.checkpoints.save(self.learner, replace(state, judges=self.services.judges.counts()), best=best)
+        state = replace(
+            state, judges=self.services.judges.counts(), drawn_with=self.rollout_stage.drawn_with(state.step)
+        )
+        self.checkpoints.save(self.learner, state, best=best)
         if self.opponents is not None and not best:
             self.opponents.drop_unneeded(state.step)
 
@@ -119,7 +150,7 @@ class Loop:
         return self.max_seconds is not None and time.perf_counter() - began > self.max_seconds
 
     async def _step(self, state: State) -> State:
-        """Run one training step. Nothing awaits between the rollout and the end of the update: cancelling is safe."""
+        """Run one training step. Cancelling it is safe: what follows the rollout is never left half done."""
         number, timer = state.step + 1, StepTimer()
         coefficients = self._begin_step(state)
         if self.opponents is not None:
@@ -129,36 +160,43 @@ class Loop:
         timer.lap("rollout")
         if self.release_cache:
             await self._sleep()
-        estimated = estimate(rollout.kept, self.learner, self.estimate_settings, coefficients, rollout.baselines)
-        timer.lap("score")
-        diagnosed = self._diagnose(number, rollout, estimated)
-        timer.lap("diagnose")
         self.progress.phase("update", 0, 1)
-        learnt, statistics = {"empty_steps": 1.0}, TokenStatistics() if self._recorded(number) else None
-        if estimated is not None:
-            learnt = update(self.learner, estimated, self.update_settings, state.step, rollout.rate_scale, statistics)
-            kl = estimated.metrics.get("kl", learnt.get("kl"))
-            coefficients = coefficients.after(kl, len(estimated.trajectories), estimated.critic_fit)
-        timer.lap("update")
+        learn = partial(self._learn, number, rollout, coefficients, timer)
+        learnt = learn() if self.learner_thread is None else await self.learner_thread.run(learn)
         curriculum, measured = self.rollout_stage.tasks.curriculum, state.measured
         if curriculum is not None:
             measured = curriculum.update(measured, rollout.groups)
-            diagnosed |= curriculum.metrics(measured)
-        if statistics is not None:
-            rows = trajectory_rows(number, rollout.groups, estimated, self.decode, statistics)
+        if learnt.statistics is not None:
+            rows = trajectory_rows(number, rollout.groups, learnt.estimated, self.decode, learnt.statistics)
             self.folder.write_trajectories(number, rows, self.name_token)
             self.pictures.write(number, rows)
         timer.lap("record")
-        learnt |= coefficients.numbers()
-        row = self._record(number, rollout, estimated, learnt, diagnosed, timer)
+        row = self._record(number, rollout, learnt, {} if curriculum is None else curriculum.metrics(measured), timer)
         state = replace(
             state,
             step=number,
             skipped_steps=self.learner.skipped_steps,
-            coefficients=coefficients.numbers(),
+            coefficients=learnt.coefficients.numbers(),
             measured=measured,
         )
-        return self._answer_alarms(row, state)
+        return await self._answer_alarms(row, state)
+
+    def _learn(
+        self, number: int, rollout: RolloutResult, coefficients: AdaptiveCoefficients, timer: StepTimer
+    ) -> "_Learnt":
+        """Do the learner's part of a step."""
+        estimated = estimate(rollout.kept, self.learner, self.estimate_settings, coefficients, rollout.baselines)
+        timer.lap("score")
+        diagnosed = self._diagnose(number, rollout, estimated)
+        timer.lap("diagnose")
+        metrics, statistics = {"empty_steps": 1.0}, TokenStatistics() if self._recorded(number) else None
+        if estimated is not None:
+            settings = self.update_settings
+            metrics = update(self.learner, estimated, settings, number - 1, rollout.rate_scale, statistics)
+            kl = estimated.metrics.get("kl", metrics.get("kl"))
+            coefficients = coefficients.after(kl, len(estimated.trajectories), estimated.critic_fit)
+        timer.lap("update")
+        return _Learnt(estimated, metrics | coefficients.numbers(), diagnosed, coefficients, statistics)
 
     def _recorded(self, number: int) -> bool:
         every = self.config.record.trajectories
@@ -200,7 +238,7 @@ class Loop:
         self.progress.note(f"alarm: {message}")
         self.folder.append_alarm(step, message)
 
-    def _answer_alarms(self, row: dict[str, Any], state: State) -> State:
+    async def _answer_alarms(self, row: dict[str, Any], state: State) -> State:
         """Report alarms; with diagnose.rollback, go back to an earlier checkpoint, diagnose.max_rollbacks times."""
         settings = self.config.diagnose
         if not settings.alarms or not self.watcher.raises_alarm(row):
@@ -212,6 +250,7 @@ class Loop:
             self.progress.note("no checkpoint to go back to yet: training continues")
             return state
         self._published = None
+        await self.rollout_stage.close()  # the steps that have started are repeated with the earlier weights
         self.progress.note(
             f"went back to an earlier checkpoint; learning rate multiplied by {restored.rate_scale:g} from now on"
         )
@@ -222,12 +261,11 @@ class Loop:
         self,
         number: int,
         rollout: RolloutResult,
-        estimated: Estimate | None,
-        learnt: dict[str, float],
-        diagnosed: dict[str, float],
+        learnt: "_Learnt",
+        curriculum: dict[str, float],
         timer: StepTimer,
     ) -> dict[str, Any]:
-        metrics, capture_s = rollout_metrics(rollout.groups), self.engine.stats().capture_s
+        metrics, estimated, stats = rollout_metrics(rollout.groups), learnt.estimated, self.engine.stats()
         if number == 1 and metrics.get("rollout/length_stops", 0.0) > LENGTH_STOP_WARNING:
             share = f"{100 * metrics['rollout/length_stops']:.0f} %"
             self.progress.note(f"{share} of turns were cut at rollout.max_new_tokens: raise it to let them finish")
@@ -236,15 +274,18 @@ class Loop:
             **metrics,
             **rollout.metrics(),
             **{f"rollout/{name}": float(count) for name, count in rollout.counts.items()},
-            **{f"train/{name}": value for name, value in learnt.items()},
+            **({} if self.learner_thread is None else staleness_metrics(rollout.kept, version=number - 1)),
+            **{f"train/{name}": value for name, value in learnt.metrics.items()},
             **{f"train/{name}": value for name, value in (estimated.metrics if estimated else {}).items()},
             **self.services.metrics(),
             "train/skipped_steps": float(self.learner.skipped_steps),
-            **diagnosed,
+            **learnt.diagnosed,
+            **curriculum,
             **timer.metrics(metrics["rollout/sampled_tokens"] + metrics["rollout/context_tokens"]),
-            "time/capture_s": capture_s - self._capture_s,
+            "time/capture_s": stats.capture_s - self._engine_stats.capture_s,
+            "time/engine_s": stats.busy_s - self._engine_stats.busy_s,
         }
-        self._capture_s = capture_s
+        self._engine_stats = stats
         self.folder.append_metrics(row)
         self.progress.step(number - 1, row)
         return row
@@ -256,6 +297,7 @@ class Loop:
         """
         config, number = self.config, state.step
         await self._publish(number)
+        self.rollout_stage.admit(number, state.measured)
         if self.opponents is not None:
             await self.opponents.after(number)
         if self._evaluation_due(number):

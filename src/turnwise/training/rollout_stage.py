@@ -1,7 +1,8 @@
 """Rollout stage of a training step: roll out groups, score their rewards, filter them, and refill if too few pass."""
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,18 @@ class RolloutResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRound:
+    """One round of tasks of a step, rolled out and scored."""
+
+    episodes: int
+    """Number of episodes that the round asked for."""
+    collected: CollectedGroups
+    scored: ScoredGroups
+    drawn: DrawCounts
+    """Tasks drawn in this step so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutStage:
     tasks: TaskSource
     collector: GroupCollector
@@ -69,20 +82,14 @@ class RolloutStage:
         counts: Counter[str] = Counter()
         drawn: DrawCounts = Counter()
         lost = DroppedEpisodes()
-        for round in range(1 + self.refill):
-            tasks = self.tasks.draw(step, self.groups, start=round * self.groups, success_counts=measured)
-            collected = await self.collector.collect(
-                tasks,
-                group_size=self.group_size,
-                round=step,
-                drawn=drawn,
-                progress=lambda done, total: show("rollout", done, total),
-            )
-            scored = await self._score(collected, counts, lost)
-            lost.total += len(tasks) * self.group_size
-            lost.dropped += len(tasks) * self.group_size - count_members(scored.groups)
-            groups += scored.groups
-            kept += filter_groups(scored.groups, self.learner, self.algo, self.micro_tokens)
+        for number in range(1 + self.refill):
+            round = await self.next_round(step, number, drawn, show, measured)
+            drawn = round.drawn
+            _count(round, counts, lost)
+            lost.total += round.episodes
+            lost.dropped += round.episodes - count_members(round.scored.groups)
+            groups += round.scored.groups
+            kept += filter_groups(round.scored.groups, self.learner, self.algo, self.micro_tokens)
             if len(kept) >= self.groups:
                 break
         kept_share, baselines = len(kept) / len(groups), None
@@ -102,16 +109,42 @@ class RolloutStage:
             lost=lost,
         )
 
-    async def _score(self, collected: CollectedGroups, counts: Counter[str], lost: DroppedEpisodes) -> ScoredGroups:
-        """Compute the rewards; add failures to `counts`, and the last reason to `lost`."""
+    async def next_round(
+        self, step: int, number: int, drawn: DrawCounts, show: ShowProgress, measured: SuccessCounts | None
+    ) -> RolloutRound:
+        return await self.roll_out(step, number, drawn, show, measured)
+
+    async def roll_out(
+        self,
+        step: int,
+        number: int,
+        drawn: DrawCounts,
+        show: ShowProgress,
+        measured: SuccessCounts | None,
+        gate: asyncio.Semaphore | None = None,
+    ) -> RolloutRound:
+        """Roll out and score one round of tasks. `gate` limits the episodes in flight together with other steps'."""
+        tasks = self.tasks.draw(step, self.groups, start=number * self.groups, success_counts=measured)
+        collected = await self.collector.collect(
+            tasks,
+            group_size=self.group_size,
+            round=step,
+            drawn=drawn,
+            progress=lambda done, total: show("rollout", done, total),
+            gate=gate,
+        )
         scored = await score_groups(collected.groups, self.rewards)
-        if not scored.groups:
-            raise Outage(f"no group of this step could be scored ({scored.last_failure}): fix that first")
-        counts += collected.counts
-        counts += Counter(groups_unscored=len(scored.failures), members_unscored=scored.dropped_members)
-        lost.reason = scored.last_failure or str(collected.last_failure or lost.reason)
-        lost.cause = None if scored.last_failure else collected.last_failure or lost.cause
-        return scored
+        return RolloutRound(episodes=len(tasks) * self.group_size, collected=collected, scored=scored, drawn=drawn)
+
+    def admit(self, done: int, measured: SuccessCounts, drawn_with: Mapping[str, SuccessCounts] | None = None) -> None:
+        """Do nothing: a step's rollouts start with the step. `AsyncRolloutStage` starts later steps here."""
+
+    def drawn_with(self, done: int) -> dict[str, dict[str, tuple[float, float]]]:
+        """Return the task results with which the curriculum drew the tasks of later steps that have started."""
+        return {}
+
+    async def close(self) -> None:
+        """Stop the rollouts of later steps."""
 
     async def _roll_out_baselines(
         self,
@@ -128,8 +161,20 @@ class RolloutStage:
             round=step,
             progress=lambda done, total: show("greedy members", done, total),
         )
-        scored = await self._score(collected, counts, lost)
+        scored = await score_groups(collected.groups, self.rewards)
+        _count(RolloutRound(episodes=len(kept), collected=collected, scored=scored, drawn=Counter()), counts, lost)
         return {(group.task.env, group.task.seed): group.trajectories[0].total_reward for group in scored.groups}
+
+
+def _count(round: RolloutRound, counts: Counter[str], lost: DroppedEpisodes) -> None:
+    """Add the failures of a round to `counts`, and its last reason to `lost`."""
+    collected, scored = round.collected, round.scored
+    if not scored.groups:
+        raise Outage(f"no group of this step could be scored ({scored.last_failure}): fix that first")
+    counts += collected.counts
+    counts += Counter(groups_unscored=len(scored.failures), members_unscored=scored.dropped_members)
+    lost.reason = scored.last_failure or str(collected.last_failure or lost.reason)
+    lost.cause = None if scored.last_failure else collected.last_failure or lost.cause
 
 
 def filter_groups(groups: Sequence[Group], learner: Learner, algo: AlgoConfig, micro_tokens: int) -> list[Group]:

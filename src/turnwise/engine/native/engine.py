@@ -67,7 +67,8 @@ class NativeEngine:
         self._arrived: list[Request] = []
         self._waiting: list[Request] = []
         """Requests that no pass has included yet: they have just arrived, or the runner has no memory for them."""
-        self._answers: dict[SessionSlot, asyncio.Future[Completion]] = {}  # a session waits for one answer at a time
+        self._answers: dict[SessionSlot, tuple[Request, asyncio.Future[Completion]]] = {}
+        """A session waits for one answer at a time."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def set_value_head(self, head: Callable[[Tensor], Tensor]) -> None:
@@ -76,12 +77,19 @@ class NativeEngine:
             self._runner.value_head = head
 
     def stats(self) -> EngineStats:
-        return EngineStats(counts=dict(self._runner.counts), capture_s=self._runner.capture_s)
+        return EngineStats(counts=dict(self._runner.counts), capture_s=self._runner.capture_s, busy_s=self._pass_s)
 
     async def publish(self, version: int, weights: WeightSource) -> None:
-        """Label new tokens with this version. Weights are copied only from a model that is not the engine's own."""
-        if self._live:
-            raise RuntimeError("weights cannot change while a session is open: its KV cache would be of the old ones")
+        """Generate with these weights from the next pass on. Nothing is copied if they are the engine's own.
+
+        Open sessions continue: their KV cache keeps the keys and values of older weights, and the versions of their
+        tokens say which weights sampled them.
+        """
+        if weights is self._model and self._live:
+            raise RuntimeError("weights that are the learner's own cannot change while a session is open")
+        self._answer(self._runner.finish_pass())
+        for request, _ in self._answers.values():
+            request.label_tokens(self.policy_version)
         if weights is not self._model:
             copy_parameters(self._model, weights)
         self.policy_version = version
@@ -122,7 +130,7 @@ class NativeEngine:
         if self._server is None or self._server.done():
             self._server = asyncio.create_task(self._serve())
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._answers[request.slot] = answer
+        self._answers[request.slot] = request, answer
         self._arrived.append(request)
         self._changed.set()
         return await answer
@@ -140,9 +148,9 @@ class NativeEngine:
             while self._live:
                 await self._until_ready()
                 if self._answers:
-                    self._answer()
+                    self._answer(self._run_pass())
         except BaseException as error:
-            for answer in self._answers.values():
+            for _, answer in self._answers.values():
                 if not answer.done():
                     answer.set_exception(error)
             self._answers.clear()
@@ -172,9 +180,9 @@ class NativeEngine:
         self._waiting = [request for request in self._waiting if not request.taken]
         return done
 
-    def _answer(self) -> None:
-        for request in self._run_pass():
-            answer = self._answers.pop(request.slot)
+    def _answer(self, finished: list[Request]) -> None:
+        for request in finished:
+            _, answer = self._answers.pop(request.slot)
             if request.stop is not None and not answer.done():
                 answer.set_result(
                     Completion(
@@ -182,7 +190,7 @@ class NativeEngine:
                         logprobs=tuple(request.logprobs),
                         stop=request.stop,
                         temperature=request.sampling.temperature or 1.0,
-                        policy_versions=(self.policy_version,) * len(request.ids),
+                        policy_versions=request.label_tokens(self.policy_version),
                         values=tuple(request.values),
                     )
                 )

@@ -34,11 +34,18 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     """One per token if the runner has a value head, else empty."""
+    versions: list[int] = field(default_factory=list)
+    """Policy versions of the tokens sampled before the last change of weights."""
     stop: Stop | None = None
     taken: bool = False
     """Whether a pass has started it; else it waits for free memory."""
     began_s: float | None = None
     """Engine time, which advances in passes only, when it was started."""
+
+    def label_tokens(self, version: int) -> tuple[int, ...]:
+        """Label the tokens without a version with this one; return the versions of all tokens."""
+        self.versions += [version] * (len(self.ids) - len(self.versions))
+        return tuple(self.versions)
 
 
 class PassRunner(Protocol):
@@ -53,6 +60,13 @@ class PassRunner(Protocol):
 
     def sleep(self) -> None:
         """Release memory until the next pass. No slot may be claimed."""
+        ...
+
+    def finish_pass(self) -> list[Request]:
+        """Read the tokens of a started pass and stop sharing cached prefixes, before the weights change.
+
+        Returns the finished requests.
+        """
         ...
 
     def claim(self, address: int) -> Any:

@@ -123,6 +123,10 @@ class SlotRunner:
     def sleep(self) -> None:
         """Do nothing: a cache in host memory can stay."""
 
+    def finish_pass(self) -> list[Request]:
+        """Return nothing: a pass is read when it is run, and prefixes are shared only within a pass."""
+        return []
+
     def claim(self, address: int) -> CacheSlot:
         """Return a slot for a session. The caller ensures that one is free."""
         slot = CacheSlot(index=self._free.pop() if self._free else len(self._claimed), address=address)

@@ -59,7 +59,7 @@ class CudaGraphs:
         """Return the graph's replay, or the function itself if it cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._memory):
+            with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
                 function()
         except RuntimeError as error:
             logger.warning("this model cannot be captured in a CUDA graph and decodes several times slower: %s", error)

@@ -85,6 +85,11 @@ class PageTable:
         slot.cached = len(slot.pages) * PAGE
         return slot.cached
 
+    def forget_contents(self) -> None:
+        """Share no page with later sessions. Sessions that share one already keep it."""
+        self._by_content.clear()
+        self._content.clear()
+
     def reserve(self, slot: PagedSlot, length: int) -> bool:
         """Allocate pages for this many positions. Returns False, and changes nothing, if too few are free."""
         missing = -(-length // PAGE) - len(slot.pages)

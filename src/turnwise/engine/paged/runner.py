@@ -85,6 +85,12 @@ class PagedRunner:
         self._pending = None
         self._device.sleep()
 
+    def finish_pass(self) -> list[Request]:
+        """Read the pending pass and stop sharing cached prefixes, before the weights change."""
+        self._page_table.forget_contents()
+        pending, self._pending = self._pending, None
+        return [] if pending is None else self._read(pending)
+
     def run_pass(self, arrived: list[Request]) -> list[Request]:
         """Start a pass and return the requests that the previous one finished."""
         self._device.wake()

@@ -5,6 +5,7 @@ A compiled layer therefore does not depend on a plan: one compilation serves all
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any, Protocol
 
 import torch
@@ -44,16 +45,19 @@ class _Active:
     """A plain global, not thread-local: the backward pass on a GPU runs in another thread."""
 
     plan: ActivePlan | TrainingPlan | None = None
+    lock = RLock()
+    """Lets an engine and a learner in different threads take turns."""
 
 
 @contextmanager
 def use_plan(plan: ActivePlan) -> Iterator[None]:
-    """Make forward and backward passes in this block follow the plan."""
-    outer, _Active.plan = _Active.plan, plan
-    try:
-        yield
-    finally:
-        _Active.plan = outer
+    """Make forward and backward passes in this block follow the plan. Other threads wait until the block ends."""
+    with _Active.lock:
+        outer, _Active.plan = _Active.plan, plan
+        try:
+            yield
+        finally:
+            _Active.plan = outer
 
 
 def _active_plan() -> Any:

@@ -34,6 +34,8 @@ class MemoryRequest:
     critic: bool = False
     """Whether a separate critic model is trained."""
     reference: bool = False
+    weights_copy: bool = False
+    """Whether the engine has its own copy of the policy's weights, as in asynchronous training."""
     muon: bool = False
     micro_tokens: int | None = None
     optimizer_on_host: bool | None = None
@@ -144,7 +146,7 @@ def _options(request: MemoryRequest) -> Iterator[MemoryOptions]:
 
 def _limits(estimate: MemoryEstimate, request: MemoryRequest, device_bytes: int) -> Iterator[tuple[int, int]]:
     """Yield (minimum of tokens per pass, maximum of pages). Few tokens and a small cache are the last resort."""
-    models = CUDA_CONTEXT + request.engines * estimate.parameters
+    models = CUDA_CONTEXT + (request.engines + request.weights_copy) * estimate.parameters
     share = int(request.cache_share * max(0, device_bytes - models)) // request.engines
     min_pages = request.pages_per_slot + 1
     pages = max(min_pages, min(request.max_pages, share // estimate.kv_cache(request.page_size)))
@@ -205,6 +207,7 @@ def _persistent_items(estimate: MemoryEstimate, request: MemoryRequest, on_host:
     yield on_device("parameters", estimate.parameters)
     reference = shape.trained * FLOAT32_BYTES if shape.adapter else estimate.parameters
     yield on_device("reference model", reference if request.reference else 0)
+    yield on_device("engine's weights", estimate.parameters if request.weights_copy else 0)
     yield on_device("critic", estimate.trunk if request.critic else 0)
     yield on_device("frozen opponent", (request.engines - 1) * estimate.parameters)
     yield state("float32 master weights", estimate.master_weights(trained, on_host))
