@@ -10,7 +10,8 @@ import pytest
 
 from turnwise.cli import main as cli
 from turnwise.cli.commands import COMMANDS
-from turnwise.config.keys import all_keys
+from turnwise.cli.train import COMMON_SETTINGS
+from turnwise.config.keys import all_keys, show_value
 from turnwise.config.load import build, save_toml
 from turnwise.core.errors import UserError
 from turnwise.recipes import run as recipes_run
@@ -151,6 +152,11 @@ def test_train_help_lists_common_settings(run_cli) -> None:
     out = run_cli("train", "--help").out
     for part in ("--train.steps", "--model.name", "--help-all", "--dry-run", "--resume RUN", "--seeds"):
         assert part in out
+
+
+def test_common_settings_equal_the_schema() -> None:
+    keys = {key.option: (show_value(key.default), key.doc) for key in all_keys().values()}
+    assert {option: keys[option] for option in COMMON_SETTINGS} == COMMON_SETTINGS
 
 
 def test_help_all_lists_every_setting_once(run_cli) -> None:

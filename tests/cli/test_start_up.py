@@ -18,7 +18,9 @@ QUICK = (
     "train frozen_lake --stpes 3",
     "train frozen_lake --algo.clip_hi 3",
 )
-LIGHT = ("models", "train --help", "eval --help", "export --help", "play --help")
+NO_SETTINGS = ("--help", "recipes", "recipes bandit", "recipes --algos", "train --help", "sft --help")
+"""Commands that need neither settings nor environments; with both they would take three times as long."""
+LIGHT = ("models", "eval --help", "export --help", "play --help")
 
 COMMAND = """
 from turnwise.cli.main import main
@@ -65,6 +67,21 @@ def test_light_commands_import_no_heavy_package(typed: str, tmp_path: Path) -> N
     modules = imported_modules(COMMAND, typed, tmp_path)
     assert "turnwise.cli.main" in modules
     assert [name for name in HEAVY if name in modules] == []
+
+
+@pytest.mark.parametrize("typed", NO_SETTINGS)
+def test_help_and_recipes_import_no_settings_and_no_environments(typed: str, tmp_path: Path) -> None:
+    modules = imported_modules(COMMAND, typed, tmp_path)
+    assert "turnwise.cli.main" in modules
+    assert "pydantic" not in modules
+    needless = (
+        "turnwise.config",
+        "turnwise.envs.registry",
+        "turnwise.envs.spec",
+        "turnwise.rewards",
+        "turnwise.rollout",
+    )
+    assert [name for name in modules if name.startswith(needless)] == []
 
 
 def test_envs_imports_no_environment(tmp_path: Path) -> None:

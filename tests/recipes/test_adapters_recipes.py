@@ -6,7 +6,8 @@ import pytest
 
 from runs_for_tests import episodes, metrics, quiet
 from turnwise.envs.registry import load_spec
-from turnwise.recipes.configure import configure, find_recipe
+from turnwise.recipes.configure import configure
+from turnwise.recipes.presets import find_recipe
 from turnwise.recipes.run import train
 
 RECIPES = ("taxi", "reasoning_gym", "text_arena", "text_world")

@@ -15,7 +15,8 @@ from turnwise.config.load import build, save_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import load_spec
-from turnwise.recipes.configure import configure, find_method, method_names
+from turnwise.recipes.configure import configure
+from turnwise.recipes.presets import find_method, method_names
 from turnwise.recipes.unused_settings import SWITCHES
 from turnwise.recipes.validate import check_environment, check_settings
 

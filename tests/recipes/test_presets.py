@@ -8,7 +8,8 @@ from turnwise.config.load import build, save_toml
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import ENVIRONMENTS, load_spec
 from turnwise.recipes import configure as module
-from turnwise.recipes.configure import configure, find_recipe, list_recipes, load_recipe, load_target, recipe_names
+from turnwise.recipes.configure import configure, load_recipe, load_target
+from turnwise.recipes.presets import find_recipe, list_recipes, recipe_names
 from turnwise.recipes.validate import check_settings
 
 

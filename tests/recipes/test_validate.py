@@ -6,7 +6,8 @@ import pytest
 from turnwise.config.load import build
 from turnwise.core.errors import UserError
 from turnwise.recipes import resources
-from turnwise.recipes.configure import configure, recipe_names
+from turnwise.recipes.configure import configure
+from turnwise.recipes.presets import recipe_names
 from turnwise.recipes.training_run import resolve
 from turnwise.recipes.validate import check_settings
 from turnwise.rewards.judge.registry import JudgeRegistry

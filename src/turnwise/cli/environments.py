@@ -96,7 +96,7 @@ def recipes(name: str | None = None, /, *, algos: bool = False) -> None:
     algos
         List published methods instead; every recipe accepts them as --algo.preset METHOD.
     """
-    from turnwise.recipes.configure import find_recipe, list_recipes
+    from turnwise.recipes.presets import find_recipe, list_recipes
 
     if algos:
         list_methods(name)
@@ -111,7 +111,7 @@ def recipes(name: str | None = None, /, *, algos: bool = False) -> None:
 
 
 def list_methods(name: str | None) -> None:
-    from turnwise.recipes.configure import find_method, method_names
+    from turnwise.recipes.presets import find_method, method_names
 
     if name is not None:
         print_line(find_method(name).text.rstrip())

@@ -8,21 +8,23 @@ from cyclopts import Parameter
 
 from turnwise.cli.output import print_line
 from turnwise.cli.parsing import INFORMATION, INPUT, Settings, command_app, merge_settings
-from turnwise.config.keys import Key, all_keys, describe, show_value
-from turnwise.config.load import parse_seeds
 from turnwise.core.errors import UserError
-from turnwise.recipes.configure import configure
 
-COMMON_SETTINGS = (
-    "env.params",
-    "model.name",
-    "rollout.groups",
-    "rollout.group_size",
-    "algo.advantage",
-    "train.steps",
-    "train.learning_rate",
-    "eval.every",
-)
+COMMON_SETTINGS = {
+    "--env.params.NAME": ("{}", "Parameters of the environment; `turnwise envs NAME` lists them."),
+    "--model.name": ('"tiny"', '"tiny", "smollm2-135m", a Hugging Face name or folder, or a GGUF file.'),
+    "--rollout.groups": ("8", "Tasks per step."),
+    "--rollout.group_size": ("16", "Episodes per task."),
+    "--algo.advantage": ('"grpo"', "Advantage estimator."),
+    "--train.steps": ("200", "Training steps: each rolls out groups x group_size episodes, then updates the policy."),
+    "--train.learning_rate": ("1e-06", "Peak learning rate of the policy."),
+    "--eval.every": (
+        "0",
+        "Steps between evaluations on the validation split; 0 evaluates only before and after training.",
+    ),
+}
+"""Option -> its default and its help. Copied from the schema, which takes longer to import than help to print; a test
+keeps both equal."""
 HELP_WIDTH = 100
 
 
@@ -30,9 +32,9 @@ def describe_common_settings() -> str:
     """Return the settings that are changed most often, and how to list the others."""
     width = shutil.get_terminal_size().columns
     lines = ["Common settings with their defaults (a recipe may have others):"]
-    for key in (all_keys()[name] for name in COMMON_SETTINGS):
-        start = f"  {setting_option(key):<23} {show_value(key.default):<8} "
-        lines += textwrap.wrap(key.doc, width=width, initial_indent=start, subsequent_indent=" " * len(start))
+    for option, (default, doc) in COMMON_SETTINGS.items():
+        start = f"  {option:<23} {default:<8} "
+        lines += textwrap.wrap(doc, width=width, initial_indent=start, subsequent_indent=" " * len(start))
     lines.append("turnwise train --help-all describes all settings.")
     lines.append("turnwise train RECIPE --dry-run prints all values of a recipe.")
     return "\n".join(lines)
@@ -40,16 +42,14 @@ def describe_common_settings() -> str:
 
 def print_all_settings() -> None:
     """Print every setting with its default, and its description below, wrapped to at most `HELP_WIDTH` columns."""
+    from turnwise.config.keys import all_keys, show_value
+
     width = min(shutil.get_terminal_size(fallback=(HELP_WIDTH, 24)).columns, HELP_WIDTH)
     wrapper = textwrap.TextWrapper(width, subsequent_indent="    ", break_on_hyphens=False)
     for key in all_keys().values():
-        print_line(wrapper.fill(f"{setting_option(key)} {show_value(key.default)}"))
+        print_line(wrapper.fill(f"{key.option} {show_value(key.default)}"))
         print_line(wrapper.fill(f"    {key.doc} ({key.allowed})"))
     print_line("\nturnwise train RECIPE --dry-run prints the values of a recipe; turnwise envs NAME lists env.params")
-
-
-def setting_option(key: Key) -> str:
-    return f"--{key.name}.NAME" if "object" in key.types else f"--{key.name}"
 
 
 train_app = command_app("train", "RECIPE [OPTIONS] [--SECTION.KEY VALUE]...", epilogue=describe_common_settings())
@@ -100,6 +100,9 @@ def train(
     if help_all:
         print_all_settings()
         return
+    from turnwise.config.load import parse_seeds
+    from turnwise.recipes.configure import configure
+
     if seeds is not None and (other := "--seed" if seed is not None else "--resume" if resume is not None else None):
         raise UserError(f"--seeds starts one run per seed and cannot be combined with {other}: remove one of them")
     settings = merge_settings(overrides, seed=seed, train__max_minutes=max_minutes, record__name=name)
@@ -107,6 +110,7 @@ def train(
     override_keys = [key for key, _ in overrides]
     several_seeds = parse_seeds(seeds) if seeds is not None else ()
     if dry_run:
+        from turnwise.config.keys import describe
         from turnwise.recipes.environment_mix import build_environment_mix
         from turnwise.recipes.validate import check_run
 
@@ -170,6 +174,8 @@ def sft(
         train__max_minutes=max_minutes,
         record__name=name,
     )
+    from turnwise.recipes.configure import configure
+
     config = configure(recipe, like=like, resume=resume, overrides=settings)
     from turnwise.recipes.sft import sft as run_sft
 

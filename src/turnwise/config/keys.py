@@ -37,6 +37,11 @@ class Key:
         return self.name.rpartition(".")[2]
 
     @property
+    def option(self) -> str:
+        """Command-line option; a table with free keys takes a name."""
+        return f"--{self.name}.NAME" if "object" in self.types else f"--{self.name}"
+
+    @property
     def types(self) -> frozenset[str]:
         """JSON types of its values: "string", "number", "null", ..."""
         return frozenset(choice["type"] for choice in self.schema.get("anyOf", (self.schema,)))

@@ -1,9 +1,7 @@
 """Configure a run: from the command line's arguments to a checked `Config`. Needs no torch, so it is fast."""
 
 import re
-import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,10 @@ from turnwise.core.references import IN_MEMORY
 from turnwise.core.suggestions import closest_match, suggest
 from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.recipes.environment_mix import build_environment_mix
+from turnwise.recipes.presets import find_method, find_recipe, method_path, recipe_names, recipe_path
 from turnwise.record.provenance import check_code_files
 
-RECIPES = Path(__file__).parent
-METHODS = RECIPES / "algos"
-MODELS = RECIPES / "models"
+MODELS = Path(__file__).parent / "models"
 """Default settings by model, for targets that are not recipes."""
 
 MAY_CHANGE = ("train.max_minutes",)
@@ -157,69 +154,9 @@ def _apply_off_policy_defaults(settings: dict[str, Any], overrides: Overrides) -
     return settings | {"algo": algo | OFF_POLICY_DEFAULTS}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """Preset of settings for `turnwise train NAME`."""
-
-    name: str
-    summary: str
-    """First line of the file's opening comment."""
-    environment: str
-    text: str
-    """Contents of the file."""
-
-
-def recipe_names() -> list[str]:
-    return sorted(path.stem for path in RECIPES.glob("*.toml"))
-
-
-def recipe_path(name: str) -> Path:
-    return RECIPES / f"{name}.toml"
-
-
-def list_recipes() -> list[Recipe]:
-    return [find_recipe(name) for name in recipe_names()]
-
-
-def find_recipe(name: str) -> Recipe:
-    names = recipe_names()
-    if name not in names:
-        raise UserError(f'Unknown recipe "{name}":{suggest(name, names)} (`turnwise recipes` lists them)')
-    text = recipe_path(name).read_text(encoding="utf-8")
-    return Recipe(name=name, summary=_first_comment(text), environment=tomllib.loads(text)["env"]["kind"], text=text)
-
-
 def load_recipe(name: str) -> dict[str, Any]:
     find_recipe(name)
     return read_settings(recipe_path(name))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """Settings of a published method, put on top of a recipe's with `--algo.preset NAME`."""
-
-    name: str
-    summary: str
-    text: str
-
-
-def method_names() -> list[str]:
-    return sorted(path.stem for path in METHODS.glob("*.toml"))
-
-
-def method_path(name: str) -> Path:
-    return METHODS / f"{name}.toml"
-
-
-def find_method(name: str) -> Method:
-    if name not in method_names():
-        raise UserError(f'Unknown algo.preset "{name}":{suggest(name, method_names())}')
-    text = method_path(name).read_text(encoding="utf-8")
-    return Method(name=name, summary=_first_comment(text), text=text)
-
-
-def _first_comment(text: str) -> str:
-    return text.partition("\n")[0].removeprefix("#").strip()
 
 
 # Paths in settings

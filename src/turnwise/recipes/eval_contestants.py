@@ -23,8 +23,9 @@ from turnwise.evaluation.episodes import EpisodeRunner
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_name
 from turnwise.recipes.build import build_policy_stack, evaluation_sampling, load_policy
-from turnwise.recipes.configure import load_target, recipe_names
+from turnwise.recipes.configure import load_target
 from turnwise.recipes.environment_mix import EnvironmentMix
+from turnwise.recipes.presets import recipe_names
 from turnwise.recipes.sources import find_checkpoint, find_source
 from turnwise.recipes.unused_settings import check_setting_is_used
 from turnwise.rollout.chat_episode import ChatRunner

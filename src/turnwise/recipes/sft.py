@@ -12,9 +12,9 @@ from turnwise.core.program import spell_command
 from turnwise.models.layers import recompute_layers
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.recipes.build import build_objective, build_optimizer, build_policy_stack
-from turnwise.recipes.configure import recipe_names
 from turnwise.recipes.demos import build_demonstrations, check_demos, hash_samples
 from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix
+from turnwise.recipes.presets import recipe_names
 from turnwise.recipes.resources import check_threads, memory_plan, plan_without_limits
 from turnwise.recipes.sources import use_own_adapter
 from turnwise.recipes.training_run import (
