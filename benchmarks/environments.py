@@ -32,10 +32,10 @@ from turnwise.core.messages import Message, assistant
 from turnwise.core.protocols import Completion, Env, Observation, Policy, Sampling, Session, StepResult
 from turnwise.core.task import EpisodeKey, Split, Task
 from turnwise.engine.scripted import ScriptedEngine
+from turnwise.envs.catalogue import CATALOGUE
 from turnwise.envs.registry import ENVIRONMENTS, load_spec
 from turnwise.envs.seeds import seed_for
-from turnwise.envs.spec import EnvSpec
-from turnwise.envs.text_env import TextEnv
+from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.scoring import ENV, RewardSet, score_groups
@@ -187,27 +187,27 @@ async def run_env(case: Case, tasks: Sequence[Task], group_size: int) -> Clock:
             runner, rng, over = case.spec.make(task, member), random.Random(member), False
             await runner.start()
             while not over:
-                answer = assistant(random_answer(runner.env, rng))
+                answer = assistant(random_answer(runner, rng))
                 over = (await clock.time(runner.step(answer))).over
     return clock
 
 
-def random_answer(env: TextEnv, rng: random.Random) -> str:
-    answer = env.random_answer(rng)
-    assert answer is not None, f"{type(env).__name__} has no random player"
+def random_answer(runner: EnvRunner, rng: random.Random) -> str:
+    answer = runner.random_answer(rng)
+    assert answer is not None, f"{type(runner.env).__name__} has no random player"
     return answer
 
 
 async def run_rollout(case: Case, tasks: Sequence[Task], group_size: int) -> tuple[float, float]:
     """Return seconds per turn of the rollout, and of the rollout without environments and policy."""
     renderer, envs, engine = Renderer(tiny_tokenizer()), Clock(), Clock()
-    players: dict[tuple[int, int], tuple[TextEnv, random.Random]] = {}
+    players: dict[tuple[int, int], tuple[EnvRunner, random.Random]] = {}
 
     def make_env(task: Task, member: int, attempt: int) -> TimedEnv:
         began = time.thread_time()
         env = case.spec.make(task, member, attempt)
         envs.seconds += time.thread_time() - began
-        players[task.seed, member] = env.env, random.Random(member)
+        players[task.seed, member] = env, random.Random(member)
         return TimedEnv(env, envs)
 
     def script(key: EpisodeKey, turn: int, ids: list[int]) -> list[int]:
@@ -297,7 +297,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def run(args: argparse.Namespace, console: Console) -> list[Measured]:
     full = Settings(tasks=args.tasks, groups=args.groups, group_size=args.group_size, repeats=args.repeats)
     settings = QUICK if args.quick else full
-    names = args.environments or [name for name in ENVIRONMENTS if not load_spec(name).cls.needs]
+    names = args.environments or [name for name in ENVIRONMENTS if not CATALOGUE[name].needs]
     measured = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("", total=None)

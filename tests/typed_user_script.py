@@ -31,6 +31,34 @@ class GuessNumber(tw.TextEnv):
         return tw.goes_on("higher") if guess < self.secret else tw.lost("too high")
 
 
+class Maze:
+    """An environment that follows the protocol itself: it builds its messages and reads the agent's whole reply."""
+
+    class Params(tw.StrictParams):
+        rooms: int = 3
+
+    def __init__(self, task: tw.Task, rng: random.Random) -> None:
+        self.rng = rng
+        self.room = random.Random(task.seed).randrange(task.params["rooms"])
+
+    async def start(self) -> tw.Observation:
+        look = tw.ToolSpec(name="look", description="Look around.", parameters={"type": "object", "properties": {}})
+        return tw.Observation(messages=(tw.system("Leave the maze."), tw.user("Which way?")), tools=(look,))
+
+    async def step(self, action: tw.Message) -> tw.StepResult:
+        left = "left" in action.content and self.rng.random() < 0.9
+        answer = tw.Message(role="tool", parts=(tw.TextPart(text="a wall"),))
+        picture = tw.Picture(rows=(("wall", "door"),))
+        return tw.StepResult(messages=(answer,), reward=1.0 * left, terminated=left, success=left, picture=picture)
+
+    async def close(self) -> None:
+        return None
+
+
+def make_maze(task: tw.Task, rng: random.Random) -> tw.Env:
+    return Maze(task, rng)
+
+
 @tw.tool
 def weather(city: str) -> str:
     """Return the weather of a city."""
@@ -89,6 +117,8 @@ def main() -> None:
         print(error)
         return
     assert_type(run, tw.Run)
+    tw.train(Maze, steps=1)
+    tw.train(make_maze, steps=1)
     assert_type(run.path, Path)
     assert_type(run.summary, dict[str, Any])
     assert_type(run.metrics(), tw.Rows)

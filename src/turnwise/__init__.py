@@ -25,18 +25,26 @@ PUBLIC = {
     "AdvantageInputs": "turnwise.algos.advantage_types:AdvantageInputs",
     "AdvantageResult": "turnwise.algos.advantage_types:AdvantageResult",
     "Config": "turnwise.config.schema:Config",
+    "Env": "turnwise.core.protocols:Env",
     "EvaluationResult": "turnwise.recipes.api:EvaluationResult",
     "LossInputs": "turnwise.algos.losses:LossInputs",
     "LossResult": "turnwise.algos.losses:LossResult",
+    "Message": "turnwise.core.messages:Message",
+    "Observation": "turnwise.core.protocols:Observation",
     "Outcome": "turnwise.envs.text_env:Outcome",
+    "Picture": "turnwise.core.messages:Picture",
     "Rows": "turnwise.recipes.api:Rows",
     "Run": "turnwise.recipes.api:Run",
+    "StepResult": "turnwise.core.protocols:StepResult",
     "StrictParams": "turnwise.envs.text_env:StrictParams",
+    "Task": "turnwise.core.task:Task",
     "TextEnv": "turnwise.envs.text_env:TextEnv",
+    "TextPart": "turnwise.core.messages:TextPart",
     "Tool": "turnwise.tools.tool:Tool",
     "ToolEnv": "turnwise.envs.tool_env:ToolEnv",
     "ToolResult": "turnwise.tools.tool:ToolResult",
     "ToolError": "turnwise.tools.tool:ToolError",
+    "ToolSpec": "turnwise.core.messages:ToolSpec",
     "UserError": "turnwise.core.errors:UserError",
     "advantage": "turnwise.algos.advantages:advantage",
     "evaluate": "turnwise.recipes.api:evaluate",
@@ -45,8 +53,10 @@ PUBLIC = {
     "loss": "turnwise.algos.losses:loss",
     "lost": "turnwise.envs.text_env:lost",
     "sft": "turnwise.recipes.api:sft",
+    "system": "turnwise.core.messages:system",
     "tool": "turnwise.tools.function:tool",
     "train": "turnwise.recipes.api:train",
+    "user": "turnwise.core.messages:user",
     "won": "turnwise.envs.text_env:won",
 }
 """Where each public name is defined. The imports below, for editors and type checkers, name the same."""
@@ -60,6 +70,16 @@ if TYPE_CHECKING:
     from turnwise.algos.losses import loss as loss
     from turnwise.config.schema import Config as Config
     from turnwise.core.errors import UserError as UserError
+    from turnwise.core.messages import Message as Message
+    from turnwise.core.messages import Picture as Picture
+    from turnwise.core.messages import TextPart as TextPart
+    from turnwise.core.messages import ToolSpec as ToolSpec
+    from turnwise.core.messages import system as system
+    from turnwise.core.messages import user as user
+    from turnwise.core.protocols import Env as Env
+    from turnwise.core.protocols import Observation as Observation
+    from turnwise.core.protocols import StepResult as StepResult
+    from turnwise.core.task import Task as Task
     from turnwise.envs.text_env import Outcome as Outcome
     from turnwise.envs.text_env import StrictParams as StrictParams
     from turnwise.envs.text_env import TextEnv as TextEnv

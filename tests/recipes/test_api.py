@@ -39,6 +39,23 @@ class Larger(tw.TextEnv):
         return tw.won("Yes.") if int(action) == max(self.pair) else tw.lost("No.")
 
 
+class Parity:
+    """An environment that follows the protocol itself; it ends only when the agent is right."""
+
+    def __init__(self, task: tw.Task, rng: Any) -> None:
+        self.number = task.seed % 100
+
+    async def start(self) -> tw.Observation:
+        return tw.Observation(messages=(tw.user(f"Is {self.number} even or odd?"),))
+
+    async def step(self, action: tw.Message) -> tw.StepResult:
+        right = ("odd" if self.number % 2 else "even") in action.content
+        return tw.StepResult(messages=(tw.user("No."),), reward=float(right), terminated=right, success=right)
+
+    async def close(self) -> None:
+        return None
+
+
 def length(trajectory: Any) -> float:
     return float(sum(len(turn.action_ids) for turn in trajectory.turns))
 
@@ -87,6 +104,18 @@ def test_train_returns_a_run_with_its_results(tmp_path: Path, folder: dict[str, 
     assert len(result.trajectories) == 3 and result.interval[0] <= result.success <= result.interval[1]
     assert result.summary["models"][0]["episodes"] == 3 and (result.path / "summary.json").is_file()
     assert (run.export(tmp_path / "exported") / "model.safetensors").is_file()
+
+
+def test_train_and_evaluate_take_an_env_that_follows_the_protocol(tmp_path: Path, folder: dict[str, Any]) -> None:
+    short = {"rollout__max_tokens": 120, "rollout__max_new_tokens": 8}
+    run = tw.train(Parity, steps=1, name="parity", **short, **folder)
+    assert run.config.env.kind.endswith("test_api.py:Parity")
+    rows = run.trajectories()
+    assert {row["status"] for row in rows} <= {"succeeded", "truncated_tokens"} and len(rows) == 4
+    assert all(f"Is {row['task']['seed'] % 100} even or odd?" in row["turns"][0]["context"] for row in rows)
+    assert any(len(row["turns"]) > 1 for row in rows)
+    result = tw.evaluate(run, Parity, episodes=2, out=tmp_path / "evaluation", quiet=True, **short)
+    assert len(result.trajectories) == 2
 
 
 def test_train_works_in_a_running_event_loop(folder: dict[str, Any]) -> None:

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
-from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError, failure_boundary
 from turnwise.core.messages import assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Task
 from turnwise.envs.answers import SEPARATOR
-from turnwise.envs.runner import TextEnvRunner
-from turnwise.envs.spec import EnvSpec
+from turnwise.envs.spec import EnvRunner, EnvSpec
+from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.tools.call_formats import parse_calls
 
@@ -22,7 +22,7 @@ def play(spec: EnvSpec, task: Task, read_line: ReadLine, write: Write) -> bool:
     return asyncio.run(_play_and_close(spec.make(task), read_line, write))
 
 
-async def _play_and_close(runner: TextEnvRunner, read_line: ReadLine, write: Write) -> bool:
+async def _play_and_close(runner: EnvRunner, read_line: ReadLine, write: Write) -> bool:
     """Report failures in one line; close servers and sandboxes in any case."""
     try:
         return await _play(runner, read_line, write)
@@ -32,14 +32,13 @@ async def _play_and_close(runner: TextEnvRunner, read_line: ReadLine, write: Wri
         await runner.close()
 
 
-async def _play(runner: TextEnvRunner, read_line: ReadLine, write: Write) -> bool:
+async def _play(runner: EnvRunner, read_line: ReadLine, write: Write) -> bool:
     opening = await runner.start()
     for message in opening.messages:
         write(message.content + "\n")
     if opening.tools:  # a model sees them as its chat template formats them
         write(opening.tools_in_words + "\n")
-    several = f"actions (several with {SEPARATOR} between them)" if runner.env.max_actions_per_turn > 1 else "an action"
-    write(f"Type {several}, hint, or q.")
+    write(_how_to_play(runner))
     total, turn = 0.0, 0
     while True:
         text = _next_answer(runner, read_line, write)
@@ -50,13 +49,21 @@ async def _play(runner: TextEnvRunner, read_line: ReadLine, write: Write) -> boo
         turn, total = turn + 1, total + result.reward
         for message in result.messages:
             write(message.content)
-        write(f"turn {turn} of {runner.env.max_turns}: reward {result.reward:g}{', invalid' * result.invalid}\n")
+        limit = f" of {runner.env.max_turns}" if isinstance(runner.env, TextEnv) else ""
+        write(f"turn {turn}{limit}: reward {result.reward:g}{', invalid' * result.invalid}\n")
         if result.over:
             write(f"{_ending(result)} Total reward {total:g}.")
             return result.success
 
 
-def _next_answer(runner: TextEnvRunner, read_line: ReadLine, write: Write) -> str | None:
+def _how_to_play(runner: EnvRunner) -> str:
+    if not isinstance(runner.env, TextEnv):
+        return "Type a whole reply of the agent, or q."
+    several = f"actions (several with {SEPARATOR} between them)" if runner.env.max_actions_per_turn > 1 else "an action"
+    return f"Type {several}, hint, or q."
+
+
+def _next_answer(runner: EnvRunner, read_line: ReadLine, write: Write) -> str | None:
     """Read the next answer in the model's format; None to quit."""
     while True:
         try:
@@ -65,15 +72,17 @@ def _next_answer(runner: TextEnvRunner, read_line: ReadLine, write: Write) -> st
             return None
         if line == "q":
             return None
+        if not isinstance(runner.env, TextEnv):
+            return line
         if line == "hint":
-            write(_hint(runner))
+            write(_hint(runner.env))
         elif line.startswith("```"):
             return _block(line, read_line)
         elif line:
             return line if "<answer>" in line or _is_call(runner, line) else f"<answer>{line}</answer>"
 
 
-def _is_call(runner: TextEnvRunner, line: str) -> bool:
+def _is_call(runner: EnvRunner, line: str) -> bool:
     return isinstance(runner.env, ToolEnv) and parse_calls(line, runner.env.params.style).attempted
 
 
@@ -88,8 +97,9 @@ def _block(first: str, read_line: ReadLine) -> str | None:
     return "\n".join(lines)
 
 
-def _hint(runner: TextEnvRunner) -> str:
-    actions = runner.solve()
+def _hint(env: TextEnv) -> str:
+    with failure_boundary(f"{type(env).__name__}.solve"):
+        actions = env.solve()
     return f"hint: {actions[0]}" if actions else "hint: none from here"
 
 

@@ -7,6 +7,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.references import find_object, import_file, reference_to
 from turnwise.core.suggestions import closest_match
 from turnwise.envs.catalogue import CATALOGUE
+from turnwise.envs.protocol_env import EnvFactory
 from turnwise.envs.spec import EnvSpec, validate_env_class
 from turnwise.envs.text_env import TextEnv
 
@@ -31,12 +32,13 @@ def load_spec(env_id: str) -> EnvSpec:
     raise UserError(f'unknown environment "{env_id}": {fix}')
 
 
-def spec_of(cls: type[TextEnv]) -> EnvSpec:
-    """Return the spec of a class, as in `tw.train(env=GuessNumber)`."""
+def spec_of(cls: type[TextEnv] | EnvFactory) -> EnvSpec:
+    """Return the spec of a class or factory, as in `tw.train(env=GuessNumber)`."""
+    validate_env_class(cls)
     for name, entry_point in ENVIRONMENTS.items():
         if entry_point == f"{cls.__module__}:{cls.__qualname__}":
             return EnvSpec(name=name, id=name, cls=cls)
-    return EnvSpec(name=cls.__name__, id=reference_to(validate_env_class(cls)), cls=cls)
+    return EnvSpec(name=cls.__name__, id=reference_to(cls), cls=cls)
 
 
 def _load_from_file(env_id: str, file: Path, class_name: str) -> EnvSpec:

@@ -155,9 +155,9 @@ class TextEnvRunner:
             )
         return picture
 
-    def solve(self) -> list[str] | None:
-        with self._attribute_errors("solve"):
-            return self.env.solve()
+    def random_answer(self, rng: random.Random) -> str | None:
+        """Return a random legal reply; None if the environment has no random actions."""
+        return self.env.random_answer(rng)
 
     def _limit_reached(self) -> str:
         """Return the message of a reached limit; empty if none is."""

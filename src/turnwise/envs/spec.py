@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -18,12 +18,17 @@ from turnwise.core.section import quoted_numbers
 from turnwise.core.suggestions import closest_match
 from turnwise.core.task import Split, Task
 from turnwise.envs.catalogue import install_command
+from turnwise.envs.protocol_env import EnvFactory, ProtocolEnvRunner, check_factory, factory_params
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import FIRST_SEED, split_of_seed
 from turnwise.envs.text_env import PROMPT_PARAMS, TextEnv, env_docstring, params_model
 
 if TYPE_CHECKING:
     from turnwise.rewards.services import RewardServices
+
+EnvRunner = TextEnvRunner | ProtocolEnvRunner
+"""One episode of an environment. `env` is the environment as its author wrote it."""
+EnvClass = TypeVar("EnvClass", bound=type)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,35 +43,50 @@ class EnvParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvSpec:
-    """An environment that can be made: its class, with a name and an id."""
+    """An environment that can be made: its class or factory, with a name and an id."""
 
     name: str
     """Name in tasks and records. It seeds random streams, so it contains no path of this machine."""
     id: str
     """Argument of `registry.load_spec`: a built-in name, FILE.py:Class, or python:Class (a class in no file)."""
-    cls: type[TextEnv]
+    cls: type[TextEnv] | EnvFactory
     services: "RewardServices | None" = field(default=None, repr=False, compare=False)
     """Judges that rubrics of the run share. None: each episode has its own."""
 
     @property
     def summary(self) -> str:
-        """First line of the class's docstring."""
-        return env_docstring(self.cls).partition("\n")[0]
+        """First line of the docstring."""
+        text = (inspect.getdoc(self.cls) or "") if self.text_env is None else env_docstring(self.text_env)
+        return text.partition("\n")[0]
 
     @property
     def install_command(self) -> str | None:
         """Command that installs missing packages; None if none is missing."""
-        return install_command(self.cls.needs)
+        return None if self.text_env is None else install_command(self.text_env.needs)
+
+    @property
+    def params_model(self) -> type[BaseModel]:
+        """Model of `env.params`."""
+        return factory_params(self.cls) if self.text_env is None else params_model(self.text_env)
+
+    @property
+    def text_env(self) -> type[TextEnv] | None:
+        """The class, if it is a TextEnv; None if it makes environments that follow the protocol themselves."""
+        return self.cls if isinstance(self.cls, type) and issubclass(self.cls, TextEnv) else None
+
+    def subclass_of(self, base: EnvClass) -> EnvClass | None:
+        """Return the class if it is a subclass of `base`; None for another class or a factory."""
+        return cast(EnvClass, self.cls) if isinstance(self.cls, type) and issubclass(self.cls, base) else None
 
     @property
     def required_params(self) -> tuple[str, ...]:
         """Parameters without a default."""
-        fields = params_model(self.cls).model_fields
+        fields = self.params_model.model_fields
         return tuple(name for name, field in fields.items() if field.is_required())
 
     def parameters(self) -> tuple[EnvParameter, ...]:
         """Return all parameters with their types, defaults and descriptions."""
-        docstrings = _param_docstrings(params_model(self.cls))
+        docstrings = _param_docstrings(self.params_model)
         return tuple(
             EnvParameter(
                 name=name,
@@ -74,12 +94,12 @@ class EnvSpec:
                 default=_default(field),
                 description=field.description or docstrings.get(name, ""),
             )
-            for name, field in params_model(self.cls).model_fields.items()
+            for name, field in self.params_model.model_fields.items()
         )
 
     def check_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Validate parameters and fill in defaults; return JSON values."""
-        settings = params_model(self.cls)
+        settings = self.params_model
         try:
             validated = settings.model_validate(dict(params)).model_dump(mode="json")
         except ValidationError as error:
@@ -91,15 +111,18 @@ class EnvSpec:
 
     def check_resources(self, params: Mapping[str, Any]) -> None:
         """Check what the parameters refer to, such as files. Raises UserError."""
-        self.cls.check(params_model(self.cls).model_validate(dict(params)))
+        if (text_env := self.text_env) is not None:
+            text_env.check(self.params_model.model_validate(dict(params)))
 
     def split_sizes(self, params: Mapping[str, Any]) -> dict[Split, int]:
         """Return the number of tasks of each split that has a fixed number."""
-        validated = params_model(self.cls).model_validate(dict(params))
-        sizes: dict[Split, int | None] = {split: self.cls.size(validated, split) for split in FIRST_SEED}
+        if (text_env := self.text_env) is None:
+            return {}
+        validated = self.params_model.model_validate(dict(params))
+        sizes: dict[Split, int | None] = {split: text_env.size(validated, split) for split in FIRST_SEED}
         return {split: size for split, size in sizes.items() if size is not None}
 
-    def make(self, task: Task, member: int = 0, attempt: int = 0) -> TextEnvRunner:
+    def make(self, task: Task, member: int = 0, attempt: int = 0) -> EnvRunner:
         """Make one episode. Members of a group share the start state; later randomness is their own."""
         if self.install_command:
             raise UserError(f"{self.name} needs a package that is not installed: {self.install_command}")
@@ -110,7 +133,11 @@ class EnvSpec:
         full = replace(task, params=self.check_params(task.params))
         # Random streams do not depend on how the prompt is worded.
         key = replace(full, params={name: value for name, value in full.params.items() if name not in PROMPT_PARAMS})
-        env = self.cls(full.params, rng=random_stream("luck", *key.parts, member, attempt))
+        rng = random_stream("luck", *key.parts, member, attempt)
+        if (text_env := self.text_env) is None:
+            factory: Any = self.cls
+            return ProtocolEnvRunner(self.name, factory(full, rng))
+        env = text_env(full.params, rng=rng)
         env.split, env.index = full.split, full.seed - FIRST_SEED[full.split]
         env.services = self.services
         start_rng = random_stream("start", *key.parts)
@@ -156,11 +183,13 @@ def _default(field: FieldInfo) -> str:
     return "depends on others" if field.default_factory else repr(field.get_default())
 
 
-def validate_env_class(cls: Any) -> type[TextEnv]:
-    """Return `cls` if it is a concrete environment class. Raises UserError."""
+def validate_env_class(cls: Any) -> type[TextEnv] | EnvFactory:
+    """Return `cls` if it is a concrete TextEnv, or makes environments that follow the `Env` protocol."""
     name = getattr(cls, "__name__", repr(cls))
-    if not (isinstance(cls, type) and issubclass(cls, TextEnv) and cls is not TextEnv):
+    if cls is TextEnv or not callable(cls):
         raise UserError(f"{name} is not an environment: make it a subclass of TextEnv")
-    if cls.__abstractmethods__:
+    if not (isinstance(cls, type) and issubclass(cls, TextEnv)):
+        check_factory(cls)
+    elif cls.__abstractmethods__:
         raise UserError(f"{name} lacks {' and '.join(sorted(cls.__abstractmethods__))}: define it")
     return cls

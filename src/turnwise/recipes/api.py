@@ -22,6 +22,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.references import reference_to, refuse_while_importing
 from turnwise.core.task import Split
 from turnwise.core.trajectory import Trajectory
+from turnwise.envs.protocol_env import EnvFactory
 from turnwise.envs.registry import spec_of
 from turnwise.envs.text_env import TextEnv
 from turnwise.evaluation.episodes import Evaluation
@@ -40,8 +41,8 @@ from turnwise.report.terminal import make_console
 if TYPE_CHECKING:
     import pandas
 
-Environment = str | type[TextEnv]
-"""A recipe, a built-in environment, FILE.py:Class, FILE.toml, or a class."""
+Environment = str | type[TextEnv] | EnvFactory
+"""A recipe, a built-in environment, FILE.py:Class, FILE.toml, or a class or factory of environments."""
 EvaluationName = Literal["before", "validation", "after"]
 Result = TypeVar("Result")
 
@@ -183,7 +184,8 @@ def train(
     """Train an agent and return its run.
 
     Args:
-        env: A recipe, an environment's name, FILE.py:Class, FILE.toml, or a class.
+        env: A recipe, an environment's name, FILE.py:Class, FILE.toml, a subclass of `TextEnv` or `ToolEnv`, or a class
+            or function that makes a `tw.Env` from a `tw.Task` and the episode's random stream.
         model: "tiny", a Hugging Face name or folder, a GGUF file, or a run to continue from.
         steps: Training steps (`train.steps`).
         seed: Seed of everything random; equal seeds give equal runs.

@@ -15,6 +15,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.samples import Sample
 from turnwise.data.demonstrations import Exchange, build_demonstration, read_conversations
 from turnwise.data.samples import build_samples
+from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.models.loading.load import LoadedModel
@@ -34,7 +35,7 @@ Show = Callable[[int, int], None]
 def check_demos(demos: str, count: int, environments: EnvironmentMix) -> None:
     """Check before anything is loaded that there are demonstrations."""
     if demos == SOLVER:
-        without = [spec.name for spec in environments.specs.values() if spec.cls.solve is TextEnv.solve]
+        without = [spec.name for spec in environments.specs.values() if not has_solver(spec)]
         if without:
             raise UserError(
                 f"{without[0]} has no solver. Give --demos a run with successes, or a JSONL file of conversations."
@@ -45,9 +46,13 @@ def check_demos(demos: str, count: int, environments: EnvironmentMix) -> None:
         find_run(demos)
 
 
+def has_solver(spec: EnvSpec) -> bool:
+    return spec.text_env is not None and spec.text_env.solve is not TextEnv.solve
+
+
 def _check_call_formats(demos: str, count: int, environments: EnvironmentMix) -> None:
     """Raise UserError if all tool calls are in formats that the environments do not parse."""
-    parsed = {params["style"] for spec, params in environments.with_params if issubclass(spec.cls, ToolEnv)}
+    parsed = {params["style"] for spec, params in environments.with_params if spec.subclass_of(ToolEnv) is not None}
     answers = [exchange.answer for conversation in _conversations(demos, count) for exchange in conversation]
     if not parsed or any(parse_calls(answer, style).calls for answer in answers for style in parsed):
         return

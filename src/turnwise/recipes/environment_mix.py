@@ -10,9 +10,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.task import Split, Task
 from turnwise.envs.registry import load_spec
 from turnwise.envs.rubric_env import RubricEnv
-from turnwise.envs.runner import TextEnvRunner
-from turnwise.envs.spec import EnvSpec
-from turnwise.envs.text_env import params_model
+from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.evaluation.statistics import wilson_interval_of_rate
 from turnwise.rewards.services import RewardServices
@@ -40,11 +38,11 @@ class EnvironmentMix:
     def with_services(self, services: RewardServices) -> "EnvironmentMix":
         """Return the same environments with rubrics that use `services`, built once now so that errors come early."""
         for spec, params in self.with_params:
-            if issubclass(spec.cls, RubricEnv):
-                spec.cls.build_rubric(params_model(spec.cls).model_validate(params), services)
+            if (rubric_env := spec.subclass_of(RubricEnv)) is not None:
+                rubric_env.build_rubric(spec.params_model.model_validate(params), services)
         return replace(self, specs={name: replace(spec, services=services) for name, spec in self.specs.items()})
 
-    def make(self, task: Task, member: int = 0, attempt: int = 0) -> TextEnvRunner:
+    def make(self, task: Task, member: int = 0, attempt: int = 0) -> EnvRunner:
         return self.specs[task.env].make(task, member, attempt)
 
 
@@ -75,8 +73,8 @@ def describe_rows(environments: EnvironmentMix, config: Config) -> list[str]:
     counted, alone = [entry for entry in entries if entry.sizes], len(entries) == 1
     lines = [line for entry in counted for line in (_count_rows(entry), *_warn_few(entry, config, alone=alone))]
     for spec, params in environments.with_params:
-        if issubclass(spec.cls, ToolEnv):
-            lines += spec.cls.notes(params_model(spec.cls).model_validate(params))
+        if (tool_env := spec.subclass_of(ToolEnv)) is not None:
+            lines += tool_env.notes(spec.params_model.model_validate(params))
     return lines
 
 

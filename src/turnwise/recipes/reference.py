@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turnwise.core.protocols import Env
 from turnwise.core.random_streams import address, random_stream
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Stop
 from turnwise.envs.registry import load_spec
-from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.attention.interface import ATTENTION
@@ -81,7 +81,7 @@ class Episode:
     """
 
     key: EpisodeKey
-    env: TextEnvRunner
+    env: Env
     ids: list[int] = field(default_factory=list)
     sampled: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

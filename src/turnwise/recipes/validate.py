@@ -22,7 +22,7 @@ from turnwise.core.suggestions import suggest
 from turnwise.engine.engines import ENGINES
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.spec import EnvSpec
-from turnwise.envs.text_env import TextEnv, params_model
+from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_name
@@ -107,16 +107,18 @@ def check_environment(config: Config, spec: EnvSpec) -> None:
     """Check that the environment has what self-play and the advantage need."""
     if uses_selfplay(config):
         _check_game(config, spec)
-    if ADVANTAGES[config.algo.advantage].needs_states and spec.cls.state_key is TextEnv.state_key:
+    text_env = spec.text_env
+    if ADVANTAGES[config.algo.advantage].needs_states and (text_env is None or text_env.state_key is TextEnv.state_key):
+        define = "Define it" if text_env is not None else "Make it a TextEnv with one"
         raise UserError(
             f"algo.advantage {config.algo.advantage} compares turns that acted in the same state, and {spec.name} has "
-            "no state_key(). Define it, or choose grpo or turn_grpo."
+            f"no state_key(). {define}, or choose grpo or turn_grpo."
         )
 
 
 def _check_game(config: Config, spec: EnvSpec) -> None:
     setting = f"selfplay.opponent {config.selfplay.opponent}"
-    if not issubclass(spec.cls, GameEnv):
+    if spec.subclass_of(GameEnv) is None:
         raise UserError(
             f"{setting} needs a two-player game, and {spec.name} is not one. Choose tic_tac_toe or connect_four, or "
             "leave it out."
@@ -151,8 +153,8 @@ def check_servers(
     """Ask each server of tools and judges once, all at the same time."""
     servers = [*judges]
     for spec, params in environments:
-        if issubclass(spec.cls, ToolEnv):
-            servers += spec.cls.servers(params_model(spec.cls).model_validate(dict(params)))
+        if (tool_env := spec.subclass_of(ToolEnv)) is not None:
+            servers += tool_env.servers(spec.params_model.model_validate(dict(params)))
     if servers:
         asyncio.run(_check_all(servers))
 

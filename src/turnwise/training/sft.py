@@ -21,11 +21,9 @@ from turnwise.core.samples import Learner, Sample, StepSettings, TrainSample
 from turnwise.core.task import Task
 from turnwise.data.demonstrations import Exchange
 from turnwise.data.packing import micro_batches, pack_train
-from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
-from turnwise.envs.spec import EnvSpec
+from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.envs.text_env import TextEnv
-from turnwise.envs.tool_env import ToolEnv
 from turnwise.evaluation.episodes import Evaluation
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
@@ -177,13 +175,15 @@ ATTEMPTS = 10
 """Attempts at an episode that fails for infrastructure reasons."""
 MAX_TRIES = 20
 """Maximum number of episodes per demonstration: those without success are left out."""
+MAX_TURNS = 8
+"""Turns after which a script stops in an environment that is not a TextEnv, and may have no limit of its own."""
 
-Script = Callable[[TextEnv, str], str]
+Script = Callable[[EnvRunner, str], str]
 """(environment, last observation) -> answer."""
 
 
 class MakeEnv(Protocol):
-    def __call__(self, *, attempt: int) -> TextEnvRunner: ...
+    def __call__(self, *, attempt: int) -> EnvRunner: ...
 
 
 async def play_demonstration(make: MakeEnv, make_script: Callable[[], Script]) -> tuple[list[Exchange], StepResult]:
@@ -203,10 +203,10 @@ async def play_demonstration(make: MakeEnv, make_script: Callable[[], Script]) -
     return found
 
 
-async def _play_script(env: TextEnvRunner, script: Script) -> tuple[list[Exchange], StepResult]:
+async def _play_script(env: EnvRunner, script: Script) -> tuple[list[Exchange], StepResult]:
     def answer(observation: str) -> str:
         with failure_boundary(f"{type(env.env).__name__}'s solver or random answer"):
-            return script(env.env, observation)
+            return script(env, observation)
 
     observation = await env.start()
     opening = Exchange(
@@ -218,7 +218,7 @@ async def _play_script(env: TextEnvRunner, script: Script) -> tuple[list[Exchang
     exchanges = [opening]
     while True:
         result = await env.step(assistant(exchanges[-1].answer))
-        if result.over:
+        if result.over or (len(exchanges) == MAX_TURNS and not isinstance(env.env, TextEnv)):
             return exchanges, result
         exchanges.append(Exchange(messages=result.messages, answer=answer(result.messages[-1].content)))
 
@@ -226,7 +226,7 @@ async def _play_script(env: TextEnvRunner, script: Script) -> tuple[list[Exchang
 async def opening_tools(environments: Sequence[tuple[EnvSpec, dict[str, Any]]]) -> tuple[ToolSpec, ...]:
     """Return the tools in the first observation of the environment; none for a mix of environments."""
     spec, params = environments[0]
-    if len(environments) > 1 or not issubclass(spec.cls, ToolEnv):
+    if len(environments) > 1:
         return ()
     env = spec.make(Task(env=spec.name, params=params, seed=seed_for("train", 0)))
     try:
@@ -238,9 +238,10 @@ async def opening_tools(environments: Sequence[tuple[EnvSpec, dict[str, Any]]]) 
 def solver_script(think: bool) -> Script:
     """Return a script that plays the solver's next actions; `think`: with a true sentence about them first."""
 
-    def answer(env: TextEnv, _: str) -> str:
-        actions = env.solve()
-        if not actions:
+    def answer(runner: EnvRunner, _: str) -> str:
+        env = runner.env
+        actions = env.solve() if isinstance(env, TextEnv) else None
+        if not isinstance(env, TextEnv) or not actions:
             raise UserError(
                 f"the solver of {type(env).__name__} found no actions: set sft.demos to a run or a JSONL file"
             )

@@ -20,9 +20,8 @@ from turnwise.core.task import Task
 from turnwise.data.demonstrations import build_demonstration
 from turnwise.data.packing import pack
 from turnwise.envs.answers import format_answer
-from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
-from turnwise.envs.spec import EnvSpec
+from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.models.forward import batch_attention
 from turnwise.models.loading.catalogue import cached_model_folder
 from turnwise.models.loading.load import LoadedModel, device_of
@@ -115,7 +114,7 @@ async def random_episode(spec: EnvSpec, params: dict[str, Any], renderer: Render
 
     retry: tuple[int, ...] = ()
 
-    def make(*, attempt: int) -> TextEnvRunner:
+    def make(*, attempt: int) -> EnvRunner:
         nonlocal retry
         retry = (attempt,) if attempt else ()
         return spec.make(task, number, attempt)
