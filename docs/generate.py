@@ -20,7 +20,8 @@ from turnwise.cli.main import make_app
 from turnwise.config.keys import Key, all_keys, show_value
 from turnwise.config.schema import Config
 from turnwise.core.section import Section
-from turnwise.recipes.configure import load_recipe, recipe_names
+from turnwise.recipes.configure import load_recipe
+from turnwise.recipes.presets import recipe_names
 from turnwise.recipes.validate import CHOICES
 from turnwise.tools.docstrings import split_docstring
 
@@ -35,6 +36,18 @@ OWN_FUNCTIONS = ("algo.advantage", "algo.loss", "algo.filter")
 PYTHON_GROUPS = {
     "Runs": ("train", "sft", "evaluate", "load_run", "Run", "EvaluationResult", "Rows", "Config", "UserError"),
     "Environments": ("TextEnv", "StrictParams", "Outcome", "won", "lost", "goes_on"),
+    "Environments with messages": (
+        "Env",
+        "Task",
+        "Observation",
+        "StepResult",
+        "Message",
+        "TextPart",
+        "ToolSpec",
+        "Picture",
+        "system",
+        "user",
+    ),
     "Tools": ("ToolEnv", "tool", "Tool", "ToolResult", "ToolError"),
     "Algorithms": ("advantage", "AdvantageInputs", "AdvantageResult", "loss", "LossInputs", "LossResult"),
 }

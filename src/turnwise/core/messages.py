@@ -33,6 +33,8 @@ def tool_schema(spec: ToolSpec) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPart:
+    """A text in a message."""
+
     text: str
 
 
@@ -72,10 +74,12 @@ class Message:
 
 
 def system(content: str) -> Message:
+    """Return a system message."""
     return Message(role="system", parts=text_parts(content))
 
 
 def user(content: str) -> Message:
+    """Return a user message."""
     return Message(role="user", parts=text_parts(content))
 
 

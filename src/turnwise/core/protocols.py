@@ -52,11 +52,22 @@ class StepResult:
 
 
 class Env(Protocol):
-    """The environment of one episode. Single use: there is no reset, so state cannot leak between episodes."""
+    """The environment of one episode. Single use: there is no reset, so state cannot leak between episodes.
 
-    async def start(self) -> Observation: ...
-    async def step(self, action: Message) -> StepResult: ...
-    async def close(self) -> None: ...
+    A class of one's own is called with the `Task`, which determines the start state, and the episode's random stream.
+    """
+
+    async def start(self) -> Observation:
+        """Return the first messages."""
+        ...
+
+    async def step(self, action: Message) -> StepResult:
+        """Return the response to the agent's message; its `content` is the whole sampled text."""
+        ...
+
+    async def close(self) -> None:
+        """Release what the episode holds. Called once, however the episode ended."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ class Task:
 
     env: str
     seed: int
+    """Determines the start state. Different in each split."""
     split: Split = "train"
     params: Mapping[str, Any] = field(default_factory=dict)
 
