@@ -21,8 +21,11 @@ class ToolSpec:
     """Description of a tool for the model; `parameters` is a JSON schema."""
 
     name: str
+    """Name by which the model calls it."""
     description: str
+    """What it does, for the model."""
     parameters: Mapping[str, Any]
+    """JSON schema of its arguments."""
 
 
 def tool_schema(spec: ToolSpec) -> dict[str, Any]:
@@ -36,6 +39,7 @@ class TextPart:
     """A text in a message."""
 
     text: str
+    """The text itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +62,11 @@ class Message:
     """One message. The text of an assistant message is the whole sampled text, thinking included."""
 
     role: Role
+    """system, user, assistant or tool."""
     parts: tuple[ContentPart, ...] = ()
+    """Its texts and images, in order."""
     tool_calls: tuple[ToolCall, ...] = ()
+    """Calls of an assistant message that could be parsed."""
     call_id: str = ""
     """Id of the call that a tool message answers."""
 
@@ -70,6 +77,7 @@ class Message:
 
     @property
     def images(self) -> tuple[ImagePart, ...]:
+        """The images of all parts."""
         return tuple(part for part in self.parts if isinstance(part, ImagePart))
 
 
@@ -92,5 +100,8 @@ class Picture:
     """A state as a grid of named cells; `report` draws it."""
 
     rows: tuple[tuple[str, ...], ...]
+    """Names of the cells, row by row."""
     caption: str = ""
+    """Line below the grid."""
     info: Mapping[str, str] = field(default_factory=dict)
+    """Further facts of the state by name, such as a score."""

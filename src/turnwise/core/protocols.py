@@ -19,10 +19,13 @@ class Observation:
     """Start of an episode: the first messages and the tools."""
 
     messages: tuple[Message, ...]
+    """What the agent reads first, such as a system and a user message."""
     tools: tuple[ToolSpec, ...] = ()
+    """Tools that the chat template shows to the model."""
     tools_in_words: str = ""
     """Description of the tools and of how to call them, for models whose chat template has no tools."""
     picture: Picture | None = None
+    """The start state, for the viewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,22 +33,30 @@ class StepResult:
     """The environment's answer to one action. `terminated` and `truncated` keep Gymnasium's meaning."""
 
     messages: tuple[Message, ...] = ()
+    """What the agent reads next."""
     reward: float = 0.0
+    """Reward of this turn."""
     terminated: bool = False
+    """The episode is over by the rules."""
     truncated: bool = False
     """The turn limit that the prompt states was reached."""
     success: bool = False
+    """The task is solved; success rates count this."""
     invalid: bool = False
     """The action could not be parsed or is illegal; `rewards/` subtracts the format penalty."""
     info: Mapping[str, Any] = field(default_factory=dict)
+    """Further facts to record. `rewards` are components of the reward by name."""
     picture: Picture | None = None
+    """The state after the action, for the viewer."""
 
     @property
     def over(self) -> bool:
+        """Whether the episode ends with this result."""
         return self.terminated or self.truncated
 
     @property
     def status(self) -> Status:
+        """How the episode ended, if it did."""
         if self.success:
             return Status.SUCCEEDED
         return Status.FAILED if self.terminated else Status.TRUNCATED_TURNS

@@ -15,10 +15,13 @@ class Task:
     """An environment, its parameters, a seed and a split. `params` holds plain JSON values."""
 
     env: str
+    """Name of the environment."""
     seed: int
     """Determines the start state. Different in each split."""
     split: Split = "train"
+    """Training, validation or test tasks."""
     params: Mapping[str, Any] = field(default_factory=dict)
+    """Values of `env.params`, checked and with their defaults."""
 
     @property
     def parts(self) -> tuple[Any, ...]:
