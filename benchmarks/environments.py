@@ -41,7 +41,7 @@ from turnwise.render.renderer import Renderer
 from turnwise.rewards.scoring import ENV, RewardSet, score_groups
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullContext
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.episode import Limits
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "frozen_lake": {"size": 8, "slippery": True},

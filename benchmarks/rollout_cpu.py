@@ -40,7 +40,7 @@ from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullContext
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.episode import Limits
 from turnwise.rollout.tasks import EnvMixEntry, TaskSource
 
 EPISODES = 128

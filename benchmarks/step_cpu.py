@@ -53,7 +53,7 @@ from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullContext
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.episode import Limits
 from turnwise.training.estimate import estimate
 from turnwise.training.rollout_stage import RolloutStage
 from turnwise.training.update import update

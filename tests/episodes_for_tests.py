@@ -16,7 +16,7 @@ from turnwise.envs.seeds import seed_for
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import FullContext
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.episode import Limits
 
 
 @cache

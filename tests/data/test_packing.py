@@ -7,8 +7,7 @@ from episodes_for_tests import trajectories, trajectory_of, turn_of
 from turnwise.core.samples import Batch, Sample, TrainSample
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.packing import micro_batches, pack, pack_train, unpack
-from turnwise.data.samples import build_samples
-from turnwise.data.token_table import scatter_sampled
+from turnwise.data.samples import build_samples, scatter_sampled
 
 
 def rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:

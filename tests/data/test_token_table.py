@@ -3,8 +3,7 @@ from hypothesis import given, settings
 
 from episodes_for_tests import trajectories, trajectory_of, turn_of
 from turnwise.core.trajectory import Trajectory
-from turnwise.data.samples import build_samples
-from turnwise.data.token_table import TokenTable, scatter_sampled
+from turnwise.data.samples import TokenTable, build_samples, scatter_sampled
 
 
 def table_of(given: list[Trajectory]) -> TokenTable:

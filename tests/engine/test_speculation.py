@@ -6,7 +6,7 @@ from talks_for_tests import STOP_ID, full_forward_logprobs, key, make_engine, pr
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.engine.native import runner
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.engine.native.speculation import MAX_DRAFT_TOKENS, NgramDrafter, min_draft_probability
+from turnwise.engine.native.sampling import MAX_DRAFT_TOKENS, NgramDrafter, min_draft_probability
 
 NEVER, ALWAYS = 2.0, 0.0
 SAMPLINGS = (

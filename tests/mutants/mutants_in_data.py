@@ -46,7 +46,7 @@ IN_DATA = (
         ("the temperature is lost", "(1.0, turn.temperature)", "(1.0, 1.0)"),
     ),
     *mutants(
-        "data/token_table.py",
+        "data/samples.py",
         ("data/test_token_table.py",),
         ("a later segment overwrites the first", "starts.append(counts[sample.trajectory])", "starts.append(0)"),
         (

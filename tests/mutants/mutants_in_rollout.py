@@ -23,7 +23,7 @@ IN_ROLLOUT = (
         ),
     ),
     *mutants(
-        "rollout/limits.py",
+        "rollout/episode.py",
         (*CONTEXTS, *SUMMARY),
         (
             "a full context is asked again",

@@ -14,7 +14,7 @@ from turnwise.core.trajectory import Status, Stop, Trajectory
 from turnwise.engine.openai.endpoint import ContextLengthError
 from turnwise.engine.openai.messages import Reply
 from turnwise.rollout.chat_episode import MESSAGES_KEY, USAGE_KEY, ChatRunner, count_sampled_tokens
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.episode import Limits
 from virtual_time_for_tests import run_in_virtual_time
 
 TASK = task_of("test")

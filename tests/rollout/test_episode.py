@@ -27,8 +27,7 @@ from turnwise.rewards.rubric import Rubric, Submission
 from turnwise.rewards.scoring import score_submission
 from turnwise.rewards.services import RewardServices
 from turnwise.rollout.context import ContextState, FullContext
-from turnwise.rollout.episode import run_episode
-from turnwise.rollout.limits import EpisodeClock, Limits
+from turnwise.rollout.episode import EpisodeClock, Limits, run_episode
 from virtual_time_for_tests import block, follow_virtual_time, run_in_virtual_time
 
 LAKE = task_of("frozen_lake", size=4)

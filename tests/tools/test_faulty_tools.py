@@ -20,7 +20,7 @@ from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.collect import CollectedGroups, Collector
 from turnwise.rollout.context import FullContext
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.episode import Limits
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.tool import Tool
 from turnwise.training.sft import play_demonstration, solver_script

@@ -22,7 +22,7 @@ from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.collect import CollectedGroups, Collector
 from turnwise.rollout.context import FullContext
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.episode import Limits
 
 REWARD = "def score(answer, row):\n    return float(answer == row['answer'])\n"
 

@@ -10,8 +10,7 @@ from episodes_for_tests import group_of, trajectory_of, turn_of
 from learners_for_tests import estimate_of, make_learner, settings_of
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.core.trajectory import Group, Turn
-from turnwise.data.samples import build_samples
-from turnwise.data.token_table import TokenTable
+from turnwise.data.samples import TokenTable, build_samples
 from turnwise.training.estimate import RewardSettings, env_turn_ids, token_rewards
 
 

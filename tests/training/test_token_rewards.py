@@ -7,8 +7,7 @@ from hypothesis import given
 
 from episodes_for_tests import trajectories, trajectory_of, turn_of
 from turnwise.core.trajectory import Trajectory
-from turnwise.data.samples import build_samples
-from turnwise.data.token_table import TokenTable
+from turnwise.data.samples import TokenTable, build_samples
 from turnwise.training.estimate import RewardSettings, state_ids, token_rewards
 
 PLAIN = RewardSettings(placement="turn", normalise="identity", normalise_over="group", process=False, each=None)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from turnwise.core.samples import Batch, Sample, TrainBatch, TrainSample
-from turnwise.data.token_table import count_sampled, gather_sampled
+from turnwise.data.samples import count_sampled, gather_sampled
 
 SHORTEST_PREFIX = 8
 """Shortest shared prefix that gets its own row."""

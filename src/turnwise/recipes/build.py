@@ -45,7 +45,7 @@ from turnwise.rewards.functions import trajectory_reward
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.scoring import ENV, RewardSet
 from turnwise.rollout.collect import Collector
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.episode import Limits
 from turnwise.training.estimate import AdaptiveCoefficients, EstimateSettings, RewardSettings
 from turnwise.training.learner import LocalLearner
 from turnwise.training.objective import Objective

@@ -30,7 +30,7 @@ from turnwise.recipes.sources import find_checkpoint, find_source
 from turnwise.recipes.unused_settings import check_setting_is_used
 from turnwise.rollout.chat_episode import ChatRunner
 from turnwise.rollout.collect import PolicyRunner
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.episode import Limits
 from turnwise.rollout.tasks import EnvMixEntry
 
 SHARED = ("env", "rollout", "context", "eval")

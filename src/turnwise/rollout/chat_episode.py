@@ -22,9 +22,8 @@ from turnwise.engine.openai.endpoint import ContextLengthError
 from turnwise.engine.openai.messages import Reply
 from turnwise.rollout.collect import MakeEnv
 from turnwise.rollout.context import EMPTY_OBSERVATION
-from turnwise.rollout.episode import EpisodeBuilder
+from turnwise.rollout.episode import EpisodeBuilder, Limits, timeout_cause
 from turnwise.rollout.failures import creation_boundary, guard_env
-from turnwise.rollout.limits import Limits, timeout_cause
 
 MESSAGES_KEY, USAGE_KEY = "chat_messages", "chat_usage"
 

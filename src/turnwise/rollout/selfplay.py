@@ -10,8 +10,8 @@ from turnwise.core.trajectory import Trajectory
 from turnwise.envs.games.selfplay import as_player, player_of
 from turnwise.rollout.collect import GroupCollector, run_guarded_episode
 from turnwise.rollout.context import Context
+from turnwise.rollout.episode import Limits
 from turnwise.rollout.failures import creation_boundary
-from turnwise.rollout.limits import Limits
 
 MakeMatch = Callable[[Task, int, int], tuple[Env, Env]]
 """(task, member, attempt) -> the environments of a new game's two players."""

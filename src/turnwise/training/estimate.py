@@ -16,8 +16,15 @@ from turnwise.config.algorithm import AlgoConfig
 from turnwise.core.samples import Learner, Needs, Sample
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import micro_batches, pack, unpack
-from turnwise.data.samples import TokenRule, build_samples, rule_masks, sampled
-from turnwise.data.token_table import TokenTable, gather_sampled, scatter_sampled
+from turnwise.data.samples import (
+    TokenRule,
+    TokenTable,
+    build_samples,
+    gather_sampled,
+    rule_masks,
+    sampled,
+    scatter_sampled,
+)
 from turnwise.rewards.scoring import ENV, FORMAT
 from turnwise.training.objective import SamplerMismatch
 

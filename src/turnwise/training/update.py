@@ -12,7 +12,7 @@ from turnwise.config.schema import TrainConfig
 from turnwise.core.random_streams import address, random_stream
 from turnwise.core.samples import Learner, Needs, TrainSample
 from turnwise.data.packing import micro_batches, pack_train
-from turnwise.data.token_table import count_sampled, gather_sampled, scatter_sampled
+from turnwise.data.samples import count_sampled, gather_sampled, scatter_sampled
 from turnwise.training.estimate import Estimate, score_samples
 from turnwise.training.objective import MISMATCH_METRICS, Objective
 from turnwise.training.step_record import TOKEN_SCORES, TokenStatistics

@@ -10,8 +10,15 @@ from torch import Tensor, nn
 
 from turnwise.engine.native.attention import MAX_NARROW_ROW, KVCache, QueryRow, SlotPlan
 from turnwise.engine.native.requests import Request, stop_reason
-from turnwise.engine.native.sampling import SamplingBatch, sample_batch
-from turnwise.engine.native.speculation import MAX_DRAFT_TOKENS, NO_BIGRAM, Bigram, NgramDrafter, min_draft_probability
+from turnwise.engine.native.sampling import (
+    MAX_DRAFT_TOKENS,
+    NO_BIGRAM,
+    Bigram,
+    NgramDrafter,
+    SamplingBatch,
+    min_draft_probability,
+    sample_batch,
+)
 from turnwise.models.attention.interface import check_attention
 from turnwise.models.forward import capture_input, last_layer_index, restrict_last_layer
 
