@@ -51,6 +51,7 @@ OPTIONAL = (
     "trackio",
     "wandb",
     "turnwise.engine.paged.kernels",
+    "turnwise.engine.vllm.in_process",
     "turnwise.models.head_kernel",
     "turnwise.envs.code_tests.submission_tool",
     "turnwise.tools.python",
@@ -66,10 +67,10 @@ OPTIONAL = (
 )
 """Modules that any package may import inside a function.
 
-`kernels` and `head_kernel` stand for Triton, `submission_tool` and `python` for the sandbox, which Linux alone has;
-`search_tool` and `search.index` stand for bm25s, `dense` for torch and transformers, without which a lexical search
-starts at once; `source` for the SDK of MCP; `remote` and `endpoint` for an HTTP library, `local` for torch;
-`tool_factory` and `factory` for all of those together, which a list of environments does not wait for.
+`kernels` and `head_kernel` stand for Triton, `in_process` for vLLM, `submission_tool` and `python` for the sandbox,
+which Linux alone has; `search_tool` and `search.index` stand for bm25s, `dense` for torch and transformers, without
+which a lexical search starts at once; `source` for the SDK of MCP; `remote` and `endpoint` for an HTTP library, `local`
+for torch; `tool_factory` and `factory` for all of those together, which a list of environments does not wait for.
 """
 
 PACKAGE = "turnwise"

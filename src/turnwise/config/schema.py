@@ -321,7 +321,15 @@ class EngineConfig(Section):
     """Engine that generates the rollouts."""
 
     kind: str = "native"
-    """Engine that generates rollouts; native shares the learner's weights."""
+    """Engine that generates rollouts: native shares the learner's weights; vllm has a copy of them."""
+    urls: tuple[str, ...] = ()
+    """vllm: addresses of `vllm serve` servers, such as http://localhost:8000; default: vLLM runs in this process."""
+    weights_folder: str | None = None
+    """vllm: folder through which new weights reach the engine, seen by every server; none: shared memory."""
+    tensor_parallel: Positive = 1
+    """vllm: number of GPUs that the model is split over."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.4
+    """vllm: share of the GPU's memory for vLLM's weights and KV cache."""
 
 
 class Config(Section):

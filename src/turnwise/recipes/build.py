@@ -129,6 +129,7 @@ def build_engine(config: Config, model: Any, renderer: Renderer, *, pages: int |
         decode_steps=config.system.decode_steps,
         cache_share=config.system.cache_share,
         pages=pages,
+        settings=config.engine,
     )
     return ENGINES[config.engine.kind](model, renderer, options)
 
@@ -149,9 +150,10 @@ class PolicyStack:
 def build_policy_stack(
     config: Config, environments: EnvironmentMix, loaded: LoadedModel, pages: int | None = None
 ) -> PolicyStack:
-    """Build the stack. In asynchronous training the engine samples from its own copy of the weights."""
+    """Build the stack. In asynchronous training a native engine samples from its own copy of the weights."""
     renderer = Renderer(loaded.tokenizer, loaded.stop_ids, config.rollout.prefix)
-    model = copy_model(loaded.model).requires_grad_(False) if config.rollout.max_staleness else loaded.model
+    copies = config.rollout.max_staleness > 0 and config.engine.kind == "native"
+    model = copy_model(loaded.model).requires_grad_(False) if copies else loaded.model
     engine = build_engine(config, model, renderer, pages=pages)
 
     def collector(sampling: Sampling, run_seed: int) -> Collector:

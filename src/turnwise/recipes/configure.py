@@ -139,15 +139,17 @@ def _apply_method(settings: dict[str, Any], overrides: Overrides, *, from_target
 
 
 OFF_POLICY_DEFAULTS = {"correction": "truncated", "old_logprobs": "learner"}
-"""Settings of `algo` if the sampler's weights may differ from the learner's."""
+"""Settings of `algo` if the sampler's weights or rounding may differ from the learner's."""
 
 
 def _apply_off_policy_defaults(settings: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
-    """Correct for stale rollouts unless the settings say how."""
-    found = _find_override("rollout.max_staleness", overrides)
-    staleness = settings.get("rollout", {}).get("max_staleness", 0) if found is None else found
-    algo = settings.get("algo", {})
-    if staleness in (0, "0") or any(
+    """Correct for stale rollouts, and for an engine other than the learner's, unless the settings say how."""
+    algo, corrects = settings.get("algo", {}), False
+    for section, name, on_policy in (("rollout", "max_staleness", 0), ("engine", "kind", "native")):
+        found = _find_override(f"{section}.{name}", overrides)
+        chosen = settings.get(section, {}).get(name, on_policy) if found is None else found
+        corrects = corrects or str(chosen) != str(on_policy)
+    if not corrects or any(
         name in algo or _find_override(f"algo.{name}", overrides) is not None for name in OFF_POLICY_DEFAULTS
     ):
         return settings

@@ -21,6 +21,10 @@ def uses_selfplay(config: Config) -> bool:
     return config.selfplay.opponent != "none"
 
 
+def _has_frozen_opponent(config: Config) -> bool:
+    return config.selfplay.opponent == "past" or (uses_selfplay(config) and config.selfplay.ladder_games > 0)
+
+
 def _ranks_by_spread(config: Config) -> bool:
     return config.algo.filter != "none" and config.algo.filter_by in ("reward_std", "entropy_std")
 
@@ -125,6 +129,11 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     (
         lambda c: c.selfplay.opponent == "self" and c.rollout.in_flight < 2,
         "selfplay.opponent self runs both players of a match at once. Raise rollout.in_flight to 2 or more.",
+    ),
+    (
+        lambda c: bool(c.engine.urls) and _has_frozen_opponent(c),
+        "selfplay.opponent {selfplay.opponent} generates with two sets of weights, and the servers of engine.urls hold "
+        "one. Leave out engine.urls, or choose selfplay.opponent self with selfplay.ladder_games 0.",
     ),
     (
         lambda c: c.sft.demos is not None,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.config.schema import Config, SystemConfig
+from turnwise.config.schema import Config, EngineConfig, SystemConfig
 from turnwise.core.errors import UserError
 from turnwise.engine.paged.runner import PREFILL_TOKENS
 from turnwise.engine.paged.state import PAGE
@@ -58,15 +58,23 @@ def memory_request(config: Config, *, sft: bool = False) -> MemoryRequest:
         prefill_tokens=PREFILL_TOKENS,
         cache_share=config.system.cache_share,
         engines=2 if has_opponent and not sft else 1,
+        engine_share=_engine_share(config.engine),
         critic=critic and not sft,
         reference=algo.kl_coef > 0 and not sft,
-        weights_copy=config.rollout.max_staleness > 0 and not sft,
+        weights_copy=config.rollout.max_staleness > 0 and config.engine.kind == "native" and not sft,
         muon=train.optimizer == "muon" and not sft,
         micro_tokens=train.micro_tokens,
         optimizer_on_host=SWITCH[train.optimizer_state],
         recompute=SWITCH[train.recompute],
         releases_cache=None if keeps is None else not keeps,
     )
+
+
+def _engine_share(engine: EngineConfig) -> float | None:
+    """Return the share of GPU memory of an engine other than the native one; 0 for servers, which have their own."""
+    if engine.kind == "native":
+        return None
+    return 0.0 if engine.urls else engine.gpu_memory_utilization
 
 
 def device_memory(device: torch.device) -> int:

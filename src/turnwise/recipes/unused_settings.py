@@ -51,6 +51,10 @@ def _on(key: str, fix: str) -> Switch:
     return Switch(key=key, enables=bool, fix=fix.format(key=key))
 
 
+def _off(key: str, fix: str) -> Switch:
+    return Switch(key=key, enables=lambda value: not value, fix=fix)
+
+
 def _algorithm_switches() -> Iterator[tuple[tuple[str, ...], Switch]]:
     """Yield the settings that advantages, losses, corrections and filters declare to use."""
     tables: dict[str, Mapping[str, Any]] = {
@@ -99,6 +103,11 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
         _one_of("selfplay.opponent", ["self", "past"]),
     ),
     (("lora.alpha", "lora.targets"), _on("lora.rank", "raise {key}")),
+    (
+        ("engine.urls", "engine.weights_folder", "engine.tensor_parallel", "engine.gpu_memory_utilization"),
+        _one_of("engine.kind", ["vllm"]),
+    ),
+    (("engine.tensor_parallel", "engine.gpu_memory_utilization"), _off("engine.urls", "start the servers with it")),
     (("train.muon_learning_rate",), _one_of("train.optimizer", ["muon"])),
     (("train.final_share",), _one_of("train.schedule", ["linear", "cosine"])),
     (("diagnose.max_rollbacks",), _on("diagnose.rollback", "set {key} to true")),

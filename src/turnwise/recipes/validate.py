@@ -20,6 +20,7 @@ from turnwise.core.errors import UserError, not_a_file
 from turnwise.core.references import is_reference, load_function
 from turnwise.core.suggestions import suggest
 from turnwise.engine.engines import ENGINES
+from turnwise.engine.vllm.build import check_engine
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
@@ -94,6 +95,7 @@ def check_settings(config: Config, override_keys: Iterable[str] = (), judges: Ju
             hint = CONFUSED.get((key, chosen), suggest(chosen, options))
             raise UserError(f'Unknown {key} "{chosen}":{hint}')
     check_conflicts(config)
+    check_engine(config.engine)
     for key in override_keys:
         check_setting_is_used(config, key)
     for rule in (config.algo.loss_tokens, config.algo.advantage_tokens):

@@ -31,6 +31,8 @@ class MemoryRequest:
     """Upper bound of the KV cache as a share of the memory that models leave free."""
     engines: int = 1
     """2 if a frozen opponent has its own model and engine."""
+    engine_share: float | None = None
+    """Share of the device for an engine that manages its own memory, such as vLLM; None: the native engine."""
     critic: bool = False
     """Whether a separate critic model is trained."""
     reference: bool = False
@@ -179,10 +181,12 @@ def _build_plan(
     page = request.engines * estimate.kv_cache(request.page_size)
     free = int(device_bytes * (1 - RESERVED_SHARE)) - sum(item.rollout for item in items)
     pages = max(request.pages_per_slot + 1, max_pages - max_pages // 2, min(max_pages, free // page))
-    items.append(MemoryItem("KV cache", rollout=pages * page, update=0 if options.releases_cache else pages * page))
+    size = pages * page if request.engine_share is None else int(request.engine_share * device_bytes)
+    name = "KV cache" if request.engine_share is None else "engine"
+    items.append(MemoryItem(name, rollout=size, update=0 if options.releases_cache else size))
     return MemoryPlan(
         micro_tokens=tokens,
-        pages=pages,
+        pages=pages if request.engine_share is None else None,
         optimizer_on_host=options.optimizer_on_host,
         recompute=options.recompute,
         releases_cache=options.releases_cache,
@@ -220,7 +224,8 @@ def _working_items(
     estimate: MemoryEstimate, request: MemoryRequest, options: MemoryOptions, tokens: int
 ) -> Iterator[MemoryItem]:
     """Yield the temporary memory of rollouts and updates."""
-    graphs = request.engines * estimate.graphs(request.prefill_tokens, request.slots)
+    native = request.engine_share is None
+    graphs = request.engines * estimate.graphs(request.prefill_tokens, request.slots) if native else 0
     working = estimate.working(tokens, options.recompute)
     yield MemoryItem("activations", update=estimate.activations(tokens, options.recompute))
     yield MemoryItem("logits and one layer", rollout=estimate.scoring(tokens), update=working)

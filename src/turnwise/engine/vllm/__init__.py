@@ -1,0 +1,1 @@
+"""vLLM as the engine: in process or as servers, token ids in and out."""

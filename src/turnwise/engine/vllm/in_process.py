@@ -1,0 +1,146 @@
+"""vLLM started by this process: its engine and workers are child processes."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import fields
+from typing import Any
+
+from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt
+from vllm.config.weight_transfer import WeightTransferConfig
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from turnwise.core.errors import UserError
+from turnwise.engine.vllm.requests import ReplicaFailure, TokenChunk, TokenRequest, version_spans
+from turnwise.engine.vllm.weights import PublishedWeights
+
+WORKER_EXTENSION = "turnwise.engine.vllm.worker.WorkerExtension"
+DEAD = (EngineDeadError, EngineGenerateError)
+REPORTS_VERSIONS = any(each.name == "weight_versions" for each in fields(CompletionOutput))
+"""vLLM 0.26 does not: its tokens are streamed, and labelled when they arrive."""
+
+
+class InProcessReplica:
+    """`arguments` are vLLM's engine arguments besides those that every engine of turnwise has.
+
+    vLLM reads only the model's configuration from disk. It starts with random weights, which `load` replaces.
+    """
+
+    name = "vLLM"
+
+    def __init__(self, model: Any, *, backend: str, arguments: dict[str, Any]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="turnwise-vllm-model-")
+        model.config.save_pretrained(self._folder.name)
+        self._arguments = arguments | {
+            "model": self._folder.name,
+            "load_format": "dummy",
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",
+            "logprobs_mode": "processed_logprobs",
+            "enable_prefix_caching": True,
+            "worker_extension_cls": WORKER_EXTENSION,
+            "weight_transfer_config": WeightTransferConfig(backend=backend),
+            "disable_log_stats": True,
+        }
+        self._llm: AsyncLLM | None = None
+        self._sleeps = False
+
+    async def start(self) -> None:
+        await self.close()
+        try:
+            llm = await asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**self._arguments))
+            self._llm = llm
+            await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
+        except Exception as error:  # of vLLM, its workers or pydantic: nothing here can be retried
+            raise UserError(f"vLLM cannot run this model: {_reason(error)}. Choose engine.kind native.") from error
+
+    async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
+        streams = request.streams or not REPORTS_VERSIONS
+        kind = RequestOutputKind.DELTA if streams else RequestOutputKind.FINAL_ONLY
+        prompt = TokensPrompt(prompt_token_ids=list(request.prompt), cache_salt=request.salt)
+        llm = self._running()
+        await self._wake(llm)
+        try:
+            async for output in llm.generate(prompt, SamplingParams(**request.params(), output_kind=kind), request.id):
+                yield _chunk(output.outputs[0], output.finished)
+        except DEAD as error:
+            raise ReplicaFailure("its engine died") from error
+
+    async def abort(self, request: TokenRequest) -> None:
+        await self._running().abort(request.id)
+
+    async def load(self, weights: PublishedWeights) -> None:
+        llm = self._running()
+        await self._wake(llm, tags=["weights"])
+        try:
+            await llm.pause_generation(mode="keep", clear_cache=False)
+            await llm.start_weight_update()
+            await llm.update_weights(WeightTransferUpdateRequest(update_info=weights.update_info()))
+            await llm.finish_weight_update(*([str(weights.version)] if REPORTS_VERSIONS else []))
+            await self._wake(llm)
+            # Running requests compute their keys and values again: those of the old weights are of another model.
+            await llm.reset_prefix_cache(reset_running_requests=True)
+            await llm.resume_generation()
+        except DEAD as error:
+            raise ReplicaFailure("its engine died") from error
+        except Exception as error:  # the model may be half loaded
+            await self.close()
+            raise UserError(f"vLLM cannot load the weights: {_reason(error)}. Choose engine.kind native.") from error
+
+    async def sleep(self) -> None:
+        """Move the weights to host memory and drop the KV cache. On a CPU there is nothing to release."""
+        if self._llm is not None and self._arguments.get("enable_sleep_mode"):
+            await self._llm.sleep(level=1)
+            self._sleeps = True
+
+    async def _wake(self, llm: AsyncLLM, tags: list[str] | None = None) -> None:
+        if self._sleeps:
+            await llm.wake_up(tags)
+            self._sleeps = tags is not None
+
+    async def close(self) -> None:
+        if self._llm is not None:
+            llm, self._llm = self._llm, None
+            await asyncio.to_thread(llm.shutdown)
+
+    def _running(self) -> AsyncLLM:
+        if self._llm is None:
+            raise ReplicaFailure("it is not running")
+        return self._llm
+
+
+def _chunk(output: CompletionOutput, finished: bool) -> TokenChunk:
+    ids = tuple(output.token_ids)
+    spans = (output.weight_versions if REPORTS_VERSIONS else None) or ()
+    return TokenChunk(
+        ids=ids,
+        logprobs=tuple(row[token].logprob for row, token in zip(output.logprobs or (), ids, strict=True)),
+        finished=finished,
+        version_spans=version_spans((span.version, span.start, span.end) for span in spans),
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line that names the problem: pydantic puts it below a headline."""
+    text = str(getattr(error, "errors", lambda: [{"msg": str(error)}])()[0]["msg"])
+    return " ".join(text.partition("\n")[0].split()).rstrip(".")
+
+
+def engine_arguments(
+    model: Any, *, slots: int, max_tokens: int, tensor_parallel: int, gpu_memory_utilization: float, cache_bytes: int
+) -> dict[str, Any]:
+    """Return vLLM's engine arguments for the model's device. `cache_bytes`: KV cache on a CPU."""
+    parameter = next(model.parameters())
+    arguments = {
+        "dtype": str(parameter.dtype).removeprefix("torch."),
+        "max_model_len": max_tokens,
+        "max_num_seqs": slots,
+        "tensor_parallel_size": tensor_parallel,
+    }
+    if parameter.device.type == "cuda":
+        return arguments | {"gpu_memory_utilization": gpu_memory_utilization, "enable_sleep_mode": True}
+    return arguments | {"enforce_eager": True, "kv_cache_memory_bytes": cache_bytes}

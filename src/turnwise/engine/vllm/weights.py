@@ -1,0 +1,177 @@
+"""Publishing weights to vLLM: the learner's parameters under their Hugging Face names, LoRA updates merged.
+
+They travel through a safetensors file, in shared memory if there is room. On one GPU, vLLM reads the learner's tensors
+in place (CUDA IPC).
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
+
+from turnwise.core.protocols import WeightSource
+
+SHARED_MEMORY = Path("/dev/shm")
+PREFIX = "turnwise-vllm-"
+ADAPTER = "default"
+"""Name that peft gives to the adapter of a model."""
+
+
+class PublishedWeights(Protocol):
+    @property
+    def version(self) -> int: ...
+
+    def update_info(self) -> dict[str, Any]:
+        """Return the argument of vLLM's `update_weights`."""
+        ...
+
+
+class Publisher(Protocol):
+    """Makes weights available to vLLM. `backend` is the name of vLLM's weight transfer backend that reads them."""
+
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def latest(self) -> PublishedWeights | None: ...
+
+    def write(self, version: int, weights: WeightSource) -> PublishedWeights: ...
+
+    def keep(self, weights: Any) -> None:
+        """Make this the latest version, which a restarted engine loads, and delete the one before."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFile:
+    version: int
+    path: Path
+
+    def update_info(self) -> dict[str, Any]:
+        return {"path": str(self.path)}
+
+
+class FilePublisher:
+    """Writes each version to a file; see `engine/vllm/worker.py` for the reader."""
+
+    backend = "turnwise"
+
+    def __init__(self, model: Any, parent: Path | None = None) -> None:
+        """`parent`: folder for the files; None: shared memory if there is room, else the temporary folder."""
+        parent = parent or _default_parent(model)
+        _remove_orphans(parent)
+        self._adapter = adapter_layers(model)
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", dir=parent)
+        Path(self._folder.name).chmod(0o755)  # a server may run as another user
+        self.latest: WeightFile | None = None
+
+    def write(self, version: int, weights: WeightSource) -> WeightFile:
+        path = Path(self._folder.name) / f"version-{version}.safetensors"
+        tensors = merge_adapter(dict(weights.named_parameters()), self._adapter)
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors}, path)
+        path.chmod(0o644)
+        return WeightFile(version=version, path=path)
+
+    def keep(self, weights: WeightFile) -> None:
+        if self.latest is not None and self.latest.path != weights.path:
+            self.latest.path.unlink(missing_ok=True)
+        self.latest = weights
+
+
+def _default_parent(model: Any) -> Path:
+    size = sum(each.numel() * each.element_size() for each in model.parameters())
+    temporary = Path(tempfile.gettempdir())
+    try:
+        free = shutil.disk_usage(SHARED_MEMORY).free
+    except OSError:  # not Linux
+        return temporary
+    return SHARED_MEMORY if free > 4 * size else temporary  # two versions exist while one replaces the other
+
+
+def _remove_orphans(parent: Path) -> None:
+    """Delete the files of processes that were killed: in shared memory they would occupy it until the next boot."""
+    for folder in parent.glob(f"{PREFIX}*-*"):
+        process = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if process.isdecimal() and not Path(f"/proc/{process}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedTensors:
+    """Handles of the learner's own tensors on this GPU. A restarted engine reads their current values."""
+
+    version: int
+    tensors: tuple[tuple[str, Tensor], ...]
+
+    def update_info(self) -> dict[str, Any]:
+        device = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return {
+            "names": [name for name, _ in self.tensors],
+            "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in self.tensors],
+            "shapes": [list(tensor.shape) for _, tensor in self.tensors],
+            "ipc_handles": [{str(device.uuid): reduce_tensor(tensor)[1]} for _, tensor in self.tensors],
+        }
+
+
+class IpcPublisher:
+    """Hands over the learner's tensors by CUDA IPC, with vLLM's own backend."""
+
+    backend = "ipc"
+
+    def __init__(self, model: Any) -> None:
+        self._adapter = adapter_layers(model)
+        self.latest: SharedTensors | None = None
+
+    def write(self, version: int, weights: WeightSource) -> SharedTensors:
+        tensors = merge_adapter(dict(weights.named_parameters()), self._adapter)
+        shared = tuple((name, tensor.detach().contiguous()) for name, tensor in tensors)
+        torch.cuda.synchronize()
+        return SharedTensors(version=version, tensors=shared)
+
+    def keep(self, weights: SharedTensors) -> None:
+        self.latest = weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterLayer:
+    scaling: float
+    transposed: bool
+    """Whether the layer stores its weight as [in, out]."""
+
+
+def adapter_layers(model: Any) -> dict[str, AdapterLayer]:
+    """Return the layers with a LoRA adapter by name; empty without an adapter."""
+    return {
+        name: AdapterLayer(scaling=layer.scaling[ADAPTER], transposed=layer.fan_in_fan_out)
+        for name, layer in model.named_modules()
+        if hasattr(layer, "lora_A")
+    }
+
+
+@torch.no_grad()
+def merge_adapter(
+    parameters: Mapping[str, Tensor], adapter: Mapping[str, AdapterLayer]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters of the base model, with LoRA updates added, by the base model's names."""
+    for name, tensor in parameters.items():
+        layer, base, rest = name.partition(".base_layer.")
+        if base and rest == "weight":
+            yield f"{layer}.weight", tensor + _update(parameters, layer, adapter[layer]).to(tensor.dtype)
+        elif base:
+            yield f"{layer}.{rest}", tensor
+        elif ".lora_A." not in name and ".lora_B." not in name:
+            yield name, tensor
+
+
+def _update(parameters: Mapping[str, Tensor], name: str, layer: AdapterLayer) -> Tensor:
+    down, up = (parameters[f"{name}.{each}.{ADAPTER}.weight"].float() for each in ("lora_A", "lora_B"))
+    update = layer.scaling * (up @ down)
+    return update.T if layer.transposed else update

@@ -1,0 +1,85 @@
+"""Installation checks, choice of publisher and merged adapters of the vLLM engine, without vLLM."""
+
+import copy
+from importlib import metadata
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from turnwise.config.schema import EngineConfig
+from turnwise.core.errors import UserError
+from turnwise.engine.engines import ENGINES, EngineOptions
+from turnwise.engine.vllm import build
+from turnwise.engine.vllm.build import check_engine
+from turnwise.engine.vllm.weights import adapter_layers, merge_adapter
+from turnwise.models.loading.lora import LoraSettings, add_lora
+from turnwise.models.loading.tiny import tiny_model, tiny_tokenizer
+from turnwise.render.renderer import Renderer
+
+VLLM = EngineConfig(kind="vllm")
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that pretends that a version of vLLM with these requirements is installed."""
+
+    def install(version: str, *requirements: str) -> None:
+        monkeypatch.setattr(build, "find_spec", lambda name: object())
+        monkeypatch.setattr(build, "_installed", lambda: ("vllm", build.Version(version)))
+        monkeypatch.setattr(metadata, "requires", lambda name: list(requirements))
+
+    return install
+
+
+def test_missing_vllm_is_an_error_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs vLLM, which is not installed\. Run `pip install vllm`"):
+        check_engine(VLLM)
+    check_engine(EngineConfig(kind="vllm", urls=("http://localhost:8000",)))
+    check_engine(EngineConfig())
+
+
+@pytest.mark.parametrize("version", ["0.25.3", "0.33.0", "1.0"])
+def test_unknown_version_of_vllm_is_an_error(installed: Any, version: str) -> None:
+    installed(version)
+    with pytest.raises(UserError, match=rf"works with vLLM 0\.26 to 0\.32, and {version} is installed"):
+        check_engine(VLLM)
+
+
+def test_versions_that_vllm_does_not_accept_are_an_error(installed: Any) -> None:
+    installed("0.32.0", f"torch=={torch.__version__.partition('+')[0]}", "transformers>=4", "numpy<1")
+    check_engine(VLLM)
+    installed("0.32.0", "torch==1.0; sys_platform == 'never'", 'torch==1.0; extra == "old"', "transformers<5")
+    with pytest.raises(UserError, match=r"vllm 0\.32\.0 needs transformers<5, and .* is installed"):
+        check_engine(VLLM)
+
+
+def test_model_that_vllm_cannot_run_is_an_error(installed: Any) -> None:
+    installed("0.32.0")
+    tokenizer = tiny_tokenizer()
+    renderer = Renderer(tokenizer, (tokenizer.eos_token_id,), "")
+    with pytest.raises(UserError, match="has no heads of size 16"):
+        ENGINES["vllm"](tiny_model(), renderer, EngineOptions(slots=4, max_tokens=64, settings=VLLM))
+    with pytest.raises(UserError, match=r"rollout\.max_tokens 5000 is more than the 4096 positions"):
+        ENGINES["vllm"](tiny_model(), renderer, EngineOptions(slots=4, max_tokens=5000, settings=VLLM))
+
+
+@pytest.mark.parametrize(
+    "model", [tiny_model(), GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50)).eval()]
+)
+def test_published_adapter_is_merged_into_the_base_weights(model: Any) -> None:
+    names = [name for name, _ in model.named_parameters()]
+    adapted = copy.deepcopy(model)
+    add_lora(adapted, "base", LoraSettings(rank=2, alpha=6.0, targets=(), seed=0))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    merged = dict(merge_adapter(dict(adapted.named_parameters()), adapter_layers(adapted)))
+    assert sorted(merged) == sorted(names)
+    model.load_state_dict(merged, strict=False)
+    ids = torch.arange(10)[None]
+    with torch.no_grad():
+        expected, found = adapted(ids).logits, model(ids).logits
+    assert torch.allclose(found, expected, atol=1e-4)
