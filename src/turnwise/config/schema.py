@@ -332,6 +332,27 @@ class EngineConfig(Section):
     """vllm: share of the GPU's memory for vLLM's weights and KV cache."""
 
 
+class ClusterConfig(Section):
+    """Engine replicas and learner ranks on a Ray cluster."""
+
+    engines: Annotated[int, Field(ge=0)] = 0
+    """Engine replicas, each in a Ray actor with a copy of the weights; 0: one engine in this process."""
+    learners: Annotated[int, Field(ge=0)] = 0
+    """Learner ranks, each in a Ray actor with a shard of the weights; 0: one learner in this process."""
+    placement: Literal["colocated", "disaggregated"] = "colocated"
+    """colocated: learner i and engine i share their CPUs and GPUs; disaggregated: each has its own."""
+    cpus: Annotated[float, Field(gt=0)] = 1.0
+    """CPU cores per actor, or per pair of colocated actors."""
+    gpus_per_engine: Annotated[int, Field(ge=0)] | None = None
+    """GPUs per engine replica; none: 1 if the cluster has any."""
+    gpus_per_learner: Annotated[int, Field(ge=0)] | None = None
+    """GPUs per learner rank; none: 1 if the cluster has any."""
+    address: str | None = None
+    """Address of a running Ray cluster; none: RAY_ADDRESS, or a cluster on this machine for the time of the run."""
+    wait_s: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds to wait until the cluster has room for all actors."""
+
+
 class Config(Section):
     """All settings of a run, by section. `Config(train={"steps": 50})` changes some of them."""
 
@@ -355,6 +376,7 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     record: RecordConfig = RecordConfig()
     system: SystemConfig = SystemConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
     @model_validator(mode="after")
     def check_prefix(self) -> "Config":

@@ -144,8 +144,8 @@ class EngineStats:
     """Seconds of forward passes; 0 if unknown."""
 
 
-class Engine(Policy, Protocol):
-    """A policy that training can update."""
+class EngineControl(Protocol):
+    """What training does with an engine, wherever its sessions are opened."""
 
     async def publish(self, version: int, weights: WeightSource) -> None:
         """Generate with these weights from now on. Copies nothing where the engine shares the learner's parameters."""
@@ -156,6 +156,10 @@ class Engine(Policy, Protocol):
         ...
 
     def stats(self) -> EngineStats: ...
+
+
+class Engine(Policy, EngineControl, Protocol):
+    """A policy that training can update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

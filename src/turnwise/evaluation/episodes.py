@@ -13,7 +13,7 @@ from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Stop, Trajectory
 from turnwise.evaluation.statistics import pass_at_k, wilson_interval_by_task
 from turnwise.rollout.chat_episode import count_sampled_tokens
-from turnwise.rollout.collect import Collector
+from turnwise.rollout.collect import GroupCollector
 from turnwise.rollout.failures import DroppedEpisodes, check_dropped, run_with_retries
 
 TaskId = int
@@ -98,7 +98,7 @@ def reported_ks(tries: int) -> list[int]:
 
 
 async def evaluate(
-    collector: Collector, tasks: Sequence[Task], progress: Callable[[int, int], None] = lambda done, total: None
+    collector: GroupCollector, tasks: Sequence[Task], progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Evaluation:
     """Run one episode per task. `round` is always 0, so policies compared on equal tasks get equal random numbers."""
     collected = await collector.collect(tasks, group_size=1, round=0, progress=progress)

@@ -14,7 +14,7 @@ from turnwise.algos.losses import LOSSES
 from turnwise.algos.turn_discount import AdaptiveDiscount
 from turnwise.config.algorithm import AlgoConfig
 from turnwise.config.schema import Config, TrainConfig
-from turnwise.core.protocols import Engine, Sampling
+from turnwise.core.protocols import Engine, EngineControl, Sampling
 from turnwise.core.references import load_function
 from turnwise.core.samples import Needs
 from turnwise.data.samples import TOKEN_RULES, TokenRule
@@ -44,7 +44,7 @@ from turnwise.rewards.factory import build_group_judges, judge_weights
 from turnwise.rewards.functions import trajectory_reward
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.scoring import ENV, RewardSet
-from turnwise.rollout.collect import Collector
+from turnwise.rollout.collect import Collector, GroupCollector
 from turnwise.rollout.episode import Limits
 from turnwise.training.estimate import AdaptiveCoefficients, EstimateSettings, RewardSettings
 from turnwise.training.learner import LocalLearner
@@ -139,10 +139,10 @@ class PolicyStack:
     """A policy with its renderer, its engine and the collectors for training, greedy baselines and evaluation."""
 
     renderer: Renderer
-    engine: Engine
-    collector: Collector
-    greedy: Collector
-    evaluator: Collector
+    engine: EngineControl
+    collector: GroupCollector
+    greedy: GroupCollector
+    evaluator: GroupCollector
     pages: int | None
     """Pages of the engine's KV cache; None: not planned."""
 
@@ -264,7 +264,7 @@ def build_optimizer(
     return Optimizer(trained, settings, schedule.share, on_host=plan.optimizer_on_host)
 
 
-def share_value_head(config: Config, engine: Engine, learner: LocalLearner) -> None:
+def share_value_head(config: Config, engine: EngineControl, learner: LocalLearner) -> None:
     """Let a native engine compute the values of a critic on the policy's trunk while it samples.
 
     Not in asynchronous training: the values would be those of older weights.

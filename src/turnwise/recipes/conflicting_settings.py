@@ -117,6 +117,10 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         "depends on the opponent. Leave out one of the two.",
     ),
     (
+        lambda c: uses_selfplay(c) and c.cluster.engines > 0,
+        "selfplay.opponent {selfplay.opponent} plays its matches in this process. Set cluster.engines to 0.",
+    ),
+    (
         lambda c: uses_selfplay(c) and ADVANTAGES[c.algo.advantage].needs_greedy,
         "algo.advantage {algo.advantage} adds a greedy episode per group, which has no opponent with "
         "selfplay.opponent {selfplay.opponent}. Choose another advantage.",

@@ -1,6 +1,6 @@
 """Train: one run, a resumed run, one run per seed, and `tw.train`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -116,13 +116,25 @@ class _ReinforcementRun(TrainingRun):
         plan = memory_plan(config, loaded.model)
         if plan.items:
             progress.note(f"memory: {plan.describe()}")
-        stack = build_policy_stack(config, self.environments, loaded, plan.pages)
+        stack = self._build_stack(loaded, plan, progress.note)
         learner = build_learner(config, loaded.model, plan)
         share_value_head(config, stack.engine, learner)
         checkpoints, state = restore_or_init(config, loaded, learner, self.folder, resume=resume, note=progress.note)
         if not self.folder.read_metrics():
             self.folder.append_metrics({"step": 0, "time/warmup_s": warmup_s})
         return self._loop(loaded, stack, learner, checkpoints, progress, limit_s, plan), state
+
+    def _build_stack(self, loaded: LoadedModel, plan: MemoryPlan, note: Callable[[str], None]) -> PolicyStack:
+        """Build the engine here, or its replicas on a cluster."""
+        config = self.config
+        if not config.cluster.engines:
+            return build_policy_stack(config, self.environments, loaded, plan.pages)
+        from turnwise.recipes.clustering import open_cluster, open_replica_stack
+
+        session = self.resources.enter_context(open_cluster(config))
+        return self.resources.enter_context(
+            open_replica_stack(session, config, self.environments, loaded, self.folder.path, note)
+        )
 
     def _loop(
         self,

@@ -10,7 +10,7 @@ from turnwise.recipes.build import PolicyStack, build_engine, model_loader
 from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
-from turnwise.rollout.collect import GroupCollector
+from turnwise.rollout.collect import Collector, GroupCollector
 from turnwise.rollout.selfplay import MatchCollector
 from turnwise.rollout.tasks import TaskSource, alternate_players
 from turnwise.training.checkpoints import Checkpoints
@@ -64,6 +64,7 @@ def build_frozen_policy(config: Config, loaded: LoadedModel, stack: PolicyStack)
 def match_collector(stack: PolicyStack, environments: EnvironmentMix, opponent: Policy | None) -> MatchCollector:
     """Build a collector of matches with the settings of the training collector."""
     training = stack.collector
+    assert isinstance(training, Collector), "check_conflicts rejects self-play on a cluster"
     return MatchCollector(
         policy=training.policy,
         opponent=opponent,

@@ -3,7 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -203,6 +203,8 @@ class TrainingRun(ABC):
     """Number of steps that the progress display starts with; a loop may correct it."""
     services: RewardServices = field(init=False)
     """Judges of the run. They continue from what it has spent and log each further request in its folder."""
+    resources: ExitStack = field(init=False)
+    """Closed after training, such as the connection to a cluster."""
 
     def __post_init__(self) -> None:
         self.planned_steps = self.config.train.steps
@@ -241,7 +243,10 @@ class TrainingRun(ABC):
         limit_s = None if minutes is None else 60 * minutes
         if self.on_step is not None:
             self.folder.listeners.append(self._report_step)
-        with Progress(self.planned_steps, self.console, title=self.folder.path.name, limit_s=limit_s) as progress:
+        with (
+            Progress(self.planned_steps, self.console, title=self.folder.path.name, limit_s=limit_s) as progress,
+            ExitStack() as self.resources,
+        ):
             loop, state = self.build(progress, limit_s, resume)
             with track_metrics(config, self.folder, progress.note, resumed_after=state.step if resume else None):
                 return asyncio.run(self.services.run(self._train(loop, state)))

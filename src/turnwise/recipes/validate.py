@@ -5,9 +5,13 @@ Nothing here changes a configuration or an environment; each check returns or ra
 
 import asyncio
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.custom import Parts
@@ -15,6 +19,7 @@ from turnwise.algos.filters import FILTERS, SCORES
 from turnwise.algos.losses import AGGREGATIONS, LOSSES
 from turnwise.algos.off_policy import CORRECTIONS
 from turnwise.algos.rewards import NORMALISERS
+from turnwise.cluster.placement import check_capacity, plan_placement
 from turnwise.config.schema import Config, ModelConfig
 from turnwise.core.errors import UserError, not_a_file
 from turnwise.core.references import is_reference, load_function
@@ -22,6 +27,7 @@ from turnwise.core.suggestions import suggest
 from turnwise.engine.engines import ENGINES
 from turnwise.engine.vllm.build import check_engine
 from turnwise.envs.games.env import GameEnv
+from turnwise.envs.rubric_env import RubricEnv
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
@@ -32,7 +38,7 @@ from turnwise.recipes.build import reward_names, token_rule
 from turnwise.recipes.conflicting_settings import check_conflicts, uses_selfplay
 from turnwise.recipes.contexts import check_context
 from turnwise.recipes.environment_mix import EnvironmentMix
-from turnwise.recipes.resources import check_threads
+from turnwise.recipes.resources import check_threads, cores
 from turnwise.recipes.sources import use_own_adapter
 from turnwise.recipes.unused_settings import check_setting_is_used
 from turnwise.record.trackers import check_trackers
@@ -77,7 +83,28 @@ def check_run(
     check_settings(config, override_keys, judges)
     for spec in environments.specs.values():
         check_environment(config, spec)
+    check_cluster(config, environments)
     check_servers(environments.with_params, judges=judges.clients)
+
+
+def check_cluster(config: Config, environments: EnvironmentMix) -> None:
+    """Check what a run on Ray needs, and if it starts its own cluster, that this machine has room for it."""
+    settings = config.cluster
+    if not settings.engines and not settings.learners:
+        return
+    if find_spec("ray") is None:
+        raise UserError("cluster.engines and cluster.learners need Ray: pip install 'turnwise[ray]'")
+    for spec, params in environments.with_params:
+        rubric_env = spec.subclass_of(RubricEnv) if settings.engines else None
+        if rubric_env is not None and rubric_env.judges(spec.params_model.model_validate(params)):
+            raise UserError(
+                f"env.params.reward of {spec.name} has a judge, whose budget counts requests of one process. Set "
+                "cluster.engines to 0, or use reward.judges."
+            )
+    has_gpus = resolve_device(config.model.device).type == "cuda"
+    if settings.address is None and "RAY_ADDRESS" not in os.environ:
+        here = {"CPU": float(cores()), "GPU": float(torch.cuda.device_count())}
+        check_capacity(settings, plan_placement(settings, has_gpus=has_gpus), {"this machine": here})
 
 
 def check_settings(config: Config, override_keys: Iterable[str] = (), judges: JudgeRegistry | None = None) -> None:

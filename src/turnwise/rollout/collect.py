@@ -166,7 +166,7 @@ class Collector(GroupCollector):
 class PolicyRunner:
     """Runs single episodes with a collector's policy, environment and limits."""
 
-    collector: Collector
+    collector: GroupCollector
 
     async def episode(self, key: EpisodeKey) -> Trajectory:
         (trajectory,) = await self.collector.episodes([key])

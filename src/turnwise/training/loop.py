@@ -13,7 +13,7 @@ from typing import Any
 from turnwise.algos.alarms import AlarmSettings
 from turnwise.config.schema import Config
 from turnwise.core.errors import DivergedError, UserError
-from turnwise.core.protocols import Engine, EngineStats
+from turnwise.core.protocols import EngineControl, EngineStats
 from turnwise.core.samples import Learner, StepSettings
 from turnwise.core.task import Task
 from turnwise.core.token_name import TokenName
@@ -66,7 +66,7 @@ class Loop:
         update_settings: UpdateSettings,
         rollout_stage: RolloutStage,
         evaluator: Evaluator,
-        engine: Engine,
+        engine: EngineControl,
         learner: Learner,
         coefficients: AdaptiveCoefficients,
         checkpoints: Checkpoints,

@@ -15,7 +15,7 @@ from turnwise.core.samples import Learner, Needs
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.samples import build_samples
 from turnwise.rewards.scoring import RewardSet, ScoredGroups, count_members, score_groups
-from turnwise.rollout.collect import CollectedGroups, Collector, DrawCounts, GroupCollector
+from turnwise.rollout.collect import CollectedGroups, DrawCounts, GroupCollector
 from turnwise.rollout.failures import DroppedEpisodes
 from turnwise.rollout.tasks import SuccessCounts, TaskSource
 from turnwise.training.estimate import Baselines, score_samples
@@ -64,7 +64,7 @@ class RolloutRound:
 class RolloutStage:
     tasks: TaskSource
     collector: GroupCollector
-    greedy: Collector | None
+    greedy: GroupCollector | None
     """Rolls out one greedy episode per kept group as its baseline; None if the estimator does not need it."""
     rewards: RewardSet
     algo: AlgoConfig
@@ -148,7 +148,7 @@ class RolloutStage:
 
     async def _roll_out_baselines(
         self,
-        greedy: Collector,
+        greedy: GroupCollector,
         kept: list[Group],
         step: int,
         show: ShowProgress,

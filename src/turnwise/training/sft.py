@@ -15,7 +15,7 @@ import torch
 
 from turnwise.core.errors import UserError, failure_boundary
 from turnwise.core.messages import ToolSpec, assistant
-from turnwise.core.protocols import Engine, StepResult
+from turnwise.core.protocols import EngineControl, StepResult
 from turnwise.core.random_streams import address, random_stream
 from turnwise.core.samples import Learner, Sample, StepSettings, TrainSample
 from turnwise.core.task import Task
@@ -72,7 +72,7 @@ class SftLoop:
         checkpoints: Checkpoints,
         folder: RunFolder,
         progress: Progress,
-        engine: Engine,
+        engine: EngineControl,
         release_cache: bool = False,
     ) -> None:
         """`engine`: the evaluator's; `release_cache`: free its KV cache before each step, which needs the memory."""

@@ -15,7 +15,7 @@ from turnwise.evaluation.episodes import Evaluation, evaluate, task_id
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import TOKEN_COLUMNS, trajectory_to_row
 from turnwise.report.progress import Progress
-from turnwise.rollout.collect import Collector
+from turnwise.rollout.collect import GroupCollector
 from turnwise.training.estimate import Estimate
 
 TOKEN_SCORES = {"token_logprobs": "learner_logprobs", "token_entropies": "entropies"}
@@ -44,7 +44,7 @@ class TokenStatistics:
 class Evaluator:
     """Evaluates the policy of a run, and records the episodes and their metrics in its folder."""
 
-    collector: Collector
+    collector: GroupCollector
     folder: RunFolder
     progress: Progress
     decode: Callable[[Sequence[int]], str]

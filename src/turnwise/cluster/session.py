@@ -1,0 +1,131 @@
+"""The Ray cluster of a run: connect to it or start it, place the run's actors, and explain its errors in one line."""
+
+import os
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from turnwise.cluster.placement import ActorSlot, Placement, check_capacity, plan_placement
+from turnwise.config.schema import ClusterConfig
+from turnwise.core.errors import UserError
+
+CONNECT_S = 10.0
+"""Seconds to wait for an answer of cluster.address."""
+EXIT_DETAIL = re.compile(r"Worker exit detail: ([^.\n]+)|is dead because ([^.\n]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSession:
+    """A placement group on a cluster that this process is connected to."""
+
+    placement: Placement
+    group: PlacementGroup
+
+    def launch(self, cls: type, slot: ActorSlot, *arguments: Any) -> Any:
+        """Create an actor in its slot. It is never restarted by Ray: whoever uses it has to restore its state."""
+        strategy = PlacementGroupSchedulingStrategy(
+            placement_group=self.group, placement_group_bundle_index=slot.bundle
+        )
+        options = {"num_cpus": slot.cpus, "num_gpus": slot.gpus, "max_restarts": 0, "scheduling_strategy": strategy}
+        return ray.remote(cls).options(**options).remote(*arguments)
+
+
+@contextmanager
+def open_session(settings: ClusterConfig, *, uses_gpus: bool) -> Iterator[ClusterSession]:
+    """Connect to cluster.address, or start a cluster on this machine; leave or stop it at the end.
+
+    `uses_gpus`: actors get a GPU each if the cluster has any.
+    """
+    with _connect(settings.address or os.environ.get("RAY_ADDRESS")) as is_own:
+        has_gpus = uses_gpus and any(node.get("GPU", 0) for node in _nodes().values())
+        placement = plan_placement(settings, has_gpus=has_gpus)
+        if is_own:
+            check_capacity(settings, placement, _nodes())
+        group = placement_group([*placement.bundles], strategy="PACK")
+        try:
+            _wait_until_placed(settings, placement, group)
+            yield ClusterSession(placement=placement, group=group)
+        finally:
+            if ray.is_initialized():
+                remove_placement_group(group)
+
+
+@contextmanager
+def _connect(address: str | None) -> Iterator[bool]:
+    """Yield whether the cluster was started here. A connection that the program has already is used and kept."""
+    if ray.is_initialized():
+        yield False
+        return
+    if address is not None:
+        _check_address(address)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    common = {"log_to_driver": False, "configure_logging": False}
+    try:
+        if address is None:
+            ray.init(address="local", include_dashboard=False, **common)
+        else:
+            ray.init(address=address, **common)
+    except (RuntimeError, ValueError, OSError, RayError) as error:
+        where = "a local Ray cluster" if address is None else f"the Ray cluster at {address}"
+        raise UserError(f"Cannot connect to {where}: {first_line(error)}. Check cluster.address.") from error
+    try:
+        yield address is None
+    finally:
+        ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Raise UserError if nothing listens there: Ray itself would try for many minutes."""
+    if address.startswith("ray://"):
+        raise UserError(f"cluster.address {address}: start turnwise on a machine of the cluster, and give HOST:PORT.")
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        return  # such as "auto"
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S):
+            pass
+    except (OSError, ValueError, OverflowError) as error:
+        raise UserError(f"Cannot reach a Ray cluster at {address} ({error}). Check cluster.address.") from error
+
+
+def _nodes() -> dict[str, dict[str, float]]:
+    """Return the resources of the nodes that are alive, by address."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return {f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}": node["Resources"] for node in alive}
+
+
+def _wait_until_placed(settings: ClusterConfig, placement: Placement, group: PlacementGroup) -> None:
+    try:
+        ray.get(group.ready(), timeout=settings.wait_s)
+    except GetTimeoutError:
+        check_capacity(settings, placement, _nodes())
+        raise UserError(
+            f"The cluster has room for the {len(placement.bundles)} actors, but others have used it for "
+            f"cluster.wait_s {settings.wait_s:g} s. Stop them, or raise cluster.wait_s."
+        ) from None
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, without a final period."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def describe_loss(error: BaseException) -> str:
+    """Return why an actor was lost, in a few words."""
+    found = EXIT_DETAIL.search(str(error))
+    return (found[1] or found[2]).strip() if found is not None else first_line(error)
+
+
+def cause_of(error: RayTaskError) -> Exception:
+    """Return the exception that the actor's method raised; Ray's own has a whole traceback as its message."""
+    cause = error.cause
+    return cause if isinstance(cause, Exception) else RuntimeError(str(cause))

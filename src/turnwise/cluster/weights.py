@@ -1,0 +1,54 @@
+"""Weights between processes: packed as numpy views, which Ray shares on a machine without copies."""
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import ray
+import torch
+from torch import Tensor
+
+from turnwise.core.protocols import WeightSource
+
+PackedWeights = dict[str, tuple[numpy.ndarray, str]]
+"""By parameter name: the array, and the torch dtype that it is a view of (numpy has no bfloat16)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteWeights:
+    """Weights in the object store. Engine replicas load them without passing them through this process."""
+
+    ref: Any
+    """`ray.ObjectRef` of `PackedWeights`."""
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        return ReceivedWeights(ray.get(self.ref)).named_parameters()
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedWeights:
+    """Weights as they arrive: read-only views of the object store."""
+
+    packed: PackedWeights
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        for name, (array, dtype) in self.packed.items():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # torch has no read-only tensors; nobody writes to these
+                yield name, torch.from_numpy(array).view(getattr(torch, dtype))
+
+
+def put_weights(weights: WeightSource) -> RemoteWeights:
+    """Copy weights into the object store, unless they are there already."""
+    return weights if isinstance(weights, RemoteWeights) else RemoteWeights(ref=ray.put(pack_weights(weights)))
+
+
+def pack_weights(weights: WeightSource) -> PackedWeights:
+    return {name: _pack(tensor.detach().cpu()) for name, tensor in weights.named_parameters()}
+
+
+def _pack(tensor: Tensor) -> tuple[numpy.ndarray, str]:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy(), dtype
