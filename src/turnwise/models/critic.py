@@ -28,7 +28,7 @@ class TrunkCritic(nn.Module):
         self.head = value_head(policy)
 
     def forward(self, batch: Batch, keep: Tensor) -> Tensor:
-        return self.head(packed_hidden(self.trunk, batch, keep).float()).squeeze(-1)
+        return self.head(packed_hidden(self.trunk, batch, keep).float()).squeeze(-1).clone()  # FSDP wants no view
 
 
 class HeadCritic(nn.Module):
@@ -39,4 +39,4 @@ class HeadCritic(nn.Module):
         self.head = value_head(policy)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden.float()).squeeze(-1)
+        return self.head(hidden.float()).squeeze(-1).clone()

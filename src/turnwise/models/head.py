@@ -48,15 +48,15 @@ def matmul_float32(left: Tensor, right: Tensor) -> Tensor:
     return left.float() @ right.float()
 
 
-_heads: "WeakKeyDictionary[Any, OutputHead | None]" = WeakKeyDictionary()
+_has_plain_head: "WeakKeyDictionary[Any, bool]" = WeakKeyDictionary()
 
 
 def output_head(model: Any) -> OutputHead | None:
     """Return the model's output head, or None if its logits are computed in another way. Verified once per model."""
-    if model not in _heads:
-        head = _describe_head(model)
-        _heads[model] = head if head is not None and _matches_model(model, head) else None
-    return _heads[model]
+    head = _describe_head(model)  # anew each time: the weight of a sharded model is another tensor while it runs
+    if head is not None and model not in _has_plain_head:
+        _has_plain_head[model] = _matches_model(model, head)
+    return head if head is not None and _has_plain_head[model] else None
 
 
 def _describe_head(model: Any) -> OutputHead | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.nn import Parameter
 
 from turnwise.algos.advantages import ADVANTAGES
@@ -23,7 +24,7 @@ from turnwise.engine.native.engine import NativeEngine
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.layers import compile_layers, copy_model, recompute_layers
-from turnwise.models.loading.load import LoadedModel, device_of, load_model
+from turnwise.models.loading.load import LoadedModel, device_of, load_model, resolve_device
 from turnwise.models.loading.lora import (
     RUN_BASE,
     LoraSettings,
@@ -35,6 +36,7 @@ from turnwise.models.loading.lora import (
 )
 from turnwise.models.loading.save import atomic_folder, save_model
 from turnwise.models.memory.plan import MemoryPlan
+from turnwise.models.sharding import join_ranks, share_skeleton
 from turnwise.recipes.contexts import build_context
 from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.recipes.resources import MICRO_TOKENS, plan_without_limits
@@ -50,6 +52,8 @@ from turnwise.training.estimate import AdaptiveCoefficients, EstimateSettings, R
 from turnwise.training.learner import LocalLearner
 from turnwise.training.objective import Objective
 from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule, mark_embeddings
+from turnwise.training.sharded import ShardedLearner
+from turnwise.training.sharded_optimizer import ShardedOptimizer
 from turnwise.training.update import UpdateSettings
 from turnwise.training.warmup import load_warmed_up_tiny
 
@@ -228,6 +232,52 @@ def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) ->
     )
 
 
+def build_sharded_learner(config: Config, model: Any | None, plan: MemoryPlan | None = None) -> ShardedLearner:
+    """Build the learner of this rank. Every rank of the default process group calls it, with the same plan.
+
+    Rank 0 alone passes the loaded model, on any device; it is left unchanged and may be dropped afterwards. With
+    optimizer states on the host, parameters are offloaded too, and gradients are reduced after each micro-batch.
+    """
+    algo, train, plan = config.algo, config.train, plan or plan_without_limits(config)
+    sharding = join_ranks(resolve_device(config.model.device), offload=plan.optimizer_on_host)
+    skeleton = share_skeleton(model, sharding)
+    plain = copy_model(skeleton)
+    if plan.recompute:
+        recompute_layers(plain)
+    policy, critic, schedule = copy_model(plain), _critic(config, plain), _schedule(train)
+    sharding.shard_model(policy, model)
+    mark_embeddings(policy)
+    keeps_reference, reference = algo.kl_coef > 0, None
+    if keeps_reference and not has_adapter(plain):
+        reference = plain.requires_grad_(False)
+        sharding.shard_model(reference, model)
+    if critic is not None:
+        sharding.shard_critic(critic, model)
+    rounded = any(each.requires_grad and each.dtype != torch.float32 for each in skeleton.parameters())
+
+    def optimizer(module: Any, settings: OptimizerSettings, *, saves_weights: bool) -> ShardedOptimizer:
+        trained = [each for each in module.parameters() if each.requires_grad]
+        return ShardedOptimizer(trained, settings, schedule.share, sharding=sharding, saves_weights=saves_weights)
+
+    muon = train.optimizer == "muon"
+    return ShardedLearner(
+        policy,
+        build_objective(algo),
+        optimizer(policy, _optimizer_settings(train, train.learning_rate, muon=muon), saves_weights=rounded),
+        skeleton=skeleton,
+        sharding=sharding,
+        accumulates_whole=not plan.optimizer_on_host,
+        kl_coef=0.0 if kl_in_reward(algo) else algo.kl_coef,
+        reference=reference,
+        reference_adapter=copy_adapter(policy) if keeps_reference and has_adapter(policy) else None,
+        critic=critic,
+        critic_optimizer=None
+        if critic is None
+        else optimizer(critic, _optimizer_settings(train, config.critic.learning_rate), saves_weights=False),
+        critic_warmup_steps=config.critic.warmup_steps if critic is not None else 0,
+    )
+
+
 def _schedule(train: TrainConfig) -> Schedule:
     return Schedule(
         kind=train.schedule,
@@ -253,15 +303,19 @@ def build_optimizer(
     muon: bool = False,
 ) -> Optimizer:
     """Build the optimizer of the parameters that require gradients."""
-    settings = OptimizerSettings(
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    settings = _optimizer_settings(train, learning_rate, muon=muon)
+    return Optimizer(trained, settings, schedule.share, on_host=plan.optimizer_on_host)
+
+
+def _optimizer_settings(train: TrainConfig, learning_rate: float, *, muon: bool = False) -> OptimizerSettings:
+    return OptimizerSettings(
         learning_rate=learning_rate,
         betas=train.betas,
         weight_decay=train.weight_decay,
         max_grad_norm=train.max_grad_norm,
         muon_learning_rate=train.muon_learning_rate if muon else None,
     )
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    return Optimizer(trained, settings, schedule.share, on_host=plan.optimizer_on_host)
 
 
 def share_value_head(config: Config, engine: EngineControl, learner: LocalLearner) -> None:

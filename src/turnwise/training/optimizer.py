@@ -1,7 +1,7 @@
 """Optimizer (AdamW, Muon), learning rate schedule, gradient clipping, and rejection of non-finite gradients."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -78,10 +78,12 @@ class Optimizer:
                 )
             )
         if matrices:
-            rate = settings.muon_learning_rate or 0.0
-            muon = CpuMuon if matrices[0].device.type == "cpu" else torch.optim.Muon
-            self._parts.append(muon(matrices, lr=rate, weight_decay=settings.weight_decay))
+            self._parts.append(self._muon(matrices, settings.muon_learning_rate or 0.0, settings.weight_decay))
         self._rates = [part.param_groups[0]["lr"] for part in self._parts]
+
+    def _muon(self, matrices: Sequence[nn.Parameter], rate: float, weight_decay: float) -> torch.optim.Optimizer:
+        muon = CpuMuon if matrices[0].device.type == "cpu" else torch.optim.Muon
+        return muon(matrices, lr=rate, weight_decay=weight_decay)
 
     def step(self, training_step: int, scale: float = 1.0) -> tuple[float, bool]:
         """Clip the gradients and step. Returns the norm before clipping, and False if it was not finite: no step.
@@ -101,9 +103,13 @@ class Optimizer:
             for _ in self.masters.chunks():
                 for part in self._parts:
                     part.step()
-            check_finite(self.masters.parameters, f"after an optimizer step at learning rate {self._format_rates()}")
+            self.check_finite(f"after an optimizer step at learning rate {self._format_rates()}")
         self.masters.drop_gradients()
         return norm, finite
+
+    def check_finite(self, when: str) -> None:
+        """Raise DivergedError if a parameter is not finite."""
+        check_finite(self.masters.parameters, when)
 
     def gradient_norm(self) -> Tensor:
         """Return the norm of all accumulated gradients."""
@@ -146,12 +152,19 @@ class Optimizer:
 
 
 def check_finite(tensors: Sequence[Tensor], when: str) -> None:
-    """Raise DivergedError if any element is not finite. The host waits for each device once."""
+    """Raise DivergedError if any element is not finite."""
+    if not are_finite(tensors):
+        raise DivergedError(f"the weights are not finite {when}: lower the learning rate")
+
+
+def are_finite(tensors: Sequence[Tensor]) -> bool:
+    """Return whether all elements are finite. The host waits for each device once."""
     floating = [each.detach() for each in tensors if each.is_floating_point() and each.numel()]
     for device in {each.device for each in floating}:
         norms = torch._foreach_norm([each for each in floating if each.device == device], math.inf)
         if not bool(torch.stack(norms).isfinite().all()):
-            raise DivergedError(f"the weights are not finite {when}: lower the learning rate")
+            return False
+    return True
 
 
 MASTER = "master"
@@ -179,21 +192,30 @@ class CpuMuon(torch.optim.Muon):
             gradients: list[Tensor] = []
             moments: list[Tensor] = []
             self._init_group(group, parameters, gradients, moments)
-            for parameter, gradient, moment in zip(parameters, gradients, moments, strict=True):
+            for gradient, moment in zip(gradients, moments, strict=True):
                 moment.lerp_(gradient, 1 - group["momentum"])
-                direction = orthogonalize(
-                    gradient.lerp(moment, group["momentum"]), group["ns_coefficients"], group["ns_steps"], group["eps"]
-                )
+            updates = (each.lerp(moment, group["momentum"]) for each, moment in zip(gradients, moments, strict=True))
+            settings = group["ns_coefficients"], group["ns_steps"], group["eps"]
+            for parameter, direction in zip(parameters, self._orthogonalize(updates, settings), strict=True):
                 rows, columns = parameter.shape
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(direction, alpha=-group["lr"] * math.sqrt(max(1.0, rows / columns)))
 
+    def _orthogonalize(self, updates: Iterable[Tensor], settings: tuple[Any, int, float]) -> Iterator[Tensor]:
+        return (orthogonalize(each, *settings) for each in updates)
 
-def orthogonalize(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+
+def orthogonalize(
+    matrix: Tensor,
+    coefficients: tuple[float, float, float],
+    steps: int,
+    eps: float,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
     """Drive the singular values of a matrix towards 1 by the quintic Newton-Schulz iteration."""
     first, third, fifth = coefficients
     tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.float().T if tall else matrix.float()  # the smaller side is squared
+    x = matrix.to(dtype).T if tall else matrix.to(dtype)  # the smaller side is squared
     x = x / x.norm().clamp(min=eps)
     for _ in range(steps):
         square = x @ x.T

@@ -1,0 +1,255 @@
+"""Learner of one rank: model, critic and reference are sharded, micro-batches are distributed over the ranks.
+
+All ranks call the same methods with the same arguments, and get the same results.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from turnwise.core.protocols import WeightSource
+from turnwise.core.samples import Batch, Needs, Scores, TrainBatch, on_device
+from turnwise.models.forward import batch_attention
+from turnwise.models.loading.lora import has_adapter
+from turnwise.models.loading.save import write_model
+from turnwise.models.sharding import Sharding, fill_skeleton, sharded_modules
+from turnwise.training.learner import STATE_FOLDER, LocalLearner, Result
+from turnwise.training.objective import Objective
+from turnwise.training.sharded_optimizer import ShardedOptimizer, check_finite_on_all_ranks
+
+
+class ShardedLearner(LocalLearner):
+    """Learner of one rank. `skeleton`: the plain model on the meta device, which gets the weights when it is saved.
+
+    `accumulates_whole`: gradients are reduced over the ranks once per optimizer step instead of once per micro-batch;
+    until then each rank keeps them unsharded.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        objective: Objective,
+        optimizer: ShardedOptimizer,
+        *,
+        skeleton: Any,
+        sharding: Sharding,
+        accumulates_whole: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, objective, optimizer, **options)
+        self.skeleton, self.sharding = skeleton, sharding
+        self.accumulates_whole = accumulates_whole
+        modules = [each for each in (model, self.critic, self.reference) if each is not None]
+        self._sharded_modules = [part for module in modules for part in sharded_modules(module)]
+
+    @property
+    def ranks(self) -> int:  # type: ignore[override]
+        return self.sharding.ranks
+
+    @property
+    def device(self) -> torch.device:
+        return self.sharding.device
+
+    @torch.no_grad()
+    def score(self, batches: Sequence[Batch], needs: Needs) -> list[Scores]:
+        def compute(index: int, _: bool) -> dict[str, Tensor]:
+            here = on_device(batches[index], self.device)
+            with batch_attention(here):
+                scores = self._score(here, needs)
+            columns = {field.name: getattr(scores, field.name) for field in fields(scores)}
+            return {name: column for name, column in columns.items() if column is not None}
+
+        def length(index: int, name: str) -> int:
+            return len(batches[index].ends if name == "end_values" else batches[index].sources)
+
+        found = self._distribute([len(batch.ids) for batch in batches], compute, length)
+        return [Scores(**{name: column.float().cpu() for name, column in each.items()}) for each in found]
+
+    def forward_backward(self, batches: Iterable[TrainBatch], *, tokens: bool = False) -> list[dict[str, Tensor]]:
+        """Accumulate the batches' gradients, as `LocalLearner` does. A padding batch has weights of 0."""
+        batches = list(batches)
+        score_names = set[str]()
+
+        def compute(index: int, padding: bool) -> dict[str, Tensor]:
+            batch = _without_weights(batches[index]) if padding else batches[index]
+            sums, scores = self._forward_backward(on_device(batch, self.device))
+            score_names.update(scores)
+            return sums | scores
+
+        def length(index: int, name: str) -> int:
+            return len(batches[index].weights) if name in score_names else 1
+
+        found = self._distribute([len(each.batch.ids) for each in batches], compute, length)
+        return [self._finish(batch, each, score_names, tokens) for batch, each in zip(batches, found, strict=True)]
+
+    def _finish(
+        self, batch: TrainBatch, found: dict[str, Tensor], score_names: set[str], tokens: bool
+    ) -> dict[str, Tensor]:
+        """Return the metrics of a batch, and count its sampled tokens for the mismatch, which all ranks do."""
+        scores = {name: column.float() for name, column in found.items() if name in score_names}
+        if scores:
+            sampler = batch.sampler_logprobs.to(self.device)
+            self._mismatch.add(scores["token_logprobs"], sampler, batch.batch.counts)
+        sums = {name: column[0] for name, column in found.items() if name not in score_names}
+        return sums | (scores if tokens else {})
+
+    def _distribute(
+        self,
+        sizes: Sequence[int],
+        compute: Callable[[int, bool], dict[str, Tensor]],
+        length: Callable[[int, str], int],
+    ) -> list[dict[str, Tensor]]:
+        """Compute each batch on one rank; return the results of all, in order, on every rank.
+
+        `compute` gets the index of a batch and whether it is padding, and returns tensors [length(index, name)] by
+        name; a number counts as a tensor [1].
+        """
+        own, names = dict[int, dict[str, Tensor]](), list[str]()
+        passes = assign_batches(sizes, self.ranks)[self.sharding.rank]
+        for number, each in enumerate(passes, start=1):
+            for part in self._sharded_modules:
+                part.set_requires_gradient_sync(number == len(passes) or not self.accumulates_whole, recurse=False)
+            found = compute(each.index, each.padding)
+            names = list(found)
+            if not each.padding:
+                own[each.index] = found
+        self._reshard()
+        lengths = [[length(index, name) for name in names] for index in range(len(sizes))]
+        return self._share(own, names, lengths)
+
+    def _share(
+        self, own: dict[int, dict[str, Tensor]], names: Sequence[str], lengths: Sequence[Sequence[int]]
+    ) -> list[dict[str, Tensor]]:
+        """Return the tensors of all batches, each of which one rank has: a sum with the zeros of the others."""
+        flat = torch.zeros(sum(map(sum, lengths)), dtype=torch.float64, device=self.device)
+        counts = [count for each in lengths for count in each]
+        parts = iter(flat.split(counts))
+        table = [{name: next(parts) for name in names} for _ in lengths]
+        for index, found in own.items():
+            for name, values in found.items():
+                table[index][name].copy_(values)
+        parts = iter(self.sharding.sum(flat).split(counts))
+        return [{name: next(parts) for name in names} for _ in lengths]
+
+    def _run(self, function: Callable[..., Result], model: Any, *inputs: Any) -> Result:
+        return model.run(function, *inputs)
+
+    def _reshard(self) -> None:
+        """Free the whole parameters, which would be stale once the shards change."""
+        for part in self._sharded_modules:
+            part.reshard()
+
+    @contextmanager
+    def _as_reference(self) -> Iterator[Any]:
+        self._reshard()
+        with super()._as_reference() as reference:
+            yield reference
+            self._reshard()
+
+    def weights(self) -> WeightSource:
+        """Return the whole weights under the names of the plain model. Every rank iterates over them."""
+        return _GatheredWeights(self)
+
+    def load_weights(self, weights: WeightSource | None) -> None:
+        """Copy the weights of rank 0 into all ranks' shards. The other ranks' are not read and may be None."""
+        self.sharding.load(self.model, weights)
+
+    def save_model(self, folder: Path, tokenizer: Any) -> None:
+        """Write the policy as a Hugging Face model folder, on rank 0, which needs host memory for all weights."""
+        only_trained, weights = has_adapter(self.model), dict[str, Tensor]()
+        for name, whole in self._gather(only_trained=only_trained):
+            if self.sharding.rank == 0:
+                weights[name] = whole.cpu()
+        self.sharding.run_on_first_rank(lambda: write_model(fill_skeleton(self.skeleton, weights), tokenizer, folder))
+
+    def _gather(self, *, only_trained: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """Yield whole parameters by name, in the dtype of the plain model."""
+        plain = dict(self.skeleton.named_parameters())
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad or not only_trained:
+                yield name, self.sharding.gather(parameter).to(plain[name].dtype)
+
+    def check_finite(self, when: str) -> None:
+        tensors = [*self.model.parameters(), *self.state_dict()["tensors"].values()]
+        check_finite_on_all_ranks(tensors, self.sharding, when)
+
+    def save_state(self, folder: Path) -> None:
+        """Write the state with torch.distributed.checkpoint, each rank its shards."""
+        with _disk_errors():
+            dcp.save(self.state_dict()["tensors"], checkpoint_id=folder / STATE_FOLDER)
+
+    def load_state(self, folder: Path, *, skipped_steps: int) -> None:
+        """Load a state that was saved by any number of ranks."""
+        stored = dcp.FileSystemReader(folder / STATE_FOLDER).read_metadata().state_dict_metadata
+        tensors = {name: self._allocate(each) for name, each in stored.items()}
+        with _disk_errors():
+            dcp.load(tensors, checkpoint_id=folder / STATE_FOLDER)
+        self.load_state_dict({"tensors": tensors, "skipped_steps": skipped_steps})
+
+    def _allocate(self, stored: Any) -> Tensor:
+        assert isinstance(stored, TensorStorageMetadata)
+        if not stored.size:
+            return torch.empty((), dtype=stored.properties.dtype)
+        return self.sharding.empty(stored.size, stored.properties.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _GatheredWeights:
+    learner: ShardedLearner
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        return self.learner._gather()
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward pass of a rank. `padding`: the batch is another rank's; its result is not used."""
+
+    index: int
+    padding: bool = False
+
+
+def assign_batches(sizes: Sequence[int], ranks: int) -> list[list[Pass]]:
+    """Assign batches to ranks: a list of equal length for each.
+
+    The ranks wait for each other in every layer, so a round of one batch each takes as long as the largest of them.
+    Rounds of similar sizes minimise the sum of these. Within a round, the rank with the fewest tokens so far gets the
+    largest batch. The last round is padded with the smallest batch.
+    """
+    order = sorted(range(len(sizes)), key=lambda index: (-sizes[index], index))
+    passes: list[list[Pass]] = [[] for _ in range(ranks)]
+    tokens = [0] * ranks
+    for start in range(0, len(order), ranks):
+        chosen = [Pass(index) for index in order[start : start + ranks]]
+        chosen += [Pass(order[-1], padding=True)] * (ranks - len(chosen))
+        least_first = sorted(range(ranks), key=lambda rank: (tokens[rank], rank))
+        for rank, each in zip(least_first, chosen, strict=True):
+            passes[rank].append(each)
+            tokens[rank] += sizes[each.index]
+    return passes
+
+
+def _without_weights(batch: TrainBatch) -> TrainBatch:
+    """Return the batch with a loss of 0."""
+    value_weights = None if batch.value_weights is None else torch.zeros_like(batch.value_weights)
+    return replace(batch, weights=torch.zeros_like(batch.weights), value_weights=value_weights)
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """Raise the operating system's error that a rank met instead of the wrapper around the errors of all ranks."""
+    try:
+        yield
+    except CheckpointException as error:
+        for cause, _ in error.failures.values():
+            if isinstance(cause, OSError):
+                raise cause from error
+        raise

@@ -1,0 +1,233 @@
+"""Processes that form process groups of one to four ranks, and what each rank does in the tests of sharded learners."""
+
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from learners_for_tests import estimate_of, learn, random_groups, settings_of
+from models_for_tests import random_model
+from turnwise.config.schema import Config
+from turnwise.core.errors import DivergedError
+from turnwise.core.samples import Needs, TrainBatch
+from turnwise.data.packing import micro_batches, pack_train
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.loading.load import load_model
+from turnwise.models.loading.lora import LoraSettings, add_lora
+from turnwise.models.loading.tiny import tiny_tokenizer
+from turnwise.models.sharding import local_of
+from turnwise.recipes.build import build_learner, build_sharded_learner, update_settings
+from turnwise.training.learner import LocalLearner
+from turnwise.training.sharded import ShardedLearner
+from turnwise.training.update import train_samples
+
+MOST = 4
+HANG_S = 600
+
+
+class Ranks:
+    """Four processes, started once, since each takes seconds; a call uses the first n of them as a group of n ranks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._calls = folder, 0
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["ranks_for_tests"])
+        self._pipes, self._processes = [], []
+        for _ in range(MOST):
+            ours, theirs = context.Pipe()
+            self._pipes.append(ours)
+            self._processes.append(context.Process(target=_serve, args=(theirs,), daemon=True))
+            self._processes[-1].start()
+
+    def run(self, count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Return the results of `function(rank, *args)` on each of `count` ranks; raise if one fails or hangs."""
+        self._calls += 1
+        store = self._folder / f"store{self._calls}"
+        for rank, pipe in enumerate(self._pipes[:count]):
+            pipe.send((rank, count, str(store), function, args))
+        results = []
+        for rank, pipe in enumerate(self._pipes[:count]):
+            assert pipe.poll(HANG_S), f"rank {rank} of {count} hangs"
+            result, failure = pipe.recv()
+            if failure:
+                self.stop()
+            assert not failure, f"rank {rank} of {count} failed:\n{failure}"
+            results.append(result)
+        return results
+
+    def stop(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+def _serve(pipe: Any) -> None:
+    torch.set_num_threads(1)
+    while True:
+        try:
+            rank, count, store, function, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            dist.init_process_group(
+                "gloo", init_method=f"file://{store}", rank=rank, world_size=count, timeout=timedelta(seconds=HANG_S)
+            )
+            result = function(rank, *args)
+            dist.barrier()  # so that none leaves while another still connects
+            dist.destroy_process_group()
+        except Exception:
+            pipe.send((None, traceback.format_exc()))
+            return
+        pipe.send((result, ""))
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "head critic": ("head", {"critic__warmup_steps": 1, "train__mini_batch": 5}),
+    "trunk critic": ("trunk", {"train__optimizer": "muon", "train__muon_learning_rate": 1e-3}),
+    "lora": ("no critic", {"lora__rank": 2, "train__recompute": "on", "algo__old_logprobs": "learner"}),
+    "plain": ("no critic", {}),
+    "bfloat16": ("trunk", {"model__dtype": "bfloat16"}),
+    "offload": ("no critic", {"train__optimizer_state": "host"}),
+}
+"""Name -> critic and settings of a learner. All have a KL reference and samples with shared prompts."""
+
+
+def config_of(case: str) -> Config:
+    critic, changes = CASES[case]
+    rates = {"train__learning_rate": 1e-3, "critic__learning_rate": 1e-3, "train__max_grad_norm": 0.5}
+    return settings_of(critic, **{**rates, **changes})
+
+
+def model_of(config: Config) -> Any:
+    model = random_model("qwen2", ATTENTION, torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32)
+    if config.lora.rank:
+        add_lora(model, "base", LoraSettings(rank=config.lora.rank, alpha=4.0, targets=(), seed=0))
+        with torch.no_grad():  # peft starts with zeros, for which half of the adapter gets no gradient
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:
+                    parameter += 0.1
+    return model
+
+
+def local_learner(config: Config) -> LocalLearner:
+    return build_learner(config, model_of(config))
+
+
+def sharded_learner(rank: int, config: Config) -> ShardedLearner:
+    return build_sharded_learner(config, model_of(config) if rank == 0 else None)
+
+
+def steps_of(learner: LocalLearner, config: Config, first: int, last: int) -> list[dict[str, float]]:
+    """Take training steps of several micro-batches; return their metrics."""
+    return [
+        learn(learner, random_groups(step, groups=3), config, step=step, micro_tokens=60) for step in range(first, last)
+    ]
+
+
+Trained = tuple[list[dict[str, float]], int, dict[str, torch.Tensor], dict[str, torch.Tensor]]
+
+
+def result_of(learner: LocalLearner, metrics: list[dict[str, float]]) -> Trained:
+    """Return metrics, skipped steps, weights and the rest of the state, whole and by name."""
+    weights = {name: each.detach().clone() for name, each in learner.weights().named_parameters()}
+    tensors = learner.state_dict()["tensors"]
+    return metrics, learner.skipped_steps, weights, {name: _whole(each) for name, each in tensors.items()}
+
+
+def _whole(tensor: Any) -> torch.Tensor:
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+
+
+def train_steps(rank: int, case: str, steps: int) -> Trained:
+    config = config_of(case)
+    learner = sharded_learner(rank, config)
+    return result_of(learner, steps_of(learner, config, 0, steps))
+
+
+def train_and_save(rank: int, case: str, folder: Path) -> tuple[Trained, Trained]:
+    """Train two steps, save, and continue for one more; return both results."""
+    config = config_of(case)
+    learner = sharded_learner(rank, config)
+    steps_of(learner, config, 0, 2)
+    learner.check_finite("now")
+    learner.save_model(folder, tiny_tokenizer())
+    learner.save_state(folder)
+    return result_of(learner, []), result_of(learner, steps_of(learner, config, 2, 3))
+
+
+def save_untrained(rank: int, case: str, folder: Path) -> Trained:
+    learner = sharded_learner(rank, config_of(case))
+    learner.save_model(folder, tiny_tokenizer())
+    return result_of(learner, [])
+
+
+def load_and_train(rank: int, case: str, folder: Path) -> tuple[Trained, Trained]:
+    """Load what `train_and_save` wrote, and take the last step."""
+    config = config_of(case)
+    learner = sharded_learner(rank, config)
+    dtype = config.model.dtype
+    loaded = load_model(str(folder), dtype=dtype, attn_implementation=ATTENTION).model if rank == 0 else None
+    learner.load_weights(loaded)
+    learner.load_state(folder, skipped_steps=0)
+    return result_of(learner, []), result_of(learner, steps_of(learner, config, 2, 3))
+
+
+def train_batches(learner: LocalLearner, config: Config) -> list[TrainBatch]:
+    settings = update_settings(config)
+    estimated = estimate_of(random_groups(groups=3), learner, config)
+    assert estimated is not None
+    samples = train_samples(estimated, set(range(9)), settings)
+    parts = micro_batches([each.sample for each in samples], 60)
+    return [pack_train([samples[index] for index in part]) for part in parts]
+
+
+def measure(learner: LocalLearner, config: Config) -> dict[str, Any]:
+    """Return the results of methods that training steps do not call, and of a step with a non-finite gradient."""
+    batches = train_batches(learner, config)
+    norms = [learner.gradient_norm(batches, term) for term in ("task", "entropy", "kl")]
+    tokens = learner.forward_backward(batches, tokens=True)
+    learner.step()
+    before = {name: each.detach().clone() for name, each in learner.weights().named_parameters()}
+    broken = replace(batches[1], advantages=torch.full_like(batches[1].advantages, float("nan")))
+    learner.forward_backward([batches[0], broken, *batches[2:]])
+    learner.step()
+    after = learner.weights().named_parameters()
+    return {
+        "norms": norms,
+        "tokens": [{name: each.double() for name, each in found.items()} for found in tokens],
+        "skipped": learner.skipped_steps,
+        "unchanged": all(torch.equal(before[name], each) for name, each in after),
+        "empty": (learner.forward_backward([]), learner.score([], Needs(logprobs=True))),
+    }
+
+
+def measure_sharded(rank: int, case: str) -> dict[str, Any]:
+    config = config_of(case)
+    return measure(sharded_learner(rank, config), config)
+
+
+def collect_errors(rank: int, case: str, folder: Path) -> list[str]:
+    """Return the errors of a rank when rank 0 alone cannot write, when weights do not fit, and when a shard is bad."""
+    learner = sharded_learner(rank, config_of(case))
+    found = []
+
+    def expect(function: Callable[[], Any]) -> None:
+        try:
+            function()
+        except (OSError, ValueError, DivergedError) as error:
+            found.append(f"{type(error).__name__}: {error}")
+
+    (folder / "file").touch()
+    expect(lambda: learner.save_model(folder / "file" / "model", tiny_tokenizer()))
+    expect(lambda: learner.load_weights(torch.nn.Linear(2, 2)))
+    if rank == 1:
+        local_of(next(learner.model.parameters())).data[0] = float("inf")
+    expect(lambda: learner.check_finite("now"))
+    expect(lambda: learner.optimizer.check_finite("then"))
+    return found

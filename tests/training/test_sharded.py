@@ -1,0 +1,160 @@
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from ranks_for_tests import (
+    Ranks,
+    Trained,
+    collect_errors,
+    config_of,
+    load_and_train,
+    local_learner,
+    measure,
+    measure_sharded,
+    model_of,
+    result_of,
+    save_untrained,
+    steps_of,
+    train_and_save,
+    train_steps,
+)
+from turnwise.models.loading.tiny import tiny_tokenizer
+from turnwise.training.sharded import assign_batches
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    found = Ranks(tmp_path_factory.mktemp("stores"))
+    yield found
+    found.stop()
+
+
+@cache
+def trained_locally(case: str, steps: int = 3) -> Trained:
+    config = config_of(case)
+    learner = local_learner(config)
+    return result_of(learner, steps_of(learner, config, 0, steps))
+
+
+def assert_close(ours: Trained, theirs: Trained) -> None:
+    """Compare to the tolerance of a few float32 steps whose sums have another order."""
+    for mine, other in zip(ours[0], theirs[0], strict=True):
+        assert mine == pytest.approx(other, rel=1e-3, abs=1e-4)
+    assert ours[1] == theirs[1]
+    for tensors, expected in zip(ours[2:], theirs[2:], strict=True):
+        assert tensors.keys() == expected.keys()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(
+                tensors[name], tensor, atol=2e-5, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+@pytest.mark.parametrize("case", ["head critic", "trunk critic", "lora"])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_sharded_learner_trains_like_the_local_one(ranks: Ranks, case: str, count: int) -> None:
+    results = ranks.run(count, train_steps, case, 3)
+    assert_close(results[0], trained_locally(case))
+    assert all(each[:2] == results[0][:2] for each in results), "all ranks return the same numbers"
+
+
+def test_offloaded_learner_trains_like_the_local_one(ranks: Ranks) -> None:
+    assert_close(ranks.run(2, train_steps, "offload", 2)[0], trained_locally("plain", 2))
+
+
+def test_sharded_learner_measures_like_the_local_one(ranks: Ranks) -> None:
+    config = config_of("trunk critic")
+    theirs = measure(local_learner(config), config)
+    for ours in ranks.run(2, measure_sharded, "trunk critic"):
+        assert ours["norms"] == pytest.approx(theirs["norms"], rel=1e-4)
+        assert len(ours["tokens"]) > 2 and len(ours["tokens"]) % 2, "the last round is padded"
+        for mine, other in zip(ours["tokens"], theirs["tokens"], strict=True):
+            torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
+        # The critic's gradient is finite; the policy's is not, and that in one micro-batch, of one rank.
+        assert ours["skipped"] == theirs["skipped"] == 1
+        assert ours["unchanged"]
+        assert ours["empty"] == ([], [])
+
+
+@pytest.mark.parametrize("case", ["trunk critic", "bfloat16"])
+def test_sharded_state_continues_with_other_numbers_of_ranks(ranks: Ranks, tmp_path: Path, case: str) -> None:
+    saved, expected = ranks.run(2, train_and_save, case, tmp_path)[0]
+    for count in (1, 3):
+        loaded, continued = ranks.run(count, load_and_train, case, tmp_path)[0]
+        for ours, theirs in zip(loaded[2:], saved[2:], strict=True):
+            assert ours.keys() == theirs.keys()
+            assert all(torch.equal(ours[name], each) for name, each in theirs.items())
+        if case != "bfloat16":
+            assert_close(continued, expected)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16
+def test_sharded_bfloat16_keeps_master_weights(ranks: Ranks) -> None:
+    ours, theirs = ranks.run(2, train_steps, "bfloat16", 1)[0], trained_locally("bfloat16", 1)
+    assert ours[0][0]["grad_norm"] == pytest.approx(theirs[0][0]["grad_norm"], rel=0.05)
+    assert {each.dtype for each in ours[2].values()} == {torch.bfloat16}
+    masters = {name: each for name, each in ours[3].items() if name.startswith("optimizer.master.")}
+    assert len(masters) == len(ours[2]) and {each.dtype for each in masters.values()} == {torch.float32}
+    for name, each in masters.items():
+        torch.testing.assert_close(each, theirs[3][name], atol=2e-3, rtol=0)
+    assert any(not torch.equal(each, each.bfloat16().float()) for each in masters.values())
+
+
+def test_sharded_model_is_saved_as_a_plain_folder(ranks: Ranks, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    *_, weights, _ = ranks.run(2, save_untrained, "plain", folder)[0]
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(loaded) is type(model_of(config_of("plain")))
+    assert weights.keys() == dict(loaded.named_parameters()).keys()
+    assert all(torch.equal(weights[name], each) for name, each in loaded.named_parameters())
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    local_learner(config_of("plain")).save_model(plain, tiny_tokenizer())
+    assert [path.name for path in sorted(folder.iterdir())] == [path.name for path in sorted(plain.iterdir())]
+    assert all((folder / path.name).read_bytes() == path.read_bytes() for path in plain.iterdir())
+
+
+def test_sharded_lora_is_saved_as_an_adapter(ranks: Ranks, tmp_path: Path) -> None:
+    folder, plain = tmp_path / "model", tmp_path / "plain"
+    folder.mkdir()
+    plain.mkdir()
+    ranks.run(2, save_untrained, "lora", folder)
+    local_learner(config_of("lora")).save_model(plain, tiny_tokenizer())
+    ours, theirs = (load_file(folder / "adapter_model.safetensors") for folder in (folder, plain))
+    assert theirs and ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], each) for name, each in theirs.items())
+    assert {path.name for path in folder.iterdir()} == {path.name for path in plain.iterdir()}
+
+
+def test_sharded_errors_are_raised_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    first, second = ranks.run(2, collect_errors, "plain", tmp_path)
+    assert first == second
+    assert [each.split(":")[0] for each in first] == [
+        "NotADirectoryError",
+        "ValueError",
+        "DivergedError",
+        "DivergedError",
+    ]
+
+
+@given(st.lists(st.integers(1, 100), max_size=20), st.integers(1, 5))
+def test_assign_batches_gives_each_batch_to_one_rank(sizes: list[int], ranks: int) -> None:
+    passes = assign_batches(sizes, ranks)
+    assert sorted(each.index for own in passes for each in own if not each.padding) == list(range(len(sizes)))
+    assert {len(own) for own in passes} == {-(-len(sizes) // ranks)}
+    tokens = [sum(sizes[each.index] for each in own) for own in passes]
+    assert max(tokens) - min(tokens) <= max(sizes, default=0)
+
+
+def test_assign_batches_puts_similar_sizes_into_a_round() -> None:
+    passes = assign_batches([2, 10, 2, 9, 3], 2)
+    rounds = [[own[number] for own in passes] for number in range(3)]
+    assert [sorted(each.index for each in both) for both in rounds] == [[1, 3], [0, 4], [2, 2]]
+    assert [each.padding for each in rounds[2]].count(True) == 1
