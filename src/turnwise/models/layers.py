@@ -41,11 +41,16 @@ def compile_layers(model: Any) -> int:
 
     Moves weights: call it before an engine or an optimizer holds references to them.
     """
+    fuse_projections(model)
+    output_head(model)  # verified now, so that its test forward does not trigger a compilation
+    return compile_unfused_layers(model)
+
+
+def compile_unfused_layers(model: Any) -> int:
+    """Compile the decoder layers of any model, such as a sharded one, whose weights cannot share a storage."""
     for variable, name in CACHE_VARIABLES.items():
         os.environ.setdefault(variable, str(cache_folder() / "compiled" / name))
     torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, MAX_COMPILATIONS)
-    fuse_projections(model)
-    output_head(model)  # verified now, so that its test forward does not trigger a compilation
     layers = list(decoder_layers(model) or [])
     for layer in layers:
         layer.compile(dynamic=None)

@@ -23,7 +23,7 @@ from turnwise.engine.engines import ENGINES, EngineOptions
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.critic import HeadCritic, TrunkCritic
-from turnwise.models.layers import compile_layers, copy_model, recompute_layers
+from turnwise.models.layers import compile_layers, compile_unfused_layers, copy_model, recompute_layers
 from turnwise.models.loading.load import LoadedModel, device_of, load_model, resolve_device
 from turnwise.models.loading.lora import (
     RUN_BASE,
@@ -253,6 +253,11 @@ def build_sharded_learner(config: Config, model: Any | None, plan: MemoryPlan | 
         sharding.shard_model(reference, model)
     if critic is not None:
         sharding.shard_critic(critic, model)
+    if config.system.compile and sharding.device.type == "cuda":
+        trunk = critic.trunk if isinstance(critic, TrunkCritic) else None
+        for each in (policy, reference, trunk):
+            if each is not None:
+                compile_unfused_layers(each)
     rounded = any(each.requires_grad and each.dtype != torch.float32 for each in skeleton.parameters())
 
     def optimizer(module: Any, settings: OptimizerSettings, *, saves_weights: bool) -> ShardedOptimizer:
