@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ONE, TWO, OTHER, HOSTILE, LONG = "lake-seed0", "lake-seed1", "lake-faster", "hostile<b>", "long"
 STEPS = 4
+LOST, GAINED = (2, 5), (4, 5, 7)
+"""Tasks that OTHER solves before and after training."""
 LONG_TOKENS = 120_000
 PATIENCE_MS = 60_000
 """Timeout for anything to appear, generous because the machine may be busy."""
@@ -39,6 +41,7 @@ def make_runs(root: Path) -> None:
     (root / ONE / "alarms.jsonl").write_text('{"step":2,"text":"entropy fell to <b>half</b>"}\n')
     vary(root / ONE, root / TWO, ("seed = 0\n\n[env]", "seed = 1\n\n[env]"), reward=0.25)
     vary(root / ONE, root / OTHER, ("learning_rate = 0.001", "learning_rate = 0.005"), reward=-0.125)
+    set_outcomes(root / OTHER, before=LOST, after=GAINED)
     write_run(root / HOSTILE, [nasty_row(0), nasty_row(1), row(2, [{"context_ids": [0], "action_ids": [1, 4]}])])
     write_run(root / LONG, [long_row()])
 
@@ -54,6 +57,23 @@ def vary(path: Path, copy: Path, setting: tuple[str, str], reward: float) -> Non
         for name in ("rollout/reward", "train/entropy"):
             each |= {name: each[name] + reward} if name in each else {}
     (copy / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+
+
+def set_outcomes(path: Path, **solved: Sequence[int]) -> None:
+    """Let a run solve only the tasks with these numbers in its evaluations before and after training."""
+    folder = RunFolder.open(path)
+    rows = {name: [folder.read_trajectory(entry) for entry in folder.read_index(name)] for name in solved}
+    kept = [
+        line for line in folder.index_path.read_text().splitlines() if json.loads(line).get("evaluation") not in rows
+    ]
+    folder.index_path.write_text("".join(f"{line}\n" for line in kept))
+    with RunFolder.open(path, writing=True) as changed:
+        for name, episodes in rows.items():
+            step = episodes[0]["step"]
+            changed.trajectories_path(step, name).unlink()
+            outcomes = ["succeeded" if each["group"] in solved[name] else "truncated_turns" for each in episodes]
+            ended = [each | {"status": status} for each, status in zip(episodes, outcomes, strict=True)]
+            changed.write_trajectories(step, ended, lambda each: TokenName(id=each, text="", special=False), name)
 
 
 def write_run(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -201,6 +221,9 @@ class Viewer:
     def metrics(self, run: str) -> list[dict[str, Any]]:
         return RunFolder.open(self.root / run).read_metrics()
 
-    def trajectories(self, run: str) -> list[dict[str, Any]]:
+    def trajectories(self, run: str, evaluation: str | None = None) -> dict[int, dict[str, Any]]:
+        """Return the trajectories of training or of an evaluation by their number, their line in the index."""
         folder = RunFolder.open(self.root / run)
-        return [folder.read_trajectory(entry) for entry in folder.read_index()]
+        lines = [json.loads(line) for line in folder.index_path.read_bytes().splitlines()]
+        chosen = [(number, each) for number, each in enumerate(lines) if each.get("evaluation") == evaluation]
+        return {number: folder.read_trajectory(entry) for number, entry in chosen}

@@ -77,6 +77,18 @@ def test_dragging_zooms_and_double_click_resets(viewer: Viewer) -> None:
     expect(viewer.page.get_by_role("button", name="Reset zoom")).to_be_disabled()
 
 
+def test_success_is_shown_in_percent_over_steps(viewer: Viewer) -> None:
+    viewer.open("curves", run=ONE)
+    last = stored(viewer, ONE, "rollout/success")[STEPS]
+    expect(viewer.page.locator(f"{SUCCESS} .last")).to_have_text(f"{100 * last:.1f} %")
+    viewer.page.mouse.move(*spot(viewer.page.locator(f"{SUCCESS} .area"), STEPS))
+    expect(viewer.page.locator(f"{SUCCESS} .readout b").first).to_have_text(f"{100 * last:.1f} %")
+    svg = ElementTree.fromstring(viewer.saved(f"{SUCCESS} button:has-text('SVG')"))
+    texts = [each.text for each in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"0 %", "100 %", "step"} <= set(texts)
+    expect(viewer.page.locator(f"{REWARD} .last")).to_have_text(short(stored(viewer, ONE, "rollout/reward")[STEPS]))
+
+
 def test_csv_contains_stored_numbers_and_evaluations(viewer: Viewer) -> None:
     viewer.open("curves", run=[ONE, TWO], smooth=0.9)
     viewer.page.locator(f"{SUCCESS}").hover()

@@ -25,6 +25,7 @@ VIEWS: dict[str, dict[str, Any]] = {
     "tokens": {"run": ONE, "number": 3},
     "group": {"run": ONE, "step": STEPS, "group": 0},
     "compare": {"one": ONE, "other": OTHER},
+    "before_after": {"run": OTHER},
 }
 
 

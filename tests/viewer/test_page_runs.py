@@ -83,3 +83,11 @@ def test_unknown_run_shows_a_one_line_error(viewer: Viewer) -> None:
     viewer.problems.clear()  # the browser reports the 404 itself
     viewer.page.get_by_role("link", name="Runs").click()
     expect(viewer.page.locator(NAMES)).to_have_count(5)
+
+
+def test_success_bars_have_one_scale(viewer: Viewer) -> None:
+    viewer.open("runs")
+    bars = viewer.page.locator(".whisker").evaluate_all("bars => bars.map((bar) => bar.getBoundingClientRect().width)")
+    intervals = viewer.page.locator("table.runs tbody .success small").count()
+    assert 0 < intervals < len(bars), "rows with and without an interval"
+    assert len(set(bars)) == 1

@@ -44,17 +44,17 @@ def sampled(viewer: Viewer, turn: int, place: int) -> "Locator":
 
 
 def test_hover_shows_the_stored_numbers_of_a_token(viewer: Viewer) -> None:
-    row = viewer.trajectories(ONE)[2]
-    viewer.open("tokens", run=ONE, number=2)
-    for number, turn in enumerate(row["turns"]):
+    number, row = list(viewer.trajectories(ONE).items())[2]
+    viewer.open("tokens", run=ONE, number=number)
+    for index, turn in enumerate(row["turns"]):
         for place in (0, len(turn["action_ids"]) - 1):
-            sampled(viewer, number, place).hover()
+            sampled(viewer, index, place).hover()
             check(viewer, turn, place)
 
 
 def test_arrow_keys_move_between_tokens(viewer: Viewer) -> None:
-    row = viewer.trajectories(ONE)[3]
-    viewer.open("tokens", run=ONE, number=3)
+    number, row = list(viewer.trajectories(ONE).items())[3]
+    viewer.open("tokens", run=ONE, number=number)
     viewer.page.keyboard.press("i")
     turn = row["turns"][0]
     for place in range(len(turn["action_ids"])):
@@ -77,11 +77,11 @@ def test_arrow_keys_move_between_tokens(viewer: Viewer) -> None:
 
 
 def test_tokens_are_shown_in_order(viewer: Viewer) -> None:
-    row = viewer.trajectories(ONE)[2]
+    number, row = list(viewer.trajectories(ONE).items())[2]
     names = {
         each["id"]: each["text"] for each in map(json.loads, (viewer.root / ONE / "trajectories/tokens.jsonl").open())
     }
-    viewer.open("tokens", run=ONE, number=2)
+    viewer.open("tokens", run=ONE, number=number)
     expect(viewer.page.locator(".token-turn")).to_have_count(len(row["turns"]))
     tokens = viewer.page.locator(".token-run .token").evaluate_all(
         "all => all.map((each) => [Number(each.dataset.id), each.textContent])"
@@ -134,3 +134,14 @@ def test_long_token_lists_are_rendered_in_part(viewer: Viewer) -> None:
     expect(viewer.page.locator('.inspector [data-field="position"]')).to_have_text(f"turn 1, token {LONG_TOKENS - 1}")
     assert viewer.page.locator(".token").count() < LONG_TOKENS / 10
     assert float(shown(viewer)["logprob"]) == pytest.approx(-0.001 * ((LONG_TOKENS - 1) % 1000))
+
+
+def test_touch_screens_are_told_to_tap(viewer: Viewer) -> None:
+    number = next(iter(viewer.trajectories(ONE)))
+    viewer.open("tokens", run=ONE, number=number)
+    expect(viewer.page.locator(".inspector")).to_contain_text("Point at a token")
+    devtools = viewer.page.context.new_cdp_session(viewer.page)
+    devtools.send("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    viewer.open("tokens", run=ONE, number=number, by="entropy")
+    expect(viewer.page.locator(".inspector")).to_contain_text("Tap a token")
+    devtools.send("Emulation.setTouchEmulationEnabled", {"enabled": False})

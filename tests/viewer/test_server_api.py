@@ -225,6 +225,38 @@ def test_trajectories_of_an_evaluation_are_listed_apart(listed: Path) -> None:
     assert ask(listed, "trajectory", run="a", number=9)["row"]["evaluation"] == "validation"
 
 
+@pytest.mark.parametrize(
+    ("message", "preview"),
+    [
+        ("<think>hm</think><answer>Up,\n Left</answer>", "Up, Left"),
+        ("<answer>one</answer> <answer>two", "two"),
+        ("<think>hm</think> 12 </think> 13", "13"),
+        ("word " * 50, f"{'word ' * 32}…"),
+        ("", ""),
+        (None, ""),
+        ({"content": "", "tool_calls": [{"name": "search", "arguments": '{"q": 1}'}]}, 'search {"q": 1}'),
+        ({"content": 7, "tool_calls": 3}, ""),
+    ],
+)
+def test_trajectories_preview_the_last_answer(tmp_path: Path, message: object, preview: str) -> None:
+    stored = message if isinstance(message, dict) or message is None else {"role": "assistant", "content": message}
+    make_run(tmp_path / "a", [episode(turns=[turn(said="first"), turn() | {"message": stored}])])
+    assert ask(tmp_path, "trajectories", run="a", preview=True)["rows"][0]["preview"] == preview
+    assert "preview" not in ask(tmp_path, "trajectories", run="a")["rows"][0]
+
+
+def test_previews_skip_broken_and_long_trajectories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_run(tmp_path / "a", [episode(1), episode(1, 1)])
+    add_episode(folder, episode(2), raw=b"not JSON\n")
+    rows = ask(tmp_path, "trajectories", run="a", preview=True, text="Right")["rows"]
+    assert [row.get("preview") for row in rows] == ["Right", "Right"]
+    rows = ask(tmp_path, "trajectories", run="a", preview=True)["rows"]
+    assert [row.get("preview") for row in rows] == ["Right", "Right", None]
+    monkeypatch.setattr("turnwise.viewer.search.PREVIEW_BYTES", rows[0]["length"])
+    rows = ask(tmp_path, "trajectories", run="a", preview=True)["rows"]
+    assert [row.get("preview") for row in rows] == ["Right", None, None]
+
+
 def test_search_continues_from_its_cursor(listed: Path) -> None:
     asked = client(listed)
     first = ask(asked, "trajectories", run="a", text="answer", limit=3)
@@ -312,10 +344,10 @@ def test_common_matches_environment_and_seed(tmp_path: Path) -> None:
             "environment": "frozen_lake",
             "seed": 100,
             "one": [
-                {"number": 0, "reward": 0.0, "status": "failed", "step": 1},
-                {"number": 1, "reward": 1.0, "status": "succeeded", "step": 1},
+                {"number": 0, "group": 0, "reward": 0.0, "status": "failed", "step": 1},
+                {"number": 1, "group": 0, "reward": 1.0, "status": "succeeded", "step": 1},
             ],
-            "other": [{"number": 0, "model": "m", "reward": 1.0, "status": "succeeded", "step": 0}],
+            "other": [{"number": 0, "group": 0, "model": "m", "reward": 1.0, "status": "succeeded", "step": 0}],
         }
     ]
 
@@ -327,8 +359,9 @@ def test_common_compares_evaluations_of_a_run(tmp_path: Path) -> None:
     answer = ask(tmp_path, "common", one="a", other="a", one_evaluation="before", other_evaluation="after")
     assert answer["evaluations"] == {"one": ["after", "before"], "other": ["after", "before"]}
     (task,) = answer["tasks"]
-    assert task["one"] == [{"number": 0, "evaluation": "before", "reward": 0.0, "status": "failed", "step": 0}]
-    assert task["other"] == [{"number": 1, "evaluation": "after", "reward": 1.0, "status": "succeeded", "step": 3}]
+    before = {"number": 0, "group": 0, "evaluation": "before", "reward": 0.0, "status": "failed", "step": 0}
+    after = {"number": 1, "group": 0, "evaluation": "after", "reward": 1.0, "status": "succeeded", "step": 3}
+    assert (task["one"], task["other"]) == ([before], [after])
     assert ask(tmp_path, "common", one="a", other="a")["tasks"][0]["one"][0]["number"] == 2
 
 

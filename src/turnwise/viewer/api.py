@@ -108,6 +108,7 @@ def add_trajectory_routes(app: FastAPI, store: RunStore) -> None:
         offset: Count = 0,
         limit: PageSize = 100,
         cursor: Count = 0,
+        preview: bool = False,
     ) -> Response:
         conditions = TrajectoryFilter(
             evaluation=evaluation or None,
@@ -121,7 +122,14 @@ def add_trajectory_routes(app: FastAPI, store: RunStore) -> None:
             reward_max=reward_max,
         )
         page = list_trajectories(
-            store.open(run), conditions, sort=sort, text=text or None, offset=offset, limit=limit, cursor=cursor
+            store.open(run),
+            conditions,
+            sort=sort,
+            text=text or None,
+            offset=offset,
+            limit=limit,
+            cursor=cursor,
+            preview=preview,
         )
         return json_response(request, encode_json(page))
 

@@ -10,9 +10,11 @@ from turnwise.core.errors import UserError
 from turnwise.viewer.json_io import read_row
 from turnwise.viewer.store import RunReader
 from turnwise.viewer.table import Positions, TrajectoryFilter, TrajectoryTable, rows_of_evaluation, select_rows
-from turnwise.viewer.trajectories import iter_turns
+from turnwise.viewer.trajectories import decode_line, iter_turns, preview_answer
 from turnwise.viewer.viewed_folder import FileNotServed
 
+PREVIEW_BYTES = 16 << 20
+"""Bytes of trajectories that one list reads for previews of their answers."""
 TIME_LIMIT_S = 2.0
 """Seconds that one search request may take; it then returns what it has found and where to continue."""
 
@@ -26,16 +28,22 @@ def list_trajectories(
     offset: int,
     limit: int,
     cursor: int,
+    preview: bool = False,
 ) -> dict[str, Any]:
-    """Return a page of the matching rows. With `text`, search them for it from `cursor` on."""
+    """Return a page of the matching rows. With `text`, search them for it from `cursor` on.
+
+    `preview`: add the start of each answer.
+    """
     table = run.table()
     positions = select_rows(table, conditions, sort)
-    if text is None:
-        page = positions[offset : offset + limit]
-        found = {"total": len(positions), "rows": [table.row(int(position)) for position in page]}
-    else:
-        with run.line_reader() as read_line:
+    with run.line_reader() as read_line:
+        if text is None:
+            rows = [table.row(int(position)) for position in positions[offset : offset + limit]]
+            found: dict[str, Any] = {"total": len(positions), "rows": rows}
+        else:
             found = search_text(table, positions, text, read_line, cursor=cursor, limit=limit)
+        if preview:
+            add_previews(found["rows"], read_line)
     return {
         **found,
         "steps": np.unique(table.columns["step"][rows_of_evaluation(table, conditions.evaluation)]).tolist(),
@@ -45,6 +53,20 @@ def list_trajectories(
         "evaluations": table.sorted_names("evaluation"),
         "broken": table.broken,
     }
+
+
+def add_previews(rows: list[dict[str, Any]], read_line: Callable[[dict[str, Any]], bytes]) -> None:
+    """Add a preview of the answer to each row; not to long trajectories once PREVIEW_BYTES are read."""
+    left = PREVIEW_BYTES
+    for row in rows:
+        left -= row["length"]
+        if left < 0:
+            return
+        try:
+            contents = decode_line(read_line(row), "")[1]
+        except (FileNotServed, UserError):
+            continue  # deleted since it was indexed, or not readable
+        row["preview"] = preview_answer(contents)
 
 
 def search_text(

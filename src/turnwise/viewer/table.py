@@ -29,7 +29,7 @@ MAX_NAME = 1000
 SORT_KEYS = ("number", "step", "group", "member", "model", "environment", "seed", "status", "reward", "tokens", "turns")
 MAX_EPISODES_PER_TASK = 64
 """Episodes of a task that a comparison shows per run."""
-COMPARED_COLUMNS = ("number", "model", "evaluation", "reward", "status", "step")
+COMPARED_COLUMNS = ("number", "group", "model", "evaluation", "reward", "status", "step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Single trajectories: the stored line with the texts of its tokens and pictures of its states."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,8 @@ from turnwise.viewer.index import FOLDER, MAX_TOKEN_ID, MAX_TRAJECTORY
 from turnwise.viewer.json_io import encode_json, read_row
 from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder
 
+MAX_PREVIEW = 160
+"""Characters of an answer in the list of trajectories."""
 MAX_PICTURE_BYTES = 8 << 20
 """Bytes of pictures in one response; further pictures are left out."""
 
@@ -99,6 +102,20 @@ def draw_picture(picture: object) -> str | None:
         return draw_picture_svg(picture)
     except (KeyError, TypeError, ValueError, AttributeError, UserError):
         return None
+
+
+def preview_answer(row: Mapping[str, Any]) -> str:
+    """Return the start of the last answer on one line: the text in its answer tags, after its thinking, or its call."""
+    turns = list(iter_turns(row))
+    message = turns[-1].get("message") if turns else None
+    content = message.get("content") if isinstance(message, dict) else None
+    text = content if isinstance(content, str) else ""
+    answers = re.findall(r"<answer>(.*?)(?:</answer>|$)", text, re.DOTALL)
+    words = " ".join((answers[-1] if answers else text.rpartition("</think>")[2]).split())
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    if not words and isinstance(calls, list) and calls and isinstance(calls[-1], dict):
+        words = " ".join(f"{calls[-1].get('name')} {calls[-1].get('arguments')}".split())
+    return words if len(words) <= MAX_PREVIEW else f"{words[:MAX_PREVIEW]}…"
 
 
 def iter_turns(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

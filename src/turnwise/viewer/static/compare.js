@@ -3,13 +3,13 @@
 import { fetchRuns, fetchTrajectory, get } from "./api.js";
 import { h, note, put, replace, select } from "./dom.js";
 import { statusBadge, tone } from "./conversation.js";
-import { mean, signed } from "./format.js";
+import { episodesText, mean, percent, signed } from "./format.js";
 import { bind } from "./keys.js";
 import { address, go } from "./router.js";
 import { sideBySide } from "./side_by_side.js";
 
 export async function showCompare(main, query, signal) {
-  const list = (await fetchRuns(signal)).filter((run) => run.kind !== "sft").map((run) => run.id);
+  const list = (await fetchRuns(signal)).map((run) => run.id);
   const [one, other] = [query.get("one"), query.get("other")];
   const choose = (label, name, chosen) =>
     select(label, [["", "choose …"], ...list], chosen ?? "", (value) => go("compare", { one, other, [name]: value }));
@@ -24,21 +24,52 @@ export async function showCompare(main, query, signal) {
       choose("", "other", other),
     ),
   );
-  if (!one || !other)
-    return put(
-      main,
-      note("Choose two runs or evaluations to compare their episodes of the same tasks (equal environment and seed)."),
+  if (!one || !other) return put(main, explainChoice(one ?? other, list));
+  const { evaluations } = await get("common", { one, other, limit: 1 }, signal);
+  const names = [...new Set([...evaluations.one, ...evaluations.other])];
+  const hasAfter = [evaluations.one, evaluations.other].every((each) => !each.length || each.includes("after"));
+  const episodes = query.get("episodes") ?? (names.length && hasAfter ? "after" : "training");
+  const side = (name) => (evaluations[name].includes(episodes) ? episodes : "");
+  const parameters = { one, other, one_evaluation: side("one"), other_evaluation: side("other") };
+  const { tasks, total } = await get("common", parameters, signal);
+  if (names.length)
+    put(
+      main.querySelector(".title"),
+      select(
+        "episodes",
+        [["training", episodesText("")], ...names.map((name) => [name, episodesText(name)])],
+        episodes,
+        (value) => go("compare", { one, other, episodes: value }),
+      ),
     );
-  const { tasks, total } = await get("common", { one, other }, signal);
   if (!tasks.length)
     return put(
       main,
       note(
-        "They share no task: no environment and seed occurs in both. ",
-        "Evaluate both on the same seeds: turnwise eval ONE OTHER",
+        "They share no task: no environment and seed occurs in both. Choose other episodes above, or evaluate both on ",
+        "the same tasks: ",
+        h("code", {}, `turnwise eval ${one} ${other}`),
       ),
     );
   await new CompareView(main, tasks, total, query, signal).start();
+}
+
+/** What to do while fewer than two runs are chosen. */
+function explainChoice(chosen, list) {
+  if (!list.length) return note("No runs yet. Start one with: ", h("code", {}, "turnwise train frozen_lake"));
+  const beforeAfter = (text) => h("a", { href: address("before_after", { run: chosen ?? list[0] }) }, text);
+  if (list.length === 1)
+    return note(
+      "There is one run here. See what it learnt: ",
+      beforeAfter("before and after training"),
+      ". To compare two runs, train another, e.g. with --seed 1.",
+    );
+  return note(
+    chosen ? `Choose a second run or evaluation to compare ${chosen} with` : "Choose two runs or evaluations above",
+    ": you see their episodes of the same tasks side by side. One run by itself: ",
+    beforeAfter("before and after training"),
+    ".",
+  );
 }
 
 class CompareView {
@@ -81,6 +112,7 @@ class CompareView {
       other: this.other,
       one_model: this.models.one.length > 1 ? this.model.one : null,
       other_model: this.models.other.length > 1 ? this.model.other : null,
+      episodes: this.query.get("episodes"),
       order: this.order === "difference" ? null : this.order,
       differing: this.differing ? 1 : null,
       ...change,
@@ -220,6 +252,6 @@ const gap = (task) =>
 
 function sideCell(entries) {
   const solved = entries.filter((entry) => entry.status === "succeeded").length;
-  const summary = entries.length === 1 ? statusBadge(entries[0].status) : `${solved} of ${entries.length} succeeded`;
+  const summary = entries.length === 1 ? statusBadge(entries[0].status) : `${percent(solved / entries.length)} of ${entries.length} succeeded`;
   return h("td", {}, summary, " ", h("span", { class: "faint" }, signed(mean(entries.map((entry) => entry.reward)))));
 }

@@ -1,12 +1,13 @@
 /** A trajectory as a conversation: context, message and outcome of each turn. */
 
 import { h } from "./dom.js";
-import { mean, short, signed } from "./format.js";
+import { episodesText, mean, short, signed, statusText } from "./format.js";
 
 const CONTEXT_CHARACTERS = 900;
 const TAG = /<(\/?)(think|answer|tool_call)>/g;
 
-/** `onselect(index)`: called when the turn is selected; `options`: {vocabulary, maxCharacters} for `contextElements`. */
+/** `onselect(index)`: called when the turn is selected; `options`: {vocabulary, maxCharacters} for `contextElements`, and
+    `evaluation` for an episode that was not trained on. */
 export function turnCard(turn, index, onselect, options = {}) {
   const head = h(
     "header",
@@ -28,7 +29,7 @@ export function turnCard(turn, index, onselect, options = {}) {
         { class: "badge", title: "A new context starts here: the model no longer sees earlier turns" },
         "new segment",
       ),
-    chips(turn),
+    chips(turn, options),
   );
   return h(
     "article",
@@ -40,21 +41,23 @@ export function turnCard(turn, index, onselect, options = {}) {
   );
 }
 
-function chips(turn) {
+function chips(turn, { evaluation }) {
   const reward = turn.turn_reward ?? turn.reward;
   const advantage = mean(turn.advantages);
   return h(
     "span",
     { class: "chips" },
     h("span", { class: `chip ${tone(reward)}`, title: "Reward of this turn" }, "reward ", h("b", {}, signed(reward))),
-    h(
-      "span",
-      { class: `chip ${advantage === null ? "" : tone(advantage)}`, title: "Mean advantage of its tokens" },
-      "advantage ",
-      h("b", {}, advantage === null ? "not trained" : signed(advantage)),
-    ),
+    !evaluation &&
+      h(
+        "span",
+        { class: `chip ${advantage === null ? "" : tone(advantage)}`, title: "Mean advantage of its tokens" },
+        "advantage ",
+        h("b", {}, advantage === null ? "not trained" : signed(advantage)),
+      ),
     h("span", { class: "chip" }, `${turn.action_ids.length} tokens`),
-    turn.stop !== "eos" && h("span", { class: "chip" }, `stop: ${turn.stop}`),
+    turn.stop === "length" && h("span", { class: "chip bad" }, "cut at the token limit"),
+    turn.stop === "string" && h("span", { class: "chip" }, "ended by a stop text"),
     turn.invalid && h("span", { class: "chip bad" }, "✗ invalid"),
   );
 }
@@ -114,9 +117,10 @@ export function facts(row) {
     ["status", statusBadge(row.status)],
     ["reward", h("b", { class: tone(row.reward) }, signed(row.reward))],
     ["rewards", rewards],
+    ["episode of", row.evaluation && episodesText(row.evaluation)],
     ["step", row.step],
-    ["group", row.group],
-    ["member", row.member],
+    [row.evaluation ? "task" : "group", row.group],
+    ["member", row.evaluation ? null : row.member],
     ["environment", row.task?.env],
     ["seed", row.task?.seed],
     ["split", row.task?.split],
@@ -141,7 +145,7 @@ export function statusBadge(status) {
     "span",
     { class: `state ${kind}` },
     h("i", { "aria-hidden": "true" }, STATUS_SIGNS[status] ?? "…"),
-    ` ${String(status).replaceAll("_", " ")}`,
+    ` ${statusText(status)}`,
   );
 }
 

@@ -3,6 +3,7 @@
 import { fetchRuns, get, newestRun } from "./api.js";
 import { CurvesData } from "./curves_data.js";
 import { button, failure, h, input, note, put, replace, select } from "./dom.js";
+import { clickWord } from "./format.js";
 import { bind, explain } from "./keys.js";
 import { mainMetrics, otherMetrics } from "./metric_groups.js";
 import { curveStyle, swatch } from "./palette.js";
@@ -165,6 +166,8 @@ class CurvesView {
       this.checkbox("Log scale", "log"),
       this.runs.length > 1 && this.checkbox("Mean and range over seeds", "seeds"),
       this.reset,
+      this.runs.length === 1 &&
+        h("a", { class: "button", href: address("before_after", { run: this.runs[0] }) }, "Before and after training"),
       this.runs.length === 2 &&
         h(
           "a",
@@ -290,6 +293,6 @@ class CurvesView {
     bind(["0", "Escape"], "reset the zoom", () => this.setZoom(null, null), this.signal);
     explain(["ArrowLeft", "ArrowRight"], "in a panel: move the cursor", this.signal);
     explain(["+", "-"], "in a panel: zoom around the cursor", this.signal);
-    explain(["drag"], "in a panel: zoom; double-click resets", this.signal);
+    explain(["drag"], `in a panel: zoom; double-${clickWord().toLowerCase()} resets`, this.signal);
   }
 }

@@ -1,7 +1,7 @@
 /** Data of the curves view: metrics of several runs, and the plots made from them. */
 
 import { get } from "./api.js";
-import { EVALUATION, SUCCESS, fixedRange } from "./metric_groups.js";
+import { EVALUATION, SUCCESS, fixedRange, isShare } from "./metric_groups.js";
 import { curveStyle } from "./palette.js";
 import { meanAndRange, seriesOf, smooth } from "./series.js";
 
@@ -80,6 +80,7 @@ export class CurvesData {
       to: view.to,
       log: view.log,
       fixed: fixedRange(metric),
+      share: isShare(metric),
     };
   }
 

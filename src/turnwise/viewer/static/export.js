@@ -14,7 +14,6 @@ function drawFigure(surface, title, plot) {
   surface.text(WIDTH / 2, 18, title, { colour: colours.text, align: "center" });
   const box = innerBox(WIDTH, HEIGHT, 30);
   drawPlot(surface, plot, box, colours);
-  surface.text(box.right, HEIGHT + 10, "step", { colour: colours.faint, align: "right" });
   plot.curves.forEach((curve, index) => {
     const y = HEIGHT + 18 + index * LEGEND_LINE;
     surface.line(

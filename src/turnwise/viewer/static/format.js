@@ -34,6 +34,31 @@ export function percent(value) {
   return value === null || value === undefined ? "–" : `${(100 * Number(value)).toFixed(1)} %`;
 }
 
+/** Plain words for the statuses of trajectories; others are shown as stored. */
+const STATUS_WORDS = {
+  truncated_turns: "out of turns",
+  truncated_tokens: "out of tokens",
+  truncated_time: "out of time",
+  env_error: "environment failed",
+  infra_error: "infrastructure failed",
+};
+
+export function statusText(status) {
+  return STATUS_WORDS[status] ?? String(status).replaceAll("_", " ");
+}
+
+/** Words for the parts of a run that episodes come from; "" is training. */
+const EPISODE_WORDS = { "": "training", before: "before training", after: "after training" };
+
+export function episodesText(evaluation) {
+  return EPISODE_WORDS[evaluation ?? ""] ?? evaluation;
+}
+
+/** "Tap" on a touch screen, "Click" elsewhere. */
+export function clickWord() {
+  return matchMedia("(pointer: coarse)").matches ? "Tap" : "Click";
+}
+
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   if (seconds < 60) return `${Math.round(seconds)} s`;

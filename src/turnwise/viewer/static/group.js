@@ -2,7 +2,7 @@
 
 import { fetchTrajectory, get } from "./api.js";
 import { h, note, put } from "./dom.js";
-import { mean, signed } from "./format.js";
+import { mean, percent, signed } from "./format.js";
 import { bind } from "./keys.js";
 import { address, go } from "./router.js";
 import { sideBySide } from "./side_by_side.js";
@@ -48,7 +48,7 @@ export async function showGroup(main, query, signal) {
         h(
           "span",
           { class: "faint" },
-          `${successes} of ${answers.length} succeeded · mean reward ${signed(mean(rewards))}`,
+          `${percent(successes / answers.length)} of ${answers.length} succeeded · mean reward ${signed(mean(rewards))}`,
           list.total > MAX_MEMBERS && ` · the first ${MAX_MEMBERS} of ${list.total}`,
         ),
     ),

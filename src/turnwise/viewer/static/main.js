@@ -1,5 +1,6 @@
 /** The page: shows the view that the address names, and the parts that all views share. */
 
+import { showBeforeAfter } from "./before_after.js";
 import { showCompare } from "./compare.js";
 import { showCurves } from "./curves.js";
 import { button, failure, h, put, replace } from "./dom.js";
@@ -21,8 +22,9 @@ const VIEWS = {
   group: showGroup,
   tokens: showTokens,
   compare: showCompare,
+  before_after: showBeforeAfter,
 };
-const PARENT_VIEWS = { trajectory: "trajectories", group: "trajectories", tokens: "trajectories" };
+const PARENT_VIEWS = { trajectory: "trajectories", group: "trajectories", tokens: "trajectories", before_after: "curves" };
 
 let current = new AbortController();
 

@@ -44,6 +44,16 @@ export function otherMetrics(keys) {
   return [...groups.entries()].sort(([one], [other]) => rank(one) - rank(other) || one.localeCompare(other));
 }
 
+const SHARES = new RegExp(
+  "(^|/)(success|success_low|success_high|pass_at_\\d+|invalid|cut|length_stops|failed|truncated_\\w+|env_error|" +
+    "infra_error|calls_failed|zero_std_groups|kept_share|copies|clip_fraction)(/|$)",
+);
+
+/** Return whether a metric is a share from 0 to 1, which is shown in percent. */
+export function isShare(metric) {
+  return SHARES.test(metric);
+}
+
 /** Return the minimum range of the y axis: success rates always show 0 to 1. */
 export function fixedRange(metric) {
   return /(^|\/)success($|\/|_)/.test(metric) ? [0, 1] : null;

@@ -2,14 +2,14 @@
 
 import { button, h, put, replace } from "./dom.js";
 import { exportCsv, exportPng, exportSvg } from "./export.js";
-import { short } from "./format.js";
+import { percent, short } from "./format.js";
 import { drawPlot, innerBox } from "./plot.js";
 import { plotColours, swatch } from "./palette.js";
 import { nearest } from "./series.js";
 import { CanvasSurface } from "./surfaces.js";
 import { addTip } from "./tip.js";
 
-const HEIGHT = 190;
+const HEIGHT = 204;
 const ALARM_WIDTH = 12;
 
 /** `shared`: state of all panels: {cursor(), setCursor(step), setZoom(from, to), alarms()}. */
@@ -52,13 +52,17 @@ export class Panel {
   show(plot, parts) {
     this.plot = plot;
     this.parts = parts;
-    const lasts = plot.curves.map((curve) => short(curve.y.findLast((value) => !Number.isNaN(value))));
+    const lasts = plot.curves.map((curve) => this.text(curve.y.findLast((value) => !Number.isNaN(value))));
     this.last.textContent = lasts.length === 1 ? lasts[0] : "";
     this.area.setAttribute(
       "aria-label",
       `${this.title}: ${plot.curves.map((curve, index) => `${curve.name} ${lasts[index]}`).join(", ")}`,
     );
     this.draw();
+  }
+
+  text(value) {
+    return this.plot.share ? percent(value) : short(value);
   }
 
   draw() {
@@ -115,13 +119,13 @@ export class Panel {
     const rows = this.plot.curves.map((curve) => {
       const index = nearest(curve.x, step);
       if (index < 0) return null;
-      const range = curve.low ? ` (${short(curve.low[index])} to ${short(curve.high[index])})` : "";
+      const range = curve.low ? ` (${this.text(curve.low[index])} to ${this.text(curve.high[index])})` : "";
       const other = curve.x[index] === step ? "" : ` at ${curve.x[index]}`;
       return h(
         "div",
         {},
         swatch(curve),
-        h("b", {}, short(curve.y[index]) + range),
+        h("b", {}, this.text(curve.y[index]) + range),
         other,
         named && h("span", { class: "name" }, curve.name),
       );
@@ -129,12 +133,12 @@ export class Panel {
     const points = this.plot.points
       .filter((point) => point.x === step)
       .map((point) => {
-        const range = point.low === null ? "" : ` (${short(point.low)} to ${short(point.high)})`;
+        const range = point.low === null ? "" : ` (${this.text(point.low)} to ${this.text(point.high)})`;
         return h(
           "div",
           {},
           h("i", { class: "diamond", style: { background: point.colour } }),
-          h("b", {}, short(point.y)),
+          h("b", {}, this.text(point.y)),
           range,
           h("span", { class: "name" }, "evaluation"),
         );

@@ -2,13 +2,13 @@
 
     {curves: [{name, x, y, faint: {x, y} | null, low, high, colour, dash}],
      points: [{x, y, low, high, colour, shift}],
-     from, to, log, fixed}
+     from, to, log, fixed, share}
 */
 
 import { averaged, lowerBound, thin } from "./series.js";
-import { linear, logarithmic, padded, tickText } from "./scale.js";
+import { linear, logarithmic, padded, shareText, tickText } from "./scale.js";
 
-export const MARGIN = { left: 46, right: 10, top: 8, bottom: 20 };
+export const MARGIN = { left: 46, right: 10, top: 8, bottom: 34 };
 
 /** Return the scales of a plot in a box; the y range follows the visible values. */
 export function scales(plot, box) {
@@ -63,7 +63,7 @@ function typicalRange({ x, y }, plot) {
 
 export function drawPlot(surface, plot, box, colours) {
   const { x, y } = scales(plot, box);
-  drawAxes(surface, x, y, box, colours);
+  drawAxes(surface, x, y, box, colours, plot.share ? shareText : tickText);
   const width = box.right - box.left;
   surface.clip(box.left - 7, box.top - 5, width + 16, box.bottom - box.top + 10, () => {
     for (const curve of plot.curves) if (curve.low) drawBand(surface, curve, plot, x, y, width);
@@ -85,7 +85,7 @@ function isDense({ x }, plot, width) {
   return lowerBound(x, plot.to) - lowerBound(x, plot.from) > 2 * width;
 }
 
-function drawAxes(surface, x, y, box, colours) {
+function drawAxes(surface, x, y, box, colours, valueText) {
   for (const tick of y.ticks(Math.max(2, Math.floor((box.bottom - box.top) / 30)))) {
     const at = Math.round(y.map(tick)) + 0.5;
     surface.line(
@@ -95,7 +95,7 @@ function drawAxes(surface, x, y, box, colours) {
       ],
       { colour: colours.grid },
     );
-    surface.text(box.left - 6, at + 3.5, tickText(tick), { colour: colours.faint, align: "right" });
+    surface.text(box.left - 6, at + 3.5, valueText(tick), { colour: colours.faint, align: "right" });
   }
   surface.line(
     [
@@ -116,6 +116,7 @@ function drawAxes(surface, x, y, box, colours) {
     );
     surface.text(at, box.bottom + 15, tickText(tick), { colour: colours.faint, align: "center" });
   }
+  surface.text((box.left + box.right) / 2, box.bottom + 29, "step", { colour: colours.faint, align: "center" });
 }
 
 /** With more points than pixels, draw a smoothed curve by means, and others by extremes and without dashes. */

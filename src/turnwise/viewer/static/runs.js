@@ -50,7 +50,7 @@ function stepCell(run) {
   return [run.steps ? `${run.step} / ${run.steps}` : short(run.step), bar];
 }
 
-/** The success rate, with its interval as a whisker on a line from 0 to 1. */
+/** The success rate, with its interval as a whisker on a line from 0 to 100 %, equally long in all rows. */
 function successCell(run) {
   if (run.success === null || run.success === undefined) return "–";
   const position = (value) => `${100 * Number(value)}%`;
@@ -267,6 +267,9 @@ class RunsView {
           withCurves.length > 1 ? "Overlay curves" : "Curves",
         ),
       one && h("a", { class: "button", href: address("trajectories", { run: one }) }, "Trajectories"),
+      one &&
+        withCurves.length === 1 &&
+        h("a", { class: "button", href: address("before_after", { run: one }) }, "Before and after training"),
       this.hasModels(one) &&
         h("a", { class: "button", href: address("compare", { one, other: one }) }, "Compare its models"),
       ids.length === 2 &&

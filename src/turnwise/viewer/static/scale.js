@@ -58,6 +58,10 @@ export function tickText(value) {
   return text.length > 6 ? value.toExponential().replace("-", "−") : text;
 }
 
+export function shareText(value) {
+  return `${short(100 * value)} %`;
+}
+
 /** Return the range of an axis with a margin; `fixed`: a range that it must include. */
 export function padded(low, high, log, fixed) {
   if (fixed && !log) return [Math.min(low, fixed[0]), Math.max(high, fixed[1])];

@@ -1,7 +1,7 @@
 /** The stored numbers of the token under the pointer or the focus. */
 
 import { h, replace } from "./dom.js";
-import { short } from "./format.js";
+import { clickWord, short } from "./format.js";
 
 const NUMBERS = [
   ["advantage", "advantage"],
@@ -16,7 +16,10 @@ export function inspector() {
   const element = h(
     "aside",
     { class: "inspector", "aria-live": "polite", "aria-label": "Token" },
-    h("p", { class: "note" }, "Point at a token, or press i and move with the arrow keys."),
+    h("p", { class: "note" }, clickWord() === "Tap"
+        ? "Tap a token to see its numbers."
+        : "Point at a token, or press i and move with the arrow keys.",
+    ),
   );
   return { element, show: (token) => replace(element, body(token)) };
 }

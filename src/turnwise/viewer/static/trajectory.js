@@ -16,6 +16,7 @@ export async function showTrajectory(main, query, signal) {
   const cards = answer.row.turns.map((turn, index) =>
     turnCard(turn, index, (chosen) => player?.go(states.findIndex((state) => state.turn === chosen)), {
       vocabulary: answer.tokens,
+      evaluation: answer.row.evaluation,
     }),
   );
   if (states.length) {

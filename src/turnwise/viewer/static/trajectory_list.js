@@ -3,13 +3,14 @@
 import { fetchRuns, get, newestRun } from "./api.js";
 import { button, h, input, note, put, replace, select } from "./dom.js";
 import { statusBadge, tone } from "./conversation.js";
-import { signed } from "./format.js";
+import { episodesText, signed, statusText } from "./format.js";
 import { bind } from "./keys.js";
 import { address, go } from "./router.js";
 import { poll } from "./poll.js";
 import { FILTERS, filtersOf, foundNumbers } from "./trajectory_navigation.js";
 
 const PAGE = 50;
+const ORDER = ["before", "validation", "after"];
 
 const COLUMNS = [
   ["step", "Step"],
@@ -28,7 +29,7 @@ const NUMBERS = new Set(["step", "group", "member", "seed", "reward", "turns", "
 export async function showTrajectories(main, query, signal) {
   const list = await fetchRuns(signal);
   if (!query.get("run")) {
-    const newest = newestRun(list.filter((run) => run.kind !== "sft"));
+    const newest = newestRun(list);
     if (newest) return go("trajectories", { run: newest.id }, { replace: true });
     return put(main, h("h1", {}, "Trajectories"), note("No trajectories yet."));
   }
@@ -56,6 +57,7 @@ class ListView {
       offset: this.offset || null,
       limit: PAGE,
       cursor: this.cursor,
+      preview: true,
     };
     if (this.filters.text) put(this.main, h("p", { class: "note", role: "status" }, "Searching …"));
     const answer = await get("trajectories", parameters, this.signal);
@@ -89,7 +91,7 @@ class ListView {
   }
 
   head() {
-    const runs = this.list.filter((run) => run.kind !== "sft" || run.id === this.run).map((run) => run.id);
+    const runs = this.list.map((run) => run.id);
     const known = runs.includes(this.run) ? runs : [this.run, ...runs];
     return h(
       "div",
@@ -116,7 +118,7 @@ class ListView {
       options?.length > 1 &&
       select(
         label,
-        [["", "any"], ...options.map((each) => [each, String(each).replaceAll("_", " ")])],
+        [["", "any"], ...options.map((each) => [each, name === "status" ? statusText(each) : each])],
         filters[name] ?? "",
         (value) => this.set({ [name]: value }),
       );
@@ -130,15 +132,44 @@ class ListView {
       "div",
       { class: "tools" },
       search,
+      this.episodesField(answer),
       (answer.steps?.length > 1 || this.filters.step) && this.stepField(answer),
-      number("Group", "group"),
+      number(filters.evaluation ? "Task" : "Group", "group"),
       number("Seed", "seed"),
       choice("Environment", "environment", answer.environments),
       choice("Model", "model", answer.models),
       choice("Status", "status", answer.statuses),
       h("span", { class: "pair" }, number("Reward from", "reward_min"), number("to", "reward_max")),
+      this.sortField(answer),
       active && h("a", { class: "button", href: address("trajectories", { run: this.run }) }, "Clear filters"),
     );
+  }
+
+  /** Choose between the episodes of training and of the run's evaluations. */
+  episodesField({ evaluations = [] }) {
+    const options = ["", ...ORDER.filter((name) => evaluations.includes(name))];
+    return (
+      evaluations.length > 0 &&
+      select(
+        "Episodes",
+        options.map((name) => [name, episodesText(name)]),
+        this.filters.evaluation ?? "",
+        (evaluation) => go("trajectories", { run: this.run, evaluation }),
+      )
+    );
+  }
+
+  /** On a narrow screen, where the table has no headings to sort by. */
+  sortField(answer) {
+    const options = this.columns(answer).flatMap(([name, title]) => [
+      [name, `${title} ↑`],
+      [`-${name}`, `${title} ↓`],
+    ]);
+    const field = select("Sort by", [["", "order of the run"], ...options], this.filters.sort ?? "", (sort) =>
+      this.set({ sort }),
+    );
+    field.classList.add("narrow");
+    return field;
   }
 
   stepField(answer) {
@@ -167,15 +198,22 @@ class ListView {
     return h("span", { class: "pair" }, field, arrow("‹", -1, "Previous step"), arrow("›", 1, "Next step"));
   }
 
-  results(answer) {
-    const titles = answer.models?.length ? { group: "Task", member: "Try" } : {};
+  columns(answer) {
+    const { evaluation } = this.filters;
+    const titles = answer.models?.length || evaluation ? { group: "Task", member: "Try" } : {};
     const several = (answer.environments ?? []).length > 1;
     const hidden = new Set([
       ...(answer.rows.some((row) => row.model) ? ["step"] : ["model"]),
       ...(several ? [] : ["environment"]),
+      ...(evaluation ? ["member"] : []),
+      ...(evaluation && answer.steps?.length < 2 ? ["step"] : []),
       ...(answer.rows.some((row) => row.turns !== null && row.turns !== undefined) ? [] : ["turns"]),
     ]);
-    const columns = COLUMNS.filter(([name]) => !hidden.has(name)).map(([name, title]) => [name, titles[name] ?? title]);
+    return COLUMNS.filter(([name]) => !hidden.has(name)).map(([name, title]) => [name, titles[name] ?? title]);
+  }
+
+  results(answer) {
+    const columns = this.columns(answer);
     const body = answer.rows.map((row, index) => this.row(row, index, columns));
     const table = h(
       "table",
@@ -187,6 +225,7 @@ class ListView {
           "tr",
           {},
           columns.map((column) => this.heading(column)),
+          h("th", { scope: "col", class: "head-answer" }, "Answer"),
         ),
       ),
       h("tbody", {}, body),
@@ -197,9 +236,13 @@ class ListView {
 
   emptyText(answer) {
     if (answer.next) return "Nothing found so far. Continue the search.";
-    return answer.total === 0 && !FILTERS.some((name) => this.filters[name])
-      ? "This run has no trajectories."
-      : "No trajectory matches the filters.";
+    if (FILTERS.some((name) => this.filters[name])) return "No trajectory matches the filters.";
+    if (!answer.evaluations?.length) return "This run has no trajectories.";
+    const links = answer.evaluations.map((evaluation) => [
+      " ",
+      h("a", { href: address("trajectories", { run: this.run, evaluation }) }, episodesText(evaluation)),
+    ]);
+    return ["No training episodes are recorded in this run. Its evaluations:", links];
   }
 
   heading([name, title]) {
@@ -232,14 +275,16 @@ class ListView {
       status: () => statusBadge(row.status),
       reward: () => h("b", { class: tone(row.reward) }, signed(row.reward)),
       group: () =>
-        h(
-          "a",
-          {
-            href: address("group", { run: this.run, step: row.step, group: row.group }),
-            title: "Show all members side by side",
-          },
-          row.group,
-        ),
+        row.evaluation
+          ? row.group
+          : h(
+              "a",
+              {
+                href: address("group", { run: this.run, step: row.step, group: row.group }),
+                title: "Show all members side by side",
+              },
+              row.group,
+            ),
     };
     const link = (text) => h("a", { class: "open", href: address("trajectory", this.entries(row, index)) }, text);
     const first = columns[0][0];
@@ -247,11 +292,13 @@ class ListView {
     return h(
       "tr",
       { dataset: { number: row.number }, onclick },
-      columns.map(([name]) => {
+      columns.map(([name, title]) => {
         const shown = cells[name]?.() ?? row[name] ?? "–";
-        const opens = name !== "group" && (name === first || name === "member" || name === "status");
-        return h("td", { class: `col-${name}${NUMBERS.has(name) ? " number" : ""}` }, opens ? link(shown) : shown);
+        const opens = (name !== "group" || row.evaluation) && (name === first || name === "member" || name === "status");
+        const properties = { class: `col-${name}${NUMBERS.has(name) ? " number" : ""}`, dataset: { label: title } };
+        return h("td", properties, opens ? link(shown) : shown);
       }),
+      h("td", { class: "col-answer" }, row.preview),
     );
   }
 

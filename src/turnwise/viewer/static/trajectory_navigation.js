@@ -2,10 +2,12 @@
 
 import { get } from "./api.js";
 import { h, put } from "./dom.js";
+import { episodesText } from "./format.js";
 import { bind } from "./keys.js";
 import { address, go } from "./router.js";
 
 export const FILTERS = [
+  "evaluation",
   "step",
   "group",
   "environment",
@@ -58,6 +60,7 @@ export function addHeader(main, view, query, row, signal) {
       if (!signal.aborted) status.textContent = error.message;
     }
   };
+  const related = relatedEpisodes(run, row);
   const other = view === "tokens" ? ["trajectory", "Conversation"] : ["tokens", "Tokens"];
   put(
     main,
@@ -77,11 +80,7 @@ export function addHeader(main, view, query, row, signal) {
         h("button", { type: "button", onclick: () => move(-1), title: "k" }, "‹ Previous"),
         h("button", { type: "button", onclick: () => move(1), title: "j" }, "Next ›"),
         h("a", { class: "button primary", href: address(other[0], entriesOf(query)), title: "v" }, other[1]),
-        h(
-          "a",
-          { class: "button", href: address("group", { run, step: row.step, group: row.group }), title: "g" },
-          "Group",
-        ),
+        related && h("a", { class: "button", href: address(...related.to), title: "g" }, related.text),
         status,
       ),
     ),
@@ -89,12 +88,24 @@ export function addHeader(main, view, query, row, signal) {
   bind("j", "next trajectory", () => move(1), signal);
   bind("k", "previous trajectory", () => move(-1), signal);
   bind("v", "switch between conversation and tokens", () => go(other[0], entriesOf(query)), signal);
-  bind("g", "show its group side by side", () => go("group", { run, step: row.step, group: row.group }), signal);
+  if (related) bind("g", related.meaning, () => go(...related.to), signal);
   bind("u", "back to the list", () => go("trajectories", { run, ...filtersOf(query) }), signal);
+}
+
+/** Return the view that shows a trajectory beside others of its task: its group, or before and after training. */
+function relatedEpisodes(run, row) {
+  if (!row.evaluation) {
+    const to = ["group", { run, step: row.step, group: row.group }];
+    return { to, text: "Group", meaning: "show its group side by side" };
+  }
+  if (row.evaluation === "validation") return null;
+  const to = ["before_after", { run, env: row.task?.env, seed: row.task?.seed }];
+  return { to, text: "Before and after", meaning: "show its task before and after training" };
 }
 
 /** An evaluation has no steps: its groups are tasks, and its members are tries. */
 function trajectoryName(row) {
+  if (row.evaluation) return `${episodesText(row.evaluation)} · task ${row.group}`;
   return row.step === 0
     ? `task ${row.group} · try ${row.member + 1}`
     : `step ${row.step} · group ${row.group} · member ${row.member}`;
