@@ -48,8 +48,8 @@ IN_TRAINING = (
         ("skip_idle looks at the last token only", "bool(sample.advantages.any())", "bool(sample.advantages[-1])"),
         (
             "a step after each micro-batch",
-            "        if samples:\n            norms.append(",
-            "            norms.append(",
+            "        if samples:\n            step_metrics.append(",
+            "            step_metrics.append(",
         ),
         ("metrics are sums", "float(value) / tokens for", "float(value) for"),
         ("epochs in the same order", "settings.run_seed, step, epoch)", "settings.run_seed, step)"),
@@ -65,13 +65,13 @@ IN_TRAINING = (
         ),
         (
             "weights are those of other tokens",
-            "torch.zeros(len(counts)).masked_scatter(counts, weights)",
-            "torch.zeros(len(counts)).masked_scatter(counts.flip(0), weights)",
+            "torch.zeros(len(in_mask)).masked_scatter(in_mask, weights)",
+            "torch.zeros(len(in_mask)).masked_scatter(in_mask.flip(0), weights)",
         ),
         (
             "mismatch of the last mini-batch",
-            "for name, value in norms[0].items()",
-            "for name, value in norms[-1].items()",
+            "first = steps[0]",
+            "first = steps[-1]",
         ),
     ),
     *mutants(

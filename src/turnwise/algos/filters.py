@@ -141,17 +141,6 @@ def _mark(scores: Tensor, numbers: Tensor) -> Tensor:
 
 _RANKED = ("filter_value", "filter_largest", "filter_keep_zero")
 
-_NAMED = {
-    "none": Filter(compute=none),
-    "top_p": Filter(compute=top_p, reads=("filter_value", "filter_largest")),
-    "top_p_softmax": Filter(compute=top_p_softmax, reads=_RANKED),
-    "top_k": Filter(compute=top_k, reads=_RANKED),
-    "top_count": Filter(compute=top_count, reads=_RANKED),
-    "quarter": Filter(compute=quarter, reads=("filter_largest", "filter_keep_zero")),
-    "absolute": Filter(compute=absolute, reads=_RANKED),
-    "min_p": Filter(compute=min_p, reads=_RANKED),
-}
-
 
 def _wrap(function: Callable[..., Any]) -> Filter:
     def compute(scores: Tensor, params: FilterParams) -> Tensor:
@@ -163,7 +152,20 @@ def _wrap(function: Callable[..., Any]) -> Filter:
     return Filter(compute=compute)
 
 
-FILTERS: Parts[Filter] = Parts("algo.filter", _wrap, _NAMED)
+FILTERS: Parts[Filter] = Parts(
+    "algo.filter",
+    _wrap,
+    {
+        "none": Filter(compute=none),
+        "top_p": Filter(compute=top_p, reads=("filter_value", "filter_largest")),
+        "top_p_softmax": Filter(compute=top_p_softmax, reads=_RANKED),
+        "top_k": Filter(compute=top_k, reads=_RANKED),
+        "top_count": Filter(compute=top_count, reads=_RANKED),
+        "quarter": Filter(compute=quarter, reads=("filter_largest", "filter_keep_zero")),
+        "absolute": Filter(compute=absolute, reads=_RANKED),
+        "min_p": Filter(compute=min_p, reads=_RANKED),
+    },
+)
 
 RATE_SCALES: dict[str, Callable[[float], float]] = {
     "none": lambda share: 1.0,

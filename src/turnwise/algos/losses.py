@@ -269,25 +269,6 @@ def _metrics(inputs: LossInputs, **extra: Tensor) -> dict[str, Tensor]:
     return shared | {name: value.to(log_ratio.dtype) for name, value in extra.items()}
 
 
-_NAMED = {
-    "ppo": Loss(compute=ppo, reads=("clip_low", "clip_high", "dual_clip")),
-    "gspo": Loss(compute=gspo, reads=("clip_low", "clip_high", "dual_clip", "ratio_level")),
-    "cispo": Loss(compute=cispo, reads=("clip_low", "clip_high")),
-    "sapo": Loss(compute=sapo, reads=("tau_positive", "tau_negative")),
-    "geo_mean": Loss(compute=geo_mean, reads=("clip_low", "clip_high")),
-    "clip_cov": Loss(
-        compute=clip_cov, reads=("clip_low", "clip_high", "cov_share", "cov_low", "cov_high"), select=select_band
-    ),
-    "kl_cov": Loss(compute=kl_cov, reads=("cov_share", "cov_kl_coef"), select=select_top, adds_penalty=True),
-    "vespo": Loss(
-        compute=vespo,
-        reads=("vespo_k_positive", "vespo_lambda_positive", "vespo_k_negative", "vespo_lambda_negative"),
-    ),
-    "gpg": Loss(compute=reinforce),
-    "reinforce": Loss(compute=reinforce),
-}
-
-
 def loss(**traits: bool) -> Callable[[Function], Function]:
     """Declare what a loss function of yours does: `@tw.loss(adds_penalty=True)` if it is nonzero for advantage 0."""
     return declare_traits(traits, ("adds_penalty",), "loss")
@@ -309,7 +290,27 @@ def _wrap(function: Callable[..., Any], **traits: Any) -> Loss:
     return Loss(compute=compute, **traits)
 
 
-LOSSES: Parts[Loss] = Parts("algo.loss", _wrap, _NAMED)
+LOSSES: Parts[Loss] = Parts(
+    "algo.loss",
+    _wrap,
+    {
+        "ppo": Loss(compute=ppo, reads=("clip_low", "clip_high", "dual_clip")),
+        "gspo": Loss(compute=gspo, reads=("clip_low", "clip_high", "dual_clip", "ratio_level")),
+        "cispo": Loss(compute=cispo, reads=("clip_low", "clip_high")),
+        "sapo": Loss(compute=sapo, reads=("tau_positive", "tau_negative")),
+        "geo_mean": Loss(compute=geo_mean, reads=("clip_low", "clip_high")),
+        "clip_cov": Loss(
+            compute=clip_cov, reads=("clip_low", "clip_high", "cov_share", "cov_low", "cov_high"), select=select_band
+        ),
+        "kl_cov": Loss(compute=kl_cov, reads=("cov_share", "cov_kl_coef"), select=select_top, adds_penalty=True),
+        "vespo": Loss(
+            compute=vespo,
+            reads=("vespo_k_positive", "vespo_lambda_positive", "vespo_k_negative", "vespo_lambda_negative"),
+        ),
+        "gpg": Loss(compute=reinforce),
+        "reinforce": Loss(compute=reinforce),
+    },
+)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:

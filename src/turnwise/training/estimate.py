@@ -124,22 +124,29 @@ def estimate(
     coefficients: AdaptiveCoefficients,
     baselines: Baselines | None = None,
 ) -> Estimate | None:
-    """Score the groups and compute advantages; None if there is nothing to train on."""
+    """Score the groups and compute advantages; None if there is nothing to train on.
+
+    Shapes: [K] sampled tokens of all samples; [B, S] a row per trajectory (`TokenTable`); lists: a tensor per sample.
+    """
     trajectories, group_ids = select_trajectories(groups, settings.algo.truncated)
     if not trajectories:
         return None
     samples = build_samples(trajectories)
     table = TokenTable(samples, len(trajectories))
-    values = sampler_values(trajectories) if settings.needs.values and settings.algo.truncated != "bootstrap" else None
-    needs = settings.needs if values is None else replace(settings.needs, values=False)
-    scores = score_samples(samples, learner, needs, settings.micro_tokens)
-    if values is not None:
-        scores["values"] = values
+    scores = _score(trajectories, samples, learner, settings)
     sampler_logprobs = gather_sampled(samples, [each.logprobs for each in samples])  # [K]
     old_logprobs = torch.cat(scores["logprobs"]) if "logprobs" in scores else sampler_logprobs
+    rewards = token_rewards(trajectories, table, torch.tensor(group_ids), settings.rewards)
+    metrics = _mismatch_metrics(samples, scores)
+    if settings.kl_in_reward is not None:
+        kl = table.to_matrix([settings.kl_in_reward(old_logprobs, torch.cat(scores["ref_logprobs"]))])
+        rewards = subtract_kl(rewards, kl, table.mask, coefficients.kl.value)
+        metrics["kl"] = float(kl[table.mask].mean())
+    advantage_masks = rule_masks(trajectories, settings.advantage_tokens)
+    chosen = table.to_matrix(advantage_masks)
     inputs = AdvantageInputs(
         mask=table.mask,
-        token_rewards=token_rewards(trajectories, table, torch.tensor(group_ids), settings.rewards),
+        token_rewards=rewards,
         group_ids=torch.tensor(group_ids),
         turn_ids=env_turn_ids(trajectories, table),
         values=table.to_matrix(scores["values"]) if "values" in scores else None,
@@ -149,14 +156,6 @@ def estimate(
         if baselines is None
         else torch.tensor([baselines[each.task.env, each.task.seed] for each in trajectories]),
     )
-    metrics = _mismatch_metrics(samples, scores)
-    if settings.kl_in_reward is not None:
-        kl = table.to_matrix([settings.kl_in_reward(old_logprobs, torch.cat(scores["ref_logprobs"]))])
-        rewards = subtract_kl(inputs.token_rewards, kl, table.mask, coefficients.kl.value)
-        inputs = replace(inputs, token_rewards=rewards)
-        metrics["kl"] = float(kl[table.mask].mean())
-    advantage_masks = rule_masks(trajectories, settings.advantage_tokens)
-    chosen = table.to_matrix(advantage_masks)
     if settings.advantage.along_tokens and settings.advantage_tokens is not sampled:
         inputs = restrict_to_tokens(inputs, chosen)
     result = settings.advantage.compute(inputs, _params(settings.algo, coefficients))
@@ -180,6 +179,16 @@ def estimate(
         critic_fit=_fit_critic(inputs),
         metrics=metrics,
     )
+
+
+def _score(
+    trajectories: list[Trajectory], samples: list[Sample], learner: Learner, settings: EstimateSettings
+) -> dict[str, list[Tensor]]:
+    """Return the scores that the algorithm needs. Values that the engine computed while sampling are not repeated."""
+    values = sampler_values(trajectories) if settings.needs.values and settings.algo.truncated != "bootstrap" else None
+    needs = settings.needs if values is None else replace(settings.needs, values=False)
+    scores = score_samples(samples, learner, needs, settings.micro_tokens)
+    return scores if values is None else scores | {"values": values}
 
 
 def _params(algo: AlgoConfig, coefficients: AdaptiveCoefficients) -> AdvantageParams:

@@ -95,7 +95,7 @@ class Loop:
         self.checkpoints, self.restore = checkpoints, restore
         self.folder, self.progress = folder, progress
         alarm_settings = AlarmSettings(max_grad_norm=learner.max_grad_norm)
-        self.watcher, self.losses = AlarmWatcher(report=self._alarm, settings=alarm_settings), DropMonitor()
+        self.watcher, self.dropped = AlarmWatcher(report=self._alarm, settings=alarm_settings), DropMonitor()
         self.decode, self.name_token, self.pictures = decode, name_token, pictures
         self.validation_tasks, self.opponents = validation_tasks, opponents
         self.services = services or RewardServices()
@@ -156,7 +156,7 @@ class Loop:
         if self.opponents is not None:
             await self.opponents.choose(state.step)
         rollout = await self.rollout_stage.run(state.step, self.progress.phase, state.measured)
-        self.losses.add(rollout.lost)
+        self.dropped.add(rollout.lost)
         timer.lap("rollout")
         if self.release_cache:
             await self._sleep()

@@ -41,9 +41,9 @@ def update(
     `rate_scale`: factor of the learning rates in this step. `statistics`: collects values of each token.
     """
     sums: dict[str, Tensor] = {}
-    norms: list[dict[str, float]] = []
-    for number, part in enumerate(mini_batch_order(len(estimated.trajectories), settings, step)):
-        samples = train_samples(estimated, set(part), settings)
+    step_metrics: list[dict[str, float]] = []
+    for number, trajectories in enumerate(mini_batch_order(len(estimated.trajectories), settings, step)):
+        samples = train_samples(estimated, set(trajectories), settings)
         seed = ("selected_tokens", settings.run_seed, step, number)
         samples = add_step_statistics(samples, learner, settings.objective, settings.micro_tokens, seed)
         if settings.skip_idle:
@@ -59,14 +59,22 @@ def update(
                 if name not in TOKEN_SCORES:
                     sums[name] = sums[name] + value if name in sums else value
         if samples:
-            norms.append(learner.step(rate_scale=rate_scale))
+            step_metrics.append(learner.step(rate_scale=rate_scale))
     if not sums:
         return {"idle_steps": 1.0}
     tokens = float(sums["tokens"])
     means = {name: float(value) / tokens for name, value in sums.items() if name != "tokens"}
-    # Only of the first mini-batch: later ones differ from the sampler because the policy has changed.
-    steps = {name: sum(norm[name] for norm in norms) / len(norms) for name in norms[0] if name not in MISMATCH_METRICS}
-    return means | steps | {name: value for name, value in norms[0].items() if name in MISMATCH_METRICS}
+    return means | _mean_over_steps(step_metrics)
+
+
+def _mean_over_steps(steps: list[dict[str, float]]) -> dict[str, float]:
+    """Return the means of the optimizer steps' metrics; the mismatch with the sampler is that of the first step.
+
+    Later steps differ from the sampler because the policy has changed.
+    """
+    first = steps[0]
+    means = {name: sum(each[name] for each in steps) / len(steps) for name in first if name not in MISMATCH_METRICS}
+    return means | {name: value for name, value in first.items() if name in MISMATCH_METRICS}
 
 
 def mini_batch_order(count: int, settings: UpdateSettings, step: int) -> Iterator[list[int]]:
@@ -106,11 +114,11 @@ def _weights(estimated: Estimate, chosen: list[int], masks: list[Tensor], settin
     """Return the aggregation weight of each token in the masks, 0 elsewhere; one tensor per sample, of its length."""
     sizes = [len(mask) for mask in masks]
     owners = torch.tensor([estimated.samples[index].trajectory for index in chosen])
-    counts = torch.cat(masks)
+    in_mask = torch.cat(masks)
     algo = settings.objective.algo
     aggregate = AGGREGATIONS[algo.aggregation]
-    weights = aggregate(owners.repeat_interleave(torch.tensor(sizes))[counts], algo.constant_length)
-    weights = torch.zeros(len(counts)).masked_scatter(counts, weights)
+    weights = aggregate(owners.repeat_interleave(torch.tensor(sizes))[in_mask], algo.constant_length)
+    weights = torch.zeros(len(in_mask)).masked_scatter(in_mask, weights)
     return scatter_sampled([estimated.samples[index] for index in chosen], weights)
 
 

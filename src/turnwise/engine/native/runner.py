@@ -191,7 +191,10 @@ class SlotRunner:
         first.pending = rest
 
     def _copy(self, source: CacheSlot, targets: list[CacheSlot], positions: int) -> None:
-        """Copy cached positions to the targets and remove as many of their pending tokens."""
+        """Copy the first `positions` of the source's cache to the targets, and drop their pending tokens that it holds.
+
+        Positions beyond the source's length hold draft tokens: they are copied, but count only once they are accepted.
+        """
         if not targets:
             return
         self._cache.copy(source.index, [slot.index for slot in targets], positions)
