@@ -81,14 +81,13 @@ class Sharding:
 
         Its shards are then uninitialised.
         """
-        frozen = not any(parameter.requires_grad for parameter in module.parameters())
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
         for part, part_dtype in parts.items():
             fully_shard(part, **self._policies(part_dtype))
-        # The outermost module stays whole from its forward to its backward pass, which a frozen one does not have.
-        fully_shard(module, reshard_after_forward=True if frozen else None, **self._policies(dtype))
+        # The outermost module then stays whole after its forward pass: for the backward pass, or until it is resharded.
+        fully_shard(module, **self._policies(dtype))
         self._allocate(module)
         for each in sharded_modules(module):  # the setters do not recurse
             each.set_gradient_divide_factor(1.0)
