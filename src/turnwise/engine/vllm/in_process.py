@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from dataclasses import fields
 from typing import Any
 
-from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -17,8 +17,13 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from turnwise.core.errors import UserError
 from turnwise.engine.vllm.requests import ReplicaFailure, TokenChunk, TokenRequest, version_spans
 from turnwise.engine.vllm.weights import PublishedWeights
+from turnwise.models.loading.lora import has_adapter
+from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt
 
 WORKER_EXTENSION = "turnwise.engine.vllm.worker.WorkerExtension"
+LORA = {"lora_name": "policy", "lora_int_id": 1}
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Maximum ranks that vLLM can be started with."""
 DEAD = (EngineDeadError, EngineGenerateError)
 REPORTS_VERSIONS = any(each.name == "weight_versions" for each in fields(CompletionOutput))
 """vLLM 0.26 does not: its tokens are streamed, and labelled when they arrive."""
@@ -47,13 +52,14 @@ class InProcessReplica:
             "disable_log_stats": True,
         }
         self._llm: AsyncLLM | None = None
+        self._adapter: LoRARequest | None = None
         self._sleeps = False
 
     async def start(self) -> None:
         await self.close()
         try:
             llm = await asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**self._arguments))
-            self._llm = llm
+            self._llm, self._adapter, self._sleeps = llm, None, False
             await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
         except Exception as error:  # of vLLM, its workers or pydantic: nothing here can be retried
             raise UserError(f"vLLM cannot run this model: {_reason(error)}. Choose engine.kind native.") from error
@@ -65,7 +71,8 @@ class InProcessReplica:
         llm = self._running()
         await self._wake(llm)
         try:
-            async for output in llm.generate(prompt, SamplingParams(**request.params(), output_kind=kind), request.id):
+            params = SamplingParams(**request.params(), output_kind=kind)
+            async for output in llm.generate(prompt, params, request.id, lora_request=self._adapter):
                 yield _chunk(output.outputs[0], output.finished)
         except DEAD as error:
             raise ReplicaFailure("its engine died") from error
@@ -78,10 +85,16 @@ class InProcessReplica:
         await self._wake(llm, tags=["weights"])
         try:
             await llm.pause_generation(mode="keep", clear_cache=False)
-            await llm.start_weight_update()
-            await llm.update_weights(WeightTransferUpdateRequest(update_info=weights.update_info()))
-            await llm.finish_weight_update(*([str(weights.version)] if REPORTS_VERSIONS else []))
+            if weights.adapter is None or self._adapter is None:
+                await llm.start_weight_update()
+                await llm.update_weights(WeightTransferUpdateRequest(update_info=weights.update_info()))
+                await llm.finish_weight_update()
             await self._wake(llm)
+            if weights.adapter is not None:
+                await llm.add_lora(LoRARequest(**LORA, lora_path=str(weights.adapter), load_inplace=True))
+                self._adapter = LoRARequest(**LORA, lora_path=str(weights.adapter))
+            if REPORTS_VERSIONS:
+                await llm.update_weight_version(str(weights.version))
             # Running requests compute their keys and values again: those of the old weights are of another model.
             await llm.reset_prefix_cache(reset_running_requests=True)
             await llm.resume_generation()
@@ -140,7 +153,18 @@ def engine_arguments(
         "max_model_len": max_tokens,
         "max_num_seqs": slots,
         "tensor_parallel_size": tensor_parallel,
+        **_lora_arguments(model),
     }
     if parameter.device.type == "cuda":
         return arguments | {"gpu_memory_utilization": gpu_memory_utilization, "enable_sleep_mode": True}
     return arguments | {"enforce_eager": True, "kv_cache_memory_bytes": cache_bytes}
+
+
+def _lora_arguments(model: Any) -> dict[str, Any]:
+    if not has_adapter(model):
+        return {}
+    ranks = [config.r for config in model.peft_config.values()]
+    larger = [rank for rank in LORA_RANKS if rank >= max(ranks)]
+    if not larger:
+        raise UserError(f"vLLM serves adapters up to rank {LORA_RANKS[-1]}, and lora.rank is {max(ranks)}. Lower it.")
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": larger[0]}

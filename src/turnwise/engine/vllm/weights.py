@@ -1,7 +1,7 @@
-"""Publishing weights to vLLM: the learner's parameters under their Hugging Face names, LoRA updates merged.
+"""Publishing weights to vLLM: the learner's parameters under their Hugging Face names.
 
 They travel through a safetensors file, in shared memory if there is room. On one GPU, vLLM reads the learner's tensors
-in place (CUDA IPC).
+in place (CUDA IPC). A LoRA adapter is published as an adapter to vLLM in this process, and merged for servers.
 """
 
 import os
@@ -29,6 +29,11 @@ class PublishedWeights(Protocol):
     @property
     def version(self) -> int: ...
 
+    @property
+    def adapter(self) -> Path | None:
+        """Folder of a LoRA adapter in peft's format, for the base model of `update_info`; None: there is none."""
+        ...
+
     def update_info(self) -> dict[str, Any]:
         """Return the argument of vLLM's `update_weights`."""
         ...
@@ -54,6 +59,7 @@ class Publisher(Protocol):
 class WeightFile:
     version: int
     path: Path
+    adapter: Path | None = None
 
     def update_info(self) -> dict[str, Any]:
         return {"path": str(self.path)}
@@ -64,26 +70,45 @@ class FilePublisher:
 
     backend = "turnwise"
 
-    def __init__(self, model: Any, parent: Path | None = None) -> None:
-        """`parent`: folder for the files; None: shared memory if there is room, else the temporary folder."""
+    def __init__(self, model: Any, parent: Path | None = None, *, merges: bool = True) -> None:
+        """`parent`: folder for the files; None: shared memory if there is room, else the temporary folder.
+
+        `merges`: add a LoRA adapter to the weights; else it is published apart from its base, which is written once.
+        """
         parent = parent or _default_parent(model)
         _remove_orphans(parent)
         self._adapter = adapter_layers(model)
+        self._config = None if merges or not self._adapter else model.peft_config[ADAPTER]
         self._folder = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", dir=parent)
         Path(self._folder.name).chmod(0o755)  # a server may run as another user
         self.latest: WeightFile | None = None
 
     def write(self, version: int, weights: WeightSource) -> WeightFile:
-        path = Path(self._folder.name) / f"version-{version}.safetensors"
-        tensors = merge_adapter(dict(weights.named_parameters()), self._adapter)
-        save_file({name: tensor.detach().contiguous() for name, tensor in tensors}, path)
-        path.chmod(0o644)
-        return WeightFile(version=version, path=path)
+        folder, parameters = Path(self._folder.name), dict(weights.named_parameters())
+        if self._config is None:
+            path = folder / f"version-{version}.safetensors"
+            _save(dict(merge_adapter(parameters, self._adapter)), path)
+            return WeightFile(version=version, path=path)
+        base, adapter = folder / "base.safetensors", folder / f"version-{version}"
+        if not base.exists():
+            _save({_base_name(name): each for name, each in parameters.items() if not _is_update(name)}, base)
+        self._config.save_pretrained(str(adapter))
+        updates = {name: each for name, each in parameters.items() if _is_update(name)}
+        renamed = {f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": each for name, each in updates.items()}
+        _save(renamed, adapter / "adapter_model.safetensors")
+        return WeightFile(version=version, path=base, adapter=adapter)
 
     def keep(self, weights: WeightFile) -> None:
-        if self.latest is not None and self.latest.path != weights.path:
-            self.latest.path.unlink(missing_ok=True)
-        self.latest = weights
+        old, self.latest = self.latest, weights
+        if old is not None and old.path != weights.path:
+            old.path.unlink(missing_ok=True)
+        if old is not None and old.adapter is not None and old.adapter != weights.adapter:
+            shutil.rmtree(old.adapter, ignore_errors=True)
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+    path.chmod(0o644)  # safetensors makes files that only their owner can read
 
 
 def _default_parent(model: Any) -> Path:
@@ -110,6 +135,7 @@ class SharedTensors:
 
     version: int
     tensors: tuple[tuple[str, Tensor], ...]
+    adapter: None = None
 
     def update_info(self) -> dict[str, Any]:
         device = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -164,11 +190,19 @@ def merge_adapter(
     for name, tensor in parameters.items():
         layer, base, rest = name.partition(".base_layer.")
         if base and rest == "weight":
-            yield f"{layer}.weight", tensor + _update(parameters, layer, adapter[layer]).to(tensor.dtype)
+            yield _base_name(name), tensor + _update(parameters, layer, adapter[layer]).to(tensor.dtype)
         elif base:
-            yield f"{layer}.{rest}", tensor
-        elif ".lora_A." not in name and ".lora_B." not in name:
+            yield _base_name(name), tensor
+        elif not _is_update(name):
             yield name, tensor
+
+
+def _is_update(name: str) -> bool:
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def _base_name(name: str) -> str:
+    return name.replace(".base_layer.", ".")
 
 
 def _update(parameters: Mapping[str, Tensor], name: str, layer: AdapterLayer) -> Tensor:
