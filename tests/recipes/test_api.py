@@ -85,6 +85,15 @@ def folder(tmp_path: Path) -> dict[str, Any]:
     return {**SMALL, "record__folder": str(tmp_path)}
 
 
+def test_evaluate_takes_a_class_that_no_file_defines(tmp_path: Path) -> None:
+    class Nested(Larger):
+        pass
+
+    small = {"episodes": 2, "quiet": True, "model__warmup_steps": 0}
+    result = tw.evaluate("tiny", Nested, out=tmp_path / "evaluation", **small)
+    assert result.summary["tasks"] == 2 and len(result.trajectories) == 2
+
+
 def test_train_returns_a_run_with_its_results(tmp_path: Path, folder: dict[str, Any]) -> None:
     rows: list[Any] = []
     run = tw.train(Larger, steps=2, name="larger", on_step=rows.append, **folder)

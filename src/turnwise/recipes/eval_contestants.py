@@ -14,6 +14,7 @@ from turnwise.config.load import Overrides, build, read_run
 from turnwise.config.schema import Config
 from turnwise.config.secrets import read_key, split_url
 from turnwise.core.errors import UserError
+from turnwise.core.references import IN_MEMORY
 from turnwise.core.token_name import TokenName
 from turnwise.engine.openai.client import ChatClient
 from turnwise.engine.openai.endpoint import EXAMPLE_URL, KEY_VARIABLE, Endpoint, EndpointError
@@ -67,7 +68,8 @@ def split_environment(words: Sequence[str], remote: RemoteModels | None) -> tupl
     if not words or (len(words) == 1 and remote is None):
         return list(words), None
     *others, last = words
-    if last in ENVIRONMENTS or last in recipe_names() or ".py" in last or last.endswith(".toml"):
+    is_file = ".py" in last or last.endswith(".toml")
+    if is_file or last in ENVIRONMENTS or last in recipe_names() or last.startswith(IN_MEMORY):
         return others, last
     if not _is_source(last):
         load_target(last)  # raises an error that suggests the nearest name
