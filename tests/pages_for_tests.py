@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"# (?P<name>[\w-]+\.(?:py|toml))\b")
 NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+) -->\n\Z")
 
 
@@ -24,6 +25,12 @@ class Block:
     text: str
     not_run: str | None
     """Reason in a comment `<!-- not run: REASON -->` on the line before the block."""
+
+    @property
+    def file(self) -> str | None:
+        """Name of the file that the block is, by the comment in its first line."""
+        found = FILE.match(self.text) if self.language in ("python", "toml") else None
+        return found["name"] if found else None
 
     @property
     def source(self) -> str:
