@@ -42,7 +42,15 @@ IN_ENGINE = (
         ("a new critic has an opinion", "    nn.init.zeros_(head.weight)\n", ""),
     ),
     *mutants(
-        "record/metrics.py",
-        ("record/test_metrics.py",),
+        "record/run_folder.py",
+        ("record/test_run_folder.py",),
+        (
+            "an interrupted evaluation stays in the index",
+            '("evaluation" not in row or (row["evaluation"], row["step"]) in evaluated)',
+            "True",
+        ),
+        ("an interrupted evaluation keeps its file", "if path not in kept:", "if False:"),
+        ("evaluations among the training rows", 'entry.get("evaluation") == evaluation', "True"),
+        ("an evaluation counts as a step", 'self.trajectories.glob("step_*")', 'self.trajectories.glob("*")'),
     ),
 )

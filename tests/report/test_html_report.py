@@ -193,6 +193,7 @@ def test_choose_from_index_takes_best_and_worst_of_last_steps() -> None:
             (15, 6, "truncated_turns", 0.0),
         ]
     ]
+    index.append(index[-1] | {"evaluation": "after", "seed": 7, "status": "succeeded", "reward": 9.0})
     good, bad = choose_from_index(index)
     assert [row["reward"] for row in good] == [3.0, 2.0, 0.75]
     assert [row["reward"] for row in bad] == [-1.0, 0.0]

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from browser_for_tests import HOSTILE, ONE, OTHER, STEPS, TWO, Viewer, serving
 
-from turnwise.record.run_folder import RunFolder
-
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
@@ -65,14 +63,15 @@ def test_screenshots_of_real_runs(page: "Page") -> None:
     with serving(Path(VIEWED)) as address:
         real = Viewer(page, Path(VIEWED), address)
         page.set_viewport_size({"width": 1280, "height": 860})
-        last = RunFolder.open(Path(VIEWED) / names[0]).read_index()
-        number = max(index for index, entry in enumerate(last) if entry["status"] == "succeeded" and entry["turns"] > 2)
+        played = real.trajectories(names[0]).items()
+        number = max(number for number, row in played if row["status"] == "succeeded" and len(row["turns"]) > 2)
         views: dict[str, dict[str, Any]] = {
             "runs": {},
             "curves": {"run": names},
             "trajectories": {"run": names[0]},
             "trajectory": {"run": names[0], "number": number},
             "tokens": {"run": names[0], "number": number},
+            "before_after": {"run": names[0]},
         }
         for view, entries in views.items():
             real.open(view, **entries)

@@ -15,6 +15,14 @@ from turnwise.record.metrics import finite_number
 from turnwise.report.formatting import format_decimal, shorten
 from turnwise.report.pictures.picture import draw_picture_svg
 
+STATUS_WORDS = {
+    "truncated_turns": "out of turns",
+    "truncated_tokens": "out of tokens",
+    "truncated_time": "out of time",
+    "env_error": "environment failed",
+    "infra_error": "infrastructure failed",
+}
+"""Plain words for statuses, as in the viewer."""
 SUCCEEDED = "succeeded"
 NUM_BEST, NUM_WORST = 3, 3
 MAX_TURNS = 30
@@ -56,10 +64,10 @@ class EpisodeView:
 
 
 def choose_from_index(index: Iterable[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Choose the best and the worst episodes of a run's last steps from its index, of different tasks if possible."""
+    """Choose the best and the worst training episodes of a run's last steps, of different tasks if possible."""
     by_step: dict[int, list[Mapping[str, Any]]] = {}
     for row in index:
-        if isinstance(step := row.get("step"), int):
+        if isinstance(step := row.get("step"), int) and "evaluation" not in row:
             by_step.setdefault(step, []).append(row)
             if len(by_step) > RECENT_STEPS:
                 del by_step[min(by_step)]
@@ -116,7 +124,7 @@ def view_episode(row: Mapping[str, Any], heading: str) -> EpisodeView:
     return EpisodeView(
         heading=heading,
         succeeded=status == SUCCEEDED,
-        status=shorten(status, 60),
+        status=shorten(STATUS_WORDS.get(status, status), 60),
         facts=shorten(f"reward {reward}, {num_turns}, {row.get('tokens', 0)} sampled tokens", 200),
         brief=all(_is_brief(turn) for turn in turns),
         start=_draw(row.get("start")),

@@ -36,8 +36,7 @@ def run_context(path: Path, summary: Row | None = None) -> dict[str, Any]:
     settings = read_flat_settings(path / "config.toml")
     alarms = JsonlFollower(path / "alarms.jsonl").read_all()
     summary = summary or read_json_object(path / "summary.json")
-    index = JsonlFollower(path / "trajectories" / "index.jsonl").iter_rows()
-    best, worst = choose_from_index(entry for entry in index if "evaluation" not in entry)
+    best, worst = choose_from_index(JsonlFollower(path / "trajectories" / "index.jsonl").iter_rows())
     titles = (settings.get(key) for key in ("env.kind", "model.name", "algo.advantage"))
     return {
         "title": path.resolve().name,

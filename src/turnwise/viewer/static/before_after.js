@@ -136,13 +136,13 @@ class BeforeAfterView {
 
   async open(task) {
     const sides = [
-      ["Before training", task.one[0].number],
-      ["After training", task.other[0].number],
+      ["Before training", task.one[0]],
+      ["After training", task.other[0]],
     ];
-    const answers = await Promise.all(sides.map(([, number]) => fetchTrajectory(this.run, number, this.signal)));
-    const columns = sides.map(([title, number], index) => ({
+    const answers = await Promise.all(sides.map(([, { number }]) => fetchTrajectory(this.run, number, this.signal)));
+    const columns = sides.map(([title, { number, evaluation }], index) => ({
       title,
-      href: address("trajectory", { run: this.run, number }),
+      href: address("trajectory", { run: this.run, number, evaluation }),
       answer: answers[index],
     }));
     const index = this.shown.indexOf(task);
