@@ -66,11 +66,11 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
 
 
-def episodes(run: Path) -> list[dict[str, Any]]:
-    """Return the index of all trajectories of a run with their messages, without timings and byte offsets."""
-    folder = RunFolder.open(run)
-    rows = []
-    for entry in (each for name in (None, "before", "validation", "after") for each in folder.read_index(name)):
+def episodes(run: Path, *, only_training: bool = False) -> list[dict[str, Any]]:
+    """Return the index of a run's trajectories with their messages, without timings and byte offsets."""
+    folder, rows = RunFolder.open(run), []
+    parts = (None,) if only_training else (None, "before", "validation", "after")
+    for entry in (each for name in parts for each in folder.read_index(name)):
         kept = {name: value for name, value in entry.items() if name not in ("offset", "length")}
         turns = folder.read_trajectory(entry)["turns"]
         rows.append({**kept, "said": [(turn["context_ids"], turn["action_ids"]) for turn in turns]})

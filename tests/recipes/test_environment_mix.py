@@ -22,7 +22,7 @@ def test_a_mixture_draws_by_weight_and_is_measured_by_environment(tmp_path: Path
     config = small(tmp_path, **MIX, **ROOMY, train__steps=3, eval__every=0, model__warmup_steps=5)
     train(config, console=quiet())
     run = tmp_path / "run"
-    played = [row["environment"] for row in episodes(run)]
+    played = [row["environment"] for row in episodes(run, only_training=True)]
     assert set(played) == {"bandit", "frozen_lake", "large"}
     rows = [row for row in metrics(run) if "rollout/success" in row]
     for row in rows:
@@ -79,7 +79,7 @@ CURRICULUM = {"curriculum__pool": 8, "train__steps": 3, "checkpoint__every": 1}
 def test_a_curriculum_draws_from_its_pool_and_remembers_how_tasks_fared(tmp_path: Path) -> None:
     train(small(tmp_path, **CURRICULUM), console=quiet())
     run = tmp_path / "run"
-    seeds = {(row["environment"], row["seed"]) for row in episodes(run)}
+    seeds = {(row["environment"], row["seed"]) for row in episodes(run, only_training=True)}
     state = read_state(run / "checkpoints" / "step_000003")
     assert len(seeds) <= 8 and {f"{env}:{seed}" for env, seed in seeds} == set(state.measured)
     assert all(0 <= won <= tries for won, tries in state.measured.values())
@@ -98,7 +98,7 @@ def test_curriculum_draws_and_measures_rows_of_a_file(tmp_path: Path) -> None:
     config, console = small(tmp_path, **CURRICULUM, env__kind="rows"), quiet()
     train(config, spec=spec_of(Rows), console=console)
     assert "note: curriculum.pool 8 trains on 8 of 30 rows" in printed(console)
-    rows = {row["seed"] for row in episodes(tmp_path / "run")}
+    rows = {row["seed"] for row in episodes(tmp_path / "run", only_training=True)}
     worlds = build_environment_mix(config, spec_of(Rows))
     pool = {task.seed for task in build_task_source(config, worlds).draw(0, 8)}
     assert rows <= pool and len(pool) == 8
