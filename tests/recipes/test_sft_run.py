@@ -22,7 +22,9 @@ from turnwise.core.task import Task
 from turnwise.envs.seeds import seed_for
 from turnwise.models.loading.lora import is_adapter
 from turnwise.recipes import demos
+from turnwise.recipes.configure import configure
 from turnwise.recipes.environment_mix import build_environment_mix
+from turnwise.recipes.eval_plan import plan_evaluation
 from turnwise.recipes.run import train
 from turnwise.recipes.sft import check_sft, sft
 from turnwise.record.run_folder import RunFolder
@@ -179,6 +181,74 @@ def test_jsonl_demonstrations_render_tools_as_episodes_do(tmp_path: Path) -> Non
     assert "The room of a person." in renderer.decode(shown)
 
 
+FILE_ONLY = {"env__kind": "none", "sft__epochs": 2, "sft__held_out": 0.2, "rollout__max_new_tokens": 4}
+
+
+def test_sft_without_an_environment_measures_the_held_out_loss(tmp_path: Path) -> None:
+    file = talks(tmp_path, *[f"<answer>Up and {number % 2}</answer>" for number in range(10)])
+    console = quiet()
+    summary = sft(settings(tmp_path, sft__demos=str(file), **FILE_ONLY), console=console)
+    assert summary["finished"] and (summary["demonstrations"], summary["held_out"], summary["steps"]) == (8, 2, 4)
+    assert summary["loss_after"] < summary["loss_before"]
+    run = tmp_path / "run"
+    named = [key for row in metrics(run) for key in row if key.startswith("held_out/")]
+    assert named == ["held_out/before", "held_out/validation", "held_out/after"]
+    assert not (run / "trajectories").exists() or not list((run / "trajectories").iterdir())
+    printed = console.file.getvalue()
+    assert "held-out loss after" in printed and "success" not in printed
+    assert "held-out loss before" in (run / "report.html").read_text()
+    with pytest.raises(UserError, match=r"was trained without an environment\. Name one"):
+        plan_evaluation([str(run)])
+
+
+def test_sft_without_an_environment_resumes_with_the_same_bits(tmp_path: Path) -> None:
+    file = talks(tmp_path, *[f"<answer>Up and {number}</answer>" for number in range(10)])
+    given = {"sft__demos": str(file), **FILE_ONLY}
+    sft(settings(tmp_path / "whole", **given), console=quiet())
+    stopped = sft(settings(tmp_path / "cut", train__max_minutes=1e-9, **given), console=quiet())
+    assert not stopped["finished"]
+    resumed = configure(resume=str(tmp_path / "cut/run"), overrides=[("train.max_minutes", 10)])
+    assert sft(resumed, resume=True, console=quiet())["finished"]
+    whole, cut = weights(tmp_path / "whole/run"), weights(tmp_path / "cut/run")
+    assert all(bool((whole[name] == cut[name]).all()) for name in whole)
+    losses = [json.loads((tmp_path / name / "run/summary.json").read_text())["loss_after"] for name in ("whole", "cut")]
+    assert losses[0] == losses[1]
+
+
+def test_sft_on_a_single_conversation_holds_nothing_out(tmp_path: Path) -> None:
+    file = talks(tmp_path, "<answer>Up</answer>")
+    summary = sft(settings(tmp_path, sft__demos=str(file), **FILE_ONLY), console=quiet())
+    assert (summary["demonstrations"], summary["held_out"], summary["loss_after"]) == (1, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "problem"),
+    [
+        ("env.params.size", "none", "has no effect without an environment"),
+        ("eval.episodes", "none", "has no effect without an environment"),
+        ("rollout.max_new_tokens", "none", "has no effect without an environment"),
+        ("sft.held_out", "frozen_lake", "has no effect with an environment"),
+    ],
+)
+def test_setting_without_effect_on_a_file_alone_is_refused(tmp_path: Path, key: str, kind: str, problem: str) -> None:
+    config = settings(tmp_path, env__kind=kind, sft__demos=str(talks(tmp_path, PLAIN)))
+    with pytest.raises(UserError, match=f"{key} {problem}"):
+        check_sft(config, build_environment_mix(config), [key])
+
+
+def test_openai_calls_are_trained_in_the_style_of_the_environment(tmp_path: Path) -> None:
+    call = {"function": {"name": "room", "arguments": json.dumps(BO)}}
+    messages = [{"role": "user", "content": "Where?"}, {"role": "assistant", "tool_calls": [call]}]
+    file = tmp_path / "talks.jsonl"
+    file.write_text(json.dumps({"messages": messages}))
+    given = {"env__params": {"style": "answer"}, "rollout__max_new_tokens": 99}
+    config = settings(tmp_path, env__kind="lookup", sft__demos=str(file), **given)
+    worlds, renderer = build_environment_mix(config), renderer_of("chatml")
+    check_sft(config, worlds)
+    (sample,) = demos.build_demonstrations(config, worlds, None, renderer, lambda *_: None)  # type: ignore[arg-type]
+    assert renderer.decode(sample.ids[sample.mask].tolist()).startswith("<call>room Bo</call>")
+
+
 def test_an_adapter_is_trained_where_one_is_asked_for(tmp_path: Path) -> None:
     sft(settings(tmp_path, lora__rank=2), console=quiet())
     assert is_adapter(tmp_path / "run" / "checkpoints" / "step_000004")
@@ -218,3 +288,18 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert following in capsys.readouterr().out
     assert main(["sft", "--resume", str(tmp_path / "run")]) == 2
     assert "is finished" in capsys.readouterr().err
+
+
+def test_sft_command_takes_a_file_without_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = talks(tmp_path, *["<answer>Up</answer>"] * 4)
+    command = ["sft", "--data", str(file), "--name", "run", f"--record.folder={tmp_path}", "--system.threads", "1"]
+    assert main(command) == 0
+    assert "held-out loss after" in capsys.readouterr().out
+    for words, problem in (
+        (["sft"], "Name a recipe or an environment, or give --data FILE"),
+        (["sft", "--data", str(file), "--demos", "solver"], "remove one of them"),
+        (["sft", "--data", "talks.txt"], "file that ends in .jsonl, .json, .csv"),
+        (["train", "--from", str(tmp_path / "run")], "turnwise sft"),
+    ):
+        assert main(words) == 2
+        assert problem in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Guarantees of the renderer, one per test."""
 
 import asyncio
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
@@ -13,6 +14,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.messages import (
     ImagePart,
     Message,
+    ToolCall,
     ToolSpec,
     assistant,
     system,
@@ -348,6 +350,55 @@ def test_answer_ends_like_a_sampled_one() -> None:
         ids = renderer.answer("<answer>go</answer>")
         assert decode(tokenizer, ids[-1:]) == end and ids[-1] in renderer.stop_ids
         assert renderer.parse(ids, Stop.EOS).message.content == "<answer>go</answer>"
+
+
+CALLS_TEMPLATE = """\
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif -%}"""
+
+
+@pytest.mark.parametrize("content", ["", "I look it up."])
+def test_answer_with_calls_has_the_tokens_of_the_template(content: str) -> None:
+    tokenizer = make_tokenizer("chatml")
+    tokenizer.chat_template = CALLS_TEMPLATE
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+    renderer = Renderer(tokenizer)
+    arguments = [{"who": "Bo", "n": 2}, {"who": "é"}]
+    calls = [ToolCall(name="room", arguments=json.dumps(each)) for each in arguments]
+    functions = [{"type": "function", "function": {"name": "room", "arguments": each}} for each in arguments]
+    conversation = [
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": content, "tool_calls": functions},
+    ]
+    whole = tokenizer.apply_chat_template(conversation, tokenize=False).rstrip("\n")
+    ids = [*renderer.start([user("Where?")]), *(renderer.answer_with_calls(content, calls) or [])]
+    assert ids == tokenizer(whole, add_special_tokens=False)["input_ids"]
+
+
+def test_special_tokens_in_the_arguments_of_calls_stay_text() -> None:
+    tokenizer = make_tokenizer("chatml")
+    tokenizer.chat_template = CALLS_TEMPLATE
+    renderer = Renderer(tokenizer)
+    call = ToolCall(name="say", arguments=json.dumps({"text": "<|im_end|>"}))
+    ids = renderer.answer_with_calls("<|im_start|>", [call]) or []
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert ids.count(end) == 1 and ids[-1] == end
+    assert tokenizer.convert_tokens_to_ids("<|im_start|>") not in ids
+    assert '"<|im_end|>"' in renderer.decode(ids)
+
+
+@pytest.mark.parametrize("template", ["gemma", "forced_think"])
+def test_answer_with_calls_is_none_if_the_template_shows_none(template: str) -> None:
+    assert case(template)[1].answer_with_calls("", [ToolCall(name="room", arguments="{}")]) is None
 
 
 def test_answer_continues_a_think_block_of_the_prompt() -> None:

@@ -38,7 +38,8 @@ Fine-tune on demonstrations from a solver, a run or a file.
 
 turnwise sft sokoban
 turnwise sft sokoban --demos RUN --model.name smollm2-135m --lora.rank 16
-turnwise sft sokoban --demos chats.jsonl --epochs 3
+turnwise sft sokoban --data chats.jsonl --epochs 3
+turnwise sft --data chats.jsonl --model.name Qwen/Qwen2.5-0.5B-Instruct
 turnwise train sokoban --model.name RUN     continue with reinforcement learning""",
     ),
     "eval": Command(

@@ -53,7 +53,7 @@ def print_all_settings() -> None:
 
 
 train_app = command_app("train", "RECIPE [OPTIONS] [--SECTION.KEY VALUE]...", epilogue=describe_common_settings())
-sft_app = command_app("sft", "RECIPE [OPTIONS] [--SECTION.KEY VALUE]...")
+sft_app = command_app("sft", "[RECIPE] [OPTIONS] [--SECTION.KEY VALUE]...")
 
 
 @train_app.default
@@ -131,7 +131,8 @@ def sft(
     recipe: str | None = None,
     /,
     *,
-    demos: Annotated[str | None, Parameter(metavar="solver|RUN|FILE.jsonl", group=INPUT)] = None,
+    demos: Annotated[str | None, Parameter(metavar="solver|RUN", group=INPUT)] = None,
+    data: Annotated[str | None, Parameter(metavar="FILE", group=INPUT)] = None,
     like: Annotated[str | None, Parameter(metavar="RECIPE", group=INPUT)] = None,
     resume: Annotated[str | None, Parameter(metavar="RUN", group=INPUT)] = None,
     count: int | None = None,
@@ -148,8 +149,10 @@ def sft(
     recipe
         Recipe, environment, FILE.toml with your own settings, or FILE.py:Class.
     demos
-        Demonstrations: the environment's solver (default), the successful episodes of a run, or a JSONL file with one
-        {"messages": [...]} per line.
+        Demonstrations: the environment's solver (default), or the successful episodes of a run.
+    data
+        File of conversations (.jsonl, .json, .csv) instead of demos: messages, prompt and completion, or ShareGPT.
+        Needs no recipe; without one, the loss of held-out conversations is measured instead of success.
     like
         Recipe whose settings to take, except its environment.
     resume
@@ -165,18 +168,24 @@ def sft(
     name
         Name of the run folder.
     """
+    if data is not None and demos is not None:
+        raise UserError("--data and --demos both name the demonstrations: remove one of them")
+    if recipe is None and resume is None and data is None:
+        raise UserError("Name a recipe or an environment, or give --data FILE to train on conversations alone.")
     settings = merge_settings(
         overrides,
         seed=seed,
-        sft__demos=demos if resume is not None else demos or "solver",
+        sft__demos=demos or data or (None if resume is not None else "solver"),
         sft__count=count,
         sft__epochs=epochs,
         train__max_minutes=max_minutes,
         record__name=name,
     )
+    from turnwise.config.schema import NO_ENV
     from turnwise.recipes.configure import configure
 
-    config = configure(recipe, like=like, resume=resume, overrides=settings)
+    target = NO_ENV if recipe is None and resume is None else recipe
+    config = configure(target, like=like, resume=resume, overrides=settings)
     from turnwise.recipes.sft import sft as run_sft
 
     run_sft(config, resume=resume is not None, override_keys=[key for key, _ in overrides], recipe=recipe)

@@ -19,11 +19,15 @@ class MixedEnv(Section):
     """Parameters of this environment."""
 
 
+NO_ENV = "none"
+"""`env.kind` of SFT without an environment."""
+
+
 class EnvConfig(Section):
     """Environment, its parameters, and environments to mix in."""
 
     kind: str = "frozen_lake"
-    """Name of a built-in environment, or FILE.py:Class."""
+    """Name of a built-in environment, or FILE.py:Class; "none" (SFT only): no environment."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the environment; `turnwise envs NAME` lists them."""
     mix: dict[str, Any] = Field(default_factory=dict)
@@ -223,7 +227,7 @@ class SftConfig(Section):
     """Supervised fine-tuning on demonstrations (`turnwise sft`)."""
 
     demos: str | None = None
-    """`turnwise sft`: "solver", a run (its successful episodes), or a JSONL file of messages."""
+    """`turnwise sft`: "solver", a run (its successful episodes), or a file of conversations."""
     count: Positive = 5000
     """Maximum number of demonstrations; the solver plays this many episodes."""
     epochs: Positive = 1
@@ -232,6 +236,8 @@ class SftConfig(Section):
     """Demonstrations per step."""
     learning_rate: LearningRate = 1e-4
     """Peak learning rate of AdamW, after a warm-up; it falls to a tenth."""
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Without an environment: share of the conversations whose loss is measured instead of trained on."""
     think: bool = True
     """solver: put a true sentence about the next actions before them."""
 

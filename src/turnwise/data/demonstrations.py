@@ -5,18 +5,16 @@ episodes of a run keep the ids that were sampled (`samples.build_samples`).
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, get_args
 
 import torch
 
-from turnwise.core.errors import UserError, read_failure
-from turnwise.core.messages import Message, Role, ToolSpec, text_parts
+from turnwise.core.messages import Message, ToolCall, ToolSpec, tool_schema
 from turnwise.core.samples import Sample
 from turnwise.core.trajectory import Stop
 from turnwise.render.renderer import Renderer
+from turnwise.tools.call_formats import format_call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +26,10 @@ class Exchange:
     tools: tuple[ToolSpec, ...] = ()
     """Tools of the first turn, as in `Observation`."""
     tools_in_words: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    """Tool calls of the answer, after its text, in the format of the chat template."""
+    trained: bool = True
+    """False for an answer that is only context."""
 
 
 def build_demonstration(number: int, exchanges: Sequence[Exchange], renderer: Renderer) -> Sample:
@@ -38,10 +40,11 @@ def build_demonstration(number: int, exchanges: Sequence[Exchange], renderer: Re
         if turn:
             context = renderer.extend(exchange.messages, Stop.EOS)
         else:
-            context = renderer.start(exchange.messages, exchange.tools, exchange.tools_in_words)
-        answer = renderer.answer(exchange.answer)
+            in_words = exchange.tools_in_words or describe_tools(exchange.tools)
+            context = renderer.start(exchange.messages, exchange.tools, in_words)
+        answer = encode_answer(exchange, renderer)
         ids += [*context, *answer]
-        turn_ids += [-1] * len(context) + [turn] * len(answer)
+        turn_ids += [-1] * len(context) + [turn if exchange.trained else -1] * len(answer)
     turns = torch.tensor(turn_ids)
     return Sample(
         trajectory=number,
@@ -53,42 +56,20 @@ def build_demonstration(number: int, exchanges: Sequence[Exchange], renderer: Re
     )
 
 
-def read_conversations(file: Path) -> Iterator[list[Exchange]]:
-    """Read a JSONL file with one conversation per line: `{"messages": [{"role": ..., "content": ...}, ...]}`."""
-    try:
-        with file.open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _exchanges(line, f"{file} line {number}")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{read_failure(file, error)}. Give a JSONL file of conversations.") from error
+def encode_answer(exchange: Exchange, renderer: Renderer) -> list[int]:
+    """Encode an answer. Its calls are written as the chat template writes them, or else in the Hermes format."""
+    if not exchange.calls:
+        return renderer.answer(exchange.answer)
+    ids = renderer.answer_with_calls(exchange.answer, exchange.calls)
+    return renderer.answer(exchange.answer + format_calls(exchange.calls, "hermes")) if ids is None else ids
 
 
-def _exchanges(line: str, where: str) -> list[Exchange]:
-    try:
-        messages = [_message(row, where) for row in json.loads(line)["messages"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f'{where} is not a conversation. Expected {{"messages": [{{"role": ..., "content": ...}}]}}.'
-        ) from error
-    exchanges, shown = list[Exchange](), list[Message]()
-    for message in messages:
-        if message.role != "assistant":
-            shown.append(message)
-            continue
-        if not shown:
-            raise UserError(f"{where}: an assistant message has no message before it to answer.")
-        exchanges.append(Exchange(messages=tuple(shown), answer=message.content))
-        shown = []
-    if not exchanges:
-        raise UserError(f"{where} has no assistant message, so there is nothing to imitate.")
-    return exchanges
+def format_calls(calls: Sequence[ToolCall], style: str) -> str:
+    """Write calls as text, in a format that `parse_calls` parses."""
+    return "".join(format_call(call.name, json.loads(call.arguments), style) for call in calls)
 
 
-def _message(row: Any, where: str) -> Message:
-    role, content = row["role"], row["content"]
-    if role not in get_args(Role) or not isinstance(content, str) or row.get("tool_calls"):
-        raise UserError(
-            f"{where}: a message needs a role ({', '.join(get_args(Role))}) and text content, and no tool calls."
-        )
-    return Message(role=role, parts=text_parts(content))
+def describe_tools(tools: Sequence[ToolSpec]) -> str:
+    """Describe tools for models whose chat template has none."""
+    lines = [json.dumps(tool_schema(spec)["function"], ensure_ascii=False) for spec in tools]
+    return "\n".join(["Tools:", *lines]) if tools else ""

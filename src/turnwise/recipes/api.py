@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from rich.console import Console
 
 from turnwise.config.load import build, find_run, read_run
-from turnwise.config.schema import Config
+from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
 from turnwise.core.references import reference_to, refuse_while_importing
 from turnwise.core.task import Split
@@ -204,7 +204,8 @@ def train(
 def sft(
     env: Environment | None = None,
     *,
-    demos: str | Path | Run = "solver",
+    demos: str | Path | Run | None = None,
+    data: str | Path | None = None,
     model: str | Path | Run | None = None,
     count: int | None = None,
     epochs: int | None = None,
@@ -219,8 +220,11 @@ def sft(
     """Fine-tune on demonstrations and return the run.
 
     Args:
-        env: As in `tw.train`.
-        demos: "solver" (the environment's own), a run whose successes are imitated, or a JSONL file of conversations.
+        env: As in `tw.train`. Not needed with `data`: then the loss of held-out conversations is measured instead of
+            success.
+        demos: "solver" (the environment's own, the default), or a run whose successes are imitated.
+        data: File of conversations instead of `demos` (.jsonl, .json, .csv): messages, prompt and completion, or
+            ShareGPT.
         model: As in `tw.train`.
         count: Maximum number of demonstrations (`sft.count`).
         epochs: Passes over the demonstrations (`sft.epochs`).
@@ -234,8 +238,12 @@ def sft(
     """
     named = {"sft.count": count, "sft.epochs": epochs, "seed": seed, "record.name": name}
     named |= {"model.name": _model_name(model)}
+    if data is not None and demos is not None:
+        raise UserError("tw.sft: data and demos both name the demonstrations: leave out one of them")
     if config is None:
-        named |= {"sft.demos": str(demos.path if isinstance(demos, Run) else demos)}
+        source = demos if data is None else data
+        named |= {"sft.demos": "solver" if source is None else str(source.path if isinstance(source, Run) else source)}
+        env = NO_ENV if env is None and data is not None else env
     config, typed = _configure("tw.sft", env, like, config, named, settings)
     typed = [key for key in typed if key != "sft.demos"]
     return _run(sft_run, config, resume=False, typed=typed, on_step=on_step, quiet=quiet)
@@ -305,7 +313,8 @@ def _configure(
     refuse_while_importing(call)
     overrides = [(key, value) for key, value in (dict(named) | _dotted(settings)).items() if value is not None]
     if config is None and env is None:
-        raise UserError(f'{call} needs an environment: env="frozen_lake", a class, or config=tw.Config(...)')
+        or_data = ", data=FILE" if call == "tw.sft" else ""
+        raise UserError(f'{call} needs an environment: env="frozen_lake", a class{or_data}, or config=tw.Config(...)')
     if config is None:
         assert env is not None
         return configure(_reference(env), like=like, overrides=overrides), [key for key, _ in overrides]

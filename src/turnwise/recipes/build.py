@@ -86,7 +86,7 @@ def load_policy(
     load = model_loader(config)
     base = None if run is None else run / RUN_BASE
     seconds = 0.0
-    if config.model.name == "tiny" and config.model.warmup_steps:
+    if config.model.name == "tiny" and config.model.warmup_steps and environments.specs:
         if base is not None and base.is_dir():
             loaded = load(str(base))
         else:
@@ -151,11 +151,15 @@ class PolicyStack:
     """Pages of the engine's KV cache; None: not planned."""
 
 
+def build_renderer(config: Config, loaded: LoadedModel) -> Renderer:
+    return Renderer(loaded.tokenizer, loaded.stop_ids, config.rollout.prefix)
+
+
 def build_policy_stack(
     config: Config, environments: EnvironmentMix, loaded: LoadedModel, pages: int | None = None
 ) -> PolicyStack:
     """Build the stack. In asynchronous training a native engine samples from its own copy of the weights."""
-    renderer = Renderer(loaded.tokenizer, loaded.stop_ids, config.rollout.prefix)
+    renderer = build_renderer(config, loaded)
     copies = config.rollout.max_staleness > 0 and config.engine.kind == "native"
     model = copy_model(loaded.model).requires_grad_(False) if copies else loaded.model
     engine = build_engine(config, model, renderer, pages=pages)

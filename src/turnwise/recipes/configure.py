@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config.load import CONFIG_FILE, Overrides, build, find_run, read_run, read_settings
-from turnwise.config.schema import Config
+from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
 from turnwise.core.references import IN_MEMORY
 from turnwise.core.suggestions import closest_match, suggest
@@ -81,7 +81,7 @@ def load_target(target: str) -> dict[str, Any]:
         return load_recipe(target)
     if target.endswith(".toml"):
         return _load_file(Path(target))
-    if target in ENVIRONMENTS or ".py" in target or target.startswith(IN_MEMORY):
+    if target in (NO_ENV, *ENVIRONMENTS) or ".py" in target or target.startswith(IN_MEMORY):
         return {"env": {"kind": target}}
     if closest_match(Path(target).suffix, [".toml", ".py"]) or Path(target).is_file():
         raise UserError(f"{target}: settings are read from FILE.toml and environments from FILE.py:Class. Rename it.")
@@ -164,7 +164,7 @@ def load_recipe(name: str) -> dict[str, Any]:
 # Paths in settings
 
 CODE = re.compile(r"[^\n]+\.py:\w+")
-FILE = re.compile(rf"[^\n]+\.(?:jsonl|csv)|{CODE.pattern}")
+FILE = re.compile(rf"[^\n]+\.(?:jsonl?|csv)|{CODE.pattern}")
 PATH_OPTIONS = ("index", "database", "cwd", "key_file", "cache")
 """Options of tools and rewards that are always paths."""
 
@@ -273,5 +273,5 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _named_file(text: str) -> Path | None:
-    """Return the file that FILE.py:name, FILE.jsonl or FILE.csv names; None if the text has no such form."""
+    """Return the file that FILE.py:name, FILE.jsonl, FILE.json or FILE.csv names; None if the text has no such form."""
     return Path(text.rpartition(":")[0] if CODE.fullmatch(text) else text) if FILE.fullmatch(text) else None

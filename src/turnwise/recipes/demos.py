@@ -1,4 +1,4 @@
-"""Demonstrations of `turnwise sft`: check them, and build samples from a solver, a run or a JSONL file."""
+"""Demonstrations of `turnwise sft`: check them, and build samples from a solver, a run or a file of conversations."""
 
 import asyncio
 import hashlib
@@ -12,8 +12,11 @@ from transformers import AutoTokenizer
 from turnwise.config.load import find_run
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
+from turnwise.core.random_streams import random_stream
 from turnwise.core.samples import Sample
-from turnwise.data.demonstrations import Exchange, build_demonstration, read_conversations
+from turnwise.core.table_files import READERS, is_table_file
+from turnwise.data.conversations import read_conversations
+from turnwise.data.demonstrations import Exchange, build_demonstration, format_calls
 from turnwise.data.samples import build_samples
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
@@ -34,13 +37,18 @@ Show = Callable[[int, int], None]
 
 def check_demos(demos: str, count: int, environments: EnvironmentMix) -> None:
     """Check before anything is loaded that there are demonstrations."""
+    if not environments.specs and not is_table_file(demos):
+        raise UserError(
+            f"Without an environment, conversations come from a file that ends in {', '.join(READERS)}, and {demos} is "
+            "not one. Give another file, or name an environment."
+        )
     if demos == SOLVER:
         without = [spec.name for spec in environments.specs.values() if not has_solver(spec)]
         if without:
             raise UserError(
-                f"{without[0]} has no solver. Give --demos a run with successes, or a JSONL file of conversations."
+                f"{without[0]} has no solver. Give --demos a run with successes, or --data a file of conversations."
             )
-    elif demos.endswith(".jsonl"):
+    elif is_table_file(demos):
         _check_call_formats(demos, count, environments)
     else:
         find_run(demos)
@@ -52,8 +60,10 @@ def has_solver(spec: EnvSpec) -> bool:
 
 def _check_call_formats(demos: str, count: int, environments: EnvironmentMix) -> None:
     """Raise UserError if all tool calls are in formats that the environments do not parse."""
-    parsed = {params["style"] for spec, params in environments.with_params if spec.subclass_of(ToolEnv) is not None}
-    answers = [exchange.answer for conversation in _conversations(demos, count) for exchange in conversation]
+    parsed = _call_styles(environments)
+    answers = [
+        exchange.answer for conversation in _conversations(demos, count, environments) for exchange in conversation
+    ]
     if not parsed or any(parse_calls(answer, style).calls for answer in answers for style in parsed):
         return
     others = [style for style in CALL_FORMATS if style not in parsed and style != "python"]  # a block may be an answer
@@ -65,8 +75,19 @@ def _check_call_formats(demos: str, count: int, environments: EnvironmentMix) ->
         )
 
 
-def _conversations(demos: str, count: int) -> Iterator[list[Exchange]]:
-    return islice(read_conversations(Path(demos).expanduser()), count)
+def _call_styles(environments: EnvironmentMix) -> set[str]:
+    return {params["style"] for spec, params in environments.with_params if spec.subclass_of(ToolEnv) is not None}
+
+
+def _conversations(demos: str, count: int, environments: EnvironmentMix) -> Iterator[list[Exchange]]:
+    """Read the file. Calls of an environment with tools are written in the style that it parses."""
+    styles = _call_styles(environments)
+    for conversation in islice(read_conversations(Path(demos).expanduser()), count):
+        yield [_write_calls(exchange, min(styles)) for exchange in conversation] if styles else conversation
+
+
+def _write_calls(exchange: Exchange, style: str) -> Exchange:
+    return replace(exchange, answer=exchange.answer + format_calls(exchange.calls, style), calls=())
 
 
 def build_demonstrations(
@@ -80,14 +101,26 @@ def build_demonstrations(
             solve_demonstrations(environments.with_params, count=count, seed=config.seed, think=think, show=show)
         )
         samples = [build_demonstration(number, each, renderer) for number, each in enumerate(solved)]
-    elif demos.endswith(".jsonl"):
-        tools = asyncio.run(opening_tools(environments.with_params)) if renderer.renders_tools else ()
-        read = ([replace(first, tools=tools), *later] for first, *later in _conversations(demos, count))
+    elif is_table_file(demos):
+        has_tools = environments.specs and renderer.renders_tools
+        tools = asyncio.run(opening_tools(environments.with_params)) if has_tools else ()
+        read = (
+            [replace(first, tools=first.tools or tools), *later]
+            for first, *later in _conversations(demos, count, environments)
+        )
         samples = [build_demonstration(number, each, renderer) for number, each in enumerate(read)]
     else:
         samples = _read_successes(find_run(demos), loaded, count)
-    _check_lengths(samples, config, demos)
+    _check_lengths(samples, config, demos, samples_answers=bool(environments.specs))
     return samples
+
+
+def hold_out(samples: Sequence[Sample], share: float, seed: int) -> tuple[list[Sample], list[Sample]]:
+    """Split off a share of the samples, at least one if it is above 0; return those to train on and the others."""
+    count = min(max(1, round(share * len(samples))), len(samples) - 1) if share else 0
+    chosen = set(random_stream("sft held out", seed).sample(range(len(samples)), count))
+    trained = [sample for number, sample in enumerate(samples) if number not in chosen]
+    return trained, [samples[number] for number in sorted(chosen)]
 
 
 def _read_successes(run: Path, loaded: LoadedModel, count: int) -> list[Sample]:
@@ -102,7 +135,8 @@ def _read_successes(run: Path, loaded: LoadedModel, count: int) -> list[Sample]:
     return build_samples([trajectory_from_row(folder.read_trajectory(entry)) for entry in rows])
 
 
-def _check_lengths(samples: Sequence[Sample], config: Config, demos: str) -> None:
+def _check_lengths(samples: Sequence[Sample], config: Config, demos: str, *, samples_answers: bool) -> None:
+    """Check that demonstrations fit. `samples_answers`: the model also answers, within rollout.max_new_tokens."""
     if not samples:
         raise UserError(f"{demos} has no demonstrations. Give another source.")
     longest = max(map(len, samples))
@@ -110,6 +144,8 @@ def _check_lengths(samples: Sequence[Sample], config: Config, demos: str) -> Non
         raise UserError(
             f"A demonstration has {longest} tokens, and rollout.max_tokens is {config.rollout.max_tokens}. Raise it."
         )
+    if not samples_answers:
+        return
     answer = max(int(sample.turn_ids[sample.mask].bincount().max()) for sample in samples)
     if answer > config.rollout.max_new_tokens:
         thinks = demos == SOLVER and config.sft.think

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from turnwise.config.schema import Config
+from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split, Task
 from turnwise.envs.registry import load_spec
@@ -29,7 +29,7 @@ class EnvironmentMix:
 
     @property
     def name(self) -> str:
-        return "+".join(self.specs)
+        return "+".join(self.specs) or "data"
 
     @property
     def with_params(self) -> list[tuple[EnvSpec, dict[str, Any]]]:
@@ -47,7 +47,9 @@ class EnvironmentMix:
 
 
 def build_environment_mix(config: Config, spec: EnvSpec | None = None) -> EnvironmentMix:
-    """Build the mix. `spec` replaces that of env.kind, for an environment class that is not in a file."""
+    """Build the mix; empty for env.kind "none". `spec` replaces env.kind, for a class that is not in a file."""
+    if config.env.kind == NO_ENV:
+        return EnvironmentMix(specs={}, entries=())
     first = spec or load_spec(config.env.kind)
     specs = {first.name: first}
     entries = [_build_entry(first, config.env.params, weight=1.0)]

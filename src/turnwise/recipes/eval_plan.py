@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config.load import Overrides, build, read_saved_settings, to_toml
-from turnwise.config.schema import Config
+from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError, read_failure
 from turnwise.core.task import Split, Task
 from turnwise.envs.registry import load_spec
@@ -74,6 +74,8 @@ def load_plan(path: Path) -> tuple[EvaluationPlan, str | None]:
 def _build_plan(contestants: Sequence[Contestant], seeds: str | None, split: Split, tries: int) -> EvaluationPlan:
     contestants = [replace(each, config=resolve(each.config)) for each in contestants]
     config = contestants[0].config
+    if config.env.kind == NO_ENV:
+        raise UserError(f"{contestants[0].label} was trained without an environment. Name one: turnwise eval RUN ENV.")
     spec = load_spec(config.env.kind)
     for each in contestants:
         if each.url is None:

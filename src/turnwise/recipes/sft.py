@@ -1,4 +1,7 @@
-"""`turnwise sft`: supervised fine-tuning on demonstrations of a solver, of a run's successes, or from a file."""
+"""`turnwise sft`: supervised fine-tuning on demonstrations of a solver, of a run's successes, or from a file.
+
+A file needs no environment: instead of success, the loss of held-out conversations is measured.
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,8 +14,8 @@ from turnwise.core.errors import UserError
 from turnwise.core.program import spell_command
 from turnwise.models.layers import recompute_layers
 from turnwise.models.memory.plan import MemoryPlan
-from turnwise.recipes.build import build_objective, build_optimizer, build_policy_stack
-from turnwise.recipes.demos import build_demonstrations, check_demos, hash_samples
+from turnwise.recipes.build import build_objective, build_optimizer, build_policy_stack, build_renderer
+from turnwise.recipes.demos import build_demonstrations, check_demos, hash_samples, hold_out
 from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix
 from turnwise.recipes.presets import recipe_names
 from turnwise.recipes.resources import check_threads, memory_plan, plan_without_limits
@@ -56,6 +59,23 @@ KEYS = (
     "rollout.stop",
 )
 """Settings of other sections that SFT uses."""
+ENV_ONLY = (
+    "env",
+    "eval.episodes",
+    "eval.temperature",
+    "eval.top_p",
+    "eval.top_k",
+    "eval.split",
+    "checkpoint.keep_best",
+    "sft.think",
+    "rollout.max_new_tokens",
+    "rollout.in_flight",
+    "rollout.timeout_s",
+    "rollout.attempts",
+    "rollout.stop",
+    "model.warmup_steps",
+)
+"""Sections and settings without effect if there is no environment."""
 WARMUP_SHARE = 0.03
 """Share of the steps in which the learning rate rises."""
 FINAL_SHARE = 0.1
@@ -93,7 +113,7 @@ def sft(
     ) as folder:
         summary, path = _SftRun(config, environments, folder, console, on_step).train(resume), folder.path
     if summary["finished"]:
-        target = recipe or (config.env.kind if config.env.kind in recipe_names() else "FILE.toml")
+        target = recipe or (config.env.kind if config.env.kind in recipe_names() else "RECIPE")
         console.print(run_table(summary, path))
         print_command(console, "next:", spell_command("train", target, "--model.name", path))
     else:
@@ -115,10 +135,14 @@ def check_sft(config: Config, environments: EnvironmentMix, override_keys: Itera
             raise UserError(
                 f"{key} has no effect on SFT, which uses {', '.join(SECTIONS)}, {', '.join(KEYS)}. Leave it out."
             )
+        if not environments.specs and (name in ENV_ONLY or name.partition(".")[0] in ENV_ONLY):
+            raise UserError(f"{key} has no effect without an environment. Leave it out, or name an environment.")
+        if environments.specs and name == "sft.held_out":
+            raise UserError(f"{key} has no effect with an environment, where success is measured. Leave it out.")
     if config.context.mode != "full":
         raise UserError(f"SFT trains on whole demonstrations, and context.mode is {config.context.mode}. Choose full.")
     if config.sft.demos is None:
-        raise UserError("sft.demos is not set. Give solver, a run, or a JSONL file of conversations.")
+        raise UserError("sft.demos is not set. Give solver, a run, or a file of conversations.")
     check_demos(config.sft.demos, config.sft.count, environments)
 
 
@@ -131,14 +155,18 @@ class _SftRun(TrainingRun):
         config = self.config
         loaded, warmup_s = self.load_policy(progress)
         plan = memory_plan(config, loaded.model, sft=True)
-        stack = build_policy_stack(config, self.environments, loaded, plan.pages)
-        self.samples = build_demonstrations(
+        has_env = bool(self.environments.specs)
+        stack = build_policy_stack(config, self.environments, loaded, plan.pages) if has_env else None
+        renderer = stack.renderer if stack is not None else build_renderer(config, loaded)
+        demonstrations = build_demonstrations(
             config,
             self.environments,
             loaded,
-            stack.renderer,
+            renderer,
             lambda done, total: progress.phase("demonstrations", done, total),
         )
+        share = 0.0 if has_env else config.sft.held_out
+        self.samples, self.held_out = hold_out(demonstrations, share, config.seed)
         settings = self._settings(limit_s, plan.micro_tokens)
         learner = build_sft_learner(config, loaded.model, count_steps(len(self.samples), settings), plan)
         checkpoints, state = restore_or_init(config, loaded, learner, self.folder, resume=resume, note=progress.note)
@@ -146,19 +174,20 @@ class _SftRun(TrainingRun):
         loop = SftLoop(
             settings=settings,
             samples=self.samples,
-            evaluator=self.build_evaluator(stack, progress),
+            held_out=self.held_out,
+            evaluator=self.build_evaluator(stack, progress) if stack is not None else None,
             learner=learner,
             checkpoints=checkpoints,
             folder=self.folder,
             progress=progress,
-            engine=stack.engine,
+            engine=stack.engine if stack is not None else None,
             release_cache=plan.releases_cache,
         )
         return loop, state
 
     def _check_same_samples(self, warmup_s: float) -> None:
         """Raise UserError if a resumed run has other demonstrations than it started with."""
-        digest, rows = hash_samples(self.samples), self.folder.read_metrics()
+        digest, rows = hash_samples([*self.samples, *self.held_out]), self.folder.read_metrics()
         if not rows:
             self.folder.append_metrics({"step": 0, "time/warmup_s": warmup_s, "sft/digest": digest})
         elif rows[0].get("sft/digest") != digest:
@@ -174,14 +203,16 @@ class _SftRun(TrainingRun):
             seed=config.seed,
             micro_tokens=micro_tokens,
             eval_every=config.eval.every,
-            eval_tasks=self.tasks.first_tasks("validation", config.eval.episodes),
+            eval_tasks=self.eval_tasks("validation"),
             checkpoint_every=config.checkpoint.every,
             keep_best=config.checkpoint.keep_best,
             max_seconds=limit_s,
         )
 
     def summarise(self, rows: Sequence[dict[str, Any]]) -> Summary:
-        return summarise(rows, len(self.samples), self.config.seed)
+        if self.environments.specs:
+            return summarise(rows, len(self.samples), self.config.seed)
+        return summarise_loss(rows, len(self.samples), len(self.held_out), self.config.seed)
 
 
 def build_sft_learner(config: Config, model: Any, steps: int, plan: MemoryPlan | None = None) -> LocalLearner:
@@ -201,7 +232,27 @@ def build_sft_learner(config: Config, model: Any, steps: int, plan: MemoryPlan |
 def summarise(rows: Sequence[dict[str, Any]], count: int, seed: int) -> Summary:
     """Return the contents of `summary.json`."""
     steps = [row for row in rows if "train/loss" in row]
-    return summarise_success(rows, steps, seed) | {
+    return summarise_success(rows, steps, seed) | summarise_tokens(steps, count)
+
+
+def summarise_loss(rows: Sequence[dict[str, Any]], count: int, held_out: int, seed: int) -> Summary:
+    """Return the contents of `summary.json` without an environment. Losses are None if nothing was held out."""
+    steps = [row for row in rows if "train/loss" in row]
+    before, after = (
+        next((row[key] for row in rows if key in row), None) for key in ("held_out/before", "held_out/after")
+    )
+    return {
+        "loss_before": before,
+        "loss_after": after,
+        "wall_s": rows[0]["time/warmup_s"] + sum(row["time/total_s"] for row in steps),
+        "steps": len(steps),
+        "seed": seed,
+        "held_out": held_out,
+    } | summarise_tokens(steps, count)
+
+
+def summarise_tokens(steps: Sequence[dict[str, Any]], count: int) -> Summary:
+    return {
         "demonstrations": count,
         "answer_tokens": int(sum(row["train/answer_tokens"] for row in steps)),
         "loss": steps[-1]["train/loss"],

@@ -17,8 +17,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import Outage, UserError
 from turnwise.core.program import spell_command
 from turnwise.core.samples import Learner
-from turnwise.core.task import Task
-from turnwise.evaluation.episodes import Evaluation
+from turnwise.core.task import Split, Task
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.load import LoadedModel
 from turnwise.recipes.build import PolicyStack, load_policy, model_loader
@@ -186,7 +185,7 @@ class TrainingLoop(Protocol):
     @property
     def steps(self) -> int: ...
     async def run(self, state: State) -> State: ...
-    async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> Evaluation: ...
+    async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> object: ...
 
 
 @dataclass
@@ -257,7 +256,7 @@ class TrainingRun(ABC):
 
     async def _train(self, loop: TrainingLoop, state: State) -> Summary:
         """Train between two evaluations. An evaluation that is already recorded is not repeated."""
-        test_tasks = self.tasks.first_tasks(self.config.eval.split, self.config.eval.episodes)
+        test_tasks = self.eval_tasks(self.config.eval.split)
         if not self._evaluated("before"):
             await loop.evaluate("before", test_tasks, state.step)
         state = await loop.run(state)
@@ -274,7 +273,12 @@ class TrainingRun(ABC):
         return {"finished": True, **summary}
 
     def _evaluated(self, name: str) -> bool:
-        return any(row.get("eval/name") == name for row in self.folder.read_metrics())
+        rows = self.folder.read_metrics()
+        return any(row.get("eval/name") == name or f"held_out/{name}" in row for row in rows)
+
+    def eval_tasks(self, split: Split) -> list[Task]:
+        """Return the tasks of evaluations; none without an environment."""
+        return self.tasks.first_tasks(split, self.config.eval.episodes) if self.environments.specs else []
 
 
 def summarise_success(rows: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]], seed: int) -> Summary:

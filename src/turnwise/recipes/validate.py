@@ -77,6 +77,8 @@ def check_run(
     config: Config, environments: EnvironmentMix, override_keys: Iterable[str] = (), *, resume: bool = False
 ) -> None:
     """Check everything that a training run needs. `override_keys` are the settings that the user gave explicitly."""
+    if not environments.specs:
+        raise UserError('env.kind "none" is for SFT on a file. Name an environment, or run `turnwise sft --data FILE`.')
     if resume and config.record.name is not None:
         config = use_own_adapter(config, Path(config.record.folder) / config.record.name)
     judges = JudgeRegistry()

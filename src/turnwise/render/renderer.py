@@ -7,13 +7,13 @@ from functools import cached_property, lru_cache
 from transformers import PreTrainedTokenizerFast
 
 from turnwise.core.errors import UserError
-from turnwise.core.messages import Message, ToolSpec, system, text_parts, tool_schema
+from turnwise.core.messages import Message, ToolCall, ToolSpec, system, text_parts, tool_schema
 from turnwise.core.token_name import TokenName
 from turnwise.core.trajectory import Span, Stop
 from turnwise.render.codec import Codec, added_tokens, backend_of, match_any
 from turnwise.render.compiled_template import CompiledTemplate
 from turnwise.render.parse import ParsedAction, parse_pieces
-from turnwise.render.scaffold import after_turn_end, extend_parts, find_markers, start_parts
+from turnwise.render.scaffold import after_turn_end, call_parts, extend_parts, find_markers, start_parts
 from turnwise.render.template import ChatTemplate, ConversationShape, RefusedError, conversation_shape
 
 CACHED_SHAPES = 512
@@ -112,6 +112,21 @@ class Renderer:
         if self._markers.opens_think:
             text = text.removeprefix("<think>") if text.startswith("<think>") else f"</think>{text}"
         return [*self._codec.encode(text), *([] if self._turn_end is None else [self._turn_end])]
+
+    def answer_with_calls(self, text: str, calls: Sequence[ToolCall]) -> list[int] | None:
+        """Encode an answer with tool calls as the template shows them; None if it does not show calls.
+
+        Also None where the template does not continue its generation prompt with the answer, as if it opens a <think>
+        block there, and with `prefix`.
+        """
+        if self._prefix or self._markers.opens_think:
+            return None
+        message = Message(role="assistant", parts=text_parts(text), tool_calls=tuple(calls))
+        parts = call_parts(self._template, message, self._codec.added_pattern, self._markers.end)
+        if parts is None:
+            return None
+        ids = CompiledTemplate(self._codec, parts, before="text").ids([message])
+        return [*ids, *([] if self._turn_end is None else [self._turn_end])]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the exact text of any ids, special tokens included; invalid UTF-8 becomes U+FFFD."""

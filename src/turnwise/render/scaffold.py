@@ -10,17 +10,20 @@ What follows an action is rendered after a dummy conversation of one user and on
 nothing that belongs only at the beginning (a default system prompt, a date) is repeated.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from turnwise.core.errors import UserError
-from turnwise.core.messages import ToolSpec, tool_schema
+from turnwise.core.messages import Message, ToolSpec, tool_schema
 from turnwise.render.template import (
     HOW_TO_FIX,
     ChatTemplate,
+    ContentSlot,
     ConversationShape,
+    LiteralSlot,
     Placeholders,
     ProbeSetting,
     RefusedError,
@@ -67,6 +70,35 @@ def extend_parts(template: ChatTemplate, shape: ConversationShape, end: str | No
     if end is not None and any(role == "tool" for role, _ in shape):
         settings.append(ProbeSetting(placeholders=placeholders, lead=_lead(placeholders, calls=True), resume_at=end))
     return _first_accepted(template, settings, shape)
+
+
+def call_parts(
+    template: ChatTemplate, message: Message, control: re.Pattern[str], end: str | None
+) -> tuple[TemplatePart, ...] | None:
+    """Return an assistant message with calls as the template shows it, between the generation prompt and `end`.
+
+    None if the template does not show the calls, or not after its generation prompt.
+    """
+    functions = [{"name": call.name, "arguments": json.loads(call.arguments)} for call in message.tool_calls]
+    placeholders = Placeholders(avoid=repr(functions))
+    quoted: list[str] = []
+    calls = [
+        {"id": call.call_id, "type": "function", "function": _quote(function, control, placeholders, quoted)}
+        for call, function in zip(message.tool_calls, functions, strict=True)
+    ]
+    question = {"role": "user", "content": placeholders("u")}
+    answer = {"role": "assistant", "content": placeholders("c") if message.content else "", "tool_calls": calls}
+    try:
+        prompt, shown = template.render([question]), template.render([question, answer], prompt=False)
+    except RefusedError:
+        return None
+    body = shown.removeprefix(prompt)
+    if body == shown or not all(call.name in body for call in message.tool_calls):
+        return None
+    body = body.rpartition(end)[0] if end is not None and end in body else body
+    fillers: dict[str, TemplatePart] = {placeholders("c"): ContentSlot((0,))}
+    fillers |= {placeholders("t", number): LiteralSlot(word) for number, word in enumerate(quoted)}
+    return tuple(fillers.get(piece, piece) for piece in placeholders.pattern.split(body) if piece)
 
 
 def after_turn_end(parts: tuple[TemplatePart, ...], end: str | None) -> tuple[TemplatePart, ...]:

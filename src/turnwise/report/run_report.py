@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from turnwise.config.schema import Config
+from turnwise.config.schema import NO_ENV, Config
 from turnwise.record.jsonl_follower import JsonlFollower
 from turnwise.record.metrics import finite_number
 from turnwise.report.episodes import EpisodeView, choose_from_index, episode_heading, read_trajectory_at, view_episode
@@ -40,7 +40,7 @@ def run_context(path: Path, summary: Row | None = None) -> dict[str, Any]:
     titles = (settings.get(key) for key in ("env.kind", "model.name", "algo.advantage"))
     return {
         "title": path.resolve().name,
-        "subtitle": ", ".join(title for title in titles if title),
+        "subtitle": ", ".join(title for title in titles if title and title != NO_ENV),
         "numbers": _headline_numbers(rows, summary, settings),
         "learning_curve": _learning_curve(rows),
         "metric_charts": _metric_charts(rows, alarms),
@@ -109,6 +109,12 @@ def _headline_numbers(rows: Sequence[Row], summary: Row | None, settings: Mappin
         success = format_percent(finite_number(last["eval/success"]))
         numbers.append(("success after" if finished else "success now", success))
         numbers.append(("95 % interval", format_interval(ends)))
+    numbers += [
+        (f"held-out loss {name}", format_decimal(float(row[f"held_out/{name}"])))
+        for name in ("before", "after")
+        for row in rows
+        if finite_number(row.get(f"held_out/{name}")) is not None
+    ]
     numbers.append(("steps", str(done) if finished else f"{done} of {settings.get('train.steps', '?')}"))
     training = [row for row in rows if "eval/name" not in row]
     numbers.append(("training time", format_duration(_total(training, "time/total_s"))))

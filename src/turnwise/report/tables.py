@@ -31,6 +31,7 @@ COUNTS = (
     ("dropped, no reward", "unscored"),
     ("sampled tokens", "tokens"),
     ("demonstrations", "demonstrations"),
+    ("held out", "held_out"),
     ("answer tokens", "answer_tokens"),
 )
 """Label and summary key of the counts that `run_table` shows if they are not 0."""
@@ -41,9 +42,15 @@ def run_table(summary: Mapping[str, Any], run_folder: Path) -> RenderableType:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
-    table.add_row("success before", format_percent(summary["success_before"]))
-    table.add_row("success after", Text(format_percent(summary["success_after"]), style="bold green"))
-    table.add_row("95 % interval", format_interval(summary["interval"]))
+    if "success_before" in summary:
+        table.add_row("success before", format_percent(summary["success_before"]))
+        table.add_row("success after", Text(format_percent(summary["success_after"]), style="bold green"))
+        table.add_row("95 % interval", format_interval(summary["interval"]))
+    elif summary["loss_before"] is not None:
+        table.add_row("held-out loss before", format_decimal(summary["loss_before"]))
+        table.add_row("held-out loss after", Text(format_decimal(summary["loss_after"]), style="bold green"))
+    else:
+        table.add_row("loss of the last step", format_decimal(summary["loss"]))
     table.add_row("wall time", format_duration(summary["wall_s"]))
     table.add_row("steps", format_count(summary["steps"]))
     for label, key in COUNTS:

@@ -17,14 +17,13 @@ from turnwise.core.errors import UserError, failure_boundary
 from turnwise.core.messages import ToolSpec, assistant
 from turnwise.core.protocols import EngineControl, StepResult
 from turnwise.core.random_streams import address, random_stream
-from turnwise.core.samples import Learner, Sample, StepSettings, TrainSample
+from turnwise.core.samples import Learner, Needs, Sample, StepSettings, TrainSample
 from turnwise.core.task import Task
 from turnwise.data.demonstrations import Exchange
-from turnwise.data.packing import micro_batches, pack_train
+from turnwise.data.packing import micro_batches, pack, pack_train
 from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
 from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.envs.text_env import TextEnv
-from turnwise.evaluation.episodes import Evaluation
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rewards.scoring import first_part_only
@@ -42,6 +41,7 @@ class SftSettings:
     micro_tokens: int
     eval_every: int
     eval_tasks: Sequence[Task]
+    """Empty without an environment: the loss of held-out samples is measured instead."""
     checkpoint_every: int
     keep_best: bool
     max_seconds: float | None
@@ -67,16 +67,20 @@ class SftLoop:
         *,
         settings: SftSettings,
         samples: Sequence[Sample],
-        evaluator: Evaluator,
+        held_out: Sequence[Sample] = (),
+        evaluator: Evaluator | None,
         learner: Learner,
         checkpoints: Checkpoints,
         folder: RunFolder,
         progress: Progress,
-        engine: EngineControl,
+        engine: EngineControl | None,
         release_cache: bool = False,
     ) -> None:
-        """`engine`: the evaluator's; `release_cache`: free its KV cache before each step, which needs the memory."""
-        self.settings, self.samples = settings, samples
+        """`evaluator` and its `engine` are None without an environment.
+
+        `release_cache`: free the engine's KV cache before each step, which needs the memory.
+        """
+        self.settings, self.samples, self.held_out = settings, samples, held_out
         self.engine, self.release_cache = engine, release_cache
         self.evaluator, self.learner, self.checkpoints = evaluator, learner, checkpoints
         self.folder, self.progress = folder, progress
@@ -90,7 +94,7 @@ class SftLoop:
             if self._evaluation_due(state.step):  # stopped before it was done, or killed before it was acted on
                 state = await self._finish_step(state, recorded_success(self.folder, state.step))
             while state.step < self.steps and (limit is None or time.perf_counter() - began <= limit):
-                if self.release_cache:
+                if self.release_cache and self.engine is not None:
                     await self.engine.sleep()
                 state = self._step(state)
                 await asyncio.sleep(0)  # lets Ctrl-C cancel
@@ -129,17 +133,24 @@ class SftLoop:
         settings, number = self.settings, state.step
         if self._evaluation_due(number):
             if success is None:
-                success = (await self.evaluate("validation", settings.eval_tasks, number)).success
-            if settings.keep_best and state.is_best(success):
+                success = await self.evaluate("validation", settings.eval_tasks, number)
+            if settings.keep_best and success is not None and state.is_best(success):
                 state = replace(state, best_success=success)
                 self.checkpoints.save(self.learner, state, best=True)
         if number % settings.checkpoint_every == 0 and number < self.steps:
             self.checkpoints.save(self.learner, state)
         return state
 
-    async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> Evaluation:
+    async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> float | None:
+        """Measure success in the environment and return it. Without one, record the loss of the held-out samples."""
+        if self.evaluator is None or self.engine is None:
+            if self.held_out:
+                loss = answer_loss(self.learner, self.held_out, self.settings.micro_tokens)
+                self.folder.append_metrics({"step": number, f"held_out/{name}": loss})
+                self.progress.note(f"step {number}: held-out loss {loss:.4g}")
+            return None
         await self.engine.publish(number, self.learner.weights())
-        return await self.evaluator.evaluate(name, tasks, number)
+        return (await self.evaluator.evaluate(name, tasks, number)).success
 
     def _evaluation_due(self, number: int) -> bool:
         every = self.settings.eval_every
@@ -155,6 +166,14 @@ def train_on_demonstrations(learner: Learner, samples: Sequence[Sample], micro_t
     )
     total = sum(sums["policy_loss"] for sums in found)
     return float(total) / tokens, learner.step()["grad_norm"]
+
+
+def answer_loss(learner: Learner, samples: Sequence[Sample], micro_tokens: int) -> float:
+    """Return the mean loss of the answers' tokens, without training."""
+    parts = micro_batches(samples, micro_tokens, learner.ranks)
+    batches = [pack([samples[index] for index in part]) for part in parts]
+    logprobs = [scores.logprobs for scores in learner.score(batches, Needs(logprobs=True))]
+    return -float(torch.cat([each for each in logprobs if each is not None]).double().mean())
 
 
 def _train_sample(sample: Sample, tokens: int) -> TrainSample:

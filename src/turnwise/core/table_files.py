@@ -1,0 +1,63 @@
+"""Rows of a JSONL, JSON or CSV file, with the number of the line or entry that each comes from."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from turnwise.core.errors import UserError
+
+Rows = Iterator[tuple[str, Any]]
+"""(source of the row, such as "chats.jsonl line 3"; its value)."""
+
+
+def read_jsonl_rows(file: Path) -> Rows:
+    """Read a JSON value per line."""
+    with file.open(encoding="utf-8-sig") as lines:  # some editors start a file with a byte order mark
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                where = f"{file} line {number}"
+                yield where, _parse_json(line, where)
+
+
+def read_json_rows(file: Path) -> Rows:
+    """Read a JSON list."""
+    rows = _parse_json(file.read_text(encoding="utf-8-sig"), str(file))
+    if not isinstance(rows, list):
+        raise UserError(f"{file} is not a JSON list of rows: write [...], or one row per line into a .jsonl file")
+    yield from ((f"{file} entry {number}", row) for number, row in enumerate(rows, start=1))
+
+
+def read_csv_rows(file: Path) -> Rows:
+    """Read a CSV file. The first row names the columns; every value is text."""
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        table = csv.DictReader(lines, strict=True)
+        try:
+            for row in table:
+                where = f"{file} line {table.line_num}"
+                if None in row or None in row.values():
+                    raise UserError(f"{where} has more or fewer values than columns: fix it")
+                yield where, dict(row)
+        except csv.Error as error:
+            raise UserError(f"{file} line {table.line_num} is not valid CSV ({error}): fix it") from error
+
+
+READERS: dict[str, Callable[[Path], Rows]] = {
+    ".jsonl": read_jsonl_rows,
+    ".json": read_json_rows,
+    ".csv": read_csv_rows,
+}
+"""File name ending -> reader."""
+
+
+def is_table_file(name: str) -> bool:
+    """Return whether the name ends like that of a file in one of the formats."""
+    return Path(name).suffix.lower() in READERS
+
+
+def _parse_json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not valid JSON ({str(error)[:80]}): fix it") from error
