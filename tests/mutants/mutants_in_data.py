@@ -67,14 +67,21 @@ IN_DATA = (
     ),
     *mutants(
         "data/demonstrations.py",
-        ("data/test_demonstrations.py", "data/test_shared_prompts.py"),
-        ("the context is imitated", "[-1] * len(context) + [turn]", "[turn] * len(context) + [turn]"),
-        ("earlier messages are shown again", "        shown = []\n", ""),
+        ("data/test_demonstrations.py", "data/test_shared_prompts.py", "data/test_conversation_files.py"),
+        ("the context is imitated", "[-1] * len(context) + [turn ", "[turn] * len(context) + [turn "),
         (
             "the turn's end comes twice",
             "renderer.extend(exchange.messages, Stop.EOS)",
             "renderer.extend(exchange.messages, Stop.LENGTH)",
         ),
+        ("answers of the prompt are imitated", "[turn if exchange.trained else -1]", "[turn]"),
+    ),
+    *mutants(
+        "data/conversations.py",
+        ("data/test_conversation_files.py",),
+        ("earlier messages are shown again", "        shown = []\n", ""),
+        ("answers of the prompt are trained", "((message, False) for message, _ in context)", "context"),
+        ("a weight of 0 is ignored", 'row.get("weight") != 0', "True"),
     ),
     *mutants(
         "core/trajectory.py",

@@ -111,7 +111,7 @@ class Renderer:
         text = text.removeprefix(self._prefix)
         if self._markers.opens_think:
             text = text.removeprefix("<think>") if text.startswith("<think>") else f"</think>{text}"
-        return [*self._codec.encode(text), *([] if self._turn_end is None else [self._turn_end])]
+        return self._with_turn_end(self._codec.encode(text))
 
     def answer_with_calls(self, text: str, calls: Sequence[ToolCall]) -> list[int] | None:
         """Encode an answer with tool calls as the template shows them; None if it does not show calls.
@@ -125,8 +125,7 @@ class Renderer:
         parts = call_parts(self._template, message, self._codec.added_pattern, self._markers.end)
         if parts is None:
             return None
-        ids = CompiledTemplate(self._codec, parts, before="text").ids([message])
-        return [*ids, *([] if self._turn_end is None else [self._turn_end])]
+        return self._with_turn_end(CompiledTemplate(self._codec, parts, before="text").ids([message]))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the exact text of any ids, special tokens included; invalid UTF-8 becomes U+FFFD."""
@@ -136,6 +135,9 @@ class Renderer:
         """Return the text of one id; bytes that are not a whole character are written as \\xe4."""
         text = self._codec.pieces([token_id])[0].decode(errors="backslashreplace")
         return TokenName(id=token_id, text=text, special=token_id in self._codec.control_ids)
+
+    def _with_turn_end(self, ids: Sequence[int]) -> list[int]:
+        return [*ids, *([] if self._turn_end is None else [self._turn_end])]
 
     def _parse(self, ids: tuple[int, ...]) -> ParsedAction:
         if not self._prefix:
