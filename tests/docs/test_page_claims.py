@@ -20,7 +20,7 @@ from turnwise.algos.rewards import NORMALISERS
 from turnwise.cli.main import main
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
-from turnwise.data.demonstrations import read_conversations
+from turnwise.data.conversations import read_conversations
 from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.tools.tool_factory import make_tools
