@@ -9,6 +9,7 @@ import torch
 from runs_for_tests import learnt, quiet, small
 from turnwise.core.errors import UserError
 from turnwise.models.loading.tiny import tiny_tokenizer
+from turnwise.recipes.api import evaluate
 from turnwise.recipes.configure import configure
 from turnwise.recipes.resources import memory_request
 from turnwise.recipes.run import train
@@ -71,3 +72,4 @@ def test_run_trains_on_the_tokens_of_a_server(tmp_path: Path) -> None:
         turns = [turn for line in lines for turn in json.loads(line)["turns"]]
         assert {tuple(turn["action_ids"]) for turn in turns} <= {tuple(answer) for answer in answers}
         assert {turn["policy_version"] for turn in turns} == {step - 1}
+    assert evaluate(str(tmp_path / "run"), episodes=2, out=tmp_path / "eval", quiet=True), "without the server"

@@ -140,6 +140,7 @@ def _local_contestant(
         return Contestant(label=source, source=source, config=build(shared, [("model.name", source), *overrides]))
     path, checkpoint = run
     settings = read_run(str(path))
+    settings.pop("engine", None)  # the model is loaded here, and the servers of the training run may be gone
     if environment is not None:
         settings["env"] = shared["env"]
     config = build(settings, [("model.name", str(find_checkpoint(path, checkpoint))), *overrides])
