@@ -187,6 +187,21 @@ def test_read_saved_settings_drops_retired_keys(tmp_path: Path, caplog: pytest.L
     ]
 
 
+@pytest.mark.parametrize(
+    ("provenance", "writer"),
+    [('{"turnwise": "9.1.0"}', r"turnwise 9\.1\.0 wrote it"), ("{", "An unknown version of turnwise wrote it")],
+)
+def test_unknown_key_of_a_run_names_the_file_and_its_version(tmp_path: Path, provenance: str, writer: str) -> None:
+    newer = to_toml(build({"env": {"kind": "bandit"}})).replace("[algo]", "[algo]\nwarp = 3")
+    (tmp_path / "config.toml").write_text(newer)
+    (tmp_path / "provenance.json").write_text(provenance)
+    message = (
+        rf"config\.toml has the setting algo\.warp, which turnwise [\d.]+ does not know\. {writer}\. Use that version"
+    )
+    with pytest.raises(UserError, match=message):
+        configure(resume=str(tmp_path))
+
+
 def test_retired_keys_in_a_users_file_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('env.kind = "bandit"\n[system]\ndeterministic = true\n')
     with pytest.raises(UserError, match=r"unknown key system\.deterministic"):

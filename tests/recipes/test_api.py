@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -12,7 +15,9 @@ import pytest
 import torch
 
 import turnwise as tw
+from endpoint_for_tests import Server, serving, write_env
 from turnwise.cli.main import main
+from turnwise.recipes.api import WAIT_S
 from turnwise.recipes.configure import configure
 
 SMALL: dict[str, Any] = {
@@ -132,6 +137,37 @@ def test_train_works_in_a_running_event_loop(folder: dict[str, Any]) -> None:
         return tw.train(Larger, steps=1, **folder)
 
     assert asyncio.run(notebook()).finished
+
+
+def test_interrupt_in_an_event_loop_stops_the_run_with_a_checkpoint(tmp_path: Path, folder: dict[str, Any]) -> None:
+    def stop(row: Any) -> None:
+        if row["step"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(2 * WAIT_S)  # long enough for the waiting thread to notice
+
+    async def notebook() -> tw.Run:
+        return tw.train(Larger, steps=4, name="cut", on_step=stop, **folder)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match=r"stopped; resume with: .*cut"):
+        asyncio.run(notebook())
+    assert signal.getsignal(signal.SIGINT) is before
+    run = tw.load_run(tmp_path / "cut")
+    assert not run.finished
+    assert [path.name for path in (run.path / "checkpoints").glob("step_*")] == ["step_000002"]
+    steps: list[int] = []
+    assert run.resume(on_step=lambda row: steps.append(row["step"]), quiet=True).finished
+    assert steps == [3, 4]
+
+
+def test_evaluate_asks_the_models_of_an_endpoint(tmp_path: Path) -> None:
+    env, server = write_env(tmp_path), Server()
+    with serving(server) as url:
+        result = tw.evaluate("someone-7b", env, episodes=6, endpoint=url, out=tmp_path / "evaluation", quiet=True)
+    wrong = [each for each in result.trajectories if not each.status.succeeded]
+    assert len(result.trajectories) == 6 and result.success == (6 - len(wrong)) / 6
+    assert result.summary["models"][0]["episodes"] == 6
+    assert all(len(each.turns) == 2 for each in result.trajectories)
 
 
 def test_train_in_an_event_loop_raises_the_error_of_the_run(folder: dict[str, Any]) -> None:

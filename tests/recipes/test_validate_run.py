@@ -254,3 +254,40 @@ def test_a_file_of_settings_is_an_environment_for_an_evaluation(tmp_path: Path) 
     (tmp_path / "own.toml").write_text("\n".join(['[env]\nkind = "tools"', *lines]))
     asked = plan_evaluation(["tiny", "own.toml"])
     assert asked.spec.name == "tools" and [each.source for each in asked.contestants] == ["tiny"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "module", "message"),
+    [
+        ({"record__pictures_every": 1}, "PIL", r"record\.pictures_every needs .*: pip install 'turnwise\[pictures\]'"),
+        ({"lora__rank": 4}, "peft", r"lora\.rank needs .*'turnwise\[lora\]'"),
+    ],
+)
+def test_check_run_names_a_missing_package(
+    changes: dict[str, object], module: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(tmp_path, **changes)
+    check_run(config, build_environment_mix(config))
+    monkeypatch.setattr(validate, "find_spec", lambda name: None if name == module else object())
+    with pytest.raises(UserError, match=message):
+        check_run(config, build_environment_mix(config))
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_dry_run_asks_the_hub_for_a_model(
+    is_there: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def ask(name: str) -> bool:
+        asked.append(name)
+        if not is_there:
+            raise UserError(f'no model "{name}" on the Hugging Face hub')
+        return True
+
+    monkeypatch.setattr(validate, "is_hub_available", ask)
+    assert main(["train", "bandit", "--model.name", "someone/7b", "--dry-run"]) == (0 if is_there else 2)
+    assert asked == ["someone/7b"]
+    expected = "checked: someone/7b is on the Hugging Face hub" if is_there else 'no model "someone/7b"'
+    assert expected in capsys.readouterr().err
+    assert main(["train", "bandit", "--dry-run"]) == 0 and len(asked) == 1

@@ -93,7 +93,8 @@ def train(
     name
         Name of the run folder.
     dry_run
-        Check and print all settings, and check that servers respond, without training.
+        Check and print all settings, without training. Also checks that servers respond, that a model on the Hugging
+        Face hub exists, and that optional packages are installed.
     help_all
         Describe all settings.
     """
@@ -112,9 +113,10 @@ def train(
     if dry_run:
         from turnwise.config.keys import describe
         from turnwise.recipes.environment_mix import build_environment_mix
-        from turnwise.recipes.validate import check_run
+        from turnwise.recipes.validate import check_hub, check_run
 
         check_run(config, build_environment_mix(config), override_keys, resume=resume is not None)
+        check_hub(config.model)
         print_line(describe(config))
         return
     from turnwise.recipes.run import train as train_run

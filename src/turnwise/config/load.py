@@ -18,6 +18,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError, read_failure
 from turnwise.core.section import is_plain, quoted_numbers
 from turnwise.core.suggestions import suggest
+from turnwise.core.version import installed_version
 
 Settings = Mapping[str, Any]
 """Nested tables, as in a TOML file; missing settings have their defaults."""
@@ -25,6 +26,8 @@ Overrides = Sequence[tuple[str, Any]]
 """Pairs of dotted key and value; the last value of a key counts. Strings are parsed as on the command line."""
 
 CONFIG_FILE = "config.toml"
+PROVENANCE_FILE = "provenance.json"
+"""File of a run folder with the version that wrote it."""
 RETIRED = ("system.deterministic", "rollout.top_p", "rollout.top_k")
 """Keys that earlier versions wrote into every config.toml, and that no longer exist."""
 
@@ -91,7 +94,29 @@ def read_saved_settings(path: Path) -> dict[str, Any]:
             retired.append(name)
     if retired:
         _report_retired(path, ", ".join(retired))
+    if unknown := _unknown_keys(settings):
+        raise UserError(
+            f"{path} has the setting {unknown[0]}, which turnwise {installed_version()} does not know. "
+            f"{_describe_writer(path)} Use that version, or remove the setting from the file."
+        )
     return settings
+
+
+def _unknown_keys(settings: Settings) -> list[str]:
+    """Return the settings that do not exist; not those of env, whose other keys are parameters."""
+    tables = {name: table for name, table in settings.items() if isinstance(table, dict) and name != "env"}
+    names = [f"{section}.{key}" for section, table in tables.items() for key in table]
+    names += [name for name, value in settings.items() if not isinstance(value, dict)]
+    return [name for name in names if name not in all_keys()]
+
+
+def _describe_writer(path: Path) -> str:
+    """Say which version wrote the file, if the run recorded it."""
+    try:
+        version = json.loads((path.parent / PROVENANCE_FILE).read_text(encoding="utf-8"))["turnwise"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "An unknown version of turnwise wrote it."
+    return f"turnwise {version} wrote it."
 
 
 @cache  # one file may be read several times by one command

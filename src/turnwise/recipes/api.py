@@ -8,8 +8,10 @@ import asyncio
 import ctypes
 import html
 import json
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -21,6 +23,7 @@ from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
 from turnwise.core.references import reference_to, refuse_while_importing
 from turnwise.core.task import Split
+from turnwise.core.thread_tasks import cancel_task_of
 from turnwise.core.trajectory import Trajectory
 from turnwise.envs.protocol_env import EnvFactory
 from turnwise.envs.registry import spec_of
@@ -45,6 +48,8 @@ Environment = str | type[TextEnv] | EnvFactory
 """A recipe, a built-in environment, FILE.py:Class, FILE.toml, or a class or factory of environments."""
 EvaluationName = Literal["before", "validation", "after"]
 Result = TypeVar("Result")
+WAIT_S = 1.0
+"""Seconds between looks at pending signals, which may be delivered to the other thread."""
 
 
 class Rows(list[dict[str, Any]]):
@@ -342,8 +347,8 @@ def _run(
 def _outside_event_loop(work: Callable[[], Result]) -> Result:
     """Run `work`, in a thread of its own if this one has a running event loop, as in a notebook.
 
-    An interrupt of the caller interrupts the thread, so that Ctrl-C and a notebook's stop button end the run as on the
-    command line.
+    An interrupt of the caller cancels the thread's task, so that Ctrl-C and a notebook's stop button end the run as on
+    the command line: with a checkpoint.
     """
     try:
         asyncio.get_running_loop()
@@ -351,24 +356,46 @@ def _outside_event_loop(work: Callable[[], Result]) -> Result:
         return work()
     results: list[Result] = []
     errors: list[BaseException] = []
+    done = threading.Event()  # not join: when interrupted, it may take a running thread for stopped (Python 3.11)
 
     def target() -> None:
         try:
             results.append(work())
         except BaseException as error:
             errors.append(error)
+        finally:
+            done.set()
 
     thread = threading.Thread(target=target, name="turnwise")
     thread.start()
-    while thread.is_alive():
-        try:
-            thread.join()
-        except KeyboardInterrupt:
-            interrupt = ctypes.py_object(KeyboardInterrupt)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), interrupt)
+    with _interrupts_raise():
+        while not done.is_set():
+            try:
+                done.wait(WAIT_S)
+            except KeyboardInterrupt:
+                _interrupt(thread.ident or 0)
     if errors:
         raise errors[0]
     return results[0]
+
+
+def _interrupt(thread: int) -> None:
+    """Cancel the thread's task, or raise KeyboardInterrupt in the thread if it has none."""
+    if not cancel_task_of(thread):
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(KeyboardInterrupt))
+
+
+@contextmanager
+def _interrupts_raise() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt here: `asyncio.run` would only cancel its own task, which is waiting."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _console(quiet: bool) -> Console:

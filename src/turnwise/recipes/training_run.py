@@ -18,6 +18,7 @@ from turnwise.core.errors import Outage, UserError
 from turnwise.core.program import spell_command
 from turnwise.core.samples import Learner
 from turnwise.core.task import Split, Task
+from turnwise.core.thread_tasks import cancellable
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.load import LoadedModel
 from turnwise.recipes.build import PolicyStack, load_policy, model_loader
@@ -248,7 +249,10 @@ class TrainingRun(ABC):
         ):
             loop, state = self.build(progress, limit_s, resume)
             with track_metrics(config, self.folder, progress.note, resumed_after=state.step if resume else None):
-                return asyncio.run(self.services.run(self._train(loop, state)))
+                try:
+                    return asyncio.run(self.services.run(self._train(loop, state)))
+                except asyncio.CancelledError:  # by `cancel_task_of`
+                    raise KeyboardInterrupt from None
 
     def _report_step(self, row: Mapping[str, Any]) -> None:
         if self.on_step is not None and "eval/name" not in row and "time/total_s" in row:
@@ -256,6 +260,10 @@ class TrainingRun(ABC):
 
     async def _train(self, loop: TrainingLoop, state: State) -> Summary:
         """Train between two evaluations. An evaluation that is already recorded is not repeated."""
+        with cancellable():
+            return await self._evaluate_and_train(loop, state)
+
+    async def _evaluate_and_train(self, loop: TrainingLoop, state: State) -> Summary:
         test_tasks = self.eval_tasks(self.config.eval.split)
         if not self._evaluated("before"):
             await loop.evaluate("before", test_tasks, state.step)

@@ -6,7 +6,7 @@ Nothing here changes a configuration or an environment; each check returns or ra
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.models.loading.catalogue import model_names
-from turnwise.models.loading.hub import is_hub_name
+from turnwise.models.loading.hub import is_hub_available, is_hub_name
 from turnwise.models.loading.load import resolve_device
 from turnwise.recipes.build import reward_names, token_rule
 from turnwise.recipes.conflicting_settings import check_conflicts, uses_selfplay
@@ -115,6 +115,7 @@ def check_settings(config: Config, override_keys: Iterable[str] = (), judges: Ju
     check_model(config.model)
     check_threads(config.system)
     check_trackers(config.record.trackers)
+    check_packages(config)
     for key, options in CHOICES.items():
         section, _, name = key.partition(".")
         chosen = getattr(getattr(config, section), name)
@@ -176,6 +177,29 @@ def check_model(model: ModelConfig) -> None:
             f'Unknown model "{model.name}":{suggest(model.name, model_names())} '
             "(or give a hub name (owner/name), or a folder or .gguf file that exists)"
         )
+
+
+EXTRAS: tuple[tuple[Callable[[Config], bool], str, str, str], ...] = (
+    (lambda config: config.record.pictures_every > 0, "record.pictures_every", "PIL", "pictures"),
+    (lambda config: config.lora.rank > 0, "lora.rank", "peft", "lora"),
+    (lambda config: config.model.name.endswith(".gguf"), "A GGUF file", "gguf", "gguf"),
+)
+"""(whether a run needs the package, what needs it, its module, turnwise's extra)."""
+
+
+def check_packages(config: Config) -> None:
+    """Check that the optional packages that the settings need are installed."""
+    for is_needed, what, module, extra in EXTRAS:
+        if is_needed(config) and find_spec(module) is None:
+            raise UserError(f"{what} needs a package that is not installed: pip install 'turnwise[{extra}]'")
+
+
+def check_hub(model: ModelConfig) -> None:
+    """Check that a hub name exists, or is in the local cache if the hub cannot be reached. Reports what was checked."""
+    if model.name in model_names() or Path(model.name).expanduser().exists():
+        return
+    if is_hub_available(model.name):
+        log.info("checked: %s is on the Hugging Face hub", model.name)
 
 
 def check_servers(

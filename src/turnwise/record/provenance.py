@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from turnwise.config.load import PROVENANCE_FILE as FILE
 from turnwise.core.errors import UserError
 from turnwise.core.version import installed_version
 from turnwise.record.disk import wrap_disk_errors, write_atomic
 
-FILE = "provenance.json"
 SOURCES = "sources"
 
 
