@@ -1,12 +1,15 @@
 """Processes that form process groups of one to four ranks, and what each rank does in the tests of sharded learners."""
 
 import multiprocessing
+import os
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -39,11 +42,13 @@ class Ranks:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["ranks_for_tests"])
         self._pipes, self._processes = [], []
-        for _ in range(MOST):
-            ours, theirs = context.Pipe()
-            self._pipes.append(ours)
-            self._processes.append(context.Process(target=_serve, args=(theirs,), daemon=True))
-            self._processes[-1].start()
+        # The server, from which the processes are forked, finds modules to preload by this variable alone.
+        with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
+            for _ in range(MOST):
+                ours, theirs = context.Pipe()
+                self._pipes.append(ours)
+                self._processes.append(context.Process(target=_serve, args=(theirs,), daemon=True))
+                self._processes[-1].start()
 
     def run(self, count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Return the results of `function(rank, *args)` on each of `count` ranks; raise if one fails or hangs."""

@@ -56,7 +56,8 @@ def test_gpu_sharded_learner_trains_like_the_local_one(case: str, dtype: torch.d
     weights = dict(ours.weights().named_parameters())
     for name, each in theirs.model.named_parameters():
         assert weights[name].dtype == dtype
-        torch.testing.assert_close(weights[name], each.detach(), atol=5e-3, rtol=0.02)
+        # Adam's first steps are of one size, whatever the gradient: where it is almost 0, rounding decides their signs.
+        assert float((weights[name] - each.detach()).abs().mean()) < (1e-4 if dtype == torch.float32 else 1e-3), name
     folder = tmp_path / "saved"
     folder.mkdir()
     ours.save_model(folder, tiny_tokenizer())

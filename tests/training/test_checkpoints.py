@@ -247,6 +247,19 @@ def test_damaged_checkpoint_is_skipped_for_an_older_one(
         last_checkpoint(folder)
 
 
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_state_of_a_sharded_learner_is_detected(tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "step_000001"
+    (folder / "learner").mkdir(parents=True)
+    for name in (".metadata", "__0_0.distcp", "__1_0.distcp"):
+        (folder / "learner" / name).write_bytes(name.encode())
+    checkpoints_module._write_state(folder, state(1))
+    assert read_state(folder) == state(1)
+    DAMAGES[damage](folder / "learner" / ".metadata")
+    with pytest.raises(UserError, match=r"damaged: .*learner/\.metadata"):
+        read_state(folder)
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(0, 10_000), bit=st.integers(0, 7))
 def test_read_state_detects_changed_bits(saved: Path, place: int, bit: int) -> None:
