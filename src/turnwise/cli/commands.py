@@ -126,6 +126,16 @@ turnwise doctor
 turnwise doctor --plan --model Qwen/Qwen2.5-1.5B-Instruct --gpu-memory 24
 turnwise doctor --plan --shape qwen2.5-7b --gpu-memory 80 --lora.rank 16""",
     ),
+    "cluster": Command(
+        group=INSPECT,
+        path="turnwise.cli.cluster:cluster_app",
+        help="""\
+Plan a cluster: what goes where, memory per GPU, step time.
+
+turnwise cluster plan math_code --gpus 64
+turnwise cluster plan math_code --gpus 8 --gpu H200 --model.name qwen2.5-7b
+turnwise cluster plan math_code --gpus 64 --lora.rank 16 --rollout.max_staleness 2""",
+    ),
     "index": Command(
         group=SEARCH,
         path="turnwise.cli.search:index_app",
