@@ -34,7 +34,18 @@ OWN_FUNCTIONS = ("algo.advantage", "algo.loss", "algo.filter")
 """Settings that take FILE.py:function besides names."""
 
 PYTHON_GROUPS = {
-    "Runs": ("train", "sft", "evaluate", "load_run", "Run", "EvaluationResult", "Rows", "Config", "UserError"),
+    "Runs": (
+        "train",
+        "sft",
+        "evaluate",
+        "load_run",
+        "Run",
+        "EvaluationResult",
+        "Rows",
+        "Config",
+        "UserError",
+        "InfrastructureFailure",
+    ),
     "Environments": ("TextEnv", "StrictParams", "Outcome", "won", "lost", "goes_on"),
     "Environments with messages": (
         "Env",

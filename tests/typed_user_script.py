@@ -113,7 +113,7 @@ def main() -> None:
             algo__loss=reinforce,
             algo__filter=keep_varied,
         )
-    except tw.UserError as error:
+    except (tw.UserError, tw.InfrastructureFailure) as error:
         print(error)
         return
     assert_type(run, tw.Run)

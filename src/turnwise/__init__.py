@@ -45,6 +45,7 @@ PUBLIC = {
     "ToolResult": "turnwise.tools.tool:ToolResult",
     "ToolError": "turnwise.tools.tool:ToolError",
     "ToolSpec": "turnwise.core.messages:ToolSpec",
+    "InfrastructureFailure": "turnwise.core.errors:InfrastructureFailure",
     "UserError": "turnwise.core.errors:UserError",
     "advantage": "turnwise.algos.advantages:advantage",
     "evaluate": "turnwise.recipes.api:evaluate",
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from turnwise.algos.losses import LossResult as LossResult
     from turnwise.algos.losses import loss as loss
     from turnwise.config.schema import Config as Config
+    from turnwise.core.errors import InfrastructureFailure as InfrastructureFailure
     from turnwise.core.errors import UserError as UserError
     from turnwise.core.messages import Message as Message
     from turnwise.core.messages import Picture as Picture
