@@ -1,10 +1,8 @@
-"""Engine replicas on a real Ray cluster of three nodes, all on this machine."""
+"""Engine replicas on a real Ray cluster: the same episodes as in this process, also when replicas are killed."""
 
 import asyncio
 import os
-import shutil
 import signal
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +13,6 @@ import pytest
 import torch
 from slow_lake_for_tests import SlowLake
 
-from conftest import SOAK, skip_or_fail
 from runs_for_tests import small
 from turnwise.config.schema import Config
 from turnwise.core.task import Task
@@ -26,40 +23,9 @@ from turnwise.recipes.build import PolicyStack, build_policy_stack, load_policy
 from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix, build_task_source
 from turnwise.rollout.collect import GroupCollector
 
+SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 GROUP_SIZE = 8
 SLOW_LAKE = f"{Path(__file__).parent / 'slow_lake_for_tests.py'}:{SlowLake.__name__}"
-QUICK_DEATH = {
-    "health_check_initial_delay_ms": 1000,
-    "health_check_period_ms": 500,
-    "health_check_timeout_ms": 1000,
-    "health_check_failure_threshold": 3,
-}
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """Three nodes with two CPUs each. The driver is on the first, and the others may be killed."""
-    try:
-        import ray
-        from ray.cluster_utils import Cluster
-    except ImportError:
-        skip_or_fail("ray is not installed")
-    folder = tempfile.mkdtemp(prefix="tw", dir="/tmp")  # sockets need short paths
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")  # else Ray writes a token into the home folder
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        node = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
-        started = Cluster(
-            initialize_head=True, head_node_args={**node, "temp_dir": folder, "_system_config": QUICK_DEATH}
-        )
-        started.add_node(**node)
-        started.add_node(**node)
-        ray.init(address=started.address, log_to_driver=False, configure_logging=False)
-        yield started
-        ray.shutdown()
-        started.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass
@@ -83,7 +49,7 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """The same policy and environments in this process and in two replicas."""
     from turnwise.recipes.clustering import open_cluster, open_replica_stack
 

@@ -1,21 +1,19 @@
 """Actor with an engine that runs whole episodes: environments are beside it, so a turn crosses no process."""
 
 import asyncio
-import os
 import pickle
-import platform
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from turnwise.cluster.session import ProcessInfo, process_info
 from turnwise.cluster.weights import PackedWeights, ReceivedWeights
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.protocols import EngineControl, EngineStats
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Trajectory
-from turnwise.core.version import installed_version
 from turnwise.rollout.collect import GroupCollector
 
 POLL_S = 20.0
@@ -30,20 +28,6 @@ class ReplicaParts:
     collectors: Mapping[str, GroupCollector]
     """By name, with different sampling settings. Only their `episodes` is called."""
     close: Callable[[], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessInfo:
-    """Where an actor runs, and with which versions."""
-
-    host: str
-    pid: int
-    turnwise: str
-    torch: str
-
-
-def process_info() -> ProcessInfo:
-    return ProcessInfo(host=platform.node(), pid=os.getpid(), turnwise=installed_version(), torch=torch.__version__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,17 +9,24 @@ from itertools import count
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from turnwise.cluster.engine_replica import POLL_S, EngineReplica, FinishedJobs, Job, ProcessInfo, ReplicaParts
+from turnwise.cluster.engine_replica import POLL_S, EngineReplica, FinishedJobs, Job, ReplicaParts
 from turnwise.cluster.placement import ActorSlot
-from turnwise.cluster.session import ClusterSession, cause_of, describe_loss, first_line
+from turnwise.cluster.session import (
+    ClusterSession,
+    ProcessInfo,
+    cause_of,
+    check_version,
+    describe_loss,
+    first_line,
+    start_error,
+)
 from turnwise.cluster.weights import RemoteWeights, put_weights
-from turnwise.core.errors import InfrastructureFailure, Outage, UserError
+from turnwise.core.errors import InfrastructureFailure, Outage
 from turnwise.core.protocols import EngineStats, WeightSource
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Trajectory
-from turnwise.core.version import installed_version
 from turnwise.rollout.collect import GroupCollector
 
 START_S = 900.0
@@ -86,10 +93,8 @@ class ReplicaPool:
         ]
         try:
             started = ray.get([each.actor.start.remote(build) for each in self.replicas], timeout=START_S)
-        except RayTaskError as error:
-            raise _start_error(cause_of(error)) from error
-        except RayActorError as error:
-            raise UserError(f"An engine replica died while it started ({describe_loss(error)}).") from error
+        except (RayActorError, RayTaskError, GetTimeoutError) as error:
+            raise start_error("An engine replica", error) from error
         for replica, info in zip(self.replicas, started, strict=True):
             self._accept(replica, info)
 
@@ -97,10 +102,7 @@ class ReplicaPool:
         return self._session.launch(EngineReplica, slot, slot.threads)
 
     def _accept(self, replica: _Replica, info: ProcessInfo) -> None:
-        if info.turnwise != (own := installed_version()):
-            raise UserError(
-                f"{info.host} has turnwise {info.turnwise}, and this machine has {own}. Install the same version."
-            )
+        check_version(info)
         replica.live, replica.where = True, f"{info.host}, process {info.pid}"
 
     async def run(self, collector: str, keys: Sequence[EpisodeKey]) -> Sequence[Trajectory]:
@@ -269,12 +271,6 @@ async def _wait_for(ref: Awaitable[Result]) -> Result:
         raise ReplicaLost(describe_loss(error)) from error
     except RayTaskError as error:
         raise cause_of(error) from error
-
-
-def _start_error(cause: Exception) -> Exception:
-    if isinstance(cause, UserError):
-        return cause
-    return UserError(f"An engine replica did not start: {type(cause).__name__}: {first_line(cause)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

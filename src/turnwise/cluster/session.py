@@ -1,6 +1,7 @@
 """The Ray cluster of a run: connect to it or start it, place the run's actors, and explain its errors in one line."""
 
 import os
+import platform
 import re
 import socket
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from turnwise.cluster.placement import ActorSlot, Placement, check_capacity, plan_placement
 from turnwise.config.schema import ClusterConfig
 from turnwise.core.errors import UserError
+from turnwise.core.version import installed_version
 
 CONNECT_S = 10.0
 """Seconds to wait for an answer of cluster.address."""
@@ -129,3 +131,36 @@ def cause_of(error: RayTaskError) -> Exception:
     """Return the exception that the actor's method raised; Ray's own has a whole traceback as its message."""
     cause = error.cause
     return cause if isinstance(cause, Exception) else RuntimeError(str(cause))
+
+
+def start_error(who: str, error: Exception) -> Exception:
+    """Return the error of an actor that did not start, for users. `who`: "A learner rank"."""
+    if isinstance(error, GetTimeoutError):
+        return UserError(f"{who} did not start in time. Look at the cluster with `ray status`.")
+    if isinstance(error, RayTaskError):
+        cause = cause_of(error)
+        if isinstance(cause, UserError):
+            return cause
+        return UserError(f"{who} did not start: {type(cause).__name__}: {first_line(cause)}")
+    return UserError(f"{who} died while it started ({describe_loss(error)}).")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessInfo:
+    """Where an actor runs, and with which version."""
+
+    host: str
+    pid: int
+    turnwise: str
+
+
+def process_info() -> ProcessInfo:
+    return ProcessInfo(host=platform.node(), pid=os.getpid(), turnwise=installed_version())
+
+
+def check_version(info: ProcessInfo) -> None:
+    """Raise UserError if the actor's machine has another turnwise than this one."""
+    if info.turnwise != (own := installed_version()):
+        raise UserError(
+            f"{info.host} has turnwise {info.turnwise}, and this machine has {own}. Install the same version."
+        )

@@ -19,6 +19,10 @@ class DivergedError(UserError):
     """The weights are no longer finite. Nothing of that step may be saved."""
 
 
+class LearnerLost(Exception):
+    """A process of the learner died. The weights since the last checkpoint are gone; training continues from there."""
+
+
 class EnvironmentFailure(Exception):
     """The environment failed. The member is retried and never trained on as reward 0."""
 

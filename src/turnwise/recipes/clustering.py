@@ -1,20 +1,35 @@
-"""Wire a run to Ray: engine replicas in place of the engine of this process."""
+"""Wire a run to Ray: engine replicas and learner ranks in place of the engine and learner of this process."""
 
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from turnwise.cluster.engine_replica import ReplicaParts
+from turnwise.cluster.learners import BuildRank, RemoteLearner
 from turnwise.cluster.replica_pool import ReplicaCollector, ReplicaPool
 from turnwise.cluster.session import ClusterSession, open_session
+from turnwise.cluster.weights import RemoteWeights, put_weights
 from turnwise.config.schema import Config
+from turnwise.core.errors import LearnerLost, Outage
+from turnwise.core.samples import Learner
 from turnwise.envs.spec import EnvSpec
+from turnwise.models.layers import copy_parameters
 from turnwise.models.loading.load import LoadedModel, resolve_device
-from turnwise.recipes.build import PolicyStack, build_policy_stack, load_policy
+from turnwise.models.memory.plan import MemoryPlan
+from turnwise.recipes.build import (
+    PolicyStack,
+    build_learner,
+    build_policy_stack,
+    build_sharded_learner,
+    load_policy,
+)
 from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix
 from turnwise.recipes.sources import use_own_adapter
 from turnwise.render.renderer import Renderer
@@ -22,12 +37,74 @@ from turnwise.rewards.services import RewardServices
 
 TRAINING, GREEDY, EVALUATION = "training", "greedy", "evaluation"
 """Names of a replica's collectors."""
+MAX_LOSSES = 20
+"""Times that learner ranks may be lost in a run."""
 
 
 @contextmanager
 def open_cluster(config: Config) -> Iterator[ClusterSession]:
     with open_session(config.cluster, uses_gpus=resolve_device(config.model.device).type == "cuda") as session:
         yield session
+
+
+@dataclass(kw_only=True)
+class Actors:
+    """Engine and learner of a run, at least one of them on a cluster."""
+
+    stack: PolicyStack
+    learner: Learner
+    note: Callable[[str], None]
+    losses: int = 0
+
+    def restart_learner(self, loss: LearnerLost) -> None:
+        """Start the ranks again, with the initial weights."""
+        assert isinstance(self.learner, RemoteLearner)
+        self.losses += 1
+        if self.losses > MAX_LOSSES:
+            raise Outage(f"A learner rank was lost {self.losses} times. Last failure: {loss}")
+        self.note(f"a learner rank was lost: {loss}. All {self.learner.ranks} restart from the last checkpoint.")
+        self.learner.restart()
+
+
+@contextmanager
+def build_actors(
+    config: Config,
+    environments: EnvironmentMix,
+    loaded: LoadedModel,
+    plan: MemoryPlan,
+    run: Path,
+    note: Callable[[str], None],
+) -> Iterator[Actors]:
+    """Start the actors of a run, and build in this process what is not on the cluster."""
+    with ExitStack() as opened:
+        session = opened.enter_context(open_cluster(config))
+        if config.cluster.learners:
+            remote = RemoteLearner(session, _rank_builder(config, loaded, plan, run))
+            opened.callback(remote.close)
+        learner = remote if config.cluster.learners else build_learner(config, loaded.model, plan)
+        if config.cluster.engines:
+            stack = opened.enter_context(open_replica_stack(session, config, environments, loaded, run, note))
+        else:
+            stack = build_policy_stack(config, environments, loaded, plan.pages)
+        yield Actors(stack=stack, learner=learner, note=note)
+
+
+def _rank_builder(config: Config, loaded: LoadedModel, plan: MemoryPlan, run: Path) -> BuildRank:
+    """Return what builds the learner of a rank. A warmed-up model is sent; others are loaded by rank 0."""
+    warmed_up = config.model.name == "tiny" and config.model.warmup_steps > 0
+    weights = put_weights(loaded.model) if warmed_up else None
+    return partial(build_rank, _actor_config(config, run), plan, weights)
+
+
+def build_rank(config: Config, plan: MemoryPlan, weights: RemoteWeights | None, rank: int) -> Learner:
+    """Build the learner of a rank in its process."""
+    if rank > 0:
+        return build_sharded_learner(config, None, plan)
+    loaded, _ = load_policy(config, EnvironmentMix(specs={}, entries=()), lambda done, total: None)
+    if weights is not None:
+        with torch.no_grad():
+            copy_parameters(loaded.model, weights)
+    return build_sharded_learner(config, loaded.model, plan)
 
 
 @contextmanager
@@ -42,7 +119,8 @@ def open_replica_stack(
     """Start the engine replicas; yield collectors that run their episodes there."""
     first = next(iter(environments.specs.values()))
     spec = replace(first, services=None) if first.id.startswith("python:") else None
-    build = partial(build_replica, _replica_config(config, run), spec, Path.cwd())
+    in_flight = math.ceil(config.rollout.in_flight / config.cluster.engines)  # of a replica
+    build = partial(build_replica, _actor_config(config, run, in_flight=in_flight), spec, Path.cwd())
     pool = ReplicaPool(session, build, timeout_s=config.rollout.timeout_s, note=note)
 
     def collector(name: str, run_seed: int) -> ReplicaCollector:
@@ -64,13 +142,12 @@ def open_replica_stack(
         pool.close()
 
 
-def _replica_config(config: Config, run: Path) -> Config:
-    """Return the settings of a replica: its share of the episodes, and nothing that prepares weights of its own."""
+def _actor_config(config: Config, run: Path, **rollout: Any) -> Config:
+    """Return the settings of an actor, which prepares no weights of its own."""
     config = use_own_adapter(config, run)
-    in_flight = math.ceil(config.rollout.in_flight / config.cluster.engines)
     return config.model_copy(
         update={
-            "rollout": config.rollout.model_copy(update={"in_flight": in_flight, "max_staleness": 0}),
+            "rollout": config.rollout.model_copy(update={"max_staleness": 0, **rollout}),
             "model": config.model.model_copy(update={"warmup_steps": 0}),
         }
     )

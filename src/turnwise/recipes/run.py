@@ -9,6 +9,7 @@ from rich.console import Console
 
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.config.schema import Config
+from turnwise.core.errors import LearnerLost
 from turnwise.core.program import spell_command
 from turnwise.core.references import reference_name
 from turnwise.core.samples import Learner
@@ -110,31 +111,46 @@ def train_seeds(
 
 
 class _ReinforcementRun(TrainingRun):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.actor_config = self.config
+        if self.config.cluster.learners:  # the model of this process is only read
+            model = self.config.model.model_copy(update={"device": "cpu"})
+            self.config = self.config.model_copy(update={"model": model})
+
     def build(self, progress: Progress, limit_s: float | None, resume: bool) -> tuple[Loop, State]:
         config = self.config
         loaded, warmup_s = self.load_policy(progress)
         plan = memory_plan(config, loaded.model)
         if plan.items:
             progress.note(f"memory: {plan.describe()}")
-        stack = self._build_stack(loaded, plan, progress.note)
-        learner = build_learner(config, loaded.model, plan)
-        share_value_head(config, stack.engine, learner)
-        checkpoints, state = restore_or_init(config, loaded, learner, self.folder, resume=resume, note=progress.note)
+        stack, learner = self._build_parts(loaded, plan, progress.note)
+        self._restore = partial(restore_or_init, config, loaded, learner, self.folder, note=progress.note)
+        checkpoints, state = self._restore(resume=resume)
         if not self.folder.read_metrics():
             self.folder.append_metrics({"step": 0, "time/warmup_s": warmup_s})
         return self._loop(loaded, stack, learner, checkpoints, progress, limit_s, plan), state
 
-    def _build_stack(self, loaded: LoadedModel, plan: MemoryPlan, note: Callable[[str], None]) -> PolicyStack:
-        """Build the engine here, or its replicas on a cluster."""
+    def _build_parts(
+        self, loaded: LoadedModel, plan: MemoryPlan, note: Callable[[str], None]
+    ) -> tuple[PolicyStack, Learner]:
+        """Build engine and learner in this process, or one or both of them on a cluster."""
         config = self.config
-        if not config.cluster.engines:
-            return build_policy_stack(config, self.environments, loaded, plan.pages)
-        from turnwise.recipes.clustering import open_cluster, open_replica_stack
+        if not config.cluster.engines and not config.cluster.learners:
+            stack = build_policy_stack(config, self.environments, loaded, plan.pages)
+            learner = build_learner(config, loaded.model, plan)
+            share_value_head(config, stack.engine, learner)
+            return stack, learner
+        from turnwise.recipes.clustering import build_actors
 
-        session = self.resources.enter_context(open_cluster(config))
-        return self.resources.enter_context(
-            open_replica_stack(session, config, self.environments, loaded, self.folder.path, note)
+        self._actors = self.resources.enter_context(
+            build_actors(self.actor_config, self.environments, loaded, plan, self.folder.path, note)
         )
+        return self._actors.stack, self._actors.learner
+
+    def recover(self, loss: LearnerLost) -> State:
+        self._actors.restart_learner(loss)
+        return self._restore(resume=True)[1]
 
     def _loop(
         self,

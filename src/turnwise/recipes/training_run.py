@@ -14,7 +14,7 @@ from rich.console import Console
 
 from turnwise.config.load import to_toml
 from turnwise.config.schema import Config
-from turnwise.core.errors import Outage, UserError
+from turnwise.core.errors import LearnerLost, Outage, UserError
 from turnwise.core.program import spell_command
 from turnwise.core.samples import Learner
 from turnwise.core.task import Split, Task
@@ -267,7 +267,7 @@ class TrainingRun(ABC):
         test_tasks = self.eval_tasks(self.config.eval.split)
         if not self._evaluated("before"):
             await loop.evaluate("before", test_tasks, state.step)
-        state = await loop.run(state)
+        state = await self._run_loop(loop, state)
         if state.step < loop.steps:
             return {"finished": False, "steps": state.step}
         if not self._evaluated("after"):
@@ -279,6 +279,18 @@ class TrainingRun(ABC):
             write_report(self.folder.path, summary=summary)
         self.folder.write_summary(summary)  # last: a run with a summary is finished
         return {"finished": True, **summary}
+
+    async def _run_loop(self, loop: TrainingLoop, state: State) -> State:
+        """Train; continue from the last checkpoint if a process of the learner dies."""
+        while True:
+            try:
+                return await loop.run(state)
+            except LearnerLost as loss:
+                state = self.recover(loss)
+
+    def recover(self, loss: LearnerLost) -> State:
+        """Restore the learner from the last checkpoint. A learner of this process is never lost."""
+        raise loss
 
     def _evaluated(self, name: str) -> bool:
         rows = self.folder.read_metrics()

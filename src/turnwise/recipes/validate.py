@@ -104,6 +104,11 @@ def check_cluster(config: Config, environments: EnvironmentMix) -> None:
                 "cluster.engines to 0, or use reward.judges."
             )
     has_gpus = resolve_device(config.model.device).type == "cuda"
+    if has_gpus and not (settings.engines and settings.learners):
+        raise UserError(
+            "On GPUs, set both cluster.engines and cluster.learners: what runs in this process would share a GPU with "
+            "actors that Ray places there."
+        )
     if settings.address is None and "RAY_ADDRESS" not in os.environ:
         here = {"CPU": float(cores()), "GPU": float(torch.cuda.device_count())}
         check_capacity(settings, plan_placement(settings, has_gpus=has_gpus), {"this machine": here})

@@ -1,0 +1,226 @@
+"""Learner over rank actors: each method is called on all ranks with the same arguments, and rank 0's result is used."""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from torch import Tensor
+
+from turnwise.cluster.placement import ActorSlot
+from turnwise.cluster.session import (
+    ClusterSession,
+    ProcessInfo,
+    cause_of,
+    check_version,
+    describe_loss,
+    process_info,
+    start_error,
+)
+from turnwise.cluster.weights import PackedWeights, ReceivedWeights, RemoteWeights, pack_weights, put_weights
+from turnwise.core.errors import LearnerLost
+from turnwise.core.protocols import WeightSource
+from turnwise.core.samples import Batch, Learner, LossTerm, Needs, Scores, StepSettings, TrainBatch
+
+START_S = 900.0
+"""Longest time for the ranks to be placed and to load the model."""
+COLLECTIVE_S = 1800.0
+"""Longest time that ranks wait for each other."""
+PING_S = 10.0
+"""Time for the ranks to answer after one has failed."""
+
+RESTARTS = 5
+"""Attempts to restart the ranks: a dead node is not known as such at once."""
+
+BuildRank = Callable[[int], Learner]
+"""Builds the learner of a rank, once the process group exists."""
+
+
+class LearnerRank:
+    """Ray actor with one rank of the learner. Its methods run one at a time, in the process's main thread."""
+
+    def __init__(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self._learner: Learner | None = None
+
+    def open_store(self, ranks: int) -> tuple[str, int]:
+        """Open the store through which the ranks find each other; return its address. For rank 0."""
+        host = ray.util.get_node_ip_address()
+        self._store = dist.TCPStore(host, 0, ranks, is_master=True, wait_for_workers=False)
+        return host, self._store.port
+
+    def join(self, rank: int, ranks: int, host: str, port: int) -> ProcessInfo:
+        """Join the process group."""
+        self._rank = rank
+        if rank > 0:
+            self._store = dist.TCPStore(host, port, ranks, is_master=False)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            store=self._store,
+            rank=rank,
+            world_size=ranks,
+            timeout=timedelta(seconds=COLLECTIVE_S),
+        )
+        return process_info()
+
+    def build(self, build: BuildRank) -> float:
+        """Build the learner; return its `max_grad_norm`."""
+        self._learner = build(self._rank)
+        return self._learner.max_grad_norm
+
+    def call(self, method: str, *arguments: Any, **options: Any) -> tuple[Any, int]:
+        """Call the learner; return rank 0's result and the number of skipped steps."""
+        result = getattr(self._ready, method)(*arguments, **options)
+        return _to_cpu(result) if self._rank == 0 else None, self._ready.skipped_steps
+
+    def load_weights(self, packed: PackedWeights | None) -> None:
+        self._ready.load_weights(ReceivedWeights(packed or {}))
+
+    def pack_weights(self) -> tuple[PackedWeights | None, None]:
+        """Return rank 0's weights, and as a second object that they were collected. Every rank takes part."""
+        packed = pack_weights(self._ready.weights())
+        return packed if self._rank == 0 else None, None
+
+    def ping(self) -> int:
+        return os.getpid()
+
+    @property
+    def _ready(self) -> Learner:
+        assert self._learner is not None, "build comes first"
+        return self._learner
+
+
+class RemoteLearner:
+    """The `Learner` of the training loop. If a rank is lost it raises LearnerLost; `restart` then makes new ranks."""
+
+    def __init__(self, session: ClusterSession, build: BuildRank) -> None:
+        self._session, self._build = session, build
+        self._skipped_steps = 0
+        self._start(attempts=1)
+
+    def _start(self, attempts: int) -> None:
+        for attempt in range(1, attempts + 1):
+            self.actors = [self._launch(slot) for slot in self._session.placement.learners]
+            try:
+                self._join_and_build()
+                return
+            except (RayActorError, RayTaskError, GetTimeoutError) as error:
+                self.close()
+                if attempt == attempts or isinstance(error, RayTaskError):
+                    raise start_error("A learner rank", error) from error
+
+    def _join_and_build(self) -> None:
+        ranks = len(self.actors)
+        host, port = ray.get(self.actors[0].open_store.remote(ranks), timeout=START_S)
+        joining = [each.join.remote(rank, ranks, host, port) for rank, each in enumerate(self.actors)]
+        found: list[ProcessInfo] = ray.get(joining, timeout=START_S)
+        for info in found:
+            check_version(info)
+        self.pids = [info.pid for info in found]
+        self._max_grad_norm, *_ = ray.get([each.build.remote(self._build) for each in self.actors], timeout=START_S)
+
+    def _launch(self, slot: ActorSlot) -> Any:
+        return self._session.launch(LearnerRank, slot, slot.threads)
+
+    def restart(self) -> None:
+        """Replace all ranks, with the initial weights: those that are left have only a part of the step."""
+        self.close()
+        self._start(attempts=RESTARTS)
+
+    def close(self) -> None:
+        for actor in self.actors:
+            ray.kill(actor)
+
+    @property
+    def ranks(self) -> int:
+        return len(self.actors)
+
+    @property
+    def max_grad_norm(self) -> float:
+        return self._max_grad_norm
+
+    @property
+    def skipped_steps(self) -> int:
+        return self._skipped_steps
+
+    def begin_step(self, settings: StepSettings) -> None:
+        self._call("begin_step", settings)
+
+    def score(self, batches: Sequence[Batch], needs: Needs) -> list[Scores]:
+        return self._call("score", list(batches), needs)
+
+    def forward_backward(self, batches: Iterable[TrainBatch], *, tokens: bool = False) -> list[dict[str, Tensor]]:
+        return self._call("forward_backward", list(batches), tokens=tokens)
+
+    def step(self, *, rate_scale: float = 1.0) -> dict[str, float]:
+        return self._call("step", rate_scale=rate_scale)
+
+    def gradient_norm(self, batches: Sequence[TrainBatch], term: LossTerm) -> float:
+        return self._call("gradient_norm", list(batches), term)
+
+    def weights(self) -> WeightSource:
+        """Collect the weights on rank 0. They stay in the object store until someone reads them."""
+        calls = [each.pack_weights.options(num_returns=2).remote() for each in self.actors]
+        self._wait([done for _, done in calls])
+        return RemoteWeights(ref=calls[0][0])
+
+    def load_weights(self, weights: WeightSource) -> None:
+        """Load the weights on rank 0, which distributes them."""
+        packed = put_weights(weights).ref
+        self._wait([each.load_weights.remote(None if rank else packed) for rank, each in enumerate(self.actors)])
+
+    def check_finite(self, when: str) -> None:
+        self._call("check_finite", when)
+
+    def save_model(self, folder: Path, tokenizer: Any) -> None:
+        self._call("save_model", folder.absolute(), tokenizer)
+
+    def save_state(self, folder: Path) -> None:
+        self._call("save_state", folder.absolute())
+
+    def load_state(self, folder: Path, *, skipped_steps: int) -> None:
+        self._call("load_state", folder.absolute(), skipped_steps=skipped_steps)
+
+    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call all ranks; large arguments go through the object store once."""
+        stored = [ray.put(each) for each in arguments]
+        results = self._wait([each.call.remote(method, *stored, **options) for each in self.actors])
+        result, self._skipped_steps = results[0]
+        return result
+
+    def _wait(self, calls: Sequence[Any]) -> list[Any]:
+        """Return all results. An error of one rank may be the consequence of another one's death, so look for that."""
+        pending = list(calls)
+        try:
+            while pending:
+                done, pending = ray.wait(pending, num_returns=1)
+                ray.get(done)
+            return ray.get(list(calls))
+        except RayActorError as error:
+            raise LearnerLost(describe_loss(error)) from error
+        except RayTaskError as error:
+            self._check_alive()
+            raise cause_of(error) from error
+
+    def _check_alive(self) -> None:
+        """Raise LearnerLost if a rank is dead. One that does not answer may only be waiting for the others."""
+        answers = [each.ping.remote() for each in self.actors]
+        for done in ray.wait(answers, num_returns=len(answers), timeout=PING_S)[0]:
+            try:
+                ray.get(done)
+            except RayActorError as error:
+                raise LearnerLost(describe_loss(error)) from error
+
+
+def _to_cpu(result: Any) -> Any:
+    """Copy the tensors of a result to the CPU: the driver may have no GPU."""
+    if isinstance(result, Tensor):
+        return result.detach().cpu()
+    if isinstance(result, list):
+        return [_to_cpu(each) for each in result]
+    return {name: _to_cpu(value) for name, value in result.items()} if isinstance(result, dict) else result

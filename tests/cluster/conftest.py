@@ -1,0 +1,43 @@
+"""A real Ray cluster of three nodes on this machine, started once."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import pytest
+
+NODE = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
+QUICK_DEATH = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 2000,
+    "health_check_failure_threshold": 5,
+}
+"""A killed node is declared dead after seconds instead of a quarter of a minute."""
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(optional_part: Callable[..., NoReturn]) -> Iterator[Any]:
+    """Connect this process to the cluster. It is on the first node; tests may kill the others."""
+    try:
+        import ray
+        from ray.cluster_utils import Cluster
+    except ImportError:
+        optional_part("ray is not installed")
+    folder = tempfile.mkdtemp(prefix="tw", dir="/tmp")  # sockets need short paths
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # else Ray writes a token into the home folder
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        head = {**NODE, "temp_dir": folder, "_system_config": QUICK_DEATH}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        cluster.add_node(**NODE)
+        cluster.add_node(**NODE)
+        ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+        try:
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
