@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-NODE = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
+from ray_nodes_for_tests import NODE
+
 QUICK_DEATH = {
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 500,

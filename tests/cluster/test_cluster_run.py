@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import pytest
 
+from ray_nodes_for_tests import NODE
 from runs_for_tests import episodes, metrics, printed, quiet, small
 from turnwise.recipes.run import train
 from work_for_tests import wait_until
@@ -53,8 +54,6 @@ class Killer:
         os.kill(self.RemoteLearner.pids[1], signal.SIGKILL)  # type: ignore[attr-defined]
 
     def kill_node(self) -> None:
-        from conftest import NODE
-
         self.cluster.remove_node(self.cluster.worker_nodes and next(iter(self.cluster.worker_nodes)), False)
         self.cluster.add_node(**NODE)
 
