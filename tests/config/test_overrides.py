@@ -118,6 +118,7 @@ def complaint(*overrides: tuple[str, Any], settings: dict[str, Any] | None = Non
         ("train.learning_rate", "fast", "train.learning_rate = fast: must be a number above 0 and at most 1"),
         ("train.learning_rate", "inf", "train.learning_rate = inf: must be a number above 0 and at most 1"),
         ("eval.top_p", "0", "eval.top_p = 0: must be a number above 0 and at most 1"),
+        ("sft.held_out", "1", "sft.held_out = 1: must be a number of 0 or more and below 1"),
         ("algo.whiten", "maybe", "algo.whiten = maybe: must be true or false"),
         ("algo.old_logprobs", "x", "algo.old_logprobs = x: must be one of sampler, learner"),
         ("algo.dual_clip", "0.5", "algo.dual_clip = 0.5: must be a number above 1, or none"),

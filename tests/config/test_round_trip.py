@@ -37,8 +37,16 @@ def values_of(schema: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(schema.get("enum") or [schema["const"]])
     if "prefixItems" in schema:
         return st.tuples(*map(values_of, schema["prefixItems"]))
-    low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
-    floats = st.floats(low, high, exclude_min="exclusiveMinimum" in schema, allow_nan=False, allow_infinity=False)
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    high = schema.get("maximum", schema.get("exclusiveMaximum"))
+    floats = st.floats(
+        low,
+        high,
+        exclude_min="exclusiveMinimum" in schema,
+        exclude_max="exclusiveMaximum" in schema,
+        allow_nan=False,
+        allow_infinity=False,
+    )
     strategies: dict[str, st.SearchStrategy[Any]] = {
         "null": st.none(),
         "boolean": st.booleans(),

@@ -132,14 +132,16 @@ def describe_schema(schema: Mapping[str, Any]) -> str:
 
 
 def _bounds(schema: Mapping[str, Any]) -> str:
-    low, above, high = (_number(schema.get(bound)) for bound in ("minimum", "exclusiveMinimum", "maximum"))
+    low, above, high, below = (
+        _number(schema.get(bound)) for bound in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+    )
     if low and high:
         return f" from {low} to {high}"
-    if low:
-        return f" of {low} or more"
-    if above:
-        return f" above {above}" + (f" and at most {high}" if high else "")
-    return f" of at most {high}" if high else ""
+    bounds = [f"of {low} or more"] if low else [f"above {above}"] if above else []
+    bounds += (
+        [f"of at most {high}" if not bounds else f"at most {high}"] if high else [f"below {below}"] if below else []
+    )
+    return f" {' and '.join(bounds)}" if bounds else ""
 
 
 def _number(value: float | None) -> str:
