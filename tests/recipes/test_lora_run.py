@@ -17,7 +17,6 @@ from turnwise.recipes.eval_plan import plan_evaluation
 from turnwise.recipes.evaluation import evaluate
 from turnwise.recipes.export import export, merge
 from turnwise.recipes.run import train
-from turnwise.training.learner import LocalLearner
 
 LAST = "checkpoints/step_000003"
 IDS = torch.tensor([[5, 6, 7, 8]])
@@ -30,7 +29,7 @@ def settings(folder: Path, **others: object) -> Config:
 def test_a_run_trains_the_adapter_alone_and_is_measured_against_its_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LocalLearner, "_frozen_copy", lambda _: pytest.fail("a second copy of the model"))
+    monkeypatch.setattr("turnwise.recipes.build.copy_model", lambda _: pytest.fail("a second copy of the model"))
     train(settings(tmp_path), console=quiet())
     (run,) = tmp_path.iterdir()
     checkpoint = run / "checkpoints" / "step_000003"
