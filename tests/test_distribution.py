@@ -84,13 +84,18 @@ def read_metadata(wheel: Path) -> Message:
         return Parser().parsestr(archive.read(f"{metadata_folder(wheel)}/METADATA").decode())
 
 
+def variables_outside_the_checkout() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+
 @pytest.fixture(scope="module")
 def environment(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A virtual environment with the wheel; its dependencies are those of the environment of the tests."""
     folder = tmp_path_factory.mktemp("elsewhere") / "env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install"]
-    subprocess.run([*pip, "--quiet", "--no-deps", "--no-index", "--no-compile", built.wheel], check=True)
+    flags = ["--quiet", "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([*pip, *flags, built.wheel], env=variables_outside_the_checkout(), check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     # Written after the installation, so that pip does not see the turnwise of the checkout. A folder that a .pth file
     # names is added to the path without reading its own .pth files: the checkout stays off the path.
@@ -100,7 +105,7 @@ def environment(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def test_installed_wheel_trains_outside_the_checkout(environment: Path, shared_cache: Path) -> None:
     outside = environment.parent
-    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    variables = variables_outside_the_checkout()
     variables |= {"PATH": os.defpath, "OMP_NUM_THREADS": "1", "TURNWISE_CACHE": str(shared_cache), "COLUMNS": "200"}
 
     def run(*command: str) -> str:

@@ -15,7 +15,14 @@ from turnwise.engine.vllm.build import installed_vllm
 
 collect_ignore_glob = [] if installed_vllm() else ["test_*.py"]
 SOURCE = Path(turnwise.__file__).parent.parent
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))  # for servers
+
+
+@pytest.fixture(scope="session", autouse=True)
+def importable_in_servers() -> Iterator[None]:
+    """Let the servers that tests start import turnwise, which that environment does not install."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")])))
+        yield
 
 
 @pytest.fixture(scope="module")
