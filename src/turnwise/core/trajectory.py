@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from turnwise.core.images import ImageSpan
 from turnwise.core.messages import Message, Picture
 from turnwise.core.task import Task
 
@@ -89,6 +90,8 @@ class Turn:
     """Version of the weights that sampled each token; empty if unknown, as for endpoints and demonstrations."""
     values: tuple[float, ...] = ()
     """Value of the position before each sampled token, by a critic that shares the policy's trunk; empty: unknown."""
+    images: tuple[ImageSpan, ...] = ()
+    """Images in `context_ids`, in order."""
 
     @property
     def is_summary(self) -> bool:
