@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import fields
 from typing import Any
 
+from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.lora.request import LoRARequest
@@ -18,7 +19,6 @@ from turnwise.core.errors import UserError
 from turnwise.engine.vllm.requests import ReplicaFailure, TokenChunk, TokenRequest, version_spans
 from turnwise.engine.vllm.weights import PublishedWeights
 from turnwise.models.loading.lora import has_adapter
-from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt
 
 WORKER_EXTENSION = "turnwise.engine.vllm.worker.WorkerExtension"
 LORA = {"lora_name": "policy", "lora_int_id": 1}
