@@ -6,7 +6,7 @@ and JavaScript's `Number` both read.
 
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from turnwise.core.messages import ContentPart, ImagePart, Message, Picture, Tex
 from turnwise.core.task import Task
 from turnwise.core.token_name import TokenName
 from turnwise.core.trajectory import Span, Status, Stop, Trajectory, Turn
+from turnwise.data.replay import Replay, RowCodec
 from turnwise.record.disk import append_bytes
 from turnwise.record.jsonl import (
     drop_partial_line,
@@ -218,3 +219,13 @@ class TokenNamesFile:
         if new:
             append_bytes(self._path, b"".join(encode_row(asdict(name_token(each))) + b"\n" for each in new))
             self._known.update(new)
+
+
+def open_replay(folder: Path, capacity: int) -> Replay:
+    """Open the replay buffer in a folder, or create an empty one."""
+    return Replay(folder, capacity=capacity, codec=RowCodec(to_row=_replay_row, from_row=trajectory_from_row))
+
+
+def _replay_row(trajectory: Trajectory) -> dict[str, Any]:
+    """Return the row without texts that follow from the ids, and without what differs when the episode is repeated."""
+    return trajectory_to_row(replace(trajectory, timings={}), step=0, group=0, decode=lambda _: "")
