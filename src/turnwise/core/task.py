@@ -38,8 +38,11 @@ class EpisodeKey:
     task: Task
     member: int = 0
     attempt: int = 0
+    branch: int = 0
+    """Further contexts of an episode, such as those of sub-agents, sample with random streams of their own."""
 
     @cached_property
     def address(self) -> int:
         """Address of the episode's sampled tokens."""
-        return address("sample", self.run_seed, self.round, self.task.parts, self.member, self.attempt)
+        branch = (self.branch,) if self.branch else ()
+        return address("sample", self.run_seed, self.round, self.task.parts, self.member, self.attempt, *branch)

@@ -1,0 +1,70 @@
+"""Sampled text as a chat reply: thinking, content, tool calls in any format that models use."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from turnwise.core.messages import ToolCall, ToolSpec
+from turnwise.core.protocols import Completion
+from turnwise.core.trajectory import Stop
+from turnwise.render.parse import ParsedAction
+from turnwise.tools.call_formats import (
+    HERMES,
+    LLAMA_TAG,
+    MISTRAL_TAG,
+    THINK_END,
+    THINK_START,
+    parse_calls,
+    strip_thinking,
+)
+
+_THOUGHTS = re.compile(rf"{THINK_START}(.*?)(?:{THINK_END}|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyText:
+    """The parts of a sampled text."""
+
+    thinking: str
+    content: str
+    calls: tuple[ToolCall, ...]
+    """Numbered call00000, call00001, ... as in the rendered context."""
+
+
+def read_reply(
+    completion: Completion, parsed: ParsedAction, tools: Sequence[ToolSpec], stop: Sequence[str]
+) -> ReplyText:
+    """Split the sampled text. Calls are only looked for if the request has tools; malformed ones remain content."""
+    text = _with_think_start(parsed)
+    if completion.stop is Stop.STRING:
+        text = text[: min((at for each in stop if (at := text.find(each)) >= 0), default=len(text))]
+    thinking = "\n".join(match[1].strip() for match in _THOUGHTS.finditer(text)).strip()
+    answer = strip_thinking(text)
+    style = _call_style(answer) if tools else None
+    calls = parse_calls(answer, style).calls if style is not None else ()
+    content = _without_calls(answer, style) if calls and style is not None else answer
+    return ReplyText(thinking=thinking, content=content.strip() if calls or thinking else content, calls=calls)
+
+
+def _with_think_start(parsed: ParsedAction) -> str:
+    """Return the text, with the <think> that the generation prompt has opened."""
+    text = parsed.message.content
+    first = parsed.spans[0] if parsed.spans else None
+    opened = first is not None and first.name == "think" and first.start == 0
+    return f"{THINK_START}{text}" if opened and not text.lstrip().startswith(THINK_START) else text
+
+
+def _call_style(answer: str) -> str | None:
+    """Return the format of the calls in an answer, recognised by its markup."""
+    if HERMES.search(answer):
+        return "hermes"
+    if MISTRAL_TAG in answer:
+        return "mistral"
+    return "llama" if answer.lstrip().startswith((LLAMA_TAG, "{")) else None
+
+
+def _without_calls(answer: str, style: str) -> str:
+    """Return the answer without the markup of its calls."""
+    if style == "hermes":
+        return HERMES.sub(lambda match: "" if parse_calls(match[0], style).calls else match[0], answer)
+    return answer.partition(MISTRAL_TAG)[0] if style == "mistral" else ""

@@ -1,0 +1,134 @@
+"""One episode's calls as a tree of contexts with exact ids.
+
+A request that continues a recorded conversation extends its ids; what diverges starts a branch:
+
+    system user A1 tool A2            branch 0: A1 and A2 are trained
+    system user A1 tool A3            branch 1: A1 is context there, A3 is trained
+    system user' B1                   branch 2: a sub-agent
+
+Every sampled token is the action of exactly one call, and a branch is one segment of the trajectory.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from turnwise.core.messages import Message, ToolSpec
+from turnwise.core.protocols import Completion
+from turnwise.core.random_streams import address
+from turnwise.core.task import EpisodeKey
+from turnwise.gateway.chat import ChatReply
+from turnwise.gateway.conversation import Digest, digest, digest_message, digest_tools
+from turnwise.gateway.sessions import BranchSession
+from turnwise.gateway.store import StoredCall
+from turnwise.render.parse import ParsedAction
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RecordedCall:
+    """One sampled choice. It is the last of its branch until another extends it."""
+
+    stored: StoredCall
+    branch: "Branch"
+    completion: Completion
+    parsed: ParsedAction
+    reply: ChatReply
+
+    def context(self) -> list[int]:
+        """Return all ids of the branch up to the sampled ones of this call."""
+        before = chain.from_iterable((*call.stored.context_ids, *call.stored.action_ids) for call in self._until())
+        return list(before)
+
+    def _until(self) -> Iterator["RecordedCall"]:
+        for call in self.branch.calls:
+            yield call
+            if call is self:
+                return
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Branch:
+    """A context that grows by calls, with its own session."""
+
+    number: int
+    conversation: Digest
+    """The conversation that started it, before its first reply."""
+    session: BranchSession
+    calls: list[RecordedCall] = field(default_factory=list)
+    busy: bool = True
+    """A call is running that will extend it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a request belongs in the tree."""
+
+    messages: tuple[Message, ...]
+    conversation: Digest
+    """Digest of the tools and messages."""
+    parent: RecordedCall | None
+    """Call whose conversation the request continues; None: it starts a new one."""
+    shared: int
+    """Number of first messages that the parent's ids cover."""
+
+
+class CallTree:
+    """Finds what a request continues, and keeps the branches."""
+
+    def __init__(self, key: EpisodeKey) -> None:
+        self._key = key
+        self.branches: list[Branch] = []
+        self._conversations: dict[Digest, RecordedCall] = {}
+        """Conversation that ends with a sampled reply -> its call."""
+        self._replies: dict[Digest, RecordedCall] = {}
+        self._numbers = 0
+
+    def locate(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Place:
+        """Find the call whose conversation, its reply included, is the longest beginning of this one."""
+        conversation, parent, shared = digest_tools(tools), None, 0
+        for index, message in enumerate(messages):
+            conversation = digest(conversation, digest_message(message))
+            if message.role == "assistant" and (found := self._conversations.get(conversation)) is not None:
+                parent, shared = found, index + 1
+        return Place(messages=tuple(messages), conversation=conversation, parent=parent, shared=shared)
+
+    def find_reply(self, message: Message) -> RecordedCall | None:
+        """Return the latest call whose reply this is, whatever came before it."""
+        return self._replies.get(digest_message(message))
+
+    def claim(self, place: Place, count: int) -> list[Branch]:
+        """Return branches for `count` replies: the parent's own if nothing extends it yet, then new ones."""
+        branches = []
+        parent = place.parent
+        if parent is not None and not parent.branch.busy and parent.branch.calls[-1] is parent:
+            parent.branch.busy = True
+            branches.append(parent.branch)
+        return [*branches, *(self._start(place.conversation) for _ in range(count - len(branches)))]
+
+    def _start(self, conversation: Digest) -> Branch:
+        """Start a branch. Except for the first, its random stream depends on the conversation, not on arrival."""
+        equal = sum(branch.conversation == conversation for branch in self.branches)
+        stream = address("branch", conversation.hex(), equal) if self.branches else 0
+        key = replace(self._key, branch=stream)
+        branch = Branch(number=self._numbers, conversation=conversation, session=BranchSession(key))
+        self._numbers += 1
+        self.branches.append(branch)
+        return branch
+
+    def release(self, branches: Sequence[Branch]) -> None:
+        """End the claim. Branches without a call are removed."""
+        for branch in branches:
+            branch.busy = False
+        self.branches = [branch for branch in self.branches if branch.calls or branch.busy]
+
+    def add(self, call: RecordedCall) -> None:
+        """Add a call at the end of its branch."""
+        call.branch.calls.append(call)
+        self._conversations[call.stored.conversation] = call
+        self._replies[call.stored.reply] = call
+
+    def calls(self) -> Iterator[RecordedCall]:
+        """Yield the calls, one branch after another. The branch of the latest request comes last."""
+        used = [branch for branch in self.branches if branch.calls]
+        for branch in sorted(used, key=lambda branch: branch.calls[-1].stored.number):
+            yield from branch.calls
