@@ -10,7 +10,6 @@ from episodes_for_tests import key_of, limits, renderer, says, task_of
 from turnwise.core.protocols import Completion, Policy, Sampling, Session
 from turnwise.core.task import EpisodeKey
 from turnwise.gateway.server import Gateway
-from turnwise.gateway.store import CallStore
 
 
 @dataclass
@@ -58,13 +57,10 @@ async def open_gateway(
     policy: Policy | None = None, folder: Path | None = None, **changes: Any
 ) -> AsyncIterator[Gateway]:
     """Open a gateway over `policy`, or over one that always says "hello"."""
-    store = CallStore(":memory:" if folder is None else folder / "calls.sqlite")
     settings: dict[str, Any] = {"renderer": renderer(), "limits": limits(), "max_sessions": 8} | changes
-    try:
-        async with Gateway(policy or says("hello"), store=store, **settings) as gateway:
-            yield gateway
-    finally:
-        store.close()
+    store = None if folder is None else folder / "calls.sqlite"
+    async with Gateway(policy or says("hello"), store=store, **settings) as gateway:
+        yield gateway
 
 
 def episode_key(member: int = 0) -> EpisodeKey:

@@ -1,5 +1,6 @@
 """Requests, replies and errors that every dialect is translated to and from."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -72,8 +73,8 @@ class ChatRequest:
     """Settings that only the dialect itself reads when it writes the reply."""
     wishes: Mapping[str, Any] = field(default_factory=dict)
     """The caller's model and sampling settings as sent, for the record."""
-    body: bytes = b""
-    """The request as received. Equal bodies identify a retry."""
+    digest: bytes = b""
+    """Digest of the path and the body, which are equal in a retry."""
 
 
 ReplyStop = Literal["stop", "tool_calls", "length"]
@@ -93,6 +94,20 @@ class ChatReply:
     """Version of the weights that sampled the last token; None if unknown."""
     call: str
     """Id of the recorded call."""
+
+
+MAX_WISH_CHARS = 2000
+"""Longest setting to record, in characters of JSON."""
+
+
+def read_wishes(body: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the caller's settings for the record. Long ones, such as a schema of the reply, are cut."""
+    return {name: _cut(body[name]) for name in names if body.get(name) is not None}
+
+
+def _cut(value: Any) -> Any:
+    text = json.dumps(value)
+    return value if len(text) <= MAX_WISH_CHARS else f"{text[:MAX_WISH_CHARS]}..."
 
 
 class Dialect(Protocol):

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from turnwise.core.messages import ToolCall, ToolSpec
 from turnwise.core.protocols import Completion
@@ -23,7 +23,7 @@ _THOUGHTS = re.compile(rf"{THINK_START}(.*?)(?:{THINK_END}|\Z)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyText:
-    """The parts of a sampled text."""
+    """Parts of a sampled text."""
 
     thinking: str
     content: str
@@ -41,9 +41,15 @@ def read_reply(
     thinking = "\n".join(match[1].strip() for match in _THOUGHTS.finditer(text)).strip()
     answer = strip_thinking(text)
     style = _call_style(answer) if tools else None
-    calls = parse_calls(answer, style).calls if style is not None else ()
+    calls = tuple(map(_encodable, parse_calls(answer, style).calls)) if style is not None else ()
     content = _without_calls(answer, style) if calls and style is not None else answer
     return ReplyText(thinking=thinking, content=content.strip() if calls or thinking else content, calls=calls)
+
+
+def _encodable(call: ToolCall) -> ToolCall:
+    """Replace unpaired surrogates, which a model can write as JSON escapes."""
+    name, arguments = (text.encode(errors="replace").decode() for text in (call.name, call.arguments))
+    return replace(call, name=name, arguments=arguments)
 
 
 def _with_think_start(parsed: ParsedAction) -> str:

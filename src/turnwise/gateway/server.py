@@ -3,27 +3,27 @@
 import asyncio
 import logging
 import math
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from turnwise.core.errors import UserError
 from turnwise.core.protocols import Policy
 from turnwise.core.task import EpisodeKey
 from turnwise.gateway import openai_chat
 from turnwise.gateway.access import Bearers, read_bearer
 from turnwise.gateway.capture import Episode
 from turnwise.gateway.chat import ChatReply, ChatRequest, Dialect, ErrorKind, GatewayError, RequestError
-from turnwise.gateway.request_body import read_body, read_json
+from turnwise.gateway.conversation import digest
+from turnwise.gateway.http_server import QuietServer, listen, server_config
+from turnwise.gateway.request_body import BodyReader, read_json
 from turnwise.gateway.sessions import SessionPool
 from turnwise.gateway.store import CallStore
 from turnwise.render.renderer import Renderer
@@ -34,6 +34,7 @@ DIALECTS: dict[str, Dialect] = {"/v1/chat/completions": openai_chat}
 KEEP_ALIVE_S = 10.0
 """Seconds of waiting after which a stream begins with comments, so that proxies and clients do not give up."""
 EVENT_STREAM = "text/event-stream"
+KEPT_REFUSALS = 20
 
 log = logging.getLogger("turnwise")
 
@@ -49,28 +50,30 @@ class Gateway:
         policy: Policy,
         renderer: Renderer,
         limits: Limits,
-        store: CallStore,
+        store: Path | None,
         *,
         max_sessions: int,
         model: str = "turnwise",
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
-        """`max_sessions`: contexts that the policy keeps open at the same time.
+        """`store`: SQLite file of the calls; None keeps them in memory.
 
+        `max_sessions`: contexts that the policy keeps open at the same time. `limits`: of episodes without their own.
         `model`: name in replies, whatever the caller asks for. `port`: 0 is any free port.
         """
         self.model, self._host, self._port = model, host, port
-        self._renderer, self._limits, self._store = renderer, limits, store
-        self._sessions = SessionPool(policy, max_sessions)
-        self._bearers = Bearers()
+        self._policy, self._renderer, self._limits = policy, renderer, limits
+        self._store_file, self._max_sessions = store, max_sessions
+        self._bearers, self._bodies = Bearers(), BodyReader()
+        self.refusals: deque[str] = deque(maxlen=KEPT_REFUSALS)
+        """Last requests without a valid bearer or route, such as "POST /chat/completions (404)"."""
 
     async def __aenter__(self) -> "Gateway":
-        self._listener = _listen(self._host, self._port)
-        config = uvicorn.Config(
-            self._make_app(), log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none"
-        )
-        self._server = _QuietServer(config)
+        self._listener = listen(self._host, self._port)
+        self._store = CallStore(self._store_file)
+        self._sessions = SessionPool(self._policy, self._max_sessions)
+        self._server = QuietServer(server_config(self._make_app()))
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0.001)
@@ -85,6 +88,7 @@ class Gateway:
         self._server.should_exit = self._server.force_exit = True
         await self._serving
         self._listener.close()
+        self._store.close()
 
     @property
     def url(self) -> str:
@@ -92,17 +96,22 @@ class Gateway:
         host, port = self._listener.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
-    async def open_episode(self, key: EpisodeKey) -> Episode:
-        """Open an episode with a new bearer. What an interrupted attempt with the same key left is deleted."""
+    async def open_episode(
+        self, key: EpisodeKey, limits: Limits | None = None, *, bearer: str | None = None, restore: bool = False
+    ) -> Episode:
+        """Open an episode with a new bearer, or with the given one.
+
+        `restore`: continue what an earlier process recorded under this key. Otherwise that is deleted.
+        """
         episode = Episode(
             key,
-            bearer=self._bearers.new(),
+            bearer=bearer or self._bearers.new(),
             renderer=self._renderer,
-            limits=self._limits,
+            limits=limits or self._limits,
             sessions=self._sessions,
             store=self._store,
         )
-        await self._store.clear(episode.id)
+        await (episode.restore() if restore else self._store.clear(episode.id))
         self._bearers.add(episode)
         return episode
 
@@ -125,7 +134,7 @@ class Gateway:
             Route("/v1/models", self._guarded(self._list_models), methods=["GET"]),
             Route("/v1/turnwise/reward", self._guarded(self._set_reward), methods=["POST"]),
         ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _respond_to_http_error})
+        return Starlette(routes=routes, exception_handlers={HTTPException: self._respond_to_http_error})
 
     def _chat_route(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request, episode: Episode) -> Response:
@@ -143,13 +152,25 @@ class Gateway:
                 return await answer(request, self._bearers.find(read_bearer(request.headers)))
             except Exception as failure:
                 error = as_gateway_error(failure)
+                if error.kind == "authentication":
+                    self._refuse(request, error.status)
                 return JSONResponse(dialect.error(error.status, error.kind, error.message), status_code=error.status)
 
         return route
 
+    def _refuse(self, request: Request, status: int) -> None:
+        self.refusals.append(f"{request.method} {request.url.path[:200]} ({status})")
+
+    def _respond_to_http_error(self, request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        kind: ErrorKind = "not_found" if status == 404 else "invalid_request"
+        self._refuse(request, status)
+        message = f"{request.method} {request.url.path}: the gateway has no such route"
+        return JSONResponse(openai_chat.error(status, kind, message), status_code=status)
+
     async def _chat(self, request: Request, episode: Episode, dialect: Dialect) -> Response:
-        body = await read_body(request)
-        chat = replace(dialect.parse(await read_json(body)), body=request.url.path.encode() + b"\n" + body)
+        body = await self._bodies.read(request)
+        chat = replace(dialect.parse(await read_json(body)), digest=digest(request.url.path.encode(), body))
         reply = asyncio.ensure_future(episode.reply(chat, _retry_count(request.headers)))
         if not chat.stream:
             return JSONResponse(dialect.response(chat, await reply, self.model))
@@ -179,7 +200,7 @@ class Gateway:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def _set_reward(self, request: Request, episode: Episode) -> Response:
-        body = await read_json(await read_body(request))
+        body = await read_json(await self._bodies.read(request))
         reward, call = body.get("reward"), body.get("call", "")
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
             raise RequestError("reward", "must be a finite number")
@@ -187,14 +208,6 @@ class Gateway:
             raise RequestError("call", "must be the id of a call")
         await episode.set_reward(float(reward), call)
         return JSONResponse({"reward": reward, "call": call})
-
-
-class _QuietServer(uvicorn.Server):
-    """A server that leaves the process's signal handlers alone."""
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
 
 
 def as_gateway_error(failure: Exception) -> GatewayError:
@@ -211,25 +224,3 @@ def _retry_count(headers: Mapping[str, str]) -> int:
     """Return how often the SDK has retried the request."""
     count = headers.get("x-stainless-retry-count", "")
     return int(count) if count.isascii() and count.isdigit() and len(count) < 6 else 0
-
-
-def _respond_to_http_error(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    kind: ErrorKind = "not_found" if status == 404 else "invalid_request"
-    return JSONResponse(
-        openai_chat.error(status, kind, f"{request.method} {request.url.path}: the gateway has no such route"),
-        status_code=status,
-    )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
-    except (OSError, OverflowError) as error:
-        raise UserError(f"Cannot listen on {host} port {port} ({error}): choose another --host or --port") from None
-    return listener

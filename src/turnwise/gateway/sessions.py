@@ -19,7 +19,7 @@ class BranchSession:
     session: Session | None = None
     exits: AsyncExitStack = field(default_factory=AsyncExitStack)
     sampled: int = 0
-    """Tokens sampled so far."""
+    """Recorded tokens that it sampled."""
 
     async def open(self, policy: Policy) -> Session:
         """Open the session. After the first time it has another key, so that no random number is used twice."""
@@ -80,7 +80,6 @@ class SessionPool:
         except BaseException:
             await branch.close()  # its context is unknown now
             raise
-        branch.sampled += len(completion.ids)
         self._idle[branch] = None
         return completion
 

@@ -87,9 +87,10 @@ ADD_CALL = f"INSERT INTO calls VALUES ({','.join('?' * 14)})"
 class CallStore:
     """Calls and rewards of a run. Writes that wait for the disk together are committed together, in a thread."""
 
-    def __init__(self, file: Path | str) -> None:
+    def __init__(self, file: Path | None) -> None:
+        """`file`: None keeps everything in memory."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="call-store")
-        self._connection = sqlite3.connect(file, check_same_thread=False, isolation_level=None)
+        self._connection = sqlite3.connect(file or ":memory:", check_same_thread=False, isolation_level=None)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = NORMAL")  # survives kill -9; a power failure may lose the end
         self._connection.executescript(SCHEMA)

@@ -54,6 +54,7 @@ class Branch:
     conversation: Digest
     """The conversation that started it, before its first reply."""
     session: BranchSession
+    """Its key has the random stream of the branch."""
     calls: list[RecordedCall] = field(default_factory=list)
     busy: bool = True
     """A call is running that will extend it."""
@@ -115,6 +116,18 @@ class CallTree:
         self.branches.append(branch)
         return branch
 
+    def restore(self, stored: StoredCall) -> Branch:
+        """Return the branch of a stored call, which the caller then adds."""
+        for branch in self.branches:
+            if branch.number == stored.branch:
+                return branch
+        session = BranchSession(replace(self._key, branch=stored.details["stream"]))
+        conversation = bytes.fromhex(stored.details["branch_conversation"])
+        branch = Branch(number=stored.branch, conversation=conversation, session=session, busy=False)
+        self.branches.append(branch)
+        self._numbers = max(self._numbers, branch.number + 1)
+        return branch
+
     def release(self, branches: Sequence[Branch]) -> None:
         """End the claim. Branches without a call are removed."""
         for branch in branches:
@@ -124,6 +137,7 @@ class CallTree:
     def add(self, call: RecordedCall) -> None:
         """Add a call at the end of its branch."""
         call.branch.calls.append(call)
+        call.branch.session.sampled = sum(len(each.completion.ids) for each in call.branch.calls)
         self._conversations[call.stored.conversation] = call
         self._replies[call.stored.reply] = call
 

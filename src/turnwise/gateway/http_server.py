@@ -1,0 +1,80 @@
+"""The web server in the current event loop: bounded headers, slow clients cut off, no signal handlers."""
+
+import asyncio
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from turnwise.core.errors import UserError
+
+HEADER_TIMEOUT_S = 60.0
+"""Time in which a new connection must have sent the headers of its first request."""
+WRITE_TIMEOUT_S = 60.0
+"""Time in which a client must read each part of a response."""
+KEEP_ALIVE_S = 75
+"""Seconds that an unused connection stays open: longer than clients keep theirs, so that none breaks off in use."""
+MAX_CONNECTIONS = 16_384
+BACKLOG = 2048
+
+
+class QuietServer(uvicorn.Server):
+    """A server that leaves the process's signal handlers alone."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class _Connection(H11Protocol):
+    """A connection that is closed if it sends no request. Its headers are limited to 64 KiB by h11."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(HEADER_TIMEOUT_S, self._close_unused)
+
+    def _close_unused(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.close()
+
+
+def server_config(app: ASGIApp) -> uvicorn.Config:
+    """Return the settings of the server."""
+    return uvicorn.Config(
+        _with_write_timeout(app),
+        http=_Connection,
+        ws="none",
+        lifespan="off",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        limit_concurrency=MAX_CONNECTIONS,
+    )
+
+
+def _with_write_timeout(app: ASGIApp) -> ASGIApp:
+    async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await send(message)
+
+        await app(scope, receive, send_in_time)
+
+    return bounded
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises UserError for an unusable host or port."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise UserError(f"Cannot listen on {host} port {port} ({error}): choose another --host or --port") from None
+    return listener

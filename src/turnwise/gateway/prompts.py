@@ -1,0 +1,61 @@
+"""The ids that a request appends to what was recorded. Sampled ids are never encoded again."""
+
+import asyncio
+from collections.abc import Sequence
+
+from turnwise.core.errors import UserError
+from turnwise.core.messages import Message, ToolSpec
+from turnwise.core.trajectory import Stop
+from turnwise.data.demonstrations import describe_tools
+from turnwise.gateway.chat import RequestError
+from turnwise.gateway.conversation import write_calls
+from turnwise.gateway.tree import CallTree, Place
+from turnwise.render.renderer import Renderer
+
+LARGE_CHARS = 20_000
+"""Conversations with more characters are encoded in a thread, so that they do not block the event loop."""
+HOW_TO_CALL = 'Call a tool: <tool_call>{"name": NAME, "arguments": {...}}</tool_call>'
+"""For models whose chat template has no tools."""
+
+
+async def render_prompt(renderer: Renderer, tree: CallTree, place: Place, tools: Sequence[ToolSpec]) -> list[int]:
+    """Return the ids that follow the parent's. Raises RequestError for messages that the template refuses."""
+    chars = sum(len(message.content) for message in place.messages[place.shared :])
+    try:
+        if chars > LARGE_CHARS:
+            return await asyncio.to_thread(_render, renderer, tree, place, tools)
+        return _render(renderer, tree, place, tools)
+    except UserError as error:
+        raise RequestError("messages", str(error)) from error
+
+
+def _render(renderer: Renderer, tree: CallTree, place: Place, tools: Sequence[ToolSpec]) -> list[int]:
+    """Encode the messages that the parent's ids do not cover.
+
+    An assistant message that was sampled in another context has its sampled ids here too. Others, such as one that the
+    agent wrote or edited, are encoded.
+    """
+    first, *rest = _split_at_assistants(place.messages[place.shared :], opening=place.parent is None)
+    if place.parent is not None:
+        ids = renderer.extend(first, place.parent.completion.stop)
+    else:
+        words = f"{describe_tools(tools)}\n{HOW_TO_CALL}" if tools else ""
+        ids = renderer.start(first, tools, words)
+    for assistant, *following in rest:
+        sampled = tree.find_reply(assistant)
+        if sampled is not None:
+            ids += [*sampled.completion.ids, *renderer.extend(following, sampled.completion.stop)]
+        else:
+            ids += [*renderer.answer(write_calls(assistant)), *renderer.extend(following, Stop.EOS)]
+    return ids
+
+
+def _split_at_assistants(messages: Sequence[Message], opening: bool) -> list[list[Message]]:
+    """Split before each assistant message. The opening is not split before its first user or tool message."""
+    groups: list[list[Message]] = [[]]
+    for message in messages:
+        opened = not opening or len(groups) > 1 or any(each.role in ("user", "tool") for each in groups[0])
+        if message.role == "assistant" and opened:
+            groups.append([])
+        groups[-1].append(message)
+    return groups

@@ -1,0 +1,129 @@
+"""Sampled choices as recorded calls, and recorded calls read back from the store."""
+
+from dataclasses import dataclass
+
+from turnwise.core.messages import Message, ToolCall
+from turnwise.core.protocols import Completion
+from turnwise.core.random_streams import address
+from turnwise.core.trajectory import Stop, Turn
+from turnwise.gateway.chat import ChatReply, ChatRequest, ReplyStop
+from turnwise.gateway.conversation import Digest, digest, digest_message, number_calls, reply_message
+from turnwise.gateway.reading import read_reply
+from turnwise.gateway.store import StoredCall
+from turnwise.gateway.tree import Branch, CallTree, RecordedCall
+from turnwise.render.renderer import Renderer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledChoice:
+    """One sampled choice of a request."""
+
+    branch: Branch
+    completion: Completion
+    extends: bool
+    """True: `context_ids` are appended to the branch. False: they are its whole context."""
+    context_ids: tuple[int, ...]
+    prompt_tokens: int
+    stop_strings: tuple[str, ...]
+
+
+def record_choice(
+    request: ChatRequest,
+    conversation: Digest,
+    sampled: SampledChoice,
+    renderer: Renderer,
+    *,
+    episode: str,
+    number: int,
+    choice: int,
+) -> RecordedCall:
+    """Return the call of a sampled choice. `conversation`: digest of the request's tools and messages."""
+    completion, branch = sampled.completion, sampled.branch
+    parsed = renderer.parse(completion.ids, completion.stop)
+    text = read_reply(completion, parsed, request.tools, sampled.stop_strings)
+    call = f"{address('call', episode, number, choice):016x}"
+    message = reply_message(text.content, text.calls, call)
+    reply_digest = digest_message(*number_calls([message]))
+    stored = StoredCall(
+        id=call,
+        episode=episode,
+        number=number,
+        choice=choice,
+        branch=branch.number,
+        extends=sampled.extends,
+        conversation=digest(conversation, reply_digest),
+        reply=reply_digest,
+        request=request.digest,
+        context_ids=sampled.context_ids,
+        action_ids=completion.ids,
+        logprobs=completion.logprobs,
+        policy_versions=completion.policy_versions,
+        details={
+            "stop": completion.stop.value,
+            "temperature": completion.temperature,
+            "values": list(completion.values),
+            "prompt_tokens": sampled.prompt_tokens,
+            "content": text.content,
+            "thinking": text.thinking,
+            "calls": [[each.name, each.arguments] for each in text.calls],
+            "asked": dict(request.wishes),
+            "stream": branch.session.key.branch,
+            "branch_conversation": branch.conversation.hex(),
+        },
+    )
+    reply = _reply(message, text.thinking, completion, sampled.prompt_tokens, call)
+    return RecordedCall(stored=stored, branch=branch, completion=completion, parsed=parsed, reply=reply)
+
+
+def restore_call(stored: StoredCall, tree: CallTree, renderer: Renderer) -> RecordedCall:
+    """Return the call as it was recorded."""
+    details = stored.details
+    completion = Completion(
+        ids=stored.action_ids,
+        logprobs=stored.logprobs,
+        stop=Stop(details["stop"]),
+        temperature=details["temperature"],
+        policy_versions=stored.policy_versions,
+        values=tuple(details["values"]),
+    )
+    calls = [ToolCall(name=name, arguments=arguments) for name, arguments in details["calls"]]
+    message = reply_message(details["content"], calls, stored.id)
+    return RecordedCall(
+        stored=stored,
+        branch=tree.restore(stored),
+        completion=completion,
+        parsed=renderer.parse(completion.ids, completion.stop),
+        reply=_reply(message, details["thinking"], completion, details["prompt_tokens"], stored.id),
+    )
+
+
+def make_turn(call: RecordedCall, reward: float) -> Turn:
+    """Return the call as a turn of the trajectory."""
+    completion, stored = call.completion, call.stored
+    return Turn(
+        context_ids=stored.context_ids,
+        extends=stored.extends,
+        action_ids=completion.ids,
+        action_logprobs=completion.logprobs,
+        temperature=completion.temperature,
+        spans=call.parsed.spans,
+        message=call.parsed.message,
+        stop=completion.stop,
+        reward=reward,
+        info={"call": stored.id, "branch": stored.branch, "asked": stored.details["asked"]},
+        policy_versions=completion.policy_versions,
+        values=completion.values,
+    )
+
+
+def _reply(message: Message, thinking: str, completion: Completion, prompt_tokens: int, call: str) -> ChatReply:
+    ended: ReplyStop = "length" if completion.stop is Stop.LENGTH else "stop"
+    return ChatReply(
+        message=message,
+        thinking=thinking,
+        stop="tool_calls" if message.tool_calls else ended,
+        prompt_tokens=prompt_tokens,
+        sampled_tokens=len(completion.ids),
+        policy_version=completion.policy_versions[-1] if completion.policy_versions else None,
+        call=call,
+    )
