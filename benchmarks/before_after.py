@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from turnwise.core.image_encoding import import_pillow
+from turnwise.pictures.picture import draw_picture
+from turnwise.pictures.raster import drawing_to_image
+from turnwise.pictures.shapes import Drawing, Label, Rect, Shape
 from turnwise.record.jsonl import read_jsonl
 from turnwise.report.formatting import format_percent
-from turnwise.report.pictures.picture import draw_picture
-from turnwise.report.pictures.raster import drawing_to_image, import_pillow
-from turnwise.report.pictures.shapes import Drawing, Label, Rect, Shape
 
 SCENES, COLUMNS, ROWS = 3, 2, 2
 """Scenes one after the other, each with a grid of maps per side."""

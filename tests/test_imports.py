@@ -34,6 +34,7 @@ ORDER = (
     "render",
     "models",
     "config",
+    "pictures",
     "core",
 )
 """All packages, from the top down, as in the design."""

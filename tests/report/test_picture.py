@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from turnwise.core.messages import Picture, assistant
 from turnwise.core.task import Task
 from turnwise.envs.registry import load_spec
-from turnwise.report.pictures.boards import (
+from turnwise.pictures.boards import (
     choose_board,
     draw_2048,
     draw_connect_four,
@@ -19,9 +19,9 @@ from turnwise.report.pictures.boards import (
     draw_sudoku,
     draw_tic_tac_toe,
 )
-from turnwise.report.pictures.gridworlds import CELL, CELLS
-from turnwise.report.pictures.picture import MAX_CELLS, MAX_SIDE, draw_picture, draw_picture_svg
-from turnwise.report.pictures.shapes import Ellipse, Label, Polylines
+from turnwise.pictures.gridworlds import CELL, CELLS
+from turnwise.pictures.picture import MAX_CELLS, MAX_SIDE, draw_picture, draw_picture_svg
+from turnwise.pictures.shapes import Ellipse, Label, Polylines
 from work_for_tests import count_lines
 
 SVG = "{http://www.w3.org/2000/svg}"

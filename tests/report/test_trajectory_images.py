@@ -8,11 +8,11 @@ pil = pytest.importorskip("PIL", reason="pictures as PNG and GIF need Pillow: pi
 from PIL import Image, ImageChops  # noqa: E402
 
 from turnwise.core.errors import UserError  # noqa: E402
-from turnwise.report.pictures import raster  # noqa: E402
-from turnwise.report.pictures.gridworlds import CELL  # noqa: E402
-from turnwise.report.pictures.picture import draw_picture  # noqa: E402
-from turnwise.report.pictures.raster import drawing_to_image  # noqa: E402
-from turnwise.report.pictures.trajectory_images import (  # noqa: E402
+from turnwise.pictures import raster  # noqa: E402
+from turnwise.pictures.gridworlds import CELL  # noqa: E402
+from turnwise.pictures.picture import draw_picture  # noqa: E402
+from turnwise.pictures.raster import drawing_to_image  # noqa: E402
+from turnwise.report.trajectory_images import (  # noqa: E402
     MAX_STATES,
     TrajectoryImages,
     collect_pictures,
@@ -94,7 +94,7 @@ def test_split_by_font_finds_a_glyph_in_every_script(optional_part: Any) -> None
     if (missing := raster.describe_missing_fonts()) is not None:
         optional_part(missing)
     for letter in "aß漢あ한┌│🦊":
-        for piece, font, _ in raster.split_by_font(letter, bold=False, mono=False, size=32):
+        for piece, font, _ in raster.split_by_font(letter, raster.font_chain(bold=False, mono=False), 32):
             box = font.getmask(raster.UNASSIGNED)
             assert (font.getmask(piece).size, bytes(font.getmask(piece))) != (box.size, bytes(box)), letter
 
@@ -107,7 +107,7 @@ def test_drawing_to_image_keeps_emoji_colours(optional_part: Any) -> None:
 
 
 def test_split_by_font_keeps_the_text() -> None:
-    pieces = [piece for piece, _, _ in raster.split_by_font("abc 漢字 x", bold=False, mono=False, size=20)]
+    pieces = [piece for piece, _, _ in raster.split_by_font("abc 漢字 x", raster.font_chain(bold=False, mono=False), 20)]
     assert "".join(pieces) == "abc 漢字 x"
 
 

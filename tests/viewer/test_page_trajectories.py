@@ -6,7 +6,7 @@ from urllib.parse import unquote
 import pytest
 from browser_for_tests import GAINED, HOSTILE, LOST, ONE, OTHER, STEPS, TWO, Viewer, expect
 
-from turnwise.report.pictures.picture import draw_picture_svg
+from turnwise.pictures.picture import draw_picture_svg
 
 ROWS = "table.list tbody tr"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from server_for_tests import add_episode, ask, client, episode, get, line, make_evaluation, make_run, turn
 
+from turnwise.pictures.picture import draw_picture_svg
 from turnwise.record.disk import FolderLock
-from turnwise.report.pictures.picture import draw_picture_svg
 
 ROWS = [
     {"step": 0, "time/warmup_s": 1.5},

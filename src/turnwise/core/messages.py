@@ -1,6 +1,6 @@
 """Messages between an agent and its environment: text and image parts, tool calls, tool specs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -42,14 +42,36 @@ class TextPart:
     """The text itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ImagePart:
-    """An encoded image file, such as a PNG."""
+    """An encoded image file, such as a PNG. Equal to every other part with the same bytes."""
 
-    data: bytes
+    data: bytes = field(repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return self.data == other.data if isinstance(other, ImagePart) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.data)
 
 
 ContentPart = TextPart | ImagePart
+
+
+Content = str | ImagePart | Sequence[str | ImagePart]
+"""A message's text, an image, or several of both in order."""
+
+
+def content_parts(content: Content) -> tuple[ContentPart, ...]:
+    """Return the parts of a message with this content. Raises TypeError for anything that is neither text nor image."""
+    if isinstance(content, str):
+        return text_parts(content)
+    found: list[ContentPart] = []
+    for item in (content,) if isinstance(content, ImagePart) else content:
+        if not isinstance(item, str | ImagePart):
+            raise TypeError(type(item).__name__)
+        found += text_parts(item) if isinstance(item, str) else [item]
+    return tuple(found)
 
 
 def text_parts(text: str) -> tuple[TextPart, ...]:
@@ -86,9 +108,9 @@ def system(content: str) -> Message:
     return Message(role="system", parts=text_parts(content))
 
 
-def user(content: str) -> Message:
-    """Return a user message."""
-    return Message(role="user", parts=text_parts(content))
+def user(content: Content) -> Message:
+    """Return a user message: text, an image, or several of both."""
+    return Message(role="user", parts=content_parts(content))
 
 
 def assistant(content: str) -> Message:

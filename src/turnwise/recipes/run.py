@@ -41,10 +41,10 @@ from turnwise.recipes.training_run import (
 )
 from turnwise.recipes.validate import check_run
 from turnwise.report.learning_curve import draw_learning_curve
-from turnwise.report.pictures.trajectory_images import TrajectoryImages
 from turnwise.report.progress import Progress, explain_idle_step
 from turnwise.report.tables import run_table, seeds_table
 from turnwise.report.terminal import make_console, print_command
+from turnwise.report.trajectory_images import TrajectoryImages
 from turnwise.training.asynchronous import AsyncRolloutStage, LearnerThread
 from turnwise.training.checkpoints import Checkpoints, State, restore
 from turnwise.training.loop import Loop

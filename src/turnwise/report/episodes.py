@@ -10,10 +10,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from turnwise.pictures.picture import draw_picture_svg
 from turnwise.record.jsonl_follower import parse_line
 from turnwise.record.metrics import finite_number
 from turnwise.report.formatting import format_decimal, shorten
-from turnwise.report.pictures.picture import draw_picture_svg
 
 STATUS_WORDS = {
     "truncated_turns": "out of turns",

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnwise.report.formatting import format_percent, to_single_line
+from turnwise.pictures.text import to_single_line
+from turnwise.report.formatting import format_percent
 from turnwise.report.svg import BLUE, GRID, INK, ORANGE, svg_line, svg_start, svg_text
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 210, 96, 66, 48

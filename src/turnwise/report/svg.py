@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from turnwise.report.formatting import to_single_line
+from turnwise.pictures.text import to_single_line
 
 INK, GRID = "#7f8790", "#7f879040"
 BLUE, ORANGE = "#4c8fd6", "#e0722a"

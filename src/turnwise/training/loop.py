@@ -20,8 +20,8 @@ from turnwise.core.token_name import TokenName
 from turnwise.evaluation.episodes import Evaluation
 from turnwise.record.metrics import rollout_metrics, staleness_metrics
 from turnwise.record.run_folder import RunFolder
-from turnwise.report.pictures.trajectory_images import TrajectoryImages
 from turnwise.report.progress import Progress
+from turnwise.report.trajectory_images import TrajectoryImages
 from turnwise.rewards.services import RewardServices
 from turnwise.rollout.failures import DropMonitor
 from turnwise.training.asynchronous import LearnerThread

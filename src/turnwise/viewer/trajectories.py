@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from turnwise.core.errors import UserError
-from turnwise.report.pictures.picture import draw_picture_svg
+from turnwise.pictures.picture import draw_picture_svg
 from turnwise.viewer.index import FOLDER, MAX_TOKEN_ID, MAX_TRAJECTORY
 from turnwise.viewer.json_io import encode_json, read_row
 from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, assert_never
 from xml.sax.saxutils import escape, quoteattr
 
-from turnwise.report.formatting import display_width, to_single_line
+from turnwise.pictures.text import display_width, to_single_line
 
 Point = tuple[float, float]
 Anchor = Literal["start", "middle", "end"]

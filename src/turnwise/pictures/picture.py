@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from turnwise.report.formatting import clip, display_width, show_invisible, to_single_line, wrap
-from turnwise.report.pictures.boards import choose_board
-from turnwise.report.pictures.gridworlds import DARK, CellRows, draw_gridworld, is_known_cell
-from turnwise.report.pictures.shapes import Drawing, Label, Rect, Shape, SizedShapes, drawing_to_svg
+from turnwise.pictures.boards import choose_board
+from turnwise.pictures.gridworlds import DARK, CellRows, draw_gridworld, is_known_cell
+from turnwise.pictures.shapes import Drawing, Label, Rect, Shape, SizedShapes, drawing_to_svg
+from turnwise.pictures.text import clip, display_width, show_invisible, to_single_line, wrap
 
 MAX_CELLS, MAX_SIDE = 1024, 128
 """Larger pictures are not drawn: they would be unreadable and slow a page down."""
@@ -47,7 +47,7 @@ def draw_picture(picture: Mapping[str, Any]) -> Drawing:
         return _draw_note(f"{len(cells)} x {max(map(_length, cells))} cells, too large to draw")
     rows = [[_name(cell) for cell in row] if _is_list(row) else [_name(row)] for row in cells]
     caption = _name(picture.get("caption") or "")
-    width, height, shapes = _draw_cells([row for row in rows if row], caption)
+    width, height, shapes = draw_cells([row for row in rows if row], caption)
     return _add_notes(width, height, shapes, _notes(caption, picture.get("info")), _title(rows, caption))
 
 
@@ -66,7 +66,7 @@ def _name(value: Any) -> str:
     return str(value) if small else type(value).__name__
 
 
-def _draw_cells(rows: list[list[str]], caption: str) -> SizedShapes:
+def draw_cells(rows: list[list[str]], caption: str) -> SizedShapes:
     """Draw a known board; a gridworld if any cell is known; else a table of text."""
     if (board := choose_board(rows, caption)) is not None:
         return board(rows)

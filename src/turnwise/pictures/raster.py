@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
 from turnwise.core.errors import UserError
-from turnwise.report.formatting import EMOJI_JOINER, display_width, to_single_line
-from turnwise.report.pictures.shapes import BASELINE, Drawing, Ellipse, Label, Point, Polygon, Polylines, Rect, Shape
+from turnwise.core.image_encoding import import_pillow
+from turnwise.pictures.shapes import BASELINE, Drawing, Ellipse, Label, Point, Polygon, Polylines, Rect, Shape
+from turnwise.pictures.text import EMOJI_JOINER, display_width, to_single_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -23,36 +24,32 @@ MAX_PIXELS = 16_000_000
 PAPER = "#ffffff"
 
 
-def import_pillow() -> Any:
-    """Return the package, or raise an error that says how to install it."""
-    try:
-        import PIL.Image
-        import PIL.ImageDraw
-    except ImportError as error:
-        raise UserError("Pictures as PNG and GIF need Pillow: pip install 'turnwise[pictures]'.") from error
-    return PIL
+def drawing_to_image(
+    drawing: Drawing, scale: float = 2.0, paper: str = PAPER, *, installed_fonts: bool = True
+) -> "Image":
+    """Draw at `scale` pixels per unit, or fewer if the image would exceed MAX_PIXELS.
 
-
-def drawing_to_image(drawing: Drawing, scale: float = 2.0, paper: str = PAPER) -> "Image":
-    """Draw at `scale` pixels per unit, or fewer if the image would exceed MAX_PIXELS."""
+    Without `installed_fonts`, texts are drawn in Pillow's built-in font, so that every machine gets the same pixels.
+    """
     margin = drawing.margin
     width, height = drawing.width + 2 * margin, drawing.height + 2 * margin
     scale = min(scale, (MAX_PIXELS / (width * height)) ** 0.5 / SUPERSAMPLING)
     fine = scale * SUPERSAMPLING
     pil = import_pillow()
     large = pil.Image.new("RGB", (max(round(width * fine), 1), max(round(height * fine), 1)), paper)
-    pen = _Pen(large, fine, margin)
+    pen = _Pen(large, fine, margin, installed_fonts)
     for shape in drawing.shapes:
         pen.draw(shape)
     return large.resize((max(round(width * scale), 1), max(round(height * scale), 1)), pil.Image.Resampling.LANCZOS)
 
 
 class _Pen:
-    def __init__(self, image: "Image", scale: float, margin: float) -> None:
+    def __init__(self, image: "Image", scale: float, margin: float, installed_fonts: bool) -> None:
         self._image = image
         self._draw = import_pillow().ImageDraw.Draw(image)
         self._scale = scale
         self._margin = margin
+        self._installed_fonts = installed_fonts
 
     def draw(self, shape: Shape) -> None:
         match shape:
@@ -117,7 +114,7 @@ class _Pen:
         if label.mono:
             self._columns(label, text, size)
             return
-        pieces = list(split_by_font(text, bold=label.bold, mono=False, size=size))
+        pieces = list(self._split(text, size, bold=label.bold))
         widths = [font.getlength(piece) * size / font_size for piece, font, font_size in pieces]
         x, y = self._at((label.x, label.y + BASELINE * label.size))
         x -= {"start": 0.0, "middle": 0.5, "end": 1.0}[label.anchor] * sum(widths)
@@ -130,9 +127,15 @@ class _Pen:
         left, y = self._at((label.x, label.y + BASELINE * label.size))
         column = 0
         for letter in text:
-            for piece, font, font_size in split_by_font(letter, bold=False, mono=True, size=size):
+            for piece, font, font_size in self._split(letter, size, mono=True):
                 self._piece(left + 0.6 * size * column, y, piece, font, font_size, size, label.fill)
             column += display_width(letter)
+
+    def _split(
+        self, text: str, size: int, *, bold: bool = False, mono: bool = False
+    ) -> "Iterator[tuple[str, FreeTypeFont, int]]":
+        chain = font_chain(bold, mono) if self._installed_fonts else (None,)
+        return split_by_font(text, chain, size)
 
     def _piece(self, x: float, y: float, text: str, font: Any, font_size: int, size: int, fill: str) -> None:
         if font_size == size:
@@ -239,12 +242,11 @@ def describe_missing_fonts() -> str | None:
     )
 
 
-def split_by_font(text: str, *, bold: bool, mono: bool, size: int) -> Iterator[tuple[str, "FreeTypeFont", int]]:
-    """Split text into pieces, each with a font that has its characters and the size of that font.
+def split_by_font(text: str, chain: Sequence[Path | None], size: int) -> Iterator[tuple[str, "FreeTypeFont", int]]:
+    """Split text into pieces, each with the first font of `chain` that has its characters, and that font's size.
 
     Characters that no font has go to the first font.
     """
-    chain = _chain(bold, mono)
     piece, chosen = "", chain[0]
     for letter in text:
         best = (
@@ -258,7 +260,7 @@ def split_by_font(text: str, *, bold: bool, mono: bool, size: int) -> Iterator[t
         yield piece, *_load_font(chosen, size)
 
 
-def _chain(bold: bool, mono: bool) -> tuple[Path | None, ...]:
+def font_chain(bold: bool, mono: bool) -> tuple[Path | None, ...]:
     """Return the fonts to try in order; None is Pillow's built-in font."""
     preferred = find_font(MONO_FONTS) if mono else find_font(BOLD_FONTS) if bold else None
     paths = [preferred, find_font(SANS_FONTS), find_font(EMOJI_FONTS), find_font(CJK_FONTS), find_font(MONO_FONTS)]

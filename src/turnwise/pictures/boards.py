@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from math import isqrt
 
-from turnwise.report.pictures.gridworlds import CELL, DARK, CellRows
-from turnwise.report.pictures.shapes import Ellipse, Label, Polylines, Rect, Shape, SizedShapes
+from turnwise.pictures.gridworlds import CELL, DARK, CellRows
+from turnwise.pictures.shapes import Ellipse, Label, Polylines, Rect, Shape, SizedShapes
 
 EMPTY, YOU, OPPONENT = "empty", "you", "opponent"
 FAINT = "#8b939c"

@@ -5,8 +5,8 @@ A function `_name(x, y, s)` draws one cell: the square of side `s` with the top 
 
 from collections.abc import Callable, Sequence
 
-from turnwise.report.formatting import display_width, wrap
-from turnwise.report.pictures.shapes import Ellipse, Label, Point, Polygon, Polylines, Rect, Shape, SizedShapes
+from turnwise.pictures.shapes import Ellipse, Label, Point, Polygon, Polylines, Rect, Shape, SizedShapes
+from turnwise.pictures.text import display_width, wrap
 
 CellRows = Sequence[Sequence[str]]
 DrawCell = Callable[[float, float, float], list[Shape]]

@@ -1,0 +1,1 @@
+"""Pictures of environment states: grids of named cells as SVG for pages and as pixels for files and models."""

@@ -1,1 +1,0 @@
-"""Pictures of environment states: SVG for pages, PNG and GIF for files."""

@@ -1,0 +1,110 @@
+"""`tw.Image` takes what users have, and rejects what no model could see in one line."""
+
+import io
+import pickle
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL")
+
+from PIL import Image as PillowImage
+
+from turnwise.core.errors import UserError
+from turnwise.core.image_encoding import MAX_BYTES, MAX_SIDE, Image
+from turnwise.core.messages import ImagePart, Message, TextPart, user
+
+
+def pixels(image: ImagePart) -> np.ndarray:
+    opened = PillowImage.open(io.BytesIO(image.data))
+    assert (opened.format, opened.mode) == ("PNG", "RGB")
+    return np.asarray(opened)
+
+
+def encoded(image: PillowImage.Image, file_format: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, file_format, **options)
+    return buffer.getvalue()
+
+
+def gradient(height: int = 6, width: int = 9) -> np.ndarray:
+    return np.arange(height * width * 3, dtype=np.uint8).reshape(height, width, 3)
+
+
+def test_image_of_array_pillow_and_png_have_the_same_pixels() -> None:
+    array = gradient()
+    png = encoded(PillowImage.fromarray(array))
+    for source in (array, np.asfortranarray(array), PillowImage.fromarray(array), png, bytearray(png)):
+        assert np.array_equal(pixels(Image(source)), array)
+
+
+def test_image_keeps_the_bytes_of_an_rgb_png() -> None:
+    png = encoded(PillowImage.fromarray(gradient()), compress_level=0)
+    assert Image(png).data == png
+
+
+def test_image_of_grey_and_transparent_sources_is_rgb() -> None:
+    grey = np.full((4, 5), 7, np.uint8)
+    assert (pixels(Image(grey)) == 7).all()
+    assert (pixels(Image(grey[:, :, None])) == 7).all()
+    clear = np.zeros((4, 5, 4), np.uint8)
+    assert (pixels(Image(clear)) == 255).all()
+    palette = PillowImage.new("P", (3, 3), 0)
+    palette.info["transparency"] = 0
+    assert (pixels(Image(encoded(palette, transparency=0))) == 255).all()
+
+
+def test_image_of_jpeg_webp_and_gif_becomes_png() -> None:
+    for file_format in ("JPEG", "WEBP", "GIF"):
+        assert pixels(Image(encoded(PillowImage.new("RGB", (8, 8), "red"), file_format))).shape == (8, 8, 3)
+
+
+def bomb() -> bytes:
+    """A PNG that states 60,000 x 60,000 pixels in its header."""
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"\0" * 1000)), (b"IEND", b"")]
+    body = [struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(body)
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        (None, "NoneType"),
+        ("a.png", "str"),
+        ([[1, 2]], "list"),
+        (np.zeros((4, 4, 3)), "float64"),
+        (np.zeros((3, 4, 5), np.uint8), "(3, 4, 5)"),
+        (np.zeros((0, 4, 3), np.uint8), "4 x 0"),
+        (np.zeros((1, MAX_SIDE + 1), np.uint8), "pixels"),
+        (b"", "0 bytes"),
+        (b"not an image", "not a PNG"),
+        (encoded(PillowImage.new("RGB", (64, 64)))[:-30], "not a PNG"),
+        (bomb(), "pixels: make it smaller"),
+        (b"\0" * (MAX_BYTES + 1), "more than"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a PNG"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_image_rejects_wrong_sources_in_one_line(source: Any, problem: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Image(source)
+    assert problem in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 250
+
+
+def test_image_equals_a_stored_part_with_the_same_bytes() -> None:
+    image = Image(gradient())
+    assert image == ImagePart(data=image.data) and hash(image) == hash(ImagePart(data=image.data))
+    assert pickle.loads(pickle.dumps(image)) == image
+    assert image != ImagePart(data=b"") and image != "text"
+
+
+def test_user_message_keeps_text_and_images_in_order() -> None:
+    image = Image(gradient())
+    message = user(["before", image, "", "after"])
+    assert message.parts == (TextPart(text="before"), image, TextPart(text="after"))
+    assert (message.content, message.images) == ("beforeafter", (image,))
+    assert user(image) == Message(role="user", parts=(image,))
