@@ -54,6 +54,7 @@ PYTHON_GROUPS = {
         "StepResult",
         "Message",
         "TextPart",
+        "Image",
         "ToolSpec",
         "Picture",
         "system",

@@ -24,6 +24,7 @@ def test_public_names_are_stable() -> None:
         "Config",
         "Env",
         "EvaluationResult",
+        "Image",
         "InfrastructureFailure",
         "LossInputs",
         "LossResult",

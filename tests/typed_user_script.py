@@ -96,7 +96,7 @@ def print_success(row: Mapping[str, Any]) -> None:
 
 def show(tool: tw.Tool) -> tw.ToolResult:
     print(tool.spec)
-    return tw.ToolResult(text="shown")
+    return tw.ToolResult(text="shown", images=(tw.Image(b""),))
 
 
 def main() -> None:

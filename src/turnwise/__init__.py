@@ -45,6 +45,7 @@ PUBLIC = {
     "ToolResult": "turnwise.tools.tool:ToolResult",
     "ToolError": "turnwise.tools.tool:ToolError",
     "ToolSpec": "turnwise.core.messages:ToolSpec",
+    "Image": "turnwise.core.image_encoding:Image",
     "InfrastructureFailure": "turnwise.core.errors:InfrastructureFailure",
     "UserError": "turnwise.core.errors:UserError",
     "advantage": "turnwise.algos.advantages:advantage",
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from turnwise.config.schema import Config as Config
     from turnwise.core.errors import InfrastructureFailure as InfrastructureFailure
     from turnwise.core.errors import UserError as UserError
+    from turnwise.core.image_encoding import Image as Image
     from turnwise.core.messages import Message as Message
     from turnwise.core.messages import Picture as Picture
     from turnwise.core.messages import TextPart as TextPart

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import mcp_types as types
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
+from turnwise.core.image_encoding import Image
 from turnwise.envs.registry import load_spec
 from turnwise.tools.mcp.messages import read_lines, read_message
 from turnwise.tools.mcp.options import McpOptions, make_mcp_source, resolve_server
-from turnwise.tools.mcp.tools import McpTool, build_tools, to_tool_result
+from turnwise.tools.mcp.tools import MAX_IMAGES, McpTool, build_tools, to_tool_result
 from turnwise.tools.mcp.transports import OutputTail
 from turnwise.tools.tool import ToolError, ToolResult, ToolRules
 
@@ -270,10 +272,27 @@ def test_arguments_pass_unchanged_or_are_refused(arguments: dict[str, Any]) -> N
         assert 0 < len(str(error)) < 400
 
 
-def convert(*content: Any, limit: int = 100, **fields: Any) -> ToolResult:
-    return to_tool_result(
-        types.CallToolResult(content=list(content), **fields), limit, lambda text: text.replace("secret", "*")
-    )
+def convert(*content: Any, limit: int = 100, with_images: bool = False, **fields: Any) -> ToolResult:
+    result = types.CallToolResult(content=list(content), **fields)
+    return to_tool_result(result, limit, lambda text: text.replace("secret", "*"), with_images=with_images)
+
+
+def image_content(data: bytes) -> types.ImageContent:
+    return types.ImageContent(data=base64.b64encode(data).decode(), mime_type="image/png")
+
+
+def test_images_are_shown_on_request_and_broken_ones_become_notes() -> None:
+    pytest.importorskip("PIL")
+    png = Image(np.zeros((2, 2, 3), np.uint8)).data
+    parts = (types.TextContent(text="seen"), image_content(png), image_content(b"broken"), image_content(png))
+    shown = convert(*parts, with_images=True)
+    assert [image.data for image in shown.images] == [png, png]
+    assert shown.text.split("\n") == ["seen", "[image png, 6 bytes]"]
+    assert convert(*parts).images == ()
+    not_base64 = types.ImageContent(data="?", mime_type="image/png")
+    assert convert(not_base64, with_images=True).text == "[image png, 0 bytes]"
+    many = convert(*[image_content(png)] * 20, limit=1000, with_images=True)
+    assert (len(many.images), len(many.text.split("\n"))) == (MAX_IMAGES, 20 - MAX_IMAGES)
 
 
 def test_images_and_resources_become_notes() -> None:

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from turnwise.core.blocking import allow_interrupts
 from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.core.image_encoding import Image
 from turnwise.core.messages import ToolCall
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.tool import ToolError, ToolResult
@@ -62,6 +64,22 @@ def test_call_all_returns_results_in_order() -> None:
     )
     assert [each.text for each in found] == ["3", '{"degrees": 20, "unit": "C"}', "0"]
     assert not any(each.failed for each in found)
+
+
+def test_images_of_a_function_come_after_its_text() -> None:
+    pytest.importorskip("PIL")
+    image = Image(np.zeros((2, 2, 3), np.uint8))
+
+    def photo(several: bool) -> Any:
+        """Take a photo."""
+        return ["one", image, {"two": 2}] if several else image
+
+    async def take(several: bool) -> ToolResult:
+        async with ToolBox([from_function(photo)]).open(0) as tools:
+            return await tools.call(call("photo", json.dumps({"several": several})))
+
+    assert asyncio.run(take(True)) == ToolResult(text='one\n{"two": 2}', images=(image,))
+    assert asyncio.run(take(False)) == ToolResult(text="", images=(image,))
 
 
 @pytest.mark.parametrize(

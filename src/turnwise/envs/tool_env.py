@@ -136,7 +136,7 @@ class ToolEnvRunner(TextEnvRunner):
 
     def _tool_message(self, call: ToolCall, result: ToolResult) -> Message:
         text = truncate_middle(result.text, self.tool_env.params.max_output)
-        return Message(role="tool", parts=text_parts(text), call_id=call.call_id)
+        return Message(role="tool", parts=(*text_parts(text), *result.images), call_id=call.call_id)
 
     async def close(self) -> None:
         await self._open.aclose()

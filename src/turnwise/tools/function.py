@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from turnwise.config.keys import read_options
 from turnwise.core.blocking import EventLoopBlocked, interruptible
 from turnwise.core.errors import FOREIGN_ERRORS, InfrastructureFailure, UserError
-from turnwise.core.messages import ToolSpec
+from turnwise.core.messages import ImagePart, ToolSpec
 from turnwise.core.source_location import error_location
 from turnwise.tools.docstrings import split_docstring
 from turnwise.tools.tool import ToolBug, ToolError, ToolResult, ToolRules
@@ -84,7 +84,7 @@ class FunctionTool:
             raise ToolError(f"{type(error).__name__}: {error}") from error
         except FOREIGN_ERRORS as error:
             raise _bug(error, self.function) from error
-        return value if isinstance(value, ToolResult) else ToolResult(text=_to_text(value))
+        return _to_result(value)
 
 
 def from_function(function: Callable[..., Any]) -> FunctionTool:
@@ -145,6 +145,18 @@ def _bug(error: BaseException, function: Callable[..., Any]) -> ToolBug:
     error = error.error if isinstance(error, _ThreadExit) else error
     message = " ".join(str(error).split())
     return ToolBug(": ".join([error_location(error, function), type(error).__name__, *[message] * bool(message)]))
+
+
+def _to_result(value: Any) -> ToolResult:
+    """Return what the agent sees of a value: images after the text, other values as JSON or text."""
+    if isinstance(value, ToolResult):
+        return value
+    items = value if isinstance(value, list | tuple) else [value]
+    images = tuple(item for item in items if isinstance(item, ImagePart))
+    if not images:
+        return ToolResult(text=_to_text(value))
+    texts = [_to_text(item) for item in items if not isinstance(item, ImagePart)]
+    return ToolResult(text="\n".join(texts), images=images)
 
 
 def _to_text(value: Any) -> str:

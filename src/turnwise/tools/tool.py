@@ -7,7 +7,7 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 
 from pydantic import Field
 
-from turnwise.core.messages import ToolSpec
+from turnwise.core.messages import ImagePart, ToolSpec
 from turnwise.core.section import Positive
 
 
@@ -39,6 +39,8 @@ class ToolResult:
 
     text: str
     """Shown to the agent."""
+    images: tuple[ImagePart, ...] = ()
+    """Shown after the text: `tw.Image` objects."""
     failed: bool = False
     """The agent made a mistake."""
     reward: float = 0.0

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from turnwise.config.keys import read_options
 from turnwise.config.secrets import PLACEHOLDER, VARIABLE, reject_keys, split_url
 from turnwise.core.errors import UserError
+from turnwise.core.image_encoding import import_pillow
 from turnwise.core.section import Positive
 from turnwise.tools.tool import ToolSource
 
@@ -49,6 +50,8 @@ class McpOptions(BaseModel):
     twice. With one server per episode the episode is retried instead, since the state is lost."""
     max_output: Positive = 10_000
     """Characters kept of an answer; the middle is cut."""
+    images: bool = False
+    """Show the images of answers to the model, which must be a vision-language model. False: a note in their place."""
     env: VariableNames = {}
     """Environment variables of the server, as the names of our variables that hold the values."""
     headers: VariableNames = {}
@@ -81,6 +84,8 @@ class McpServer:
 def make_mcp_source(options: Mapping[str, Any]) -> ToolSource:
     """Create a source from `McpOptions`. Raises UserError if they are wrong, or the SDK is not installed."""
     checked = read_options(McpOptions, options, "an MCP server")
+    if checked.images:
+        import_pillow()
     try:
         from turnwise.tools.mcp.source import McpSource  # the SDK is optional, and takes a second to import
     except ImportError as error:

@@ -91,7 +91,7 @@ class McpSource:
             result = await connection.call(name, arguments)
         except ToolError as error:
             raise ToolError(self.server.redact(str(error))) from None
-        return to_tool_result(result, self.options.max_output, self.server.redact)
+        return to_tool_result(result, self.options.max_output, self.server.redact, with_images=self.options.images)
 
     @property
     def _shared_tools(self) -> tuple[types.Tool, ...]:

@@ -1,9 +1,10 @@
 """Tools of an MCP server as turnwise tools: checked names and schemas, validated arguments, answers as text."""
 
+import base64
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import mcp_types as types
@@ -23,6 +24,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from turnwise.core.errors import UserError
+from turnwise.core.image_encoding import Image
 from turnwise.core.messages import ToolSpec
 from turnwise.core.suggestions import suggest
 from turnwise.core.truncation import truncate_middle
@@ -33,7 +35,7 @@ NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 MAX_DESCRIPTION_CHARS = 2000
 MAX_SCHEMA_CHARS = 50_000
 MAX_ERROR_CHARS = 200
-MAX_PARTS = 256
+MAX_PARTS, MAX_IMAGES = 256, 8
 MAX_NAME_CHARS = 120
 NO_OUTPUT = "(no output)"
 FIX = 'exclude it by listing the others in tools = ["...", ...]'
@@ -137,20 +139,34 @@ def _describe(error: ValidationError) -> str:
     return truncate_middle(f"{path}: {error.message}" if path else error.message, MAX_ERROR_CHARS)
 
 
-def to_tool_result(result: CallToolResult, limit: int, redact: Callable[[str], str]) -> ToolResult:
-    """Convert a server's answer: its text, with notes for images and files.
+def to_tool_result(
+    result: CallToolResult, limit: int, redact: Callable[[str], str], *, with_images: bool = False
+) -> ToolResult:
+    """Convert a server's answer: its text and images, with notes for files and for images that are not shown.
 
     `limit`: characters. `redact` removes the server's keys, and runs before truncation could split one.
     """
-    text = truncate_middle(redact("\n".join(_content_parts(result))), limit)
-    return ToolResult(text=text or NO_OUTPUT, failed=result.is_error)
+    images = _read_images(result) if with_images else {}
+    text = truncate_middle(redact("\n".join(_content_parts(result, images))), limit)
+    return ToolResult(text=text or ("" if images else NO_OUTPUT), images=tuple(images.values()), failed=result.is_error)
 
 
-def _content_parts(result: CallToolResult) -> list[str]:
-    parts = [text for content in result.content[:MAX_PARTS] if (text := _content_text(content))]
+def _read_images(result: CallToolResult) -> dict[int, Image]:
+    """Return the images of an answer by index. Broken and very large ones, and those after MAX_IMAGES, become notes."""
+    images: dict[int, Image] = {}
+    for index, content in enumerate(result.content[:MAX_PARTS]):
+        if isinstance(content, ImageContent) and len(images) < MAX_IMAGES:
+            with suppress(UserError, ValueError):
+                images[index] = Image(base64.b64decode(content.data, validate=True))
+    return images
+
+
+def _content_parts(result: CallToolResult, images: Mapping[int, Image]) -> list[str]:
+    shown = [content for index, content in enumerate(result.content[:MAX_PARTS]) if index not in images]
+    parts = [text for content in shown if (text := _content_text(content))]
     if len(result.content) > MAX_PARTS:
         parts.append(f"[{len(result.content) - MAX_PARTS} more parts]")
-    if not parts and result.structured_content is not None:
+    if not parts and not images and result.structured_content is not None:
         parts = [json.dumps(result.structured_content, ensure_ascii=False)]
     return parts
 
