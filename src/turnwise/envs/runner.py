@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turnwise.core.errors import EnvironmentFailure, UserError, failure_boundary
-from turnwise.core.messages import Message, Picture, system, user
+from turnwise.core.messages import Content, ImagePart, Message, Picture, content_parts, system, user
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.envs.answers import Answer, format_answer, invalid_action_line, match_name, read_answer
+from turnwise.envs.reasoning import SECTIONS, ReasoningFormat, describe_format, score_section
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome, TextEnv
 from turnwise.rewards.functions import describe_value, to_float
@@ -46,7 +47,7 @@ class TextEnvRunner:
     def __init__(self, env: TextEnv, start_rng: random.Random, seed: int = 0) -> None:
         self.env = env
         self._start_rng = start_rng
-        self._observation: str | None = None
+        self._observation: Content | None = None
         self._turns = 0
         self._actions = 0
         self._over = False
@@ -60,11 +61,11 @@ class TextEnvRunner:
             messages = (system(system_prompt(self.env)), user(self._observation))
         return Observation(messages=messages, picture=self._draw())
 
-    async def _reset(self) -> str:
+    async def _reset(self) -> Content:
         """Reset until the start state is in the task's split, if start states are split."""
         for _ in range(MAX_RESETS):
             made = self.env.reset(self._start_rng)
-            observation = _text(await made if isinstance(made, Awaitable) else made, "reset")
+            observation = _check_content(await made if isinstance(made, Awaitable) else made, "reset")
             if not self.env.split_start_states or self.env.split in (None, split_of_state(self.env.start_key())):
                 return observation
         raise UserError(
@@ -76,8 +77,9 @@ class TextEnvRunner:
             raise RuntimeError("step before start, or after the end of the episode")
         with self._attribute_errors("state_key"):
             state = self.env.state_key()
+        reasoning = StateReasoning(self.env, action.content)
         answer = read_answer(action.content, several=self.env.max_actions_per_turn > 1)
-        turn = await self._run(answer)
+        turn = reasoning.add_rewards(await self._run(answer))
         self._turns += 1
         self._actions += len(turn.actions)
         truncated = not turn.over and bool(self._limit_reached())
@@ -137,7 +139,7 @@ class TextEnvRunner:
             raise EnvironmentFailure(
                 f"{type(self.env).__name__}.step returned {type(outcome).__name__}: return won, lost or goes_on"
             )
-        _text(outcome.text, "step")
+        _check_content(outcome.text, "step")
         reward = to_float(outcome.reward)
         if not abs(reward) <= MAX_REWARD:  # also catches NaN
             raise EnvironmentFailure(
@@ -165,24 +167,71 @@ class TextEnvRunner:
             return "No actions left."
         return "No turns left." if self._turns >= self.env.max_turns else ""
 
-    def _reply(self, turn: TurnOutcome) -> str:
+    def _reply(self, turn: TurnOutcome) -> Content:
         """Build a short reply, since every token costs: the problem, if any, then the observation."""
-        lines = [turn.problem]
+        before = [turn.problem]
         if turn.ignored:
-            lines.append(f"Too many actions: {len(turn.actions)} ran.")
-        lines.append(self._observation or "OK.")
-        if not turn.over:
-            lines.append(self._limit_reached())
-        return "\n".join(line for line in lines if line)
+            before.append(f"Too many actions: {len(turn.actions)} ran.")
+        after = "" if turn.over else self._limit_reached()
+        return join_lines([*before, self._observation or "OK.", after])
 
     def _attribute_errors(self, where: str, passing: tuple[type[Exception], ...] = ()) -> AbstractContextManager[None]:
         return failure_boundary(f"{type(self.env).__name__}.{where}", passing)
 
 
-def _text(value: str, where: str) -> str:
-    if not isinstance(value, str):
-        raise EnvironmentFailure(f"{where} returned {type(value).__name__} instead of the observation's text")
+def _check_content(value: Content, where: str) -> Content:
+    """Return the observation if it is text, images or both."""
+    try:
+        content_parts(value)
+    except TypeError as error:
+        raise EnvironmentFailure(
+            f"{where} returned {type(value).__name__} instead of the observation's text or tw.Image ({error})"
+        ) from error
     return value
+
+
+def join_lines(lines: Sequence[Content]) -> Content:
+    """Join texts by line breaks, around the images of those that have any. Leaves out empty ones."""
+    shown = [line for line in lines if line]
+    texts = [line for line in shown if isinstance(line, str)]
+    if len(texts) == len(shown):
+        return "\n".join(texts)
+    parts: list[str | ImagePart] = []
+    for line in shown:
+        parts += ["\n"] * bool(parts)
+        parts += [line] if isinstance(line, str | ImagePart) else line
+    return parts
+
+
+class StateReasoning:
+    """Scores the states that one reply describes and predicts, if `env.params.reasoning` asks for them."""
+
+    def __init__(self, env: TextEnv, reply: str) -> None:
+        """Call it before the reply's actions run."""
+        self._env, self._reply = env, reply
+        self._sections = SECTIONS[reasoning_format(env)]
+        self._before = self._state() if self._sections else ""
+
+    def add_rewards(self, turn: TurnOutcome) -> TurnOutcome:
+        """Add the rewards of the sections. A prediction without a valid action scores 0: nothing followed from it."""
+        if not self._sections:
+            return turn
+        scores = {}
+        if "observation" in self._sections:
+            scores["grounding"] = score_section(self._reply, "observation", self._before)
+        if "prediction" in self._sections:
+            scores["prediction"] = 0.0 if turn.problem else score_section(self._reply, "prediction", self._state())
+        reward = sum(getattr(self._env.params, f"{name}_reward") * score for name, score in scores.items())
+        return replace(turn, reward=turn.reward + reward, parts={**turn.parts, **scores})
+
+    def _state(self) -> str:
+        with failure_boundary(f"{type(self._env).__name__}.state_text"):
+            state = self._env.state_text()
+        if not isinstance(state, str):
+            raise EnvironmentFailure(
+                f"{type(self._env).__name__}.state_text returned {describe_value(state)}: return a text"
+            )
+        return state
 
 
 def turn_info(turn: TurnOutcome, state: str | None) -> dict[str, Any]:
@@ -220,7 +269,12 @@ def limits_text(env: TextEnv) -> str:
 
 
 def shows_examples(env: TextEnv) -> bool:
-    return bool(getattr(env.params, "examples", False))
+    return bool(getattr(env.params, "examples", False)) and reasoning_format(env) == "free"
+
+
+def reasoning_format(env: TextEnv) -> ReasoningFormat:
+    form: ReasoningFormat = getattr(env.params, "reasoning", "free")  # environments without state_text have none
+    return form
 
 
 def format_text(env: TextEnv) -> str:
@@ -230,6 +284,8 @@ def format_text(env: TextEnv) -> str:
             answers.append(format_answer([*env.action_names, *env.action_names][:2]))
         return f"Answer with {', '.join(answers[:-1])} or {answers[-1]}."
     example = format_answer(["action"] * min(env.max_actions_per_turn, 2))
+    if (form := reasoning_format(env)) != "free":
+        return describe_format(form, example, env.fact_example)
     return f"Answer: {example}. You may think first: <think>thoughts</think>."
 
 

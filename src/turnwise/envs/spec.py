@@ -21,7 +21,7 @@ from turnwise.envs.catalogue import install_command
 from turnwise.envs.protocol_env import EnvFactory, ProtocolEnvRunner, check_factory, factory_params
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import FIRST_SEED, split_of_seed
-from turnwise.envs.text_env import PROMPT_PARAMS, TextEnv, env_docstring, params_model
+from turnwise.envs.text_env import TextEnv, env_docstring, params_model
 
 if TYPE_CHECKING:
     from turnwise.rewards.services import RewardServices
@@ -107,7 +107,15 @@ class EnvSpec:
         for name, text in quoted_numbers(params, validated):
             if not isinstance(parse_free(text), str):  # else it may come from the command line, as in slippery=True
                 raise UserError(f"env.params.{name} is a text in quotes: give the value without quotes")
-        return validated
+        return self._without_view_defaults(validated)
+
+    def _without_view_defaults(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Leave out view parameters at their defaults: an episode's randomness depends on its task."""
+        hidden = () if self.text_env is None else self.text_env.view_params
+        fields = self.params_model.model_fields
+        return {
+            name: value for name, value in params.items() if name not in hidden or value != fields[name].get_default()
+        }
 
     def check_resources(self, params: Mapping[str, Any]) -> None:
         """Check what the parameters refer to, such as files. Raises UserError."""
@@ -131,10 +139,11 @@ class EnvSpec:
         if (split := split_of_seed(task.seed)) != task.split:
             raise UserError(f"seed {task.seed} belongs to the {split} split, not {task.split}: use seed_for")
         full = replace(task, params=self.check_params(task.params))
-        # Random streams do not depend on how the prompt is worded.
-        key = replace(full, params={name: value for name, value in full.params.items() if name not in PROMPT_PARAMS})
+        text_env = self.text_env
+        # Random streams do not depend on how a task is shown.
+        key = replace(full, params=(text_env or TextEnv).stream_params(full.params))
         rng = random_stream("luck", *key.parts, member, attempt)
-        if (text_env := self.text_env) is None:
+        if text_env is None:
             factory: Any = self.cls
             return ProtocolEnvRunner(self.name, factory(full, rng))
         env = text_env(full.params, rng=rng)

@@ -12,6 +12,7 @@
 `runner.TextEnvRunner` runs an instance as a core `Env`.
 """
 
+import copy
 import inspect
 import random
 from abc import ABC, abstractmethod
@@ -23,10 +24,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from turnwise.core.messages import Picture
+from turnwise.core.messages import Content, Picture
 from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Split
 from turnwise.envs.answers import format_answer
+from turnwise.envs.reasoning import SECTIONS, ReasoningFormat, format_reasoning
 
 if TYPE_CHECKING:
     from turnwise.rewards.services import RewardServices
@@ -36,8 +38,8 @@ if TYPE_CHECKING:
 class Outcome:
     """Result of one action. Created by `won`, `lost` and `goes_on`."""
 
-    text: str
-    """New observation. After several actions in one turn the model sees the last one."""
+    text: Content
+    """New observation: text, a `tw.Image`, or several of both. After several actions the model sees the last one."""
     reward: float
     """Reward of the action."""
     over: bool
@@ -48,17 +50,17 @@ class Outcome:
     """Unweighted reward components by name; recorded under these names."""
 
 
-def won(text: str = "", reward: float = 1.0) -> Outcome:
+def won(text: Content = "", reward: float = 1.0) -> Outcome:
     """End the episode with success."""
     return Outcome(text=text, reward=reward, over=True, success=True)
 
 
-def lost(text: str = "", reward: float = 0.0) -> Outcome:
+def lost(text: Content = "", reward: float = 0.0) -> Outcome:
     """End the episode without success."""
     return Outcome(text=text, reward=reward, over=True, success=False)
 
 
-def goes_on(text: str = "", reward: float = 0.0) -> Outcome:
+def goes_on(text: Content = "", reward: float = 0.0) -> Outcome:
     """Continue the episode."""
     return Outcome(text=text, reward=reward, over=False, success=False)
 
@@ -86,6 +88,11 @@ class TextEnv(ABC):
     class Params(StrictParams):
         """The environment's own parameters, available as `self.params`."""
 
+    view_params: ClassVar[tuple[str, ...]] = ("reasoning", "grounding_reward", "prediction_reward")
+    """Parameters of how a task is shown and answered, not of the task: random streams do not depend on them. Values
+    equal to the defaults are left out of tasks."""
+    fact_example: ClassVar[str] = ""
+    """Example of a fact of `state_text`, for the prompt."""
     runner: ClassVar[Any] = None
     """Subclass of TextEnvRunner that runs the episodes; None for TextEnvRunner itself."""
     params: Any
@@ -120,9 +127,41 @@ class TextEnv(ABC):
         """Return the number of tasks of a split; None if it is unlimited."""
         return None
 
+    @classmethod
+    def shows_images(cls, params: Any) -> bool:
+        """Return whether observations contain images, as far as that is known before an episode."""
+        return False
+
+    @classmethod
+    def stream_params(cls, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters on which random streams depend."""
+        return {name: value for name, value in params.items() if name not in (*PROMPT_PARAMS, *cls.view_params)}
+
+    @classmethod
+    def common_params(cls) -> dict[str, Any]:
+        """Return the parameters that are added to `Params` unless it has them, as arguments of `create_model`."""
+        limits: dict[str, Any] = {
+            "max_turns": (int, Field(cls.max_turns, ge=1, description="Maximum number of turns per episode.")),
+            "max_actions_per_turn": (
+                int,
+                Field(cls.max_actions_per_turn, ge=1, description="Maximum number of actions per turn."),
+            ),
+            "max_actions": (
+                int | None,
+                Field(cls.max_actions, ge=1, description="Maximum number of actions per episode."),
+            ),
+        }
+        if cls.action_names:
+            description = "Show each action as a complete answer in the prompt, for small models that mostly copy."
+            limits["examples"] = (bool, Field(False, description=description))
+        return limits if cls.state_text is TextEnv.state_text else limits | _reasoning_params()
+
     @abstractmethod
-    def reset(self, rng: random.Random) -> str | Awaitable[str]:
-        """Create the start state from this random stream; return the first observation. May be async."""
+    def reset(self, rng: random.Random) -> Content | Awaitable[Content]:
+        """Create the start state from this random stream; return the first observation. May be async.
+
+        An observation is a text, a `tw.Image`, or a list of both.
+        """
 
     @abstractmethod
     def step(self, action: str) -> Outcome | Awaitable[Outcome]:
@@ -148,8 +187,19 @@ class TextEnv(ABC):
         return f"Next: {', '.join(actions)}."
 
     def reply(self, actions: Sequence[str], think: str | None = None) -> str:
-        """Return a whole assistant reply with these actions, for demonstrations."""
-        return format_answer(actions, think)
+        """Return a whole assistant reply with these actions, for demonstrations. Call it before they run."""
+        form: ReasoningFormat = getattr(self.params, "reasoning", "free")
+        if form == "free":
+            return format_answer(actions, think)
+        prediction = self._predict(actions) if "prediction" in SECTIONS[form] else ""
+        return format_answer(actions, format_reasoning(form, think or "", self.state_text() or "", prediction))
+
+    def _predict(self, actions: Sequence[str]) -> str:
+        """Return the state after these actions, which run in a copy of the environment."""
+        after = copy.deepcopy(self)
+        for action in actions:
+            after.step(action)
+        return after.state_text() or ""
 
     def draw(self) -> Picture | None:
         """Draw the current state for humans."""
@@ -157,6 +207,13 @@ class TextEnv(ABC):
 
     def state_key(self) -> str | None:
         """Return a key that is equal for equal states, so that turns in the same state can be compared."""
+        return None
+
+    def state_text(self) -> str | None:
+        """Describe the state exactly: one fact per line. With it, replies may be asked to describe or predict states.
+
+        See `env.params.reasoning`, which an environment with this method has.
+        """
         return None
 
     def start_key(self) -> str | None:
@@ -191,20 +248,21 @@ PROMPT_PARAMS = ("examples",)
 """Parameters that change only the prompt, not the task: they do not affect random streams."""
 
 
+def _reasoning_params() -> dict[str, Any]:
+    reasoning = (
+        "Form of the thinking: free, grounding (describe the state), world_modelling (predict the next) or both."
+    )
+    return {
+        "reasoning": (ReasoningFormat, Field("free", description=reasoning)),
+        "grounding_reward": (float, Field(0.1, description="Reward per turn of a correct description; times its F1.")),
+        "prediction_reward": (float, Field(0.1, description="Reward per turn of a correct prediction; times its F1.")),
+    }
+
+
 @cache
 def params_model(cls: type[TextEnv]) -> type[BaseModel]:
     """Return the model of `env.params`: the environment's `Params` plus the limits, with the class's defaults."""
-    limits: dict[str, Any] = {
-        "max_turns": (int, Field(cls.max_turns, ge=1, description="Maximum number of turns per episode.")),
-        "max_actions_per_turn": (
-            int,
-            Field(cls.max_actions_per_turn, ge=1, description="Maximum number of actions per turn."),
-        ),
-        "max_actions": (int | None, Field(cls.max_actions, ge=1, description="Maximum number of actions per episode.")),
-    }
-    if cls.action_names:
-        description = "Show each action as a complete answer in the prompt, for small models that mostly copy."
-        limits["examples"] = (bool, Field(False, description=description))
+    limits = cls.common_params()
     missing = {name: field for name, field in limits.items() if name not in cls.Params.model_fields}
     bases = (cls.Params,) if issubclass(cls.Params, StrictParams) else (cls.Params, StrictParams)
     return create_model(f"{cls.__name__}Params", __base__=bases, **missing)

@@ -7,13 +7,16 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from turnwise.core.messages import Picture
+from turnwise.core.messages import Content, Picture
 from turnwise.core.section import Share
 from turnwise.envs.frozen_lake.lake import MOVES, Lake, generate_lake, shortest_path
 from turnwise.envs.grid import Cell, cell_text, grid_text, legend
-from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost, won
+from turnwise.envs.picture_env import PictureEnv
+from turnwise.envs.text_env import Outcome, StrictParams, goes_on, lost, won
 
 SYMBOLS = {"player": "P", "ice": "_", "hole": "O", "goal": "G", "player_in_hole": "X", "player_on_goal": "√"}
+
+PICTURE_LEGEND = "The image shows the player, the goal (a red flag), holes (dark water) and ice."
 
 
 def default_frozen_share(params: dict[str, Any]) -> float:
@@ -21,7 +24,7 @@ def default_frozen_share(params: dict[str, Any]) -> float:
     return 0.8 if params["slippery"] else 0.9
 
 
-class FrozenLake(TextEnv):
+class FrozenLake(PictureEnv):
     """Walk over the ice to the goal. A hole ends the game."""
 
     split_start_states = True
@@ -29,6 +32,7 @@ class FrozenLake(TextEnv):
     max_actions_per_turn = 5
     max_actions: int | None = 10
     action_names = MOVES
+    plain_cells = frozenset({"ice"})
 
     class Params(StrictParams):
         size: Annotated[int, Field(ge=4, le=8)] = 4
@@ -44,18 +48,20 @@ class FrozenLake(TextEnv):
 
     def rules(self) -> str:
         slip = "The ice is slippery: 1/3 of moves go as asked, 1/3 to each side." if self.params.slippery else ""
-        return "\n".join(line for line in (super().rules(), slip, legend(SYMBOLS)) if line)
+        key = legend(SYMBOLS) if self.shows_text else PICTURE_LEGEND
+        return "\n".join(line for line in (super().rules(), slip, key) if line)
 
-    def reset(self, rng: random.Random) -> str:
+    def reset(self, rng: random.Random) -> Content:
         self.lake = generate_lake(rng, size=self.params.size, frozen=self.params.frozen, max_moves=self.action_budget)
         self.player = self.lake.start
-        return self.state_key()
+        return self.show(self.state_key())
 
     def step(self, action: str) -> Outcome:
         self.player = self.lake.move(self.player, self._slip(action))
         if self.player == self.lake.goal:
-            return won(self.state_key(), self.params.goal_reward)
-        return lost(self.state_key()) if self.player in self.lake.holes else goes_on(self.state_key())
+            return won(self.show(self.state_key()), self.params.goal_reward)
+        seen = self.show(self.state_key())
+        return lost(seen) if self.player in self.lake.holes else goes_on(seen)
 
     def _slip(self, move: str) -> str:
         if not self.params.slippery:

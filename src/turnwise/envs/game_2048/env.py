@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from turnwise.core.messages import Picture
+from turnwise.core.messages import Content, Picture
 from turnwise.core.section import Positive, Share
 from turnwise.envs.game_2048.game import (
     EMPTY_BOARD,
@@ -22,9 +22,12 @@ from turnwise.envs.game_2048.game import (
     with_new_tile,
 )
 from turnwise.envs.grid import grid_text
-from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost, won
+from turnwise.envs.picture_env import PictureEnv
+from turnwise.envs.text_env import Outcome, StrictParams, goes_on, lost, won
 
 SYMBOLS = {"empty": "_", **{str(2**power): str(2**power) for power in range(1, 12)}}
+
+TEXT_LEGEND, PICTURE_LEGEND = f"{SYMBOLS['empty']} empty.", "The image shows the tiles."
 
 
 def check_power_of_two(number: int) -> int:
@@ -46,10 +49,11 @@ def default_max_turns(params: dict[str, Any]) -> int:
     return moves_for(params["target"])
 
 
-class Game2048(TextEnv):
+class Game2048(PictureEnv):
     """The game 2048: all tiles slide, two equal tiles merge into their sum."""
 
     action_names = tuple(SLIDES)
+    fact_example = "4 at row 1 col 2"
 
     class Params(StrictParams):
         target: Annotated[int, Field(ge=8, le=2048), AfterValidator(check_power_of_two)] = 128
@@ -82,10 +86,10 @@ class Game2048(TextEnv):
             f"{super().rules()} Reach the tile {self.params.target}.\n"
             f"After each move that moved a tile, a new tile is put on a random empty cell: "
             f"4 with chance {self.params.four_chance:g}, else 2. The game ends when no move is left.\n"
-            f"Score: the sum of all merged tiles. {SYMBOLS['empty']} empty."
+            f"Score: the sum of all merged tiles. {TEXT_LEGEND if self.shows_text else PICTURE_LEGEND}"
         )
 
-    def reset(self, rng: random.Random) -> str:
+    def reset(self, rng: random.Random) -> Content:
         self.score = self.actions = 0
         self.board = self._with_new_tile(self._with_new_tile(EMPTY_BOARD, rng), rng)
         return self.observe()
@@ -123,8 +127,8 @@ class Game2048(TextEnv):
     def _with_new_tile(self, board: Board, rng: random.Random) -> Board:
         return with_new_tile(board, rng, four_chance=self.params.four_chance)
 
-    def observe(self) -> str:
-        return f"{self.state_key()}\nScore {self.score}"
+    def observe(self) -> Content:
+        return self.show(self.state_key(), after=f"Score {self.score}")
 
     def draw(self) -> Picture:
         return Picture(rows=cell_names(self.board), caption=f"Score {self.score}")

@@ -7,10 +7,11 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from turnwise.core.messages import Picture
+from turnwise.core.messages import Content, Picture
 from turnwise.core.section import Positive, Share
 from turnwise.envs.games.game import (
     LEGEND,
+    PICTURE_LEGEND,
     Game,
     board_text,
     draw_board,
@@ -19,7 +20,8 @@ from turnwise.envs.games.game import (
     play_random_opening,
     result_for,
 )
-from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost, won
+from turnwise.envs.picture_env import PictureEnv
+from turnwise.envs.text_env import Outcome, StrictParams, goes_on, lost, won
 
 RESULT_TEXTS = {"win": "You win.", "draw": "A draw.", "loss": "You lose."}
 
@@ -63,13 +65,15 @@ class GameParams(StrictParams):
         return self
 
 
-class GameEnv(TextEnv):
+class GameEnv(PictureEnv):
     """Play a `Game` against a script. Subclasses define the initial state and the moves of the scripted players."""
 
     params: GameParams
     game: Game
     player: int
     """The agent's player number, 0 or 1."""
+    plain_cells = frozenset({"empty", *"123456789"})  # numbers are moves
+    fact_example = "you at row 1 col 2"
 
     @abstractmethod
     def new_game(self) -> Game:
@@ -86,15 +90,15 @@ class GameEnv(TextEnv):
     def rules(self) -> str:
         params = self.params
         rewards = f"A win pays {params.win_reward:g}, a draw {params.draw_reward:g}, a loss {params.loss_reward:g}."
-        return f"{super().rules()} {rewards}\n{LEGEND}"
+        return f"{super().rules()} {rewards}\n{LEGEND if self.shows_text else PICTURE_LEGEND}"
 
-    def reset(self, rng: random.Random) -> str:
+    def reset(self, rng: random.Random) -> Content:
         """The opponent's first move is part of the start state, which all members of a group share."""
         self.player = rng.randrange(2) if self.params.begins == "random" else int(self.params.begins == "opponent")
         self.game = self.opening(rng)
         if self.game.current_player != self.player:
             self._play_opponent(rng)
-        return self.state_key()
+        return self.show(self.state_key())
 
     def opening(self, rng: random.Random) -> Game:
         """Return the initial state, after random moves where the parameters ask for them."""
@@ -114,11 +118,11 @@ class GameEnv(TextEnv):
     def outcome(self) -> Outcome:
         result = result_for(self.game, self.player)
         if not result:
-            return goes_on(self.state_key())
+            return goes_on(self.show(self.state_key()))
         params = self.params
         reward = {"win": params.win_reward, "draw": params.draw_reward, "loss": params.loss_reward}[result]
         success = result == "win" or (result == "draw" and params.draw_is_success)
-        return (won if success else lost)(f"{self.state_key()}\n{RESULT_TEXTS[result]}", reward)
+        return (won if success else lost)(self.show(self.state_key(), after=RESULT_TEXTS[result]), reward)
 
     def random_action(self, rng: random.Random) -> str | None:
         return rng.choice(self.game.legal_moves) if self.game.legal_moves else None

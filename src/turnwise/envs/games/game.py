@@ -13,6 +13,8 @@ shows the name of that move instead."""
 
 LEGEND = ", ".join(f"{symbol} {name}" for name, symbol in SYMBOLS.items()) + ". A number is a move: your X goes there."
 
+PICTURE_LEGEND = "The image shows your pieces as X and the opponent's as O. A number is a move: your X goes there."
+
 
 class Game(Hashable, Protocol):
     """Immutable state of a game between players 0 and 1, who alternate; player 0 moves first."""

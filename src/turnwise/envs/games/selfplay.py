@@ -15,7 +15,7 @@ from turnwise.core.task import Task
 from turnwise.envs.answers import invalid_action_line, match_name, read_answer
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.games.game import Game, result_for
-from turnwise.envs.runner import system_prompt
+from turnwise.envs.runner import StateReasoning, TurnOutcome, join_lines, system_prompt, turn_info
 from turnwise.envs.spec import EnvSpec
 
 BEGINS = ("agent", "opponent")
@@ -79,11 +79,11 @@ class SelfPlayEnv:
 
     async def start(self) -> Observation:
         await self._wait_for_turn()
-        messages = (system(system_prompt(self._env)), user(self._env.state_key()))
+        messages = (system(system_prompt(self._env)), user(self._env.show(self._env.state_key())))
         return Observation(messages=messages, picture=self._env.draw())
 
     async def step(self, action: Message) -> StepResult:
-        state = self._env.state_key()
+        state, reasoning = self._env.state_key(), StateReasoning(self._env, action.content)
         move, problem = self._play(action.content)
         if move:
             await self._wait_for_turn()
@@ -91,14 +91,16 @@ class SelfPlayEnv:
         outcome = self._env.outcome()
         out_of_turns = not outcome.over and self._turns >= self._env.max_turns
         lines = [problem, outcome.text, "No turns left." if out_of_turns else ""]
+        reward = self._env.params.loss_reward if out_of_turns else outcome.reward
+        turn = reasoning.add_rewards(TurnOutcome(reward=reward, success=outcome.success, problem=problem))
         return StepResult(
-            messages=(user("\n".join(line for line in lines if line)),),
-            reward=self._env.params.loss_reward if out_of_turns else outcome.reward,
+            messages=(user(join_lines(lines)),),
+            reward=turn.reward,
             terminated=outcome.over,
             truncated=out_of_turns,
             success=outcome.success,
             invalid=bool(problem),
-            info=self._info(state, move, problem, outcome.success, out_of_turns),
+            info=self._info(state, move, turn, out_of_turns),
             picture=self._env.draw(),
         )
 
@@ -122,12 +124,10 @@ class SelfPlayEnv:
             return "", invalid_action_line(error)
         return move, ""
 
-    def _info(self, state: str, move: str, problem: str, success: bool, out_of_turns: bool) -> Mapping[str, Any]:
+    def _info(self, state: str, move: str, turn: TurnOutcome, out_of_turns: bool) -> Mapping[str, Any]:
         """The fields of every environment's turn and, once the game is over, `result`."""
         result = "loss" if out_of_turns else result_for(self._env.game, self._env.player)
-        info: dict[str, Any] = {"actions": [move] if move else [], "success": success, "state": state}
-        if problem:
-            info["problem"] = problem
+        info = turn_info(replace(turn, actions=(move,) if move else ()), state)
         return info | ({"result": result} if result else {})
 
 

@@ -7,15 +7,18 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from turnwise.core.errors import UserError
-from turnwise.core.messages import Picture
+from turnwise.core.messages import Content, Picture
+from turnwise.envs.picture_env import PictureEnv
 from turnwise.envs.rubiks_cube.cube import FACES, MAX_DEPTH, MOVES, CubeState, is_solved, scramble, shortest_solution
-from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, won
+from turnwise.envs.text_env import Outcome, StrictParams, goes_on, won
 
 NET = (" U  ", "LFRB", " D  ")
 """The unfolded cube in pictures."""
+TEXT_LEGEND = "Each line is a face: its squares row by row from outside, U above F, D below F, and L F R B in a row."
+PICTURE_LEGEND = "The image shows the unfolded cube: U above F, D below F, and L F R B in a row."
 
 
-class RubiksCube(TextEnv):
+class RubiksCube(PictureEnv):
     """Turn the faces of a 2 by 2 cube until each has one color."""
 
     split_start_states = True
@@ -23,6 +26,7 @@ class RubiksCube(TextEnv):
     max_actions_per_turn = 5
     max_actions = 10
     action_names = tuple(MOVES)
+    fact_example = "U white white green green"
 
     class Params(StrictParams):
         min_depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] = 1
@@ -45,7 +49,7 @@ class RubiksCube(TextEnv):
         return (
             f"{super().rules()} You can solve it in {least if least == most else f'{least} to {most}'} moves.\n"
             "U top, D bottom, L left, R right, F front, B back. U turns the top clockwise, U' the other way.\n"
-            "Each line is a face: its squares row by row from outside, U above F, D below F, and L F R B in a row."
+            f"{TEXT_LEGEND if self.shows_text else PICTURE_LEGEND}"
         )
 
     @property
@@ -59,15 +63,15 @@ class RubiksCube(TextEnv):
             )
         return depth
 
-    def reset(self, rng: random.Random) -> str:
+    def reset(self, rng: random.Random) -> Content:
         self.cube = scramble(rng, depth=rng.randint(self.params.min_depth, self.effective_max_depth))
-        return self.state_key()
+        return self.show(self.state_key())
 
     def step(self, action: str) -> Outcome:
         self.cube = MOVES[action](self.cube)
         if is_solved(self.cube):
-            return won(self.state_key(), self.params.solved_reward)
-        return goes_on(self.state_key())
+            return won(self.show(self.state_key()), self.params.solved_reward)
+        return goes_on(self.show(self.state_key()))
 
     def solve(self) -> list[str] | None:
         """The shortest solution from here, if an episode's limits allow it."""
@@ -77,6 +81,9 @@ class RubiksCube(TextEnv):
         return draw_cube(self.cube)
 
     def state_key(self) -> str:
+        return cube_text(self.cube)
+
+    def state_text(self) -> str:
         return cube_text(self.cube)
 
 

@@ -1,15 +1,16 @@
 """Sokoban: push every box onto a target. Boxes cannot be pulled, so mistakes may be final."""
 
 import random
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from turnwise.core.messages import Picture
+from turnwise.core.messages import Content, Picture
 from turnwise.envs.grid import DIRECTIONS, Cell, cell_text, grid_text, legend
+from turnwise.envs.picture_env import PictureEnv
 from turnwise.envs.sokoban.level import generate_level, shortest_solution
-from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, won
+from turnwise.envs.text_env import Outcome, StrictParams, goes_on, won
 
 NAMES = ("wall", "empty", "target", "box_on_target", "box", "player", "player_on_target")
 SYMBOLS = {
@@ -17,9 +18,12 @@ SYMBOLS = {
     "other": dict(zip(NAMES, "W.GCBA*", strict=True)),
 }
 """Symbol sets of the grid and its legend."""
+PICTURE_LEGEND = (
+    "The image shows the player, boxes (wooden, green on a target), targets (red rings), walls (brick) and empty floor."
+)
 
 
-class Sokoban(TextEnv):
+class Sokoban(PictureEnv):
     """Push every box onto a target. You cannot pull."""
 
     split_start_states = True
@@ -27,6 +31,8 @@ class Sokoban(TextEnv):
     max_actions_per_turn = 5
     max_actions = 10
     action_names = tuple(DIRECTIONS)
+    plain_cells = frozenset({"empty", "wall"})
+    view_params = tuple(name for name in PictureEnv.view_params if name != "observation")
 
     class Params(StrictParams):
         size: Annotated[int, Field(ge=5, le=10)] = 6
@@ -35,8 +41,12 @@ class Sokoban(TextEnv):
         """Boxes and targets, 1 to 3."""
         symbols: Literal["standard", "other"] = "standard"
         """Symbol set of the grid and its legend."""
-        observation: Literal["grid", "coordinates"] = "grid"
-        """Form of the observation: grid, or coordinates (row and column of each piece)."""
+        observation: Annotated[
+            Literal["grid", "coordinates", "image", "both"],
+            BeforeValidator(lambda value: "grid" if value == "text" else value),
+        ] = "grid"
+        """Form of the observation: grid (or text), coordinates (row and column of each piece), image, or both (grid
+        and image)."""
         step_reward: float = -0.1
         """Reward of every action."""
         box_on_reward: float = 1.0
@@ -49,12 +59,20 @@ class Sokoban(TextEnv):
     params: Params
 
     def rules(self) -> str:
-        if self.params.observation == "grid":
+        if self.params.observation == "image":
+            return f"{super().rules()}\n{PICTURE_LEGEND}"
+        if self.params.observation != "coordinates":
             return f"{super().rules()}\n{legend(SYMBOLS[self.params.symbols])}"
         last = self.params.size - 1
         return f"{super().rules()}\nCells are row,column from 0,0 at the top left to {last},{last}. The border is wall."
 
-    def reset(self, rng: random.Random) -> str:
+    @classmethod
+    def stream_params(cls, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters with images as grids: the levels are the same."""
+        shown = "coordinates" if params["observation"] == "coordinates" else "grid"
+        return super().stream_params(params) | {"observation": shown}
+
+    def reset(self, rng: random.Random) -> Content:
         self.level = generate_level(rng, size=self.params.size, boxes=self.params.boxes, max_moves=self.action_budget)
         return self.observe()
 
@@ -67,8 +85,8 @@ class Sokoban(TextEnv):
             return won(self.observe(), reward + self.params.solved_reward)
         return goes_on(self.observe(), reward)
 
-    def observe(self) -> str:
-        return self.state_key() if self.params.observation == "grid" else self.coordinates()
+    def observe(self) -> Content:
+        return self.coordinates() if self.params.observation == "coordinates" else self.show(self.state_key())
 
     def coordinates(self) -> str:
         inner = range(1, self.params.size - 1)

@@ -7,23 +7,27 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from turnwise.core.messages import Picture
+from turnwise.core.messages import Content, Picture
+from turnwise.envs.picture_env import PictureEnv
 from turnwise.envs.sudoku.puzzle import Board, candidates, format_placement, generate_puzzle, parse_placement
-from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, won
+from turnwise.envs.text_env import Outcome, StrictParams, goes_on, won
 
 EMPTY = "_"
+TEXT_LEGEND = f"{EMPTY} empty. Row numbers are left, column numbers are on top."
+PICTURE_LEGEND = "The image shows the board; rows count from the top, columns from the left, both from 1."
 
 
 def default_blanks(params: dict[str, Any]) -> int:
     return 6 if params["size"] == 4 else 30
 
 
-class Sudoku(TextEnv):
+class Sudoku(PictureEnv):
     """Write digits into the empty cells."""
 
     split_start_states = True
     max_turns = 10
     max_actions_per_turn = 5
+    fact_example = "3 at row 1 col 2"
 
     class Params(StrictParams):
         size: Literal[4, 9] = 4
@@ -45,27 +49,32 @@ class Sudoku(TextEnv):
         size, box = self.params.size, isqrt(self.params.size)
         return (
             f"{super().rules()} Each row, each column and each {box} by {box} box must have every digit from 1 to "
-            f"{size} once. {EMPTY} empty. Row numbers are left, column numbers are on top.\n"
+            f"{size} once. {TEXT_LEGEND if self.shows_text else PICTURE_LEGEND}\n"
             "Action: place 3 at row 2 col 1, or the same as 2,1,3 (row, col, digit). "
             "You may write over your digits, and 0 to make a cell empty."
         )
 
-    def reset(self, rng: random.Random) -> str:
+    def reset(self, rng: random.Random) -> Content:
         self.puzzle = generate_puzzle(rng, size=self.params.size, blanks=min(self.params.blanks, self.action_budget))
         self.board = self.puzzle.start
-        return self.state_key()
+        return self.observe()
+
+    def observe(self, before: str = "") -> Content:
+        """An image does not show which cells may be changed."""
+        after = "" if self.shows_text else changed_cells(self.puzzle.start, self.board)
+        return self.show(self.state_key(), before=before, after=after)
 
     def step(self, action: str) -> Outcome:
         """A cell's reward depends on its digit, so replacing a digit pays the difference."""
         cell, digit = parse_placement(action, self.params.size)
         if rule_violation := self.rule_violation(cell, digit):
-            return goes_on(f"Not legal: {rule_violation}\n{self.state_key()}", self.params.illegal_reward)
+            return goes_on(self.observe(f"Not legal: {rule_violation}"), self.params.illegal_reward)
         before = self.cell_reward(cell)
         self.board = (*self.board[:cell], digit, *self.board[cell + 1 :])
         reward = self.cell_reward(cell) - before
         if self.board == self.puzzle.solution:
-            return won(self.state_key(), reward + self.params.solved_reward)
-        return goes_on(self.state_key(), reward)
+            return won(self.observe(), reward + self.params.solved_reward)
+        return goes_on(self.observe(), reward)
 
     def rule_violation(self, cell: int, digit: int) -> str:
         """Return the rule that this placement breaks; empty if none."""
@@ -126,7 +135,11 @@ def board_text(start: Board, board: Board) -> str:
     symbols = [str(digit) if digit else EMPTY for digit in board]
     lines = ["   " + " ".join(str(col) for col in range(1, size + 1))]
     lines += [f"{row + 1}: {' '.join(symbols[row * size : (row + 1) * size])}" for row in range(size)]
+    return "\n".join(line for line in (*lines, changed_cells(start, board)) if line)
+
+
+def changed_cells(start: Board, board: Board) -> str:
+    """List the cells that the agent filled; empty if there are none."""
+    size = isqrt(len(board))
     filled = [cell for cell, digit in enumerate(start) if not digit and board[cell]]
-    if filled:
-        lines.append("Your cells: " + " ".join(f"{cell // size + 1},{cell % size + 1}" for cell in filled))
-    return "\n".join(lines)
+    return "Your cells: " + " ".join(f"{cell // size + 1},{cell % size + 1}" for cell in filled) if filled else ""

@@ -1,0 +1,66 @@
+"""Visual reasoning as in VAGEN: the reply describes the state (grounding), predicts the next one, or both.
+
+    grounding         <think><observation>facts</observation><reasoning>...</reasoning></think><answer>...</answer>
+    world_modelling   <think><reasoning>...</reasoning><prediction>facts</prediction></think><answer>...</answer>
+    both              all three sections
+
+A state is a set of facts, one per line, as `TextEnv.state_text` returns them. Each turn pays weight * F1 of the facts
+in a section against those of the true state: before the actions for `<observation>`, after them for `<prediction>`.
+"""
+
+import re
+from collections import Counter
+from typing import Literal
+
+ReasoningFormat = Literal["free", "grounding", "world_modelling", "both"]
+SECTIONS: dict[ReasoningFormat, tuple[str, ...]] = {
+    "free": (),
+    "grounding": ("observation",),
+    "world_modelling": ("prediction",),
+    "both": ("observation", "prediction"),
+}
+"""Sections of the reply that hold a state."""
+MAX_SECTION_CHARS = 20_000
+"""A longer section scores 0."""
+
+
+def read_section(text: str, name: str) -> str | None:
+    """Return the last `<name>...</name>` of a reply; None if there is none."""
+    end = text.rfind(f"</{name}>")
+    start = text.rfind(f"<{name}>", 0, max(end, 0))
+    return None if start < 0 else text[start + len(name) + 2 : end]
+
+
+def score_section(text: str, name: str, state: str) -> float:
+    """Return the F1 of a section's facts against the state's; 0 without the section."""
+    section = read_section(text, name)
+    return 0.0 if section is None or len(section) > MAX_SECTION_CHARS else fact_f1(section, state)
+
+
+def fact_f1(described: str, state: str) -> float:
+    """Return the F1 of two texts as multisets of lines, ignoring case, order, spaces and punctuation at line ends.
+
+    F1 = 2 |D and S| / (|D| + |S|): 1 only for exactly the facts of the state; each false fact costs as much as a
+    missing one, so listing every possible fact does not pay. Two empty texts are equal.
+    """
+    said, true = _facts(described), _facts(state)
+    total = said.total() + true.total()
+    return 2 * (said & true).total() / total if total else 1.0
+
+
+def _facts(text: str) -> Counter[str]:
+    lines = (re.sub(r"\s+", " ", line).strip(" \t.,;:-*").casefold() for line in text.splitlines())
+    return Counter(line for line in lines if line)
+
+
+def format_reasoning(form: ReasoningFormat, thought: str, observation: str, prediction: str) -> str:
+    """Return the inside of `<think>`, for demonstrations."""
+    sections = {"observation": observation, "reasoning": thought, "prediction": prediction}
+    shown = [name for name in sections if name == "reasoning" or name in SECTIONS[form]]
+    return "".join(f"<{name}>{sections[name]}</{name}>" for name in shown)
+
+
+def describe_format(form: ReasoningFormat, answer: str, example: str) -> str:
+    """Return the line of the prompt that states the format. `answer`: the answer's form; `example`: a fact."""
+    inside = format_reasoning(form, "thoughts", "facts you see", "facts after your actions")
+    return f"Answer: <think>{inside}</think>{answer}. Write one fact per line, as in: {example}"

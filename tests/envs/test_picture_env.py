@@ -1,0 +1,150 @@
+"""Observations as text, image or both, of all environments that draw their state."""
+
+import asyncio
+import io
+import random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("PIL")
+
+from PIL import Image as PillowImage
+
+import turnwise as tw
+from turnwise.core.errors import EnvironmentFailure
+from turnwise.core.messages import ImagePart, TextPart, assistant
+from turnwise.core.task import Task
+from turnwise.envs.picture_env import PictureEnv
+from turnwise.envs.registry import load_spec, spec_of
+from turnwise.envs.spec import EnvSpec
+
+NAMES = ("frozen_lake", "sokoban", "sudoku", "game_2048", "rubiks_cube", "connect_four", "tic_tac_toe")
+
+
+def run(spec: EnvSpec, params: dict[str, Any], *answers: str) -> list[tw.Message]:
+    """Return the observations of an episode with these answers, without the system message."""
+
+    async def play() -> list[tw.Message]:
+        runner = spec.make(Task(env=spec.name, seed=3, params=spec.check_params(params)))
+        found = [(await runner.start()).messages[-1]]
+        for answer in answers:
+            found += (await runner.step(assistant(f"<answer>{answer}</answer>"))).messages
+        return found
+
+    return asyncio.run(play())
+
+
+def system_text(spec: EnvSpec, params: dict[str, Any]) -> str:
+    runner = spec.make(Task(env=spec.name, seed=3, params=spec.check_params(params)))
+    return asyncio.run(runner.start()).messages[0].content
+
+
+def legal_action(spec: EnvSpec) -> str:
+    env = spec.make(Task(env=spec.name, seed=3, params=spec.check_params({}))).env
+    assert isinstance(env, PictureEnv)
+    env.reset(random.Random(0))
+    return env.random_action(random.Random(0)) or ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_observation_image_shows_the_same_state_as_text(name: str) -> None:
+    spec = load_spec(name)
+    action = legal_action(spec)
+    text = run(spec, {}, action)
+    image = run(spec, {"observation": "image"}, action)
+    both = run(spec, {"observation": "both"}, action)
+    for as_text, as_image, as_both in zip(text, image, both, strict=True):
+        assert not as_text.images and len(as_image.images) == 1
+        assert as_image.images == as_both.images
+        assert as_both.content.strip() == as_text.content.strip()
+        assert len(as_image.content) < len(as_text.content)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_observation_default_leaves_tasks_as_they_were(name: str) -> None:
+    """A task's parameters address its randomness: new view parameters must not change recorded runs."""
+    spec = load_spec(name)
+    added = {"cell_pixels", "reasoning", "grounding_reward", "prediction_reward"}
+    assert not added & set(spec.check_params({}))
+    assert set(spec.check_params({"cell_pixels": 14, "reasoning": "both"})) >= {"cell_pixels", "reasoning"}
+    assert spec.check_params({"cell_pixels": 28}) == spec.check_params({})
+
+
+def test_observation_image_is_cell_pixels_per_cell() -> None:
+    for pixels in (8, 28):
+        (start,) = run(load_spec("frozen_lake"), {"observation": "image", "cell_pixels": pixels})
+        assert PillowImage.open(io.BytesIO(start.images[0].data)).size == (4 * pixels, 4 * pixels)
+
+
+def test_observation_images_differ_between_states() -> None:
+    first, second = run(load_spec("game_2048"), {"observation": "image"}, "Left")
+    assert first.images != second.images
+    assert second.content.strip().startswith("Score")
+
+
+def test_observation_image_rules_name_no_symbols() -> None:
+    for name in NAMES:
+        spec = load_spec(name)
+        assert "image shows" in system_text(spec, {"observation": "image"})
+        assert "image shows" not in system_text(spec, {})
+
+
+def test_sudoku_image_still_tells_what_it_cannot_show() -> None:
+    spec = load_spec("sudoku")
+    _, illegal = run(spec, {"observation": "image"}, "1,1,1 || 1,1,2 || 1,1,3 || 1,1,4")
+    assert isinstance(illegal.parts[-1], TextPart | ImagePart)
+    texts = [run(spec, {"observation": kind}, legal_action(spec))[1].content for kind in ("text", "image")]
+    assert ("Your cells" in texts[0]) == ("Your cells" in texts[1])
+
+
+def test_sokoban_takes_text_for_its_grid() -> None:
+    spec = load_spec("sokoban")
+    assert spec.check_params({"observation": "text"}) == spec.check_params({})
+    assert run(spec, {"observation": "coordinates"})[0].images == ()
+
+
+class Camera(tw.TextEnv):
+    """Name the colour."""
+
+    max_turns = 2
+
+    def reset(self, rng: random.Random) -> Any:
+        return ["Look:", tw.Image(PillowImage.new("RGB", (4, 4), "red"))]
+
+    def step(self, action: str) -> tw.Outcome:
+        return tw.goes_on(tw.Image(PillowImage.new("RGB", (4, 4), action)))
+
+
+def test_text_env_returns_images_with_text_around_them() -> None:
+    start, second = run(spec_of(Camera), {}, "blue")
+    assert [type(part) for part in start.parts] == [TextPart, tw.Image]
+    assert [type(part) for part in second.parts] == [tw.Image]
+
+
+def test_text_env_reports_problems_and_limits_around_an_image() -> None:
+    start, invalid, last = run(spec_of(Camera), {}, "", "no colour")
+    assert invalid.parts[0] == TextPart(text="Empty answer.") and invalid.images == start.images
+    assert last.content.startswith("Invalid action") and last.content.endswith("No turns left.")
+    assert last.images == start.images
+
+
+class Wrong(Camera):
+    """Returns a number."""
+
+    def reset(self, rng: random.Random) -> Any:
+        return ["Look:", 3]
+
+
+class Huge(Camera):
+    """Returns broken bytes."""
+
+    def reset(self, rng: random.Random) -> Any:
+        return tw.Image(b"\x89PNG")
+
+
+def test_text_env_with_wrong_observation_fails_in_one_line() -> None:
+    with pytest.raises(EnvironmentFailure, match=r"reset returned list instead of .* tw\.Image \(int\)"):
+        run(spec_of(Wrong), {})
+    with pytest.raises(tw.UserError, match="not a PNG"):
+        run(spec_of(Huge), {})
