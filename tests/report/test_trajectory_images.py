@@ -107,7 +107,8 @@ def test_drawing_to_image_keeps_emoji_colours(optional_part: Any) -> None:
 
 
 def test_split_by_font_keeps_the_text() -> None:
-    pieces = [piece for piece, _, _ in raster.split_by_font("abc 漢字 x", raster.font_chain(bold=False, mono=False), 20)]
+    chain = raster.font_chain(bold=False, mono=False)
+    pieces = [piece for piece, _, _ in raster.split_by_font("abc 漢字 x", chain, 20)]
     assert "".join(pieces) == "abc 漢字 x"
 
 
