@@ -1,14 +1,23 @@
 """OpenAI Chat Completions: requests, replies and server-sent events."""
 
-import base64
-import binascii
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from turnwise.core.messages import ContentPart, ImagePart, Message, Role, TextPart, ToolCall, ToolSpec, text_parts
+from turnwise.core.messages import ContentPart, Message, Role, TextPart, ToolCall, ToolSpec, text_parts
 from turnwise.gateway.chat import ChatReply, ChatRequest, ErrorKind, RequestError
+from turnwise.gateway.fields import (
+    join_texts,
+    read_count,
+    read_image,
+    read_list,
+    read_number,
+    read_object,
+    read_stop,
+    read_text,
+    read_tool,
+    sse,
+)
 
 ROLES: dict[str, Role] = {
     "system": "system",
@@ -50,7 +59,7 @@ def parse(body: Mapping[str, Any]) -> ChatRequest:
         max_tokens=_max_tokens(body),
         temperature=read_number(body, "temperature"),
         stop=read_stop(body.get("stop"), "stop"),
-        n=_count(body, "n", most=MAX_CHOICES) or 1,
+        n=read_count(body, "n", most=MAX_CHOICES) or 1,
         stream=bool(body.get("stream")),
         options={"include_usage": _includes_usage(body)},
         wishes={name: body[name] for name in WISHES if body.get(name) is not None},
@@ -92,91 +101,9 @@ def error_event(status: int, kind: ErrorKind, message: str) -> bytes:
     return sse(error(status, kind, message))
 
 
-def sse(data: Mapping[str, Any], event: str = "") -> bytes:
-    """Return one server-sent event."""
-    name = f"event: {event}\n" if event else ""
-    return f"{name}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
-
-
-def read_list(body: Mapping[str, Any], name: str) -> list[Any]:
-    """Return a list of the request; empty if it is missing or null."""
-    found = body.get(name)
-    if found is None:
-        return []
-    if not isinstance(found, list):
-        raise RequestError(name, "must be a list")
-    return found
-
-
-def read_object(value: Any, param: str) -> Mapping[str, Any]:
-    """Return `value`, which must be a JSON object."""
-    if not isinstance(value, dict):
-        raise RequestError(param, "must be an object")
-    return value
-
-
-def read_text(value: Any, param: str) -> str:
-    """Return `value`, which must be text that UTF-8 can encode."""
-    if not isinstance(value, str):
-        raise RequestError(param, "must be text")
-    if any("\ud800" <= character <= "\udfff" for character in value) if not value.isascii() else False:
-        raise RequestError(param, "has an unpaired surrogate: remove it")
-    return value
-
-
-def read_number(body: Mapping[str, Any], name: str) -> float | None:
-    """Return a number of the request; None if it is missing or null."""
-    found = body.get(name)
-    if found is None:
-        return None
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        raise RequestError(name, "must be a number")
-    return found
-
-
-def read_stop(value: Any, param: str) -> tuple[str, ...]:
-    """Return stop strings, given as one text, a list or null."""
-    if value is None:
-        return ()
-    stops = value if isinstance(value, list) else [value]
-    return tuple(stop for stop in (read_text(stop, param) for stop in stops) if stop)
-
-
-def read_image(url: str, param: str) -> ImagePart:
-    """Return the image of a data URL. The gateway does not fetch others."""
-    head, comma, data = url.partition(",")
-    if not head.startswith("data:") or not head.endswith(";base64") or not comma:
-        raise RequestError(param, "must be a data URL with base64: the gateway does not fetch images")
-    try:
-        return ImagePart(data=base64.b64decode(data, validate=True))
-    except (binascii.Error, ValueError):
-        raise RequestError(param, "is not valid base64") from None
-
-
-def read_tool(function: Any, param: str) -> ToolSpec:
-    """Return a tool from the object that has its name, description and parameters."""
-    function = read_object(function, param)
-    return ToolSpec(
-        name=read_text(function.get("name"), f"{param}.name"),
-        description=read_text(function.get("description") or "", f"{param}.description"),
-        parameters=read_object(
-            function.get("parameters") or {"type": "object", "properties": {}}, f"{param}.parameters"
-        ),
-    )
-
-
-def _count(body: Mapping[str, Any], name: str, most: int | None = None) -> int | None:
-    found = body.get(name)
-    if found is None:
-        return None
-    if isinstance(found, bool) or not isinstance(found, int) or found < 1 or (most is not None and found > most):
-        raise RequestError(name, f"must be an integer from 1 to {most}" if most else "must be a positive integer")
-    return found
-
-
 def _max_tokens(body: Mapping[str, Any]) -> int | None:
-    newer = _count(body, "max_completion_tokens")
-    return _count(body, "max_tokens") if newer is None else newer
+    newer = read_count(body, "max_completion_tokens")
+    return read_count(body, "max_tokens") if newer is None else newer
 
 
 def _includes_usage(body: Mapping[str, Any]) -> bool:
@@ -217,7 +144,8 @@ def _parts(content: Any, param: str) -> tuple[ContentPart, ...]:
         return text_parts(read_text(content, param))
     if not isinstance(content, list):
         raise RequestError(param, "must be text or a list of parts")
-    return tuple(_part(read_object(part, f"{param}.{index}"), f"{param}.{index}") for index, part in enumerate(content))
+    rows = [read_object(part, f"{param}.{index}") for index, part in enumerate(content)]
+    return join_texts([_part(row, f"{param}.{index}") for index, row in enumerate(rows)])
 
 
 def _part(part: Mapping[str, Any], param: str) -> ContentPart:

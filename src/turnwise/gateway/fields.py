@@ -1,0 +1,115 @@
+"""Fields of request bodies: readers that raise RequestError, and server-sent events. Shared by the dialects."""
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from turnwise.core.messages import ContentPart, ImagePart, TextPart, ToolSpec
+from turnwise.gateway.chat import RequestError
+
+
+def read_list(body: Mapping[str, Any], name: str) -> list[Any]:
+    """Return a list of the request; empty if it is missing or null."""
+    found = body.get(name)
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        raise RequestError(name, "must be a list")
+    return found
+
+
+def read_object(value: Any, param: str) -> Mapping[str, Any]:
+    """Return `value`, which must be a JSON object."""
+    if not isinstance(value, dict):
+        raise RequestError(param, "must be an object")
+    return value
+
+
+def read_text(value: Any, param: str) -> str:
+    """Return `value`, which must be text. `read_json` refused what UTF-8 cannot encode."""
+    if not isinstance(value, str):
+        raise RequestError(param, "must be text")
+    return value
+
+
+def read_number(body: Mapping[str, Any], name: str) -> float | None:
+    """Return a number of the request; None if it is missing or null."""
+    found = body.get(name)
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise RequestError(name, "must be a number")
+    return found
+
+
+def read_stop(value: Any, param: str) -> tuple[str, ...]:
+    """Return stop strings, given as one text, a list or null."""
+    if value is None:
+        return ()
+    stops = value if isinstance(value, list) else [value]
+    return tuple(stop for stop in (read_text(stop, param) for stop in stops) if stop)
+
+
+def read_image(url: str, param: str) -> ImagePart:
+    """Return the image of a data URL. The gateway does not fetch others."""
+    head, comma, data = url.partition(",")
+    if not head.startswith("data:") or not head.endswith(";base64") or not comma:
+        raise RequestError(param, "must be a data URL with base64: the gateway does not fetch images")
+    return decode_image(data, param)
+
+
+def decode_image(data: str, param: str) -> ImagePart:
+    """Return the image of a base64 text."""
+    try:
+        return ImagePart(data=base64.b64decode(data, validate=True))
+    except (binascii.Error, ValueError):
+        raise RequestError(param, "is not valid base64") from None
+
+
+def read_tool(function: Any, param: str) -> ToolSpec:
+    """Return a tool from the object that has its name, description and parameters."""
+    function = read_object(function, param)
+    return ToolSpec(
+        name=read_text(function.get("name"), f"{param}.name"),
+        description=read_text(function.get("description") or "", f"{param}.description"),
+        parameters=read_object(
+            function.get("parameters") or {"type": "object", "properties": {}}, f"{param}.parameters"
+        ),
+    )
+
+
+def read_count(body: Mapping[str, Any], name: str, most: int | None = None) -> int | None:
+    """Return a positive integer of the request; None if it is missing or null."""
+    found = body.get(name)
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1 or (most is not None and found > most):
+        raise RequestError(name, f"must be an integer from 1 to {most}" if most else "must be a positive integer")
+    return found
+
+
+def refuse(body: Mapping[str, Any], name: str, instead: str, param: str = "") -> None:
+    """Raise RequestError if the request sets a field that the gateway cannot honour."""
+    if body.get(name):
+        raise RequestError(param or name, f"is not supported: {instead}")
+
+
+def join_texts(parts: Sequence[ContentPart]) -> tuple[ContentPart, ...]:
+    """Merge consecutive texts, with a line break between them, and drop empty ones."""
+    merged: list[ContentPart] = []
+    for part in parts:
+        if isinstance(part, TextPart) and not part.text:
+            continue
+        if isinstance(part, TextPart) and merged and isinstance(before := merged[-1], TextPart):
+            merged[-1] = TextPart(text=f"{before.text}\n{part.text}")
+        else:
+            merged.append(part)
+    return tuple(merged)
+
+
+def sse(data: Mapping[str, Any], event: str = "") -> bytes:
+    """Return one server-sent event."""
+    name = f"event: {event}\n" if event else ""
+    return f"{name}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
