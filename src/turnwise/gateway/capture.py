@@ -9,6 +9,7 @@ from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Turn
 from turnwise.gateway.chat import ChatReply, ChatRequest, ContextOverflow, GatewayError, RequestError, episode_over
 from turnwise.gateway.conversation import Digest, number_calls
+from turnwise.gateway.openai_responses import ResponseHistory
 from turnwise.gateway.prompts import render_prompt
 from turnwise.gateway.recording import SampledChoice, make_turn, record_choice, restore_call
 from turnwise.gateway.sessions import SessionPool
@@ -51,6 +52,8 @@ class Episode:
         """First failure of a call that was not the caller's fault."""
         self.rewards: dict[str, float] = {}
         """Rewards that the agent posted, by call; "" is the episode's own."""
+        self.history = ResponseHistory()
+        """Items of the replies in the Responses dialect."""
         self._renderer, self._limits, self._sessions, self._store = renderer, limits, sessions, store
         self._tree = CallTree(key)
         self._requests: dict[Digest, list[PendingRequest]] = {}
@@ -89,8 +92,8 @@ class Episode:
             raise
 
     async def count(self, request: ChatRequest) -> int:
-        """Return the number of prompt tokens that `reply` would use. Records nothing."""
-        place = self._locate(request)
+        """Return the number of prompt tokens that `reply` would use, even if they do not fit. Records nothing."""
+        place = self._tree.locate(number_calls(request.messages), request.tools)
         appended = await render_prompt(self._renderer, self._tree, place, request.tools)
         return len(appended) + (len(place.parent.context()) if place.parent is not None else 0)
 
@@ -170,7 +173,9 @@ class Episode:
             raise
         finally:
             self._tree.release(branches)
-        return tuple(call.reply for call in calls)
+        replies = tuple(call.reply for call in calls)
+        self.history.add(request, replies)
+        return replies
 
     def _locate(self, request: ChatRequest) -> Place:
         if request.messages[-1].role == "assistant":

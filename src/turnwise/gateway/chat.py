@@ -132,3 +132,11 @@ class Dialect(Protocol):
     def error_event(self, status: int, kind: ErrorKind, message: str) -> bytes:
         """Return an error as a server-sent event, for a stream that has begun."""
         ...
+
+
+class CountingDialect(Dialect, Protocol):
+    """A provider's API that also counts the tokens of requests."""
+
+    def token_count(self, tokens: int) -> dict[str, Any]:
+        """Return the body of a reply to a request for the count."""
+        ...

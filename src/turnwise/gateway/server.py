@@ -17,10 +17,18 @@ from starlette.routing import Route
 
 from turnwise.core.protocols import Policy
 from turnwise.core.task import EpisodeKey
-from turnwise.gateway import openai_chat
+from turnwise.gateway import anthropic_messages, openai_chat, openai_responses
 from turnwise.gateway.access import Bearers, read_bearer
 from turnwise.gateway.capture import Episode
-from turnwise.gateway.chat import ChatReply, ChatRequest, Dialect, ErrorKind, GatewayError, RequestError
+from turnwise.gateway.chat import (
+    ChatReply,
+    ChatRequest,
+    CountingDialect,
+    Dialect,
+    ErrorKind,
+    GatewayError,
+    RequestError,
+)
 from turnwise.gateway.conversation import digest
 from turnwise.gateway.http_server import QuietServer, listen, server_config
 from turnwise.gateway.request_body import BodyReader, read_json
@@ -29,8 +37,14 @@ from turnwise.gateway.store import CallStore
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.episode import Limits
 
-DIALECTS: dict[str, Dialect] = {"/v1/chat/completions": openai_chat}
+DIALECTS: dict[str, Dialect] = {
+    "/v1/chat/completions": openai_chat,
+    "/v1/responses": openai_responses,
+    "/v1/messages": anthropic_messages,
+}
 """Path -> dialect."""
+TOKEN_COUNTS = {"/v1/responses/input_tokens": openai_responses, "/v1/messages/count_tokens": anthropic_messages}
+"""Path -> dialect whose requests are counted there."""
 KEEP_ALIVE_S = 10.0
 """Seconds of waiting after which a stream begins with comments, so that proxies and clients do not give up."""
 EVENT_STREAM = "text/event-stream"
@@ -130,6 +144,7 @@ class Gateway:
 
     def _make_app(self) -> Starlette:
         routes = [Route(path, self._chat_route(dialect), methods=["POST"]) for path, dialect in DIALECTS.items()]
+        routes += [Route(path, self._count_route(dialect), methods=["POST"]) for path, dialect in TOKEN_COUNTS.items()]
         routes += [
             Route("/v1/models", self._guarded(self._list_models), methods=["GET"]),
             Route("/v1/turnwise/reward", self._guarded(self._set_reward), methods=["POST"]),
@@ -166,11 +181,21 @@ class Gateway:
         kind: ErrorKind = "not_found" if status == 404 else "invalid_request"
         self._refuse(request, status)
         message = f"{request.method} {request.url.path}: the gateway has no such route"
-        return JSONResponse(openai_chat.error(status, kind, message), status_code=status)
+        dialect: Dialect = anthropic_messages if request.url.path.startswith("/v1/messages") else openai_chat
+        return JSONResponse(dialect.error(status, kind, message), status_code=status)
+
+    def _count_route(self, dialect: CountingDialect) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request, episode: Episode) -> Response:
+            given = await read_json(await self._bodies.read(request))
+            chat = dialect.parse(episode.history.resolve(given))
+            return JSONResponse(dialect.token_count(await episode.count(chat)))
+
+        return self._guarded(answer, dialect)
 
     async def _chat(self, request: Request, episode: Episode, dialect: Dialect) -> Response:
         body = await self._bodies.read(request)
-        chat = replace(dialect.parse(await read_json(body)), digest=digest(request.url.path.encode(), body))
+        given = episode.history.resolve(await read_json(body))
+        chat = replace(dialect.parse(given), digest=digest(request.url.path.encode(), body))
         reply = asyncio.ensure_future(episode.reply(chat, _retry_count(request.headers)))
         if not chat.stream:
             return JSONResponse(dialect.response(chat, await reply, self.model))
