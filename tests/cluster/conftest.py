@@ -9,13 +9,20 @@ import pytest
 
 from ray_nodes_for_tests import NODE
 
-QUICK_DEATH = {
+SYSTEM = {
+    "enable_worker_prestart": False,
+    "prestart_worker_first_driver": False,
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 5,
 }
-"""A killed node is declared dead after seconds instead of a quarter of a minute."""
+"""No idle processes are started, and a killed node is declared dead after seconds instead of a quarter of a minute."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests with the cluster first: pytest-xdist gives these to one worker, so there is one cluster."""
+    items.sort(key=lambda item: "ray_cluster" not in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +38,7 @@ def ray_cluster(optional_part: Callable[..., NoReturn]) -> Iterator[Any]:
         patch.setenv("RAY_AUTH_MODE", "disabled")  # else Ray writes a token into the home folder
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("OMP_NUM_THREADS", "1")
-        head = {**NODE, "temp_dir": folder, "_system_config": QUICK_DEATH}
+        head = {**NODE, "temp_dir": folder, "_system_config": SYSTEM}
         cluster = Cluster(initialize_head=True, head_node_args=head)
         cluster.add_node(**NODE)
         cluster.add_node(**NODE)

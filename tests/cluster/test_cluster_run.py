@@ -1,26 +1,21 @@
 """Whole runs with two engine replicas and two learner ranks, whose processes are killed."""
 
-import json
+import math
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from ray_nodes_for_tests import NODE
 from runs_for_tests import episodes, metrics, printed, quiet, small
 from turnwise.recipes.run import train
-from work_for_tests import wait_until
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
-KILLS = ("replica", "rank") if SOAK == 1 else ("replica", "rank", "node", "rank", "replica") * 2
-"""Killed after step 1, 2, ..."""
-MARK = "TURNWISE_TEST_MARK"
+KILLS = ("node",) if SOAK == 1 else ("replica", "rank", "node", "rank", "replica") * 2
+"""Killed after step 1, 2, ... A node takes a replica and a rank with it; test_replicas.py kills a replica alone."""
 
 
 class Killer:
@@ -30,7 +25,8 @@ class Killer:
         from turnwise.cluster.learners import RemoteLearner
         from turnwise.cluster.replica_pool import ReplicaPool
 
-        self.cluster, self.killed = cluster, []
+        self.cluster = cluster
+        self.killed: list[str] = []
         for cls in (RemoteLearner, ReplicaPool):
             patch.setattr(cls, "__init__", self._remember(cls.__init__))
 
@@ -54,8 +50,15 @@ class Killer:
         os.kill(self.RemoteLearner.pids[1], signal.SIGKILL)  # type: ignore[attr-defined]
 
     def kill_node(self) -> None:
-        self.cluster.remove_node(self.cluster.worker_nodes and next(iter(self.cluster.worker_nodes)), False)
-        self.cluster.add_node(**NODE)
+        """Kill a node with actors. Another takes its place: a third one that is idle, or a new one."""
+        from ray.util.placement_group import placement_group_table
+
+        if len(self.cluster.worker_nodes) < 2:
+            self.cluster.add_node(**NODE)
+        group = self.RemoteLearner._session.group  # type: ignore[attr-defined]
+        used = set(placement_group_table(group)["bundles_to_node_id"].values())
+        node = next(each for each in self.cluster.worker_nodes if each._node_id in used)
+        self.cluster.remove_node(node, allow_graceful=False)
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
@@ -76,75 +79,35 @@ def test_cluster_run_survives_kills_and_learns_as_a_local_run(
     assert summary["finished"]
     assert tuple(killer.killed) == KILLS
     text = printed(console)
-    assert "engine replica 0 (" in text
+    assert "engine replica" in text
     assert "a learner rank was lost" in text
+    assert addresses(tmp_path / "ray/run") == addresses(tmp_path / "local/run")
     local, remote = metrics(tmp_path / "local/run"), metrics(tmp_path / "ray/run")
     assert [row["step"] for row in remote] == [row["step"] for row in local]
-    for ours, theirs in zip(map(numbers, remote), map(numbers, local), strict=True):
-        assert ours == pytest.approx(theirs, rel=2e-2, abs=2e-3, nan_ok=True)
-    assert addresses(tmp_path / "ray/run") == addresses(tmp_path / "local/run")
+    fork = first_fork(tmp_path / "ray/run", tmp_path / "local/run")
+    assert fork > 1
+    for ours, theirs in zip(remote, local, strict=True):
+        if ours["step"] < fork:
+            assert numbers(ours) == pytest.approx(numbers(theirs), rel=2e-2, abs=2e-3, nan_ok=True)
+
+
+def first_fork(run: Path, other: Path) -> float:
+    """Return the first step with an episode of other tokens; infinity if there is none.
+
+    A retried episode runs in a batch of another composition, which changes the last bits of probabilities: see
+    `count_forks` in test_replicas.py.
+    """
+    ours, theirs = episodes(run), episodes(other)
+    pairs = zip(sorted(ours, key=address), sorted(theirs, key=address), strict=True)
+    return min((one["step"] for one, two in pairs if one["said"] != two["said"]), default=math.inf)
+
+
+def address(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return str(row.get("evaluation")), row["step"], row["group"], row["member"], row["seed"]
 
 
 def addresses(run: Path) -> set[tuple[Any, ...]]:
     """Return the addresses of a run's episodes; one that occurs twice fails."""
-    rows = [(row.get("evaluation"), row["step"], row["group"], row["member"], row["seed"]) for row in episodes(run)]
+    rows = [address(row) for row in episodes(run)]
     assert len(set(rows)) == len(rows)
     return set(rows)
-
-
-def marked_processes(mark: str) -> list[str]:
-    """Return the commands of all processes with this mark in their environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.append((folder / "cmdline").read_text().replace("\0", " "))
-        except OSError:  # it ended, or is another user's
-            continue
-    return [command for command in found if command]  # a zombie has none
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL] if SOAK == 1 else [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_stopped_driver_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    pytest.importorskip("ray")
-    mark = uuid4().hex
-    options = {
-        "--cluster.engines": "1",
-        "--model.warmup_steps": "1",
-        "--train.steps": "1000",
-        "--eval.episodes": "2",
-        "--rollout.groups": "2",
-        "--rollout.group_size": "2",
-        "--train.mini_batch": "4",
-        "--record.folder": str(tmp_path),
-        "--record.name": "run",
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "turnwise",
-        "train",
-        "frozen_lake",
-        *(part for pair in options.items() for part in pair),
-    ]
-    driver = subprocess.Popen(
-        command,
-        env={**os.environ, MARK: mark, "RAY_AUTH_MODE": "disabled"},
-        stdout=(tmp_path / "output").open("w"),
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    log = tmp_path / "run/metrics.jsonl"
-
-    def trains() -> bool:
-        assert driver.poll() is None, (tmp_path / "output").read_text()
-        return log.exists() and any(json.loads(line)["step"] > 1 for line in log.read_text().splitlines())
-
-    try:
-        assert wait_until(trains, 300)
-        assert any("raylet" in each for each in marked_processes(mark))
-        os.killpg(driver.pid, number) if number is signal.SIGINT else driver.send_signal(number)
-        driver.wait(300)
-        assert wait_until(lambda: not marked_processes(mark), 300), marked_processes(mark)
-    finally:
-        driver.kill()

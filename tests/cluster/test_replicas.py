@@ -16,7 +16,7 @@ from slow_lake_for_tests import SlowLake
 from runs_for_tests import small
 from turnwise.config.schema import Config
 from turnwise.core.task import Task
-from turnwise.core.trajectory import Group
+from turnwise.core.trajectory import Group, Trajectory
 from turnwise.models.layers import copy_model
 from turnwise.models.loading.load import LoadedModel
 from turnwise.recipes.build import PolicyStack, build_policy_stack, load_policy
@@ -25,6 +25,10 @@ from turnwise.rollout.collect import GroupCollector
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 GROUP_SIZE = 8
+MAX_FORKS = 2
+"""Of the episodes of a test; with other weights most of them differ."""
+Address = tuple[int, int, int]
+"""Seed of the task, member, attempt."""
 SLOW_LAKE = f"{Path(__file__).parent / 'slow_lake_for_tests.py'}:{SlowLake.__name__}"
 
 
@@ -66,15 +70,40 @@ def world(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield World(config, environments, loaded, local, replicas, notes)
 
 
-def episodes(groups: Sequence[Group]) -> dict[Any, list[tuple[tuple[int, ...], ...]]]:
-    """Return the tokens of each episode by its address; an address that occurs twice fails."""
-    rows = [
-        ((each.task.seed, each.member, each.attempt), [(turn.context_ids, turn.action_ids) for turn in each.turns])
-        for group in groups
-        for each in group.trajectories
-    ]
+def episodes(groups: Sequence[Group]) -> dict[Address, Trajectory]:
+    """Return the episodes by address; an address that occurs twice fails."""
+    rows = [((each.task.seed, each.member, each.attempt), each) for group in groups for each in group.trajectories]
     assert len(dict(rows)) == len(rows)
     return dict(rows)
+
+
+def tokens(episode: Trajectory) -> list[tuple[int, float]]:
+    """Return all ids with their log-probabilities, which are 0 for ids that were not sampled."""
+    found: list[tuple[int, float]] = []
+    for turn in episode.turns:
+        found += [(each, 0.0) for each in turn.context_ids]
+        found += zip(turn.action_ids, turn.action_logprobs, strict=True)
+    return found
+
+
+def count_forks(ours: Sequence[Group], theirs: Sequence[Group]) -> int:
+    """Assert that both have the same episodes from the same start states; return how many continue differently.
+
+    Batches of another composition change the last bits of probabilities, so that a sampled token can change where its
+    random number is on the boundary of two tokens. Up to there, log-probabilities are equal to float tolerance.
+    """
+    first, second = episodes(ours), episodes(theirs)
+    assert first.keys() == second.keys()
+    forks = 0
+    for address, episode in first.items():
+        other = second[address]
+        assert episode.turns[0].context_ids == other.turns[0].context_ids
+        pairs = list(zip(tokens(episode), tokens(other), strict=False))
+        end = next((i for i, (one, two) in enumerate(pairs) if one[0] != two[0]), len(pairs))
+        forks += end < len(pairs) or len(tokens(episode)) != len(tokens(other))
+        common = torch.tensor([[one[1], two[1]] for one, two in pairs[:end]])
+        torch.testing.assert_close(common[:, 0], common[:, 1], atol=1e-4, rtol=0)
+    return forks
 
 
 def versions(groups: Sequence[Group]) -> set[int]:
@@ -96,22 +125,9 @@ def test_replicas_sample_the_tokens_of_the_local_engine(world: World) -> None:
         return await collect(world.replicas.collector, tasks), await collect(world.local.collector, tasks)
 
     (remote, counts), (local, _) = asyncio.run(both())
-    assert episodes(remote) == episodes(local)
+    assert count_forks(remote, local) <= MAX_FORKS
     assert versions(remote) == {3}
     assert not counts
-    logprobs = [
-        torch.tensor(
-            [
-                value
-                for group in groups
-                for each in group.trajectories
-                for turn in each.turns
-                for value in turn.action_logprobs
-            ]
-        )
-        for groups in (remote, local)
-    ]
-    torch.testing.assert_close(*logprobs, atol=1e-4, rtol=0)
 
 
 def test_replicas_share_the_episodes(world: World) -> None:
@@ -141,8 +157,10 @@ def test_publish_changes_what_replicas_sample(world: World) -> None:
 
     remote, back, local = asyncio.run(run())
     assert versions(remote) == {4}
-    assert episodes(remote) != episodes(local)
-    assert episodes(back) == episodes(local)
+    assert episodes(remote).keys() == episodes(local).keys()
+    changed = [tokens(episodes(remote)[each]) != tokens(episodes(local)[each]) for each in episodes(local)]
+    assert sum(changed) > len(changed) / 2
+    assert count_forks(back, local) <= MAX_FORKS
 
 
 @pytest.mark.parametrize("kill", range(1 if SOAK == 1 else 8))
@@ -165,8 +183,8 @@ def test_killed_replica_loses_and_doubles_no_episode(world: World, kill: int) ->
     local, _ = asyncio.run(collect(world.local.collector, tasks, step))
     assert counts["infra_errors"] > 0
     assert not counts["members_given_up"]
-    assert episodes(remote) == episodes(local)
-    assert episodes(again) == episodes(local)  # the new replica too has the published weights
+    assert count_forks(remote, local) <= MAX_FORKS
+    assert count_forks(again, local) <= MAX_FORKS  # the new replica too has the published weights
     assert versions(again) == {step}
     (note,) = world.notes
     assert note.startswith(f"engine replica {kill % 2} (")
