@@ -8,7 +8,7 @@ from turnwise.core.protocols import Sampling
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Turn
 from turnwise.gateway.chat import ChatReply, ChatRequest, ContextOverflow, GatewayError, RequestError, episode_over
-from turnwise.gateway.conversation import Digest, number_calls
+from turnwise.gateway.conversation import Digest
 from turnwise.gateway.openai_responses import ResponseHistory
 from turnwise.gateway.prompts import render_prompt
 from turnwise.gateway.recording import SampledChoice, make_turn, record_choice, restore_call
@@ -93,7 +93,7 @@ class Episode:
 
     async def count(self, request: ChatRequest) -> int:
         """Return the number of prompt tokens that `reply` would use, even if they do not fit. Records nothing."""
-        place = self._tree.locate(number_calls(request.messages), request.tools)
+        place = self._tree.locate(request.messages, request.tools)
         appended = await render_prompt(self._renderer, self._tree, place, request.tools)
         return len(appended) + (len(place.parent.context()) if place.parent is not None else 0)
 
@@ -185,7 +185,7 @@ class Episode:
         if not self._renderer.can_fit(request.messages, self._limits.max_tokens):
             self.overflowed = True
             raise ContextOverflow(self._limits.max_tokens, tokens=None)
-        return self._tree.locate(number_calls(request.messages), request.tools)
+        return self._tree.locate(request.messages, request.tools)
 
     async def _sample(self, request: ChatRequest, place: Place, branches: Sequence[Branch]) -> list[SampledChoice]:
         appended = await render_prompt(self._renderer, self._tree, place, request.tools)

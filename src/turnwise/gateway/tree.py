@@ -18,7 +18,7 @@ from turnwise.core.protocols import Completion
 from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey
 from turnwise.gateway.chat import ChatReply
-from turnwise.gateway.conversation import Digest, digest, digest_message, digest_tools
+from turnwise.gateway.conversation import Digest, digest, digest_message, digest_tools, number_calls
 from turnwise.gateway.sessions import BranchSession
 from turnwise.gateway.store import StoredCall
 from turnwise.render.parse import ParsedAction
@@ -33,6 +33,11 @@ class RecordedCall:
     completion: Completion
     parsed: ParsedAction
     reply: ChatReply
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the branch ends here and no running call extends it."""
+        return not self.branch.busy and self.branch.calls[-1] is self
 
     def context(self) -> list[int]:
         """Return all ids of the branch up to the sampled ones of this call."""
@@ -79,19 +84,20 @@ class CallTree:
     def __init__(self, key: EpisodeKey) -> None:
         self._key = key
         self.branches: list[Branch] = []
-        self._conversations: dict[Digest, RecordedCall] = {}
-        """Conversation that ends with a sampled reply -> its call."""
+        self._conversations: dict[Digest, list[RecordedCall]] = {}
+        """Conversation that ends with a sampled reply -> its calls, which several equal replies may have."""
         self._replies: dict[Digest, RecordedCall] = {}
         self._numbers = 0
 
     def locate(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Place:
         """Find the call whose conversation, its reply included, is the longest beginning of this one."""
         conversation, parent, shared = digest_tools(tools), None, 0
-        for index, message in enumerate(messages):
+        numbered = number_calls(messages)
+        for index, message in enumerate(numbered):
             conversation = digest(conversation, digest_message(message))
             if message.role == "assistant" and (found := self._conversations.get(conversation)) is not None:
-                parent, shared = found, index + 1
-        return Place(messages=tuple(messages), conversation=conversation, parent=parent, shared=shared)
+                parent, shared = _most_likely(found, messages[index]), index + 1
+        return Place(messages=numbered, conversation=conversation, parent=parent, shared=shared)
 
     def find_reply(self, message: Message) -> RecordedCall | None:
         """Return the latest call whose reply this is, whatever came before it."""
@@ -101,7 +107,7 @@ class CallTree:
         """Return branches for `count` replies: the parent's own if nothing extends it yet, then new ones."""
         branches = []
         parent = place.parent
-        if parent is not None and not parent.branch.busy and parent.branch.calls[-1] is parent:
+        if parent is not None and parent.is_free:
             parent.branch.busy = True
             branches.append(parent.branch)
         return [*branches, *(self._start(place.conversation) for _ in range(count - len(branches)))]
@@ -138,7 +144,7 @@ class CallTree:
         """Add a call at the end of its branch."""
         call.branch.calls.append(call)
         call.branch.session.sampled = sum(len(each.completion.ids) for each in call.branch.calls)
-        self._conversations[call.stored.conversation] = call
+        self._conversations.setdefault(call.stored.conversation, []).append(call)
         self._replies[call.stored.reply] = call
 
     def calls(self) -> Iterator[RecordedCall]:
@@ -146,3 +152,13 @@ class CallTree:
         used = [branch for branch in self.branches if branch.calls]
         for branch in sorted(used, key=lambda branch: branch.calls[-1].stored.number):
             yield from branch.calls
+
+
+def _most_likely(equal: Sequence[RecordedCall], message: Message) -> RecordedCall:
+    """Return which of several equal replies the message is: the one with its call ids, or one that nothing extends."""
+
+    def rank(call: RecordedCall) -> tuple[bool, bool]:
+        ids = [each.call_id for each in message.tool_calls]
+        return [each.call_id for each in call.reply.message.tool_calls] == ids, call.is_free
+
+    return max(equal, key=rank)
