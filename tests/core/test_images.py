@@ -4,7 +4,15 @@ import pytest
 
 from turnwise.core import images
 from turnwise.core.errors import UserError
-from turnwise.core.images import ImageStore
+from turnwise.core.images import (
+    ImageSpan,
+    ImageStore,
+    count_images,
+    find_images,
+    image_hash,
+    image_of_token,
+    image_token_id,
+)
 
 
 def test_image_store_keeps_equal_images_once(tmp_path):
@@ -43,3 +51,36 @@ def test_image_store_reports_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "images").write_text("a file")
     with pytest.raises(UserError, match="Cannot write"):
         ImageStore(tmp_path / "images").put(b"one")
+
+
+def test_find_images_separates_images_and_joins_their_tiles():
+    one, two = image_hash(b"one"), image_hash(b"two")
+    tiles = [image_token_id(one, 0), image_token_id(one, 1), 7, image_token_id(one, 2)]
+    ids = [5, *tiles, 6, image_token_id(two, 0), image_token_id(two, 0), image_token_id(two, 1)]
+    assert find_images(ids) == (
+        ImageSpan(hash=one, start=1, end=5),
+        ImageSpan(hash=two, start=6, end=7),
+        ImageSpan(hash=two, start=7, end=9),
+    )
+    assert count_images(ids) == 3
+    assert image_of_token(image_token_id(two, 16383)) == (two, 16383)
+
+
+def test_image_token_ids_fit_into_int64():
+    assert image_token_id("1" + "f" * 12, (1 << 14) - 1) == -(1 << 63)
+
+
+def test_image_store_refuses_two_images_with_one_hash(monkeypatch):
+    monkeypatch.setattr(images, "image_hash", lambda data: "0" * 13)
+    store = ImageStore()
+    store.put(b"one")
+    with pytest.raises(UserError, match="Change the seed"):
+        store.put(b"two")
+
+
+def test_image_store_moves_its_images_to_a_folder(tmp_path):
+    store = ImageStore()
+    before = store.put(b"one")
+    store.keep_in(tmp_path)
+    after = store.put(b"two")
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(f"{key}.png" for key in (before, after))

@@ -10,6 +10,7 @@ from turnwise.models.loading.catalogue import (
     SMOLLM2,
     SMOLLM2_KEY,
     TINY,
+    TINY_VLM,
     ModelEntry,
     cache_folder,
     cached_model_folder,
@@ -26,7 +27,7 @@ def test_catalogue_imports_neither_torch_nor_transformers() -> None:
 
 
 def test_catalogue_names_are_distinct_and_start_with_tiny() -> None:
-    assert model_names()[:2] == (TINY, SMOLLM2)
+    assert model_names()[:3] == (TINY, TINY_VLM, SMOLLM2)
     assert len(set(model_names())) == len(CATALOGUE)
 
 
@@ -43,7 +44,7 @@ def test_cached_models_can_be_loaded_without_a_network(monkeypatch: pytest.Monke
     monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     entries = {entry.name: entry for entry in CATALOGUE}
-    assert [name for name, entry in entries.items() if entry.cached] == [TINY]
+    assert [name for name, entry in entries.items() if entry.cached] == [TINY, TINY_VLM]
     cached_model_folder(SMOLLM2_KEY).mkdir(parents=True)
     assert entries[SMOLLM2].cached
 

@@ -3,6 +3,7 @@
 from mutant_for_tests import mutants
 
 SAMPLING = ("engine/test_sampling.py", "engine/test_native.py")
+VISION = ("models/test_vision.py",)
 
 IN_ENGINE = (
     *mutants(
@@ -52,5 +53,22 @@ IN_ENGINE = (
         ("an interrupted evaluation keeps its file", "if path not in kept:", "if False:"),
         ("evaluations among the training rows", 'entry.get("evaluation") == evaluation', "True"),
         ("an evaluation counts as a step", 'self.trajectories.glob("step_*")', 'self.trajectories.glob("*")'),
+    ),
+    *mutants(
+        "models/vision/encoder.py",
+        VISION,
+        ("text after an image counts its tokens", "positions[:, span.end :] += shift", "pass"),
+        ("features of old weights stay", "if version != self._version:", "if self._version < 0:"),
+        ("a frozen tower trains", "parameter.requires_grad_(False)", "parameter.requires_grad_(True)"),
+    ),
+    *mutants(
+        "engine/native/runner.py",
+        VISION,
+        ("copies of a context forget its images' sizes", "= source.length, source.shift", "= source.length, 0"),
+    ),
+    *mutants(
+        "models/head.py",
+        VISION,
+        ("image tokens are sampled", "module.never_sampled, NEVER)", "module.never_sampled, 0.0)"),
     ),
 )

@@ -90,7 +90,7 @@ IN_RENDER = (
         ("a closed think block counts as open", 'footer.rfind(THINK) > footer.rfind("</think>")', "THINK in footer"),
     ),
     *mutants(
-        "render/template.py",
+        "render/slots.py",
         HOSTILE,
         (
             "users are trusted",

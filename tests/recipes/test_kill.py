@@ -13,7 +13,7 @@ from runs_for_tests import WARMUP_STEPS
 from turnwise.envs.registry import load_spec
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import load_model
-from turnwise.training.warmup import load_warmed_up_tiny
+from turnwise.training.warmup import load_warmed_up
 
 ROUNDS = int(os.environ.get("TURNWISE_SOAK", "0"))
 """`make soak` sets it: so many more runs, killed at one to three random moments each."""
@@ -39,7 +39,8 @@ def plan() -> list[list[tuple[str, float]]]:
 def warmed() -> None:
     """So that no kill costs the warm-up twice; what a kill in the middle of it leaves is another test's matter."""
     kind = load_spec("bandit")
-    load_warmed_up_tiny(
+    load_warmed_up(
+        "tiny",
         [(kind, kind.check_params({}))],
         steps=WARMUP_STEPS,
         seed=0,

@@ -268,9 +268,9 @@ def test_extend_with_an_empty_observation() -> None:
         assert renderer.decode(renderer.extend([], Stop.LENGTH)) == rest.partition("XYZ")[2]
 
 
-def test_images_are_an_error() -> None:
+def test_images_for_a_text_model_are_an_error() -> None:
     _, renderer = case("chatml")
-    with pytest.raises(UserError, match="only text"):
+    with pytest.raises(UserError, match="reads text only"):
         renderer.start([Message(role="user", parts=(*text_parts("look"), ImagePart(data=b"x")))])
 
 

@@ -21,7 +21,7 @@ from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.training import warmup
-from turnwise.training.warmup import load_warmed_up_tiny, random_episode, warm_up
+from turnwise.training.warmup import load_warmed_up, random_episode, warm_up
 
 
 class Steps(TextEnv):
@@ -153,7 +153,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
 
 def warmed(kind: EnvSpec, *, steps: int = 5, seed: int = 0, **params: Any) -> LoadedModel:
     checked = kind.check_params(params)
-    return load_warmed_up_tiny([(kind, checked)], steps=steps, seed=seed, load=load_tiny, show=lambda *_: None)[0]
+    return load_warmed_up("tiny", [(kind, checked)], steps=steps, seed=seed, load=load_tiny, show=lambda *_: None)[0]
 
 
 def test_warm_up_is_cached(made: list[int], tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_warmup_cache_distinguishes_dtype_and_chat_template(
     def load(name: str) -> LoadedModel:
         return load_model(name, attn_implementation=ATTENTION, **settings)
 
-    other, _ = load_warmed_up_tiny(environments, steps=5, seed=0, load=load, show=lambda *_: None)
+    other, _ = load_warmed_up("tiny", environments, steps=5, seed=0, load=load, show=lambda *_: None)
     default = warmed(kind)
     assert other.name != default.name and len(made) == 2
     assert default.tokenizer.chat_template == tiny_tokenizer().chat_template

@@ -12,7 +12,7 @@ from turnwise.core.errors import UserError
 
 COMMON_SETTINGS = {
     "--env.params.NAME": ("{}", "Parameters of the environment; `turnwise envs NAME` lists them."),
-    "--model.name": ('"tiny"', '"tiny", "smollm2-135m", a Hugging Face name or folder, or a GGUF file.'),
+    "--model.name": ('"tiny"', '"tiny", "tiny_vlm", "smollm2-135m", a Hugging Face name or folder, or a GGUF file.'),
     "--rollout.groups": ("8", "Tasks per step."),
     "--rollout.group_size": ("16", "Episodes per task."),
     "--algo.advantage": ('"grpo"', "Advantage estimator."),

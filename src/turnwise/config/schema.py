@@ -77,17 +77,19 @@ class ModelConfig(Section):
     """Policy model."""
 
     name: str = "tiny"
-    """"tiny", "smollm2-135m", a Hugging Face name or folder, or a GGUF file."""
+    """"tiny", "tiny_vlm", "smollm2-135m", a Hugging Face name or folder, or a GGUF file."""
     device: str = "auto"
     """"auto", "cpu" or "cuda"."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of the parameters; auto: float32 on CPU, bfloat16 with float32 master weights on GPU."""
     chat_template: str | None = None
     """Jinja file with a chat template, for tokenizers without one."""
+    train_vision: bool = False
+    """Train the vision tower and its projection too, in models that read images; false: the language model alone."""
     warmup_steps: Annotated[int, Field(ge=0)] = 60
-    """tiny only: optimizer steps on random legal actions, which teach it the answer format."""
+    """tiny and tiny_vlm only: optimizer steps on random legal actions, which teach them the answer format."""
     warmup_seed: Seed = 0
-    """tiny only: seed of the initial weights and the warm-up."""
+    """tiny and tiny_vlm only: seed of the initial weights and the warm-up."""
 
 
 class LoraConfig(Section):

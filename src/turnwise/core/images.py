@@ -1,7 +1,16 @@
-"""Images by content hash, and where they are among the token ids of a turn."""
+"""Images by content hash, and how they are written among token ids.
+
+A token of an image is an id below 0 that names the image and the feature that is its embedding:
+
+    text       <user>   |        image, 4 tokens         |   text
+    ids         1027      -1-c    -2-c    -3-c    -4-c       311        c = hash << INDEX_BITS
+
+So equal ids mean equal content, also with images: prefixes are shared, cached and packed as those of text.
+"""
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +20,15 @@ MEMORY_BYTES = 256 << 20
 """Encoded images kept in memory by a store that can read them again from its folder."""
 
 
+INDEX_BITS = 14
+"""An image has at most 2 ** INDEX_BITS tokens."""
+HASH_BITS = 63 - INDEX_BITS
+"""Two of a million images have equal hashes with a probability of 0.1 %; the store then raises."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSpan:
-    """An image in a sequence of ids: its tokens are [start, end). Images of equal size have equal ids there."""
+    """An image in a sequence of ids: its tokens are [start, end), with the scaffolding between them, if any."""
 
     hash: str
     """Key of the image in the `ImageStore`."""
@@ -23,7 +38,38 @@ class ImageSpan:
 
 def image_hash(data: bytes) -> str:
     """Return the content hash of an encoded image, which is also the name of its file."""
-    return hashlib.sha256(data).hexdigest()[:32]
+    return f"{int.from_bytes(hashlib.sha256(data).digest()[:8]) >> (64 - HASH_BITS):013x}"
+
+
+def image_token_id(key: str, index: int) -> int:
+    """Return the id of an image's token number `index`."""
+    return -1 - (int(key, 16) << INDEX_BITS) - index
+
+
+def image_of_token(token: int) -> tuple[str, int]:
+    """Return the hash of the image and the index of the token in it, for an id below 0."""
+    code, index = divmod(-1 - token, 1 << INDEX_BITS)
+    return f"{code:013x}", index
+
+
+def find_images(ids: Sequence[int]) -> tuple[ImageSpan, ...]:
+    """Return the images among the ids, in order."""
+    spans: list[ImageSpan] = []
+    last = 0
+    for position, token in enumerate(ids):
+        if token >= 0:
+            continue
+        if spans and token == last - 1:  # the next token of the same image
+            spans[-1] = ImageSpan(hash=spans[-1].hash, start=spans[-1].start, end=position + 1)
+        else:
+            spans.append(ImageSpan(hash=image_of_token(token)[0], start=position, end=position + 1))
+        last = token
+    return tuple(spans)
+
+
+def count_images(ids: Iterable[int]) -> int:
+    """Return the number of images that begin among the ids."""
+    return sum(token < 0 and (-1 - token) % (1 << INDEX_BITS) == 0 for token in ids)
 
 
 class ImageStore:
@@ -45,7 +91,15 @@ class ImageStore:
             if self._folder is not None:
                 self._write(self._file(self._folder, key), data)
             self._remember(key, data)
+        if self.get(key) != data:
+            raise UserError(f"Two images have the hash {key}, which happens once in a million runs. Change the seed.")
         return key
+
+    def keep_in(self, folder: Path) -> None:
+        """Write the images to a folder from now on, those that the store has included."""
+        self._folder = folder
+        for key, data in self._images.items():
+            self._write(self._file(folder, key), data)
 
     def get(self, key: str) -> bytes:
         """Return the encoded image. Raises UserError if the store never had it or its file is gone."""

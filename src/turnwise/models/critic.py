@@ -13,7 +13,7 @@ from turnwise.models.layers import copy_model
 def value_head(model: Any) -> nn.Linear:
     """Return a linear value head of zeros: an untrained critic must not add noise to the advantages."""
     embedding = model.get_input_embeddings().weight
-    head = nn.Linear(model.config.hidden_size, 1, device=embedding.device, dtype=torch.float32)
+    head = nn.Linear(embedding.shape[1], 1, device=embedding.device, dtype=torch.float32)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head

@@ -18,6 +18,7 @@ from turnwise.models.attention.operator import use_plan
 from turnwise.models.attention.packed import PackedPlan
 from turnwise.models.attention.varlen import VarlenPlan
 from turnwise.models.layers import decoder_layers
+from turnwise.models.vision.encoder import embed_images, place_rows
 
 
 def packed_logits(model: Any, batch: Batch, keep: Tensor) -> tuple[Tensor, Tensor]:
@@ -25,8 +26,9 @@ def packed_logits(model: Any, batch: Batch, keep: Tensor) -> tuple[Tensor, Tenso
 
     The model's own forward computes the logits, so its scales and soft caps on them (Granite, Gemma-2) apply.
     """
-    with capture_input(model.get_output_embeddings()) as captured, restrict_last_layer(model, keep):
-        output = model(**_inputs(model, batch, keep), logits_to_keep=keep)
+    layer = model.get_output_embeddings()
+    with embed_images(model, batch.ids) as ids, capture_input(layer) as captured, restrict_last_layer(model, keep):
+        output = model(**_inputs(model, batch, ids, keep), logits_to_keep=keep)
     return output.logits[0], captured[0][0]
 
 
@@ -47,16 +49,21 @@ def batch_attention(batch: Batch) -> Iterator[None]:
 
 def packed_hidden(trunk: Any, batch: Batch, keep: Tensor) -> Tensor:
     """Return the hidden states [K, H] of a model without a head at positions `keep`."""
-    if uses_active_plan(batch):
-        inputs = {"input_ids": batch.ids[None], "position_ids": batch.positions[None], "use_cache": False}
-        return trunk(**inputs).last_hidden_state[0].index_select(0, keep)
-    with restrict_last_layer(trunk, keep):
-        return trunk(**_inputs(trunk, batch, keep)).last_hidden_state[0, keep]
+    with embed_images(trunk, batch.ids) as ids:
+        if uses_active_plan(batch):
+            inputs = {"input_ids": ids[None], "position_ids": _positions(trunk, batch), "use_cache": False}
+            return trunk(**inputs).last_hidden_state[0].index_select(0, keep)
+        with restrict_last_layer(trunk, keep):
+            return trunk(**_inputs(trunk, batch, ids, keep)).last_hidden_state[0, keep]
 
 
-def _inputs(model: Any, batch: Batch, keep: Tensor) -> dict[str, Any]:
+def _inputs(model: Any, batch: Batch, ids: Tensor, keep: Tensor) -> dict[str, Any]:
     plan = PackedPlan(batch.lengths, batch.parents, batch.ids.device, read=keep, last=last_layer_index(model))
-    return {"input_ids": batch.ids[None], "position_ids": batch.positions[None], "plan": plan, "use_cache": False}
+    return {"input_ids": ids[None], "position_ids": _positions(model, batch), "plan": plan, "use_cache": False}
+
+
+def _positions(model: Any, batch: Batch) -> Tensor:
+    return place_rows(model, batch.ids, batch.positions, batch.lengths, batch.parents)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The output layer apart from the trunk: float32 logits, and log-probabilities without holding all logits at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,6 +15,8 @@ from turnwise.models.attention.varlen import VarlenPlan
 
 MAX_CHUNK_LOGITS, MIN_ROWS = 1 << 28, 64
 """Upper bound of the logits held at once (1 GiB of float32), but at least this many rows of them."""
+NEVER = -1e9
+"""Logit of tokens that are never sampled. Finite, so that entropies and gradients stay finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,8 @@ class OutputHead:
     bias: Tensor | None
     scale: float = 1.0
     softcap: float | None = None
+    never_sampled: Tensor | None = None
+    """Ids whose logit is NEVER."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [M, V] in float32: bfloat16 would round a logit of 20 to multiples of 1/8."""
@@ -36,7 +40,16 @@ class OutputHead:
             logits += self.bias
         if self.scale != 1:
             logits *= self.scale
-        return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        if self.softcap is not None:
+            logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        return logits if self.never_sampled is None else logits.index_fill_(-1, self.never_sampled, NEVER)
+
+
+def mask_output(model: Any, token_ids: Sequence[int]) -> None:
+    """Give these tokens the logit NEVER, for the engine and the learner alike."""
+    layer = model.get_output_embeddings()
+    layer.register_buffer("never_sampled", torch.tensor(list(token_ids)), persistent=False)
+    layer.register_forward_hook(lambda module, _, logits: logits.index_fill(-1, module.never_sampled, NEVER))
 
 
 def matmul_float32(left: Tensor, right: Tensor) -> Tensor:
@@ -65,7 +78,11 @@ def _describe_head(model: Any) -> OutputHead | None:
         return None
     scale = 1 / getattr(config, "logits_scaling", 1.0) * getattr(config, "logit_scale", 1.0)
     return OutputHead(
-        weight=layer.weight, bias=layer.bias, scale=scale, softcap=getattr(config, "final_logit_softcapping", None)
+        weight=layer.weight,
+        bias=layer.bias,
+        scale=scale,
+        softcap=getattr(config, "final_logit_softcapping", None),
+        never_sampled=getattr(layer, "never_sampled", None),
     )
 
 

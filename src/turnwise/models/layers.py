@@ -33,7 +33,10 @@ PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def decoder_layers(model: Any) -> nn.ModuleList | None:
-    return next((child for child in model.base_model.children() if isinstance(child, nn.ModuleList)), None)
+    """Return the layers of the language model, or None if it has no list of them."""
+    return next(
+        (child for child in model.base_model.get_decoder().children() if isinstance(child, nn.ModuleList)), None
+    )
 
 
 def compile_layers(model: Any) -> int:

@@ -24,6 +24,7 @@ from turnwise.engine.native.engine import NativeEngine
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.layers import compile_layers, compile_unfused_layers, copy_model, recompute_layers
+from turnwise.models.loading.catalogue import WARMED_UP
 from turnwise.models.loading.load import LoadedModel, device_of, load_model, resolve_device
 from turnwise.models.loading.lora import (
     RUN_BASE,
@@ -55,7 +56,7 @@ from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule, 
 from turnwise.training.sharded import ShardedLearner
 from turnwise.training.sharded_optimizer import ShardedOptimizer
 from turnwise.training.update import UpdateSettings
-from turnwise.training.warmup import load_warmed_up_tiny
+from turnwise.training.warmup import load_warmed_up
 
 
 def model_loader(config: Config) -> Callable[[str], LoadedModel]:
@@ -70,6 +71,7 @@ def model_loader(config: Config) -> Callable[[str], LoadedModel]:
             chat_template=settings.chat_template,
             attn_implementation=ATTENTION,
             seed=settings.warmup_seed,
+            train_vision=settings.train_vision,
         )
 
     return load
@@ -86,11 +88,12 @@ def load_policy(
     load = model_loader(config)
     base = None if run is None else run / RUN_BASE
     seconds = 0.0
-    if config.model.name == "tiny" and config.model.warmup_steps and environments.specs:
+    if config.model.name in WARMED_UP and config.model.warmup_steps and environments.specs:
         if base is not None and base.is_dir():
             loaded = load(str(base))
         else:
-            loaded, seconds = load_warmed_up_tiny(
+            loaded, seconds = load_warmed_up(
+                config.model.name,
                 environments.with_params,
                 steps=config.model.warmup_steps,
                 seed=config.model.warmup_seed,
@@ -152,7 +155,7 @@ class PolicyStack:
 
 
 def build_renderer(config: Config, loaded: LoadedModel) -> Renderer:
-    return Renderer(loaded.tokenizer, loaded.stop_ids, config.rollout.prefix)
+    return Renderer(loaded.tokenizer, loaded.stop_ids, config.rollout.prefix, loaded.images)
 
 
 def build_policy_stack(

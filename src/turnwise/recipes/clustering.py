@@ -21,18 +21,19 @@ from turnwise.core.errors import LearnerLost, Outage
 from turnwise.core.samples import Learner
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.layers import copy_parameters
+from turnwise.models.loading.catalogue import WARMED_UP
 from turnwise.models.loading.load import LoadedModel, resolve_device
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.recipes.build import (
     PolicyStack,
     build_learner,
     build_policy_stack,
+    build_renderer,
     build_sharded_learner,
     load_policy,
 )
 from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix
 from turnwise.recipes.sources import use_own_adapter
-from turnwise.render.renderer import Renderer
 from turnwise.rewards.services import RewardServices
 
 TRAINING, GREEDY, EVALUATION = "training", "greedy", "evaluation"
@@ -91,7 +92,7 @@ def build_actors(
 
 def _rank_builder(config: Config, loaded: LoadedModel, plan: MemoryPlan, run: Path) -> BuildRank:
     """Return what builds the learner of a rank. A warmed-up model is sent; others are loaded by rank 0."""
-    warmed_up = config.model.name == "tiny" and config.model.warmup_steps > 0
+    warmed_up = config.model.name in WARMED_UP and config.model.warmup_steps > 0
     weights = put_weights(loaded.model) if warmed_up else None
     return partial(build_rank, _actor_config(config, run), plan, weights)
 
@@ -131,7 +132,7 @@ def open_replica_stack(
 
     try:
         yield PolicyStack(
-            renderer=Renderer(loaded.tokenizer, loaded.stop_ids, config.rollout.prefix),
+            renderer=build_renderer(config, loaded),
             engine=pool,
             collector=collector(TRAINING, config.seed),
             greedy=collector(GREEDY, config.seed),

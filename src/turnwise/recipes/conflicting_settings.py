@@ -6,6 +6,7 @@ from pathlib import Path
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
+from turnwise.models.loading.catalogue import WARMED_UP
 from turnwise.models.loading.lora import is_adapter
 from turnwise.recipes.build import kl_in_reward, reward_names
 from turnwise.rewards.scoring import ENV, FORMAT
@@ -145,9 +146,9 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         "train its model with --model.name RUN.",
     ),
     (
-        lambda c: c.lora.rank > 0 and c.model.name == "tiny" and not c.model.warmup_steps,
-        "lora.rank trains an adapter for a base model that is saved, and tiny without a warm-up is not saved. Raise "
-        "model.warmup_steps.",
+        lambda c: c.lora.rank > 0 and c.model.name in WARMED_UP and not c.model.warmup_steps,
+        "lora.rank trains an adapter for a base model that is saved, and {model.name} without a warm-up is not saved. "
+        "Raise model.warmup_steps.",
     ),
     (
         lambda c: c.lora.rank > 0 and is_adapter(Path(c.model.name).expanduser()),

@@ -34,7 +34,7 @@ from turnwise.envs.spec import EnvSpec
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.render.renderer import Renderer
-from turnwise.training.warmup import load_warmed_up_tiny
+from turnwise.training.warmup import load_warmed_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +266,8 @@ def start_policy(spec: EnvSpec, settings: Settings) -> LoadedModel:
     def load_tiny(name: str) -> LoadedModel:
         return load_model(name, attn_implementation=ATTENTION)
 
-    loaded, _ = load_warmed_up_tiny(
+    loaded, _ = load_warmed_up(
+        "tiny",
         [(spec, spec.check_params({}))],
         steps=settings.warmup_steps,
         seed=0,

@@ -92,7 +92,7 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
     (("algo.kl_estimator", "algo.kl_in", "algo.kl_target", "algo.kl_horizon"), _on("algo.kl_coef", "raise {key}")),
     (("algo.kl_horizon",), _on("algo.kl_target", "set {key}")),
     (("algo.constant_length",), _one_of("algo.aggregation", ["seq-mean-token-sum-norm"])),
-    (("model.warmup_steps", "model.warmup_seed"), _one_of("model.name", ["tiny"])),
+    (("model.warmup_steps", "model.warmup_seed"), _one_of("model.name", ["tiny", "tiny_vlm"])),
     (
         ("sft.count", "sft.epochs", "sft.batch", "sft.learning_rate", "sft.think"),
         _on("sft.demos", "run `turnwise sft`"),

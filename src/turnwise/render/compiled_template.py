@@ -1,13 +1,13 @@
 """Scaffolding compiled to ids, so that rendering encodes only the text around content."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from turnwise.core.messages import Message
 from turnwise.render.codec import AddedToken, Codec
-from turnwise.render.template import TemplatePart
+from turnwise.render.slots import ImageSlot, TemplatePart, TemplateSlot
 
 Before = Literal["nothing", "control", "text"]
 """Predecessor of a text: the start of the context, a control token, or sampled text."""
@@ -19,7 +19,7 @@ class TextRun:
     sampled ids and ids appended to them are encoded separately.
     """
 
-    parts: tuple[TemplatePart, ...]
+    parts: tuple[str | TemplateSlot, ...]
     spaced: bool
     lstrip: bool
     rstrip: bool
@@ -58,21 +58,36 @@ def overlapping_matches(pattern: re.Pattern[str], text: str) -> Iterator[re.Matc
         found = pattern.search(text, found.start() + 1)
 
 
-Step = tuple[int, ...] | TextRun
+Step = tuple[int, ...] | TextRun | ImageSlot
+
+EncodeImage = Callable[[bytes], Sequence[int]]
+"""Encoded image -> its ids."""
 
 
 class CompiledTemplate:
     """Encoder for messages of one shape."""
 
-    def __init__(self, codec: Codec, parts: Sequence[TemplatePart], before: Before, swallows: bool = False) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        parts: Sequence[TemplatePart],
+        before: Before,
+        swallows: bool = False,
+        encode_image: EncodeImage | None = None,
+    ) -> None:
         """`swallows`: the control token before consumes the whitespace after it."""
-        self._codec = codec
+        self._codec, self._encode_image = codec, encode_image
         self._steps = _steps(codec, _runs(codec, parts, before, swallows))
 
     def ids(self, messages: Sequence[Message]) -> list[int]:
         ids: list[int] = []
         for step in self._steps:
-            ids.extend(step if isinstance(step, tuple) else self._encode(step, messages))
+            if isinstance(step, tuple):
+                ids.extend(step)
+            elif isinstance(step, TextRun):
+                ids.extend(self._encode(step, messages))
+            elif self._encode_image is not None:
+                ids.extend(self._encode_image(step.data(messages)))
         return ids
 
     def _encode(self, run: TextRun, messages: Sequence[Message]) -> Sequence[int]:
@@ -82,10 +97,13 @@ class CompiledTemplate:
         return self._codec.encode_cut(text, run.cuts(messages, self._codec.markup_pattern), run.spaced)
 
 
-def _runs(codec: Codec, parts: Sequence[TemplatePart], before: Before, swallows: bool) -> list[AddedToken | TextRun]:
-    """Split scaffolding at its control tokens and gather what is between them into runs."""
-    runs: list[AddedToken | TextRun] = []
-    gathered: list[TemplatePart] = []
+Run = AddedToken | TextRun | ImageSlot
+
+
+def _runs(codec: Codec, parts: Sequence[TemplatePart], before: Before, swallows: bool) -> list[Run]:
+    """Split scaffolding at its control tokens and at images, and gather what is between them into runs."""
+    runs: list[Run] = []
+    gathered: list[str | TemplateSlot] = []
 
     def close(rstrip: bool) -> None:
         if gathered:
@@ -94,6 +112,11 @@ def _runs(codec: Codec, parts: Sequence[TemplatePart], before: Before, swallows:
             gathered.clear()
 
     for part in parts:
+        if isinstance(part, ImageSlot):
+            close(rstrip=False)
+            runs.append(part)
+            before, swallows = "control", False
+            continue
         pieces = split_at(codec.control_pattern, part) if isinstance(part, str) else [part]
         for piece in pieces:
             token = codec.control.get(piece) if isinstance(piece, str) else None
@@ -112,13 +135,13 @@ def split_at(pattern: re.Pattern[str], text: str) -> list[str]:
     return [piece for piece in re.split(f"({pattern.pattern})", text) if piece]
 
 
-def _steps(codec: Codec, runs: Sequence[AddedToken | TextRun]) -> tuple[Step, ...]:
+def _steps(codec: Codec, runs: Sequence[Run]) -> tuple[Step, ...]:
     """Encode runs without content and join neighbours."""
     steps: list[Step] = []
     for run in runs:
         if isinstance(run, AddedToken):
             ids: tuple[int, ...] = (run.id,)
-        elif all(isinstance(part, str) for part in run.parts):
+        elif isinstance(run, TextRun) and all(isinstance(part, str) for part in run.parts):
             ids = codec.encode(run.text(()), run.spaced)
         else:
             steps.append(run)

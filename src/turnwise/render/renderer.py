@@ -3,17 +3,21 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import groupby
 
 from transformers import PreTrainedTokenizerFast
 
 from turnwise.core.errors import UserError
+from turnwise.core.images import count_images
 from turnwise.core.messages import Message, ToolCall, ToolSpec, system, text_parts, tool_schema
 from turnwise.core.token_name import TokenName
 from turnwise.core.trajectory import Span, Stop
+from turnwise.models.vision.processor import ImageProcessor
 from turnwise.render.codec import Codec, added_tokens, backend_of, match_any
-from turnwise.render.compiled_template import CompiledTemplate
+from turnwise.render.compiled_template import Before, CompiledTemplate
 from turnwise.render.parse import ParsedAction, parse_pieces
 from turnwise.render.scaffold import after_turn_end, call_parts, extend_parts, find_markers, start_parts
+from turnwise.render.slots import TemplatePart
 from turnwise.render.template import ChatTemplate, ConversationShape, RefusedError, conversation_shape
 
 CACHED_SHAPES = 512
@@ -43,12 +47,20 @@ class Renderer:
     template writes is that of the day on which the shape was first rendered.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, stop_ids: Iterable[int] = (), prefix: str = "") -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        stop_ids: Iterable[int] = (),
+        prefix: str = "",
+        images: ImageProcessor | None = None,
+    ) -> None:
         """`stop_ids`: further ids that end a turn, such as those of the model's generation config.
 
-        `prefix`: start of every answer; it is not sampled but context (mask 0).
+        `prefix`: start of every answer; it is not sampled but context (mask 0). `images`: processor of a model that
+        reads images, whose tokens are ids below 0 (`core/images.py`).
         """
-        self._template = ChatTemplate(tokenizer)
+        self._images = images
+        self._template = ChatTemplate(tokenizer, None if images is None else images.marker)
         backend_of(tokenizer)
         self._markers = find_markers(self._template, match_any(added_tokens(tokenizer)), tokenizer.eos_token)
         self._codec = Codec(tokenizer, self._markers.delimiters)
@@ -86,7 +98,7 @@ class Renderer:
         if tools and not self.renders_tools:
             messages, tools = with_system(messages, tools_in_words), ()
         known = _Tools(repr(tools), tuple(tools)) if tools else _Tools()
-        return [*self._start_programs(conversation_shape(messages), known).ids(messages), *self._prefix_ids]
+        return [*self._start_programs(self._shape(messages), known).ids(messages), *self._prefix_ids]
 
     def extend(self, messages: Sequence[Message], stop: Stop) -> list[int]:
         """Return the ids to append to a sampled action: the end of its turn, the messages, the generation prompt.
@@ -94,7 +106,15 @@ class Renderer:
         After EOS the token that ends the turn was sampled (any of `stop_ids`), so it is not repeated; after a stop
         string or at the token limit it is included.
         """
-        return [*self._extend_programs(conversation_shape(messages), stop is Stop.EOS).ids(messages), *self._prefix_ids]
+        return [*self._extend_programs(self._shape(messages), stop is Stop.EOS).ids(messages), *self._prefix_ids]
+
+    def _shape(self, messages: Sequence[Message]) -> ConversationShape:
+        if self._images is None and any(message.images for message in messages):
+            raise UserError(
+                "The model reads text only, and the messages contain an image. Use a vision-language model such as "
+                "tiny_vlm, or observations without images (--env.params.observation text)."
+            )
+        return conversation_shape(messages)
 
     def parse(self, ids: Sequence[int], stop: Stop) -> ParsedAction:
         """Parse an action. See `parse_pieces` for the tokens of a span."""
@@ -128,11 +148,22 @@ class Renderer:
         return self._with_turn_end(CompiledTemplate(self._codec, parts, before="text").ids([message]))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the exact text of any ids, special tokens included; invalid UTF-8 becomes U+FFFD."""
-        return self._codec.decode(ids)
+        """Return the exact text of any ids, special tokens included; invalid UTF-8 becomes U+FFFD.
+
+        An image becomes the text that stands for it in the chat template.
+        """
+        if self._images is None or min(ids, default=0) >= 0:
+            return self._codec.decode(ids)
+        decoded = ""
+        for is_text, group in groupby(ids, key=lambda token: token >= 0):
+            tokens = list(group)
+            decoded += self._codec.decode(tokens) if is_text else self._images.marker * count_images(tokens)
+        return decoded
 
     def name_token(self, token_id: int) -> TokenName:
         """Return the text of one id; bytes that are not a whole character are written as \\xe4."""
+        if token_id < 0 and self._images is not None:
+            return TokenName(id=token_id, text=self._images.marker, special=True)
         text = self._codec.pieces([token_id])[0].decode(errors="backslashreplace")
         return TokenName(id=token_id, text=text, special=token_id in self._codec.control_ids)
 
@@ -148,16 +179,19 @@ class Renderer:
 
     def _start_program(self, shape: ConversationShape, tools: _Tools) -> CompiledTemplate:
         parts = start_parts(self._template, shape, tools.specs, self._codec.added_pattern)
-        return CompiledTemplate(self._codec, parts, before="nothing")
+        return self._compile(parts, before="nothing")
+
+    def _compile(self, parts: Sequence[TemplatePart], before: Before, swallows: bool = False) -> CompiledTemplate:
+        return CompiledTemplate(
+            self._codec, parts, before, swallows, encode_image=None if self._images is None else self._images.ids
+        )
 
     def _extend_program(self, shape: ConversationShape, ended: bool) -> CompiledTemplate:
         parts = extend_parts(self._template, shape, self._markers.end)
         if not ended:
-            return CompiledTemplate(self._codec, parts, before="text")
+            return self._compile(parts, before="text")
         swallows = self._end is not None and self._end.rstrip
-        return CompiledTemplate(
-            self._codec, after_turn_end(parts, self._markers.end), before="control", swallows=swallows
-        )
+        return self._compile(after_turn_end(parts, self._markers.end), before="control", swallows=swallows)
 
 
 def sampled_span(span: Span) -> Span:

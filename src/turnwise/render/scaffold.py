@@ -18,16 +18,14 @@ from typing import Any
 
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message, ToolSpec, tool_schema
+from turnwise.render.slots import ContentSlot, LiteralSlot, TemplatePart
 from turnwise.render.template import (
     HOW_TO_FIX,
     ChatTemplate,
-    ContentSlot,
     ConversationShape,
-    LiteralSlot,
     Placeholders,
     ProbeSetting,
     RefusedError,
-    TemplatePart,
     TemplateProbe,
     after_lead,
     arrangements,
@@ -139,7 +137,7 @@ def _first_accepted(
 ) -> tuple[TemplatePart, ...]:
     """Return the first arrangement that shows everything, checked with content in all messages."""
     reasons = []
-    full = tuple((role, True) for role, _ in shape)
+    full = tuple((role, content or True) for role, content in shape)
     for arranged in arrangements([role for role, _ in shape]):
         for setting in settings:
             try:

@@ -1,103 +1,27 @@
 """Chat templates, probed with placeholders to find where they show content and how they change it."""
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerFast
 
 from turnwise.core.errors import UserError
-from turnwise.core.messages import Message, Role
-
-TRUSTED_ROLES = ("system", "assistant")
-BLANK_LINE = "\n\n"
-"""Separator of contents that are merged into one message."""
-
-
-class TemplateSlot(Protocol):
-    """Position in the template's output that shows content, which never becomes a special token."""
-
-    def text(self, messages: Sequence[Message]) -> str: ...
-
-    def trusted(self, messages: Sequence[Message]) -> bool:
-        """Return whether markup such as <think> may become tokens: in agents' texts and prompts, not in tools'."""
-        ...
-
-
-TemplatePart = str | TemplateSlot
-"""Scaffolding text, which may contain special tokens, or a slot for content, which may not."""
-
-
-def unchanged(text: str) -> str:
-    return text
-
-
-def inside_json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-CONTENT_CHANGES: tuple[Callable[[str], str], ...] = (
-    unchanged,
-    str.strip,
-    str.lstrip,
-    str.rstrip,
-    lambda text: text.strip("\n"),
-    lambda text: text.lstrip("\n"),
-    lambda text: text.rstrip("\n"),
-    inside_json,
-    lambda text: inside_json(text.strip()),
+from turnwise.core.messages import Message, Role, TextPart
+from turnwise.render.slots import (
+    BLANK_LINE,
+    CONTENT_CHANGES,
+    PROBES,
+    CallIdSlot,
+    ContentSlot,
+    ImageSlot,
+    LiteralSlot,
+    TemplatePart,
+    TextRunSlot,
 )
-"""Changes that templates make to content."""
-
-PROBES = ('\n {}"é\\ \n', " \n{}<b>&'\n ")
-"""Texts on which any two of CONTENT_CHANGES differ; {} is the placeholder."""
-
-
-@dataclass(frozen=True, slots=True)
-class ContentSlot:
-    """Shows the contents of messages `members`, joined by a blank line and changed by `change`."""
-
-    members: tuple[int, ...]
-    change: Callable[[str], str] = unchanged
-
-    def text(self, messages: Sequence[Message]) -> str:
-        if len(self.members) == 1:
-            return self.change(messages[self.members[0]].content)
-        return self.change(BLANK_LINE.join(messages[member].content for member in self.members))
-
-    def trusted(self, messages: Sequence[Message]) -> bool:
-        return all(messages[member].role in TRUSTED_ROLES for member in self.members)
-
-
-@dataclass(frozen=True, slots=True)
-class CallIdSlot:
-    """Shows the id of the call that a tool message answers."""
-
-    member: int
-
-    def text(self, messages: Sequence[Message]) -> str:
-        return messages[self.member].call_id
-
-    def trusted(self, messages: Sequence[Message]) -> bool:
-        return False
-
-
-@dataclass(frozen=True, slots=True)
-class LiteralSlot:
-    """Text in a tool's description that looks like a special token and must not become one."""
-
-    word: str
-
-    def text(self, messages: Sequence[Message]) -> str:
-        return self.word
-
-    def trusted(self, messages: Sequence[Message]) -> bool:
-        return False
-
 
 HOW_TO_FIX = "use another with --model.chat_template FILE"
 
@@ -109,18 +33,32 @@ class RefusedError(Exception):
 class ChatTemplate:
     """Renders message dictionaries. Raises UserError for a broken template, RefusedError for refused messages."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, image_marker: str | None = None) -> None:
+        """`image_marker`: text that the template of a model that reads images writes in place of an image."""
         if not tokenizer.chat_template:
             raise UserError("the tokenizer has no chat template: set --model.chat_template FILE (a Jinja file)")
         self._tokenizer = tokenizer
+        self.image_marker = image_marker
+        self._lists_parts = False
+        if image_marker is not None:
+            self._lists_parts = not self._shows_plain_text()
+
+    def _shows_plain_text(self) -> bool:
+        """Return False for templates that read content as a list of parts only."""
+        word = Placeholders()("c")
+        try:
+            return word in self.render([{"role": "user", "content": word}])
+        except RefusedError:
+            return False
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), prompt: bool = True
     ) -> str:
         """Return the text of `messages`, with the generation prompt unless `prompt` is False."""
+        given = [_list_parts(message) for message in messages] if self._lists_parts else list(messages)
         try:
             text: str = self._tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) or None, add_generation_prompt=prompt, tokenize=False
+                given, tools=list(tools) or None, add_generation_prompt=prompt, tokenize=False
             )
         except TemplateSyntaxError as error:
             raise UserError(
@@ -132,17 +70,30 @@ class ChatTemplate:
         return text
 
 
-ConversationShape = tuple[tuple[Role, bool], ...]
-"""(role, whether it has content) of each message; templates treat empty content differently."""
+def _list_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(message["content"], str):
+        return message
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+ConversationShape = tuple[tuple[Role, bool | str], ...]
+"""(role, content) of each message: whether it has text, as templates treat empty content differently; or, of one with
+images, its texts (t) and images (i) in order, such as "tit"."""
 
 FOLDED_ROLES: tuple[tuple[Role, ...], ...] = ((), ("system",), ("tool",), ("system", "tool"))
 """Roles presented as user messages to templates that refuse them; the unchanged roles come first."""
 
 
 def conversation_shape(messages: Sequence[Message]) -> ConversationShape:
-    if any(message.images for message in messages):
-        raise UserError("only text can be rendered: remove the images from the messages")
-    return tuple((message.role, bool(message.content)) for message in messages)
+    return tuple((message.role, _layout(message) or bool(message.content)) for message in messages)
+
+
+def _layout(message: Message) -> str:
+    """Return the texts and images of a message that has images; adjacent texts count once."""
+    if not message.images:
+        return ""
+    letters = ["t" if isinstance(part, TextPart) else "i" for part in message.parts]
+    return "".join(each for n, each in enumerate(letters) if each == "i" or letters[n - 1 : n] != ["t"])
 
 
 class Placeholders:
@@ -212,41 +163,105 @@ class TemplateProbe:
         shape: ConversationShape,
         arranged: tuple[TemplateMessage, ...],
     ) -> None:
-        self._template, self._setting, self._arranged = template, setting, arranged
-        self._filled = [tuple(member for member in one.members if shape[member][1]) for one in arranged]
+        self._template, self._setting, self._shape, self._arranged = template, setting, shape, arranged
+        self._texts: dict[str, ContentSlot | TextRunSlot] = {}
+        """Slot of each placeholder."""
+        self._images: list[ImageSlot] = []
+        self._contents = [self._content(index, one.members) for index, one in enumerate(arranged)]
+
+    def _content(self, index: int, members: Sequence[int]) -> str | list[dict[str, str]]:
+        """Return a message's content as the template gets it: a placeholder, or with images a list of parts."""
+        if any(isinstance(self._shape[member][1], str) for member in members):
+            return self._content_parts(members)
+        filled = tuple(member for member in members if self._shape[member][1])
+        if not filled:
+            return ""
+        placeholder = self._setting.placeholders("c", index)
+        self._texts[placeholder] = ContentSlot(filled)
+        return placeholder
+
+    def _content_parts(self, members: Sequence[int]) -> list[dict[str, str]]:
+        parts: list[dict[str, str]] = []
+        for member in members:
+            layout = self._shape[member][1]
+            if layout and parts:
+                parts.append({"type": "text", "text": BLANK_LINE})
+            counts = {"t": 0, "i": 0}
+            for letter in layout if isinstance(layout, str) else "t" * layout:
+                if letter == "i":
+                    self._images.append(ImageSlot(member, counts["i"]))
+                    parts.append({"type": "image"})
+                else:
+                    placeholder = self._setting.placeholders("p", len(self._texts))
+                    self._texts[placeholder] = TextRunSlot(member, counts["t"])
+                    parts.append({"type": "text", "text": placeholder})
+                counts[letter] += 1
+        return parts
 
     def parts(self) -> tuple[TemplatePart, ...]:
         """Return the scaffolding with its slots."""
         placeholders, quoted = self._setting.placeholders, self._setting.quoted
-        contents = [placeholders("c", index) if members else "" for index, members in enumerate(self._filled)]
-        text = self._render(contents)
-        if missing := [
-            one.role for one, placeholder in zip(self._arranged, contents, strict=True) if placeholder not in text
-        ]:
+        text = self._render()
+        if missing := [one.role for one, seen in zip(self._arranged, self._seen(text), strict=True) if not seen]:
             raise RefusedError(f"it does not show a {missing[0]} message")
-        fillers: dict[str, TemplateSlot] = {
+        fillers: dict[str, TemplatePart] = {
             placeholders("t", number): LiteralSlot(word) for number, word in enumerate(quoted)
         }
-        for index, (one, members) in enumerate(zip(self._arranged, self._filled, strict=True)):
+        for index, one in enumerate(self._arranged):
             fillers[placeholders("i", index)] = CallIdSlot(one.members[0])
-            if members:
-                fillers[contents[index]] = ContentSlot(members, self._change(contents, index, text))
-        return tuple(fillers.get(piece, piece) for piece in placeholders.pattern.split(text) if piece)
+        for placeholder, slot in self._texts.items():
+            fillers[placeholder] = replace(slot, change=self._change(placeholder, text))
+        parts = tuple(fillers.get(piece, piece) for piece in placeholders.pattern.split(text) if piece)
+        return self._with_images(parts) if self._images else parts
 
-    def _change(self, contents: list[str], index: int, text: str) -> Callable[[str], str]:
-        """Return the change that the template makes to the content at `index`."""
-        probes = [probe.format(contents[index]) for probe in PROBES]
-        rendered = [self._render([*contents[:index], probe, *contents[index + 1 :]]) for probe in probes]
+    def _seen(self, text: str) -> list[bool]:
+        """Return whether the output shows all text of each message."""
+        shown = []
+        for content in self._contents:
+            words = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+            shown.append(all(word in text for word in words))
+        return shown
+
+    def _with_images(self, parts: Sequence[TemplatePart]) -> tuple[TemplatePart, ...]:
+        """Put the image slots where the template shows images."""
+        marker, waiting = self._template.image_marker, iter(self._images)
+        placed: list[TemplatePart] = []
+        for part in parts:
+            if not isinstance(part, str) or marker is None:
+                placed.append(part)
+                continue
+            first, *rest = part.split(marker)
+            placed += [first] if first else []
+            for text in rest:
+                slot = next(waiting, None)
+                if slot is None:
+                    raise RefusedError("it shows an image more often than once")
+                placed += [slot, text] if text else [slot]
+        if next(waiting, None) is not None:
+            raise RefusedError("it does not show an image")
+        return tuple(placed)
+
+    def _change(self, placeholder: str, text: str) -> Callable[[str], str]:
+        """Return the change that the template makes to the text of a placeholder."""
+        probes = [probe.format(placeholder) for probe in PROBES]
+        rendered = [self._render({placeholder: probe}) for probe in probes]
         for change in CONTENT_CHANGES:
-            if rendered == [text.replace(contents[index], change(probe)) for probe in probes]:
+            if rendered == [text.replace(placeholder, change(probe)) for probe in probes]:
                 return change
-        raise RefusedError(f"it rewrites the text of a {self._arranged[index].role} message")
+        raise RefusedError("it rewrites the text of a message")
 
-    def _render(self, contents: Sequence[str]) -> str:
-        setting = self._setting
+    def _render(self, changed: Mapping[str, str] | None = None) -> str:
+        """Render the messages, with other texts in place of some placeholders."""
+        setting, changed = self._setting, changed or {}
         messages = list(setting.lead)
-        for index, (one, content) in enumerate(zip(self._arranged, contents, strict=True)):
-            message = {"role": one.role, "content": content}
+        for index, (one, content) in enumerate(zip(self._arranged, self._contents, strict=True)):
+            if isinstance(content, str):
+                given: Any = changed.get(content, content)
+            else:
+                given = [
+                    part | {"text": changed.get(text, text)} if (text := part.get("text")) else part for part in content
+                ]
+            message = {"role": one.role, "content": given}
             messages.append(
                 message | {"tool_call_id": setting.placeholders("i", index)} if one.role == "tool" else message
             )

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 from turnwise.core.blocking import EventLoopBlocked, blocking_limit, interruptible
 from turnwise.core.errors import InfrastructureFailure
+from turnwise.core.images import find_images
 from turnwise.core.loop_clock import LoopClock, current_clock
 from turnwise.core.messages import Picture
 from turnwise.core.protocols import Completion, Env, Sampling, Session, StepResult
@@ -210,4 +211,5 @@ def _turn(pending: ContextState, completion: Completion, parsed: ParsedAction, s
         invalid=step.invalid,
         info=step.info,
         picture=step.picture,
+        images=find_images(pending.ids) if min(pending.ids, default=0) < 0 else (),
     )

@@ -1,4 +1,4 @@
-"""Warm-up of the tiny model: a short, seeded training on random legal actions, cached.
+"""Warm-up of tiny and tiny_vlm: a short, seeded training on random legal actions, cached.
 
 Since the actions are random, it learns the format of answers, and not which ones are good.
 """
@@ -46,20 +46,20 @@ Environments = Sequence[tuple[EnvSpec, dict[str, Any]]]
 """Environments with their parameters."""
 
 
-def load_warmed_up_tiny(
-    environments: Environments, *, steps: int, seed: int, load: Callable[[str], LoadedModel], show: Progress
+def load_warmed_up(
+    name: str, environments: Environments, *, steps: int, seed: int, load: Callable[[str], LoadedModel], show: Progress
 ) -> tuple[LoadedModel, float]:
-    """Return tiny, warmed up for these environments, and the seconds that took; from the cache if it is there.
+    """Return tiny or tiny_vlm, warmed up for these environments, and the seconds that took; from the cache if possible.
 
     `load` loads a model by name or folder, with the caller's settings. Its dtype, device type and chat template are
     part of the cache key: the weights depend on them, and the cached tokenizer keeps the template.
     """
     began = time.perf_counter()
-    fresh = load("tiny")
+    fresh = load(name)
     about = [(spec.name, _source_digest(spec), params) for spec, params in environments]
     loading = (str(fresh.model.dtype), device_of(fresh.model).type, fresh.tokenizer.chat_template)
     key = address("warmup", WARMUP_VERSION, TINY_VERSION, about, steps, seed, loading)
-    folder = cached_model_folder(f"tiny-{'+'.join(spec.name for spec, _ in environments)}-{key:016x}")
+    folder = cached_model_folder(f"{name}-{'+'.join(spec.name for spec, _ in environments)}-{key:016x}")
     if not folder.exists():
         warm_up(fresh, environments, steps=steps, seed=seed, show=show)
         with suppress(FileExistsError), atomic_folder(folder) as temporary:  # another process may have been faster
@@ -78,7 +78,8 @@ def _source_digest(spec: EnvSpec) -> str:
 
 def warm_up(loaded: LoadedModel, environments: Environments, *, steps: int, seed: int, show: Progress) -> None:
     """Train the model, in place, on transcripts of random actions; environments take turns."""
-    renderer = Renderer(loaded.tokenizer)
+    renderer = Renderer(loaded.tokenizer, images=loaded.images)
+    loaded.model.requires_grad_(True)  # an untrained vision tower cannot stay frozen
     schedule = Schedule(kind="linear", total_steps=steps, warmup_steps=min(10, steps // 4), final_share=0.1)
     optimizer = Optimizer(list(loaded.model.parameters()), SETTINGS, schedule.share)
     device = loaded.model.get_input_embeddings().weight.device
@@ -88,7 +89,7 @@ def warm_up(loaded: LoadedModel, environments: Environments, *, steps: int, seed
             try:
                 samples = runner.run(_play_episodes(environments, renderer, seed, numbers))
             except (EnvironmentFailure, InfrastructureFailure) as failure:  # random actions cannot be to blame
-                raise UserError(f"the environment failed during the warm-up of tiny: {failure}") from failure
+                raise UserError(f"the environment failed during the warm-up of {loaded.name}: {failure}") from failure
             batch = on_device(pack(samples), device)
             with batch_attention(batch):
                 logprobs, *_ = token_logprobs(loaded.model, batch)

@@ -21,6 +21,7 @@ from turnwise.engine.native.sampling import (
 )
 from turnwise.models.attention.interface import check_attention
 from turnwise.models.forward import capture_input, last_layer_index, restrict_last_layer
+from turnwise.models.vision.encoder import embed_images, image_encoder
 
 MIN_SHARED_PREFIX = 16
 """Prompts that share at least this many first tokens run the shared prefix once."""
@@ -45,6 +46,8 @@ class CacheSlot:
     prefix: SharedPrefix | None = None
     """Prefix shared with other slots that have the same object."""
     bigram: Bigram = NO_BIGRAM
+    shift: int = 0
+    """Rotary position of the next token minus `length`; not 0 after images in models that place them in a grid."""
 
     def append(self, ids: Sequence[int]) -> None:
         """Add context tokens for the next pass."""
@@ -53,7 +56,7 @@ class CacheSlot:
         self.bigram = (before, last)
 
     def restart(self) -> None:
-        self.length, self.bigram = 0, NO_BIGRAM
+        self.length, self.bigram, self.shift = 0, NO_BIGRAM, 0
         self.pending.clear()
 
 
@@ -97,6 +100,8 @@ class SlotRunner:
         """Hidden states [M, H] -> values [M] of the positions before sampled tokens; None: no values."""
         self._output_layer: nn.Module = cast(Any, model).get_output_embeddings()
         self._last_layer = last_layer_index(model)
+        encoder = image_encoder(model)
+        self._grid = None if encoder is None or encoder.merge_size is None else encoder
         self._cache = KVCache(slots)
         self._claimed: dict[int, CacheSlot] = {}  # by index
         self._free: list[int] = []
@@ -201,7 +206,7 @@ class SlotRunner:
         self.counts["shared_tokens"] += source.length * len(targets)
         for slot in targets:
             del slot.pending[: source.length - slot.length]
-            slot.length = source.length
+            slot.length, slot.shift = source.length, source.shift
 
     def _chunks(self, groups: list[list[Request]]) -> list[list[list[Request]]]:
         """Split the groups so that no forward runs more than `prefill_tokens` new tokens."""
@@ -242,16 +247,17 @@ class SlotRunner:
         ends = accumulate(each.new for each in scheduled)
         read = [index for end, each in zip(ends, scheduled, strict=True) for index in range(end - each.read, end)]
         plan = self._plan(scheduled)
+        positions = plan.positions[None] if self._grid is None else self._place(scheduled, plan.positions)
         for each in scheduled:
             if len(each.slot.pending) > 1:
                 self.counts["context_tokens"] += len(each.slot.pending)
             each.slot.length += len(each.slot.pending)
             each.slot.pending.clear()
         if len(read) == len(tokens):
-            return self._run(tokens, plan)
+            return self._run(tokens, plan, positions)
         keep = torch.tensor(read)
         with restrict_last_layer(self.model, keep):
-            return self._run(tokens, plan, logits_to_keep=keep)
+            return self._run(tokens, plan, positions, logits_to_keep=keep)
 
     def _plan(self, scheduled: list[ScheduledSlot]) -> SlotPlan:
         self._cache.reserve(max(each.slot.length + each.new for each in scheduled))
@@ -260,9 +266,23 @@ class SlotRunner:
         rows = [QueryRow(each.slot.index, each.slot.length, each.new, each.read) for each in scheduled]
         return SlotPlan(self._cache, rows, shared=0 if prefix is None else prefix.length, last=self._last_layer)
 
-    def _run(self, tokens: list[int], plan: SlotPlan, **options: Tensor) -> Tensor:
-        ids, positions = torch.tensor(tokens)[None], plan.positions[None]
-        return self.model(input_ids=ids, position_ids=positions, plan=plan, use_cache=False, **options).logits[0]
+    def _place(self, scheduled: list[ScheduledSlot], positions: Tensor) -> Tensor:
+        """Return the rotary positions of the tokens in a model that places images in a grid. [3, 1, N]"""
+        placed = list[Tensor]()
+        for each, row in zip(scheduled, positions.split([each.new for each in scheduled]), strict=True):
+            slot = each.slot
+            if self._grid is None or min(slot.pending, default=0) >= 0:
+                placed.append((row + slot.shift).expand(3, -1))
+                continue
+            found, end = self._grid.place([*slot.pending, *each.draft], slot.length + slot.shift)
+            slot.shift = end - slot.length - each.new
+            placed.append(found)
+        return torch.cat(placed, dim=1)[:, None]
+
+    def _run(self, tokens: list[int], plan: SlotPlan, positions: Tensor, **options: Tensor) -> Tensor:
+        with embed_images(self.model, torch.tensor(tokens)) as ids:
+            inputs = {"input_ids": ids[None], "position_ids": positions, "plan": plan, "use_cache": False}
+            return self.model(**inputs, **options).logits[0]
 
     def _sample(self, scheduled: list[ScheduledSlot], logits: Tensor, values: list[float]) -> None:
         """Sample at every position that was read; each request takes its tokens up to the first wrong draft."""

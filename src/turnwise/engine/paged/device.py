@@ -137,7 +137,7 @@ class Device:
         self.rows = torch.full((rows,), self.sessions.padding_slot, dtype=torch.int32, device=self.device)
         self.starts = torch.arange(rows, dtype=torch.int32, device=self.device)
         self.block_tokens = max(
-            1, 64 // _next_power_of_2(model.config.num_attention_heads // min(kv for kv, _ in shape))
+            1, 64 // _next_power_of_2(model.config.get_text_config().num_attention_heads // min(kv for kv, _ in shape))
         )
         most = bucket(prefill_tokens, MIN_TOKENS)
         self.new = torch.zeros(3, most, dtype=torch.int64, device=self.device)

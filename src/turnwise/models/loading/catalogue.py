@@ -16,7 +16,9 @@ def cached_model_folder(key: str) -> Path:
     return cache_folder() / "models" / key
 
 
-TINY = "tiny"
+TINY, TINY_VLM = "tiny", "tiny_vlm"
+WARMED_UP = (TINY, TINY_VLM)
+"""Models without weights of their own, which learn the answer format first."""
 SMOLLM2 = "smollm2-135m"
 SMOLLM2_KEY = "smollm2-135m-v1"
 """Cache key of the converted model. Increase the version when the conversion changes."""
@@ -45,6 +47,7 @@ class ModelEntry:
 
 CATALOGUE: tuple[ModelEntry, ...] = (
     ModelEntry(name=TINY, parameters="0.7M", source=BUILT_IN, note="untrained; learns the answer format in warm-up"),
+    ModelEntry(name=TINY_VLM, parameters="0.8M", source=BUILT_IN, note="tiny with a patch encoder: reads images"),
     ModelEntry(name=SMOLLM2, parameters="135M", source=PYPI, note="English; needs no hub"),
     ModelEntry(name="Qwen/Qwen2.5-0.5B-Instruct", parameters="494M", source=HUB, note="common in papers"),
     ModelEntry(name="Qwen/Qwen2.5-3B-Instruct", parameters="3.1B", source=HUB, note="for one large GPU"),

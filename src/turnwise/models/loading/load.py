@@ -10,13 +10,17 @@ from jinja2 import TemplateSyntaxError
 
 from turnwise.core.errors import UserError, read_failure
 from turnwise.core.suggestions import suggest
-from turnwise.models.loading.catalogue import SMOLLM2, TINY, model_names
+from turnwise.models.loading.catalogue import SMOLLM2, TINY, TINY_VLM, model_names
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
 from turnwise.models.loading.lora import base_model_of, has_adapter, is_adapter, load_adapter
 from turnwise.models.loading.pretrained import read_folder, read_gguf, read_hub, remove_dropout_from_modules
 from turnwise.models.loading.smollm2 import smollm2_folder
 from turnwise.models.loading.tiny import tiny_model, tiny_tokenizer
+from turnwise.models.loading.tiny_vlm import tiny_vlm_model, tiny_vlm_tokenizer
 from turnwise.models.memory.allocator import configure_allocator
+from turnwise.models.vision.architectures import attention_by_part
+from turnwise.models.vision.encoder import freeze_vision, image_encoder
+from turnwise.models.vision.processor import ImageProcessor
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -25,7 +29,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class LoadedModel:
     """A causal language model without dropout, in eval mode, and its tokenizer.
 
-    All parameters are trainable, or only those of its adapter if it has one.
+    All parameters are trainable but those of a vision tower, or only those of its adapter if it has one.
     """
 
     model: Any
@@ -33,6 +37,12 @@ class LoadedModel:
     name: str
     stop_ids: tuple[int, ...]
     """Tokens that end a turn: those of the generation configuration and the tokenizer's end-of-sequence token."""
+
+    @property
+    def images(self) -> ImageProcessor | None:
+        """Processor of a model that reads images."""
+        encoder = image_encoder(self.model)
+        return None if encoder is None else encoder.processor
 
 
 def load_model(
@@ -43,11 +53,13 @@ def load_model(
     chat_template: str | None = None,
     attn_implementation: str = "sdpa",
     seed: int = 0,
+    train_vision: bool = False,
 ) -> LoadedModel:
     """Load the model for training and generation.
 
     `name`: a catalogue name, a hub name (owner/name), a model folder, an adapter folder or a .gguf file.
     `chat_template`: a Jinja file to use instead of the tokenizer's template. `seed`: of tiny's untrained weights.
+    `train_vision`: the vision tower and its projection are trainable too.
     """
     configure_allocator()
     target = resolve_device(device)
@@ -61,6 +73,8 @@ def load_model(
     model = model.to(target).eval()
     if not has_adapter(model):
         model.requires_grad_(True)
+        if image_encoder(model) is not None and not train_vision:
+            freeze_vision(model)
     return LoadedModel(model=model, tokenizer=tokenizer, name=name, stop_ids=_stop_ids(model, tokenizer))
 
 
@@ -86,6 +100,10 @@ def _read(name: str, dtype: torch.dtype, attn_implementation: str, seed: int) ->
         model = tiny_model(seed).to(dtype)
         model.set_attn_implementation(attn_implementation)
         return model, tiny_tokenizer()
+    if name == TINY_VLM:
+        model = tiny_vlm_model(seed).to(dtype)
+        model.set_attn_implementation(attention_by_part(attn_implementation))
+        return model, tiny_vlm_tokenizer()
     if name == SMOLLM2:
         return read_folder(smollm2_folder(), dtype=dtype, attn_implementation=attn_implementation)
     path = Path(name).expanduser()

@@ -14,11 +14,15 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, GgufConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 from transformers.utils import logging
 
 from turnwise.core.errors import UserError, not_a_file
+from turnwise.models.vision.architectures import VISION_MODELS, attention_by_part, equip_model, read_processor
 
 GGUF_MAGIC = b"GGUF"
 GGUF_PACKAGES = ("gguf", "accelerate")
@@ -75,20 +79,25 @@ def _read(
         config = AutoConfig.from_pretrained(source, **options)
     _check_architecture(config, name)
     remove_dropout_from_config(config)
+    vision = reads_images(config)
     with _user_errors(name, "tokenizer", "use a model whose tokenizer is complete"):
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    loader = AutoModelForImageTextToText if vision else AutoModelForCausalLM
     with _user_errors(name, "weights", "download or save it again"):
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = loader.from_pretrained(
             source,
             config=config,
             dtype=dtype,
-            attn_implementation=attn_implementation,
+            attn_implementation=attention_by_part(attn_implementation) if vision else attn_implementation,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **options,
             **(weight_options or {}),
         )
     _check_complete(report, name)
+    if vision:
+        with _user_errors(name, "image processor", "use a model folder with a preprocessor_config.json"):
+            equip_model(model, read_processor(config, source, tokenizer, options))
     return model, tokenizer
 
 
@@ -103,13 +112,24 @@ def _check_complete(report: dict[str, Any], name: str) -> None:
 
 
 def _check_architecture(config: Any, name: str) -> None:
-    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if reads_images(config):
+        if config.model_type not in VISION_MODELS:
+            raise UserError(
+                f'model "{name}" is a {config.model_type}, whose images turnwise does not read: '
+                f"use one of {', '.join(sorted(VISION_MODELS))}"
+            )
+    elif config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise _not_causal(name, config.model_type)
-    classes = _causal_classes()
-    if config.architectures and not any(each in classes for each in config.architectures):
+    elif config.architectures and not any(each in _causal_classes() for each in config.architectures):
         raise _not_causal(name, config.architectures[0])
     if getattr(config, "quantization_config", None) is not None:  # only quantized models have this field
         raise UserError(f'model "{name}" is quantized and cannot be trained: use the unquantized model')
+
+
+def reads_images(config: Any) -> bool:
+    """Return whether the weights are those of a vision-language model. Some model types have classes of both kinds."""
+    reads = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.model_type)
+    return reads is not None and reads in (config.architectures or [reads])
 
 
 def _causal_classes() -> set[str]:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from turnwise.core.errors import UserError
 from turnwise.models.loading.pretrained import quiet_transformers
+from turnwise.models.vision.encoder import save_processor
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path | str) -> None:
@@ -32,6 +33,7 @@ def write_model(model: Any, tokenizer: Any, folder: Path) -> None:
     with quiet_transformers():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        save_processor(model, folder)
     mode = next(folder.glob("*config.json")).stat().st_mode
     for file in folder.glob("*.safetensors"):  # safetensors makes them readable for their owner only
         file.chmod(mode)

@@ -35,8 +35,10 @@ def tiny_pieces() -> tuple[str, ...]:
     return tuple(json.loads(line) for line in lines if not line.startswith("#"))
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
+def tiny_tokenizer(*more: str) -> PreTrainedTokenizerFast:
     """Return a tokenizer that splits text into the fewest pieces, falls back to bytes, and decodes exactly.
+
+    `more`: further special tokens, after the others.
 
     No normalizer or pre-tokenizer can lose information. Unigram requires an unknown token; byte 0 serves as one, and is
     never used as such because all 256 bytes are in the vocabulary.
@@ -45,12 +47,13 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     vocabulary = byte_pieces + [(piece, PIECE_SCORE) for piece in tiny_pieces()]
     tokenizer = Tokenizer(Unigram(vocabulary, unk_id=0, byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    special = (*SPECIAL_TOKENS, *more)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=END,
-        additional_special_tokens=[token for token in SPECIAL_TOKENS if token not in (PAD, END)],
+        additional_special_tokens=[token for token in special if token not in (PAD, END)],
         clean_up_tokenization_spaces=False,
         chat_template=_data("tiny_chat.jinja"),
     )

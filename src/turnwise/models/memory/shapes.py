@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from turnwise.core.errors import UserError
 from turnwise.core.suggestions import suggest
 from turnwise.models.layers import decoder_layers
-from turnwise.models.loading.catalogue import TINY
+from turnwise.models.loading.catalogue import TINY, TINY_VLM
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
 from turnwise.models.loading.lora import base_model_of, is_adapter
-from turnwise.models.loading.pretrained import quiet_transformers
+from turnwise.models.loading.pretrained import quiet_transformers, reads_images
 from turnwise.models.loading.tiny import tiny_config
+from turnwise.models.loading.tiny_vlm import tiny_vlm_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +48,9 @@ class ModelShape:
 
 def config_shape(config: Any, *, rank: int = 0, targets: Collection[str] = (), parameter_bytes: int = 2) -> ModelShape:
     """Return the shape of a model that is not loaded. `rank`: of the adapter that it would get; 0: none."""
+    loader = AutoModelForImageTextToText if reads_images(config) else AutoModelForCausalLM
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = loader.from_config(config)
     sizes = _adapter_sizes(model, rank, targets) if rank else None
     return _shape(model, sizes, parameter_bytes)
 
@@ -130,9 +132,11 @@ KNOWN_MODELS: dict[str, tuple[str, tuple[int, ...]]] = {
 
 
 def load_config(name: str) -> Any:
-    """Return the configuration of tiny, a model in KNOWN_MODELS, a model or adapter folder, or a hub name."""
+    """Return the configuration of tiny, tiny_vlm, a model in KNOWN_MODELS, a model or adapter folder, or a hub name."""
     if name == TINY:
         return tiny_config()
+    if name == TINY_VLM:
+        return tiny_vlm_config()
     path = Path(name).expanduser()
     if name and is_adapter(path):
         return load_config(base_model_of(path))

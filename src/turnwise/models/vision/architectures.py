@@ -1,0 +1,37 @@
+"""Vision-language models that turnwise supports, and what it adds to them."""
+
+from typing import Any
+
+import transformers
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+from turnwise.models.head import mask_output
+from turnwise.models.vision.encoder import ImageEncoder, attach_encoder
+from turnwise.models.vision.processor import ImageProcessor, images_only
+
+VISION_MODELS = frozenset({"idefics3", "llava", "llava_onevision", "qwen2_5_vl", "qwen2_vl", "smolvlm"})
+"""Model types whose features replace the embeddings of image tokens and change nothing else."""
+
+
+def attention_by_part(language: str) -> dict[str, str]:
+    """Return the attention of the language model, and torch's own for the vision tower."""
+    return {"": language, "text_config": language, "vision_config": "sdpa"}
+
+
+def read_processor(config: Any, source: str, tokenizer: Any, options: dict[str, Any]) -> Any:
+    """Read the processor of a model folder or hub name; it shares the tokenizer."""
+    processor_class = getattr(transformers, PROCESSOR_MAPPING_NAMES[config.model_type])
+    processor = images_only(processor_class).from_pretrained(source, **options)
+    processor.tokenizer = tokenizer
+    return processor
+
+
+def equip_model(model: Any, processor: Any) -> None:
+    """Let the model read images by their hashes, and never sample the tokens that stand for images and videos."""
+    config, text = model.config, model.config.get_text_config()
+    rotary: dict[str, Any] = text.rope_parameters or {}
+    merge_size = config.vision_config.spatial_merge_size if "mrope_section" in rotary else None
+    images = ImageProcessor(processor, config.image_token_id)
+    attach_encoder(model, ImageEncoder(images, merge_size))
+    special = (config.image_token_id, getattr(config, "video_token_id", None))
+    mask_output(model, [token for token in special if token is not None and token < text.vocab_size])

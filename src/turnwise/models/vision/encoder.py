@@ -1,0 +1,200 @@
+"""Features of images in place of the embeddings of their tokens, and positions in models with a grid for images."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from turnwise.core.images import INDEX_BITS, find_images
+from turnwise.models.vision.processor import ImageProcessor
+
+CACHE_BYTES = 256 << 20
+"""Features kept in memory."""
+MAX_BATCH = 128
+"""Images per forward of a vision tower that is trained."""
+
+
+class ImageEncoder:
+    """Computes the features of each image once, for all turns and members of a group, until the vision tower changes.
+
+    A frozen tower runs on one image at a time, so that features do not depend on what else is computed. One that is
+    trained, whose features are computed anew after every optimizer step, runs on batches.
+    """
+
+    def __init__(self, processor: ImageProcessor, merge_size: int | None = None) -> None:
+        """`merge_size`: patches per token and side, in models with multimodal rotary positions; None in others."""
+        self.processor = processor
+        self.merge_size = merge_size
+        self._features: OrderedDict[str, Tensor] = OrderedDict()
+        self._bytes = 0
+        self._version = -1
+
+    def __deepcopy__(self, _: Any) -> "ImageEncoder":
+        """Return an encoder for a copy of the model, which computes its own features."""
+        return ImageEncoder(self.processor, self.merge_size)
+
+    def features(self, trunk: Any, tokens: Tensor) -> Tensor:
+        """Return the features of image tokens, [P] -> [P, H]. They have gradients if the vision tower is trained."""
+        codes = -1 - tokens.cpu()
+        images, inverse = (codes >> INDEX_BITS).unique(return_inverse=True)
+        keys = [f"{code:013x}" for code in images.tolist()]
+        tower = vision_parameters(trunk)
+        trained = any(each.requires_grad for each in tower)
+        if trained and torch.is_grad_enabled():
+            tables = self._encode(trunk, keys)
+        else:
+            self._forget_if_changed(tower)
+            tables = self._cached(trunk, keys, MAX_BATCH if trained else 1)
+        sizes = torch.tensor([len(each) for each in tables])
+        rows = (sizes.cumsum(0) - sizes)[inverse] + (codes & ((1 << INDEX_BITS) - 1))
+        return torch.cat(tables).index_select(0, rows.to(tables[0].device))
+
+    def _forget_if_changed(self, tower: Iterable[nn.Parameter]) -> None:
+        """Drop all features if the weights that computed them were written since."""
+        version = sum(each._version for each in tower)
+        if version != self._version:
+            self._features.clear()
+            self._bytes, self._version = 0, version
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _cached(self, trunk: Any, keys: Sequence[str], batch: int) -> list[Tensor]:
+        missing = [key for key in keys if key not in self._features]
+        computed: dict[str, Tensor] = {}
+        for start in range(0, len(missing), batch):
+            chunk = missing[start : start + batch]
+            computed |= zip(chunk, (each.clone() for each in self._encode(trunk, chunk)), strict=True)
+        found = [computed[key] if key in computed else self._features[key] for key in keys]
+        for key, table in zip(keys, found, strict=True):
+            self._keep(key, table)
+        return found
+
+    def _keep(self, key: str, table: Tensor) -> None:
+        if key not in self._features:
+            self._features[key] = table
+            self._bytes += table.numel() * table.element_size()
+        self._features.move_to_end(key)
+        while self._bytes > CACHE_BYTES and len(self._features) > 1:
+            oldest = self._features.popitem(last=False)[1]
+            self._bytes -= oldest.numel() * oldest.element_size()
+
+    def _encode(self, trunk: Any, keys: Sequence[str]) -> list[Tensor]:
+        """Return the features of each image, [T, H]. The vision tower runs once on all inputs of equal shape."""
+        groups: dict[tuple[torch.Size, ...], list[str]] = {}
+        for key in keys:
+            shapes = tuple(each.shape[1:] for each in self._inputs(trunk, key).values())
+            groups.setdefault(shapes, []).append(key)
+        tables: dict[str, Tensor] = {}
+        for alike in groups.values():
+            tables |= zip(alike, self._forward(trunk, alike), strict=True)
+        return [tables[key] for key in keys]
+
+    def _forward(self, trunk: Any, keys: Sequence[str]) -> Sequence[Tensor]:
+        images = [self._inputs(trunk, key) for key in keys]
+        weight = trunk.get_input_embeddings().weight
+        inputs = {name: torch.cat([image[name] for image in images]).to(weight.device) for name in images[0]}
+        inputs = {
+            name: value.to(weight.dtype) if value.is_floating_point() else value for name, value in inputs.items()
+        }
+        found = trunk.get_image_features(**inputs, return_dict=True).pooler_output
+        flat = (found if isinstance(found, Tensor) else torch.cat(list(found))).reshape(-1, weight.shape[1])
+        return flat.split([self.processor.process(key).count for key in keys])
+
+    def _inputs(self, trunk: Any, key: str) -> dict[str, Tensor]:
+        """Return what the processor computed for an image, without what the vision tower does not read."""
+        read = signature(trunk.get_image_features).parameters
+        return {name: value for name, value in self.processor.process(key).inputs.items() if name in read}
+
+    def place(self, ids: Sequence[int], start: int) -> tuple[Tensor, int]:
+        """Return the rotary positions of ids from `start` on [3, T], and the position after them.
+
+        A text token advances the position by 1 on all three axes. An image begins at one position and spreads from it
+        over time, rows and columns; the text after it continues behind its longer side.
+        """
+        positions = torch.arange(start, start + len(ids)).repeat(3, 1)
+        end = start + len(ids)
+        for span in find_images(ids):
+            grid = self.grid(span.hash)
+            positions[:, span.start : span.end] = positions[0, span.start] + grid
+            shift = int(grid.max()) + 1 - grid.shape[1]
+            positions[:, span.end :] += shift
+            end += shift
+        return positions, end
+
+    def grid(self, key: str) -> Tensor:
+        """Return the position of each token of an image in its grid: time, row and column. [3, T]"""
+        merge_size = self.merge_size or 1
+        time, rows, columns = self.processor.process(key).inputs["image_grid_thw"][0].tolist()
+        sides = (torch.arange(time), torch.arange(rows // merge_size), torch.arange(columns // merge_size))
+        return torch.stack([axis.flatten() for axis in torch.meshgrid(*sides, indexing="ij")])
+
+
+def attach_encoder(model: Any, encoder: ImageEncoder) -> None:
+    """Let `image_encoder` find the encoder of the model, of its copies and of its trunk."""
+    model.base_model.image_encoder = encoder
+
+
+def image_encoder(model: Any) -> ImageEncoder | None:
+    """Return the encoder of a model that reads images, or None."""
+    return getattr(model.base_model, "image_encoder", None)
+
+
+def vision_parameters(model: Any) -> list[nn.Parameter]:
+    """Return the parameters of the vision tower and of its projection: all that are not the language model's."""
+    language = {id(each) for each in model.base_model.get_decoder().parameters()}
+    return [each for each in model.base_model.parameters() if id(each) not in language]
+
+
+@contextmanager
+def embed_images(model: Any, ids: Tensor) -> Iterator[Tensor]:
+    """Yield ids to pass to the model in this block, where its embeddings of image tokens are their features. [N]"""
+    encoder = image_encoder(model)
+    if encoder is None or not bool((is_image := ids < 0).any()):
+        yield ids
+        return
+    tokens = is_image.nonzero()[:, 0]
+    features = encoder.features(model.base_model, ids[tokens])
+
+    def replace(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return output.index_copy(1, tokens, features.to(output.dtype)[None])
+
+    hook = model.get_input_embeddings().register_forward_hook(replace)
+    try:
+        yield ids.clamp(min=0)
+    finally:
+        hook.remove()
+
+
+def place_rows(model: Any, ids: Tensor, positions: Tensor, lengths: Sequence[int], parents: Sequence[int]) -> Tensor:
+    """Return the position ids of packed rows: [1, N], or [3, 1, N] if the model places images in a grid.
+
+    `parents[i]` is the row that row i continues, or -1.
+    """
+    encoder = image_encoder(model)
+    if encoder is None or encoder.merge_size is None or not bool((ids < 0).any()):
+        return positions[None]
+    ends: list[int] = []
+    placed: list[Tensor] = []
+    for row, parent in zip(ids.cpu().split(list(lengths)), parents, strict=True):
+        found, end = encoder.place(row.tolist(), ends[parent] if parent >= 0 else 0)
+        placed.append(found)
+        ends.append(end)
+    return torch.cat(placed, dim=1)[:, None].to(ids.device)
+
+
+def freeze_vision(model: Any) -> None:
+    """Train the language model alone."""
+    for parameter in vision_parameters(model):
+        parameter.requires_grad_(False)
+
+
+def save_processor(model: Any, folder: Path) -> None:
+    """Write the files of the model's image processor, if it has one."""
+    encoder = image_encoder(model)
+    if encoder is not None:
+        encoder.processor.save(folder)

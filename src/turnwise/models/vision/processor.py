@@ -1,0 +1,112 @@
+"""Images as a model reads them: the ids that stand for an image in a context, and its pixel tensors."""
+
+import io
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from turnwise.core.errors import EnvironmentFailure, UserError
+from turnwise.core.images import INDEX_BITS, ImageStore, image_token_id
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MEMORY_BYTES = 256 << 20
+"""Pixel tensors kept in memory; those of other images are computed again when needed."""
+PARTS = ("image_processor", "tokenizer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessedImage:
+    ids: tuple[int, ...]
+    """Ids of the image in a context: tokens of the image, which are below 0, and the scaffolding between them."""
+    count: int
+    """Number of tokens of the image: one for each of its features."""
+    inputs: dict[str, Tensor]
+    """Pixels and grids, by the names of the model's arguments."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.numel() * each.element_size() for each in self.inputs.values())
+
+
+class ImageProcessor:
+    """Processes encoded images with a Hugging Face processor, each image apart from all others.
+
+    `placeholder_id`: token that the processor repeats for the features of an image.
+    """
+
+    def __init__(self, processor: Any, placeholder_id: int, store: ImageStore | None = None) -> None:
+        self.processor, self.placeholder_id = processor, placeholder_id
+        self.store = store or ImageStore()
+        self.marker: str = processor.image_token
+        """Text that chat templates write in place of an image."""
+        self._settings = dict(processor.valid_processor_kwargs._defaults.get("images_kwargs", {}))
+        self._processed: OrderedDict[str, ProcessedImage] = OrderedDict()
+        self._bytes = 0
+
+    def ids(self, data: bytes) -> tuple[int, ...]:
+        """Put an encoded image into the store; return its ids. Raises EnvironmentFailure if it cannot be read."""
+        return self.process(self.store.put(data)).ids
+
+    def process(self, key: str) -> ProcessedImage:
+        """Return the processed image with this hash."""
+        if key in self._processed:
+            self._processed.move_to_end(key)
+            return self._processed[key]
+        processed = self._processed[key] = self._process(key)
+        self._bytes += processed.size_bytes
+        while self._bytes > MEMORY_BYTES and len(self._processed) > 1:
+            self._bytes -= self._processed.popitem(last=False)[1].size_bytes
+        return processed
+
+    def _process(self, key: str) -> ProcessedImage:
+        found = self.processor.image_processor(
+            [decode_image(self.store.get(key))], return_tensors="pt", **self._settings
+        )
+        text = self.processor.replace_image_token(found, image_idx=0)
+        tokens = self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        places = [position for position, token in enumerate(tokens) if token == self.placeholder_id]
+        if len(places) > 1 << INDEX_BITS:
+            raise UserError(f"An image has {len(places)} tokens, more than {1 << INDEX_BITS}. Return smaller images.")
+        for index, position in enumerate(places):
+            tokens[position] = image_token_id(key, index)
+        inputs = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        return ProcessedImage(ids=tuple(tokens), count=len(places), inputs=inputs)
+
+    def save(self, folder: Any) -> None:
+        """Write the processor's files beside the model's."""
+        self.processor.save_pretrained(folder)
+
+
+def decode_image(data: bytes) -> "Image":
+    """Decode a PNG or another image file. Raises EnvironmentFailure if it is damaged or too large."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise UserError("Images need Pillow: run `pip install 'turnwise[pictures]'`.") from error
+    try:
+        return Image.open(io.BytesIO(data)).convert("RGB")
+    except Exception as error:  # decoders fail in many ways on damaged bytes
+        raise EnvironmentFailure(f"an image cannot be decoded ({' '.join(str(error).split())[:120]})") from error
+
+
+def images_only(processor_class: Any) -> Any:
+    """Return the processor class without its video and audio parts, which need further packages."""
+    parts = processor_class.get_attributes()
+    kept = [name for name in parts if name in PARTS]
+
+    class ImagesOnly(processor_class):
+        @classmethod
+        def get_attributes(cls) -> list[str]:
+            return kept
+
+        @classmethod
+        def _get_arguments_from_pretrained(cls, *arguments: Any, **options: Any) -> list[Any]:
+            found = super()._get_arguments_from_pretrained(*arguments, **options)
+            return [*found, *[None] * (len(parts) - len(kept))]
+
+    ImagesOnly.__name__ = processor_class.__name__  # which is saved
+    return ImagesOnly

@@ -1,0 +1,261 @@
+"""Images in models: the same ids and logits as transformers, equal log-probabilities in engine and learner."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from turnwise.core.errors import EnvironmentFailure, UserError
+from turnwise.core.images import find_images
+from turnwise.core.messages import ImagePart, Message, TextPart, system
+from turnwise.core.protocols import Completion, Sampling
+from turnwise.core.samples import Sample
+from turnwise.core.task import EpisodeKey, Task
+from turnwise.core.trajectory import Stop
+from turnwise.data.packing import pack, unpack
+from turnwise.engine.native.engine import NativeEngine
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.forward import packed_logits
+from turnwise.models.loading.load import LoadedModel, load_model
+from turnwise.models.loading.save import save_model
+from turnwise.models.vision.encoder import image_encoder, vision_parameters
+from turnwise.models.vision.processor import decode_image
+from turnwise.render.renderer import Renderer
+from turnwise.training.learner import token_logprobs
+from vision_models_for_tests import VISION_MODELS, png, write_vision_model
+
+TINY_VLM = "tiny_vlm"
+WIDE, SQUARE = png(40, 24), png(16, 16, seed=1)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    return tmp_path_factory.mktemp("vision")
+
+
+def load(name: str, folders: Path, **settings: Any) -> LoadedModel:
+    if name == TINY_VLM:
+        return load_model(TINY_VLM, attn_implementation=ATTENTION, **settings)
+    folder = folders / name
+    if not folder.exists():
+        write_vision_model(name, folder)
+    return load_model(str(folder), attn_implementation=ATTENTION, **settings)
+
+
+def renderer_of(loaded: LoadedModel) -> Renderer:
+    return Renderer(loaded.tokenizer, loaded.stop_ids, images=loaded.images)
+
+
+def look(*images: bytes, text: str = "What now?") -> Message:
+    return Message(
+        role="user", parts=(TextPart(text="Look: "), *(ImagePart(data=each) for each in images), TextPart(text=text))
+    )
+
+
+ALL = pytest.mark.parametrize("name", [*VISION_MODELS, TINY_VLM])
+
+
+@ALL
+def test_rendered_ids_match_the_processor(name: str, folders: Path) -> None:
+    loaded = load(name, folders)
+    assert loaded.images is not None
+    ids = renderer_of(loaded).start([system("Play."), look(WIDE)])
+    content = [{"type": "text", "text": "Look: "}, {"type": "image"}, {"type": "text", "text": "What now?"}]
+    messages = [
+        {"role": "system", "content": [{"type": "text", "text": "Play."}]},
+        {"role": "user", "content": content},
+    ]
+    text = loaded.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    processor = loaded.images.processor
+    expected = processor(text=[text], images=[[decode_image(WIDE)]], add_special_tokens=False)["input_ids"][0]
+    assert [loaded.images.placeholder_id if token < 0 else token for token in ids] == list(expected)
+    assert len(find_images(ids)) == 1
+
+
+@ALL
+def test_packed_logits_match_transformers(name: str, folders: Path) -> None:
+    loaded = load(name, folders)
+    renderer = renderer_of(loaded)
+    rows = [
+        [*renderer.start([system("Play."), look(WIDE)]), *renderer.answer(text)] for text in ("up", "down, then left")
+    ]
+    rows.append([*renderer.start([system("Play."), look(png(40, 24, seed=5))]), *renderer.answer("up")])
+    samples = [sample_of(row, 3) for row in rows]
+    batch = pack(samples)
+    logits, _ = packed_logits(loaded.model, batch, batch.sources)
+    for ids, image, found in zip(rows, (WIDE, WIDE, png(40, 24, seed=5)), unpack(batch, logits), strict=True):
+        torch.testing.assert_close(found, own_logits(loaded, ids, image)[-4:-1], atol=2e-4, rtol=1e-3)
+    assert len(batch.ids) < sum(map(len, rows))  # the prompt that two samples share is computed once
+
+
+def own_logits(loaded: LoadedModel, ids: list[int], image: bytes) -> Tensor:
+    """Return the logits of transformers' own forward, with pixels."""
+    assert loaded.images is not None
+    placeholder = loaded.images.placeholder_id
+    found = loaded.images.processor(
+        text=[loaded.images.marker], images=[[decode_image(image)]], add_special_tokens=False, return_tensors="pt"
+    )
+    pixels = {name: value for name, value in found.items() if name not in ("input_ids", "attention_mask")}
+    real = torch.tensor([[placeholder if token < 0 else token for token in ids]])
+    pixels["mm_token_type_ids"] = (real == placeholder).int()
+    if image_encoder(loaded.model).merge_size is None:  # type: ignore[union-attr]
+        del pixels["mm_token_type_ids"]
+    loaded.model.set_attn_implementation("sdpa")
+    try:
+        with torch.no_grad():
+            return loaded.model(input_ids=real, **pixels).logits[0]
+    finally:
+        loaded.model.set_attn_implementation({"": ATTENTION, "text_config": ATTENTION, "vision_config": "sdpa"})
+
+
+def sample_of(ids: list[int], sampled: int) -> Sample:
+    """Return a sample whose last tokens were sampled."""
+    mask = torch.arange(len(ids)) >= len(ids) - sampled
+    return Sample(
+        trajectory=0,
+        ids=torch.tensor(ids),
+        mask=mask,
+        turn_ids=mask.long() - 1,
+        logprobs=torch.zeros(len(ids)),
+        temperatures=torch.ones(len(ids)),
+    )
+
+
+async def play(
+    engine: NativeEngine, renderer: Renderer, member: int, images: list[bytes]
+) -> tuple[Sample, list[float]]:
+    """Play an episode with an image before every turn; return its sample and the sampler's log-probabilities."""
+    ids, mask, logprobs = list[int](), list[bool](), list[float]()
+    context, said = renderer.start([system("Play."), look(images[0])]), Completion
+    task = Task(env="look", params={}, seed=3)
+    async with engine.open(EpisodeKey(run_seed=0, round=0, task=task, member=member, attempt=0)) as session:
+        for image in [*images[1:], None]:
+            said = await session.generate(context, Sampling(max_tokens=6))
+            ids += [*context, *said.ids]
+            mask += [False] * len(context) + [True] * len(said.ids)
+            logprobs += said.logprobs
+            if image is not None:
+                context = renderer.extend([look(image, SQUARE)], said.stop)
+    marked = torch.tensor(mask)
+    sample = sample_of(ids, 1)
+    return Sample(
+        **{name: getattr(sample, name) for name in ("trajectory", "ids", "logprobs", "temperatures")},
+        mask=marked,
+        turn_ids=marked.long() - 1,
+    ), logprobs
+
+
+def engine_of(loaded: LoadedModel, renderer: Renderer) -> NativeEngine:
+    return NativeEngine(loaded.model, slots=4, stop_ids=renderer.stop_ids, decode=renderer.decode)
+
+
+async def play_all(engine: NativeEngine, renderer: Renderer) -> list[tuple[Sample, list[float]]]:
+    others = [WIDE, png(24, 40, seed=2), png(8, 8, seed=3)]
+    return await asyncio.gather(
+        play(engine, renderer, 0, others),
+        play(engine, renderer, 1, others),
+        play(engine, renderer, 2, [png(40, 24, seed=4), *others[1:]]),
+    )
+
+
+@ALL
+def test_engine_and_learner_logprobs_agree_with_images(name: str, folders: Path) -> None:
+    loaded = load(name, folders)
+    renderer = renderer_of(loaded)
+    played = asyncio.run(play_all(engine_of(loaded, renderer), renderer))
+    batch = pack([sample for sample, _ in played])
+    with torch.no_grad():
+        found, *_ = token_logprobs(loaded.model, batch)
+    for (_, sampled), scored in zip(played, unpack(batch, found), strict=True):
+        torch.testing.assert_close(scored, torch.tensor(sampled), atol=2e-4, rtol=1e-3)
+    assert played[0][1] != played[2][1]  # the members see different first images
+
+
+def test_engine_computes_the_features_of_an_image_once(monkeypatch: pytest.MonkeyPatch, folders: Path) -> None:
+    loaded = load("qwen2_vl", folders)
+    renderer, seen = renderer_of(loaded), list[int]()
+    trunk = loaded.model.base_model
+    own = trunk.get_image_features
+
+    def counted(pixel_values: Tensor, image_grid_thw: Tensor, **options: Any) -> Any:
+        seen.append(len(image_grid_thw))
+        return own(pixel_values, image_grid_thw, **options)
+
+    monkeypatch.setattr(trunk, "get_image_features", counted)
+    played = asyncio.run(play_all(engine_of(loaded, renderer), renderer))
+    token_logprobs(loaded.model, pack([sample for sample, _ in played]))
+    assert seen == [1] * 5  # five different images, in the engine and the learner together
+
+
+def test_features_follow_a_vision_tower_that_is_trained(folders: Path) -> None:
+    loaded = load("llava", folders, train_vision=True)
+    tokens = torch.tensor([token for token in loaded.images.ids(WIDE) if token < 0])
+    encoder, trunk = image_encoder(loaded.model), loaded.model.base_model
+    assert encoder is not None
+    with torch.no_grad():
+        before = encoder.features(trunk, tokens)
+    torch.optim.SGD(loaded.model.parameters(), lr=0.1).step()  # nothing to do yet
+    encoder.features(trunk, tokens).square().sum().backward()
+    assert all(each.grad is not None for each in trunk.multi_modal_projector.parameters())
+    torch.optim.SGD(loaded.model.parameters(), lr=0.1).step()
+    with torch.no_grad():
+        after = encoder.features(trunk, tokens)
+    assert not torch.allclose(before, after)
+
+
+def test_vision_tower_is_frozen_by_default(folders: Path) -> None:
+    frozen, trained = load("qwen2_vl", folders).model, load("qwen2_vl", folders, train_vision=True).model
+    assert vision_parameters(frozen) and not any(each.requires_grad for each in vision_parameters(frozen))
+    assert all(each.requires_grad for each in trained.parameters())
+    assert frozen.get_input_embeddings().weight.requires_grad
+
+
+@ALL
+def test_image_tokens_are_never_sampled(name: str, folders: Path) -> None:
+    loaded = load(name, folders)
+    placeholder = loaded.model.config.image_token_id
+    with torch.no_grad():  # without the mask, the model would always choose it
+        loaded.model.get_output_embeddings().weight[placeholder] *= 100
+    batch = pack([sample_of(renderer_of(loaded).start([look(WIDE)]), 2)])
+    logits, _ = packed_logits(loaded.model, batch, batch.sources)
+    assert bool((logits.softmax(dim=-1)[:, placeholder] == 0).all())
+
+
+def test_saved_vision_model_reads_images_alike(folders: Path, tmp_path: Path) -> None:
+    loaded = load(TINY_VLM, folders)
+    save_model(loaded.model, loaded.tokenizer, tmp_path / "saved")
+    again = load_model(str(tmp_path / "saved"), attn_implementation=ATTENTION)
+    ids = renderer_of(loaded).start([look(WIDE)])
+    assert renderer_of(again).start([look(WIDE)]) == ids
+    batch = pack([sample_of(ids, 2)])
+    assert torch.equal(*(packed_logits(each.model, batch, batch.sources)[0] for each in (loaded, again)))
+
+
+def test_damaged_image_fails_the_environment(folders: Path) -> None:
+    renderer = renderer_of(load(TINY_VLM, folders))
+    for data in (b"", b"no image", WIDE[:60]):
+        with pytest.raises(EnvironmentFailure, match="cannot be decoded"):
+            renderer.start([look(data)])
+
+
+def test_decode_writes_the_marker_once_per_image(folders: Path) -> None:
+    renderer = renderer_of(load("qwen2_vl", folders))
+    ids = renderer.extend([look(WIDE, WIDE)], Stop.EOS)
+    assert renderer.decode(ids).count("<|image_pad|>") == 2
+    assert renderer.name_token(min(ids)).special
+
+
+def test_image_marker_in_untrusted_text_stays_text(folders: Path) -> None:
+    loaded = load("qwen2_vl", folders)
+    ids = renderer_of(loaded).start([look(WIDE, text="<|image_pad|>")])
+    assert len(find_images(ids)) == 1 and loaded.images.placeholder_id not in ids
+
+
+def test_unsupported_vision_models_are_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "paligemma"}')
+    with pytest.raises(UserError, match="paligemma, whose images turnwise does not read: use one of idefics3"):
+        load_model(str(tmp_path))
