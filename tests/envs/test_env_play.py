@@ -42,6 +42,21 @@ def test_play_shows_the_observation_of_the_model():
     assert "Walk over the ice" in text and "P" in text.split("</think>.")[1] and "You quit." in text
 
 
+def test_play_saves_images_and_previews_them_in_a_terminal(monkeypatch, tmp_path):
+    pytest.importorskip("PIL")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    kind, written = load_spec("frozen_lake"), []
+    lines = iter(["Up", "q"])
+    task = Task(env="frozen_lake", seed=2, params={"observation": "image", "cell_pixels": 8})
+    play(kind, task, lambda: next(lines), written.append, preview_columns=16)
+    files = sorted(tmp_path.glob("turnwise-play-*/*.png"))
+    assert [file.name for file in files] == ["1.png", "2.png"]
+    shown = [text for text in written if "[image: " in text]
+    assert str(files[0]) in shown[0] and str(files[1]) in shown[1]
+    assert len(shown[0].split("\n")) == 9 and shown[0].count("\N{UPPER HALF BLOCK}") == 16 * 8
+    assert "\x1b" not in played(["q"], observation="image")[1]
+
+
 def test_play_accepts_actions_and_whole_answers():
     _, text = played(["Up || Up", "", "<think>hm</think><answer>Up</answer>", "jump", "q"], seed=0)
     assert "turn 1 of 5: reward 0\n" in text and "turn 2 of 5: reward 0\n" in text

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from episodes_for_tests import name_token
 from turnwise.core.errors import UserError
+from turnwise.core.images import ImageSpan
 from turnwise.core.messages import ImagePart, Message, Picture, TextPart, ToolCall, assistant
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Span, Status, Stop, Trajectory, Turn
+from turnwise.record.images import image_hashes
 from turnwise.record.jsonl import MAX_ARRAY, MAX_REPR, encode_row, to_json_numbers, to_json_value
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row, trajectory_to_row
@@ -125,6 +127,23 @@ def test_trajectory_row_round_trips_exactly(trajectory: Trajectory) -> None:
 def test_trajectory_row_round_trips_any_float(values: list[float]) -> None:
     text = json.dumps(to_json_numbers(values), allow_nan=False)
     assert list(map(repr, map(float, json.loads(text)))) == list(map(repr, values))
+
+
+def test_trajectory_row_refers_to_images_by_hash() -> None:
+    spans = (ImageSpan(hash="ab" * 16, start=1, end=3), ImageSpan(hash="cd" * 16, start=3, end=5))
+    trajectory = simple(simple_turn(images=spans), simple_turn())
+    row = json.loads(encode_row(trajectory_to_row(trajectory, step=1, group=0, decode=str)))
+    assert row["turns"][0]["images"][0] == {"hash": "ab" * 16, "start": 1, "end": 3}
+    assert "images" not in row["turns"][1], "rows of text episodes stay as they were"
+    assert trajectory_from_row(row) == trajectory
+    assert image_hashes(row["turns"][0]) == ["ab" * 16, "cd" * 16]
+
+
+@pytest.mark.parametrize(
+    "images", [None, 3, [3], [{}], [{"hash": 5}], [{"hash": "../../secret"}], [{"hash": "A" * 32}]]
+)
+def test_image_hashes_leaves_out_what_is_no_hash(images: object) -> None:
+    assert image_hashes({"images": images}) == []
 
 
 def test_trajectory_row_has_the_trained_values() -> None:

@@ -1,3 +1,4 @@
+import base64
 import json
 import re
 from html.parser import HTMLParser
@@ -9,7 +10,8 @@ import tomli_w
 from jinja2 import UndefinedError
 
 from turnwise.core.errors import UserError
-from turnwise.report.episodes import choose_from_file, choose_from_index
+from turnwise.record.images import PNG
+from turnwise.report.episodes import MAX_SHOWN_IMAGE_BYTES, choose_from_file, choose_from_index
 from turnwise.report.html_report import TEMPLATES, render_report, write_report
 
 LAKE = {"rows": [["ice", "player"], ["goal", "hole"]], "caption": "", "info": {}}
@@ -148,6 +150,21 @@ def test_report_shortens_long_texts_and_accepts_surrogates(tmp_path: Path) -> No
     assert path == folder / "report.html"
     assert path.stat().st_size < 200_000
     assert "more characters" in path.read_text(encoding="utf-8")
+
+
+def test_report_shows_images_and_notes_for_missing_ones(tmp_path: Path) -> None:
+    names = [letter * 32 for letter in "abcd"]
+    shown = turn(images=[{"hash": name, "start": 0, "end": 1} for name in (*names, "../../../secret")])
+    folder = make_run(tmp_path / "r", {30: [episode(turns=[shown])]})
+    (folder / "images").mkdir()
+    (folder / "images" / f"{names[0]}.png").write_bytes(PNG + b"pixels")
+    (folder / "images" / f"{names[1]}.png").write_bytes(b"<svg onload=alert(1)>")
+    (folder / "images" / f"{names[2]}.png").write_bytes(PNG + bytes(MAX_SHOWN_IMAGE_BYTES))
+    text = render_report(folder)
+    assert text.count("<img ") == 1
+    assert f'src="data:image/png;base64,{base64.b64encode(PNG + b"pixels").decode()}"' in text
+    assert f"image {names[3]} is not in the run folder" in text and text.count("too large to show") == 2
+    assert "secret" not in text
 
 
 def test_report_marks_thinking(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +10,8 @@ import pytest
 from episodes_for_tests import key_of, limits, task_of, trajectory_of, turn_of
 from turnwise.core.blocking import allow_interrupts
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
-from turnwise.core.messages import Message, assistant, system, user
+from turnwise.core.images import ImageStore, image_hash
+from turnwise.core.messages import ImagePart, Message, assistant, system, user
 from turnwise.core.protocols import Observation, Sampling, StepResult
 from turnwise.core.trajectory import Status, Stop, Trajectory
 from turnwise.engine.openai.endpoint import ContextLengthError
@@ -87,6 +90,23 @@ def test_the_whole_history_is_sent_and_the_trajectory_holds_it() -> None:
         USAGE_KEY: {"prompt_tokens": 20, "sampled_tokens": 5, "retries": 2},
     }
     assert env.closed
+
+
+def test_images_are_stored_once_and_turns_refer_to_them(tmp_path: Path) -> None:
+    class Camera(Counting):
+        async def start(self) -> Observation:
+            return Observation(messages=(user(["see", ImagePart(data=b"first")]),))
+
+        async def step(self, action: Message) -> StepResult:
+            step = await super().step(action)
+            return replace(step, messages=(user([ImagePart(data=b"first"), ImagePart(data=b"second")]),))
+
+    env, store = Camera(), ImageStore(tmp_path / "images")
+    runner = ChatRunner(chat=Talker("x"), make_env=lambda task, member, attempt: env, limits=limits(), images=store)
+    found = run_in_virtual_time(runner.episode(key_of(TASK)))
+    first, second = image_hash(b"first"), image_hash(b"second")
+    assert [[span.hash for span in turn.images] for turn in found.turns] == [[first], [first, second], [first, second]]
+    assert sorted(file.name for file in (tmp_path / "images").iterdir()) == sorted([f"{first}.png", f"{second}.png"])
 
 
 def test_there_is_nothing_to_train_on() -> None:

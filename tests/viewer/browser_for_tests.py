@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 from runs_for_tests import quiet, small
+from turnwise.core.images import ImageStore, image_hash
 from turnwise.core.token_name import TokenName
 from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
@@ -32,6 +33,12 @@ NASTY = (
     "漢字 かな 한글 🙂 ┌─┐\n│中│\n└─┘"
 )
 
+ONE_PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63f8cfc0000003010100c9fe92ef"
+    "0000000049454e44ae426082"
+)
+"""A PNG file of one red pixel."""
+
 
 def make_runs(root: Path) -> None:
     """Write a run of the tiny model, one with another seed, one with another setting, a hostile one and a long one."""
@@ -44,6 +51,7 @@ def make_runs(root: Path) -> None:
     set_outcomes(root / OTHER, before=LOST, after=GAINED)
     write_run(root / HOSTILE, [nasty_row(0), nasty_row(1), row(2, [{"context_ids": [0], "action_ids": [1, 4]}])])
     write_run(root / LONG, [long_row()])
+    ImageStore(root / HOSTILE / "images").put(ONE_PIXEL)
 
 
 def vary(path: Path, copy: Path, setting: tuple[str, str], reward: float) -> None:
@@ -85,7 +93,10 @@ def write_run(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def nasty_row(member: int) -> dict[str, Any]:
-    return row(member, [turn([0, 1, 2, 3], extends=False), turn([4, 5, 1], extends=False)])
+    """Return an episode whose first context has two images, one of them without its file."""
+    spans = [{"hash": name, "start": 0, "end": 1} for name in (image_hash(ONE_PIXEL), "0" * 32)]
+    first = turn([0, 1, 2, 3], extends=False) | {"images": spans}
+    return row(member, [first, turn([4, 5, 1], extends=False)])
 
 
 def long_row() -> dict[str, Any]:

@@ -83,6 +83,14 @@ def test_conversation_marks_thinking_and_answer(viewer: Viewer) -> None:
     expect(first.locator(".part.think")).to_contain_text("漢字 かな 한글")
 
 
+def test_context_shows_its_images_and_notes_for_missing_ones(viewer: Viewer) -> None:
+    viewer.open("trajectory", run=HOSTILE, number=1)
+    image = viewer.page.locator(".context-images img")
+    expect(image).to_have_count(1)
+    viewer.page.wait_for_function("document.querySelector('.context-images img').naturalWidth === 1")
+    expect(viewer.page.locator(".context-images .note")).to_have_text(f"image {'0' * 32} is not in the run folder")
+
+
 def test_incomplete_row_of_an_old_run_is_shown(viewer: Viewer) -> None:
     viewer.open("trajectory", run=HOSTILE, number=2)
     expect(viewer.page.locator(".turn .model")).to_contain_text("(empty message)")

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from httpx2 import Response
 from server_for_tests import add_episode, ask, client, episode, get, line, make_evaluation, make_run, turn
 
 from turnwise.pictures.picture import draw_picture_svg
 from turnwise.record.disk import FolderLock
+from turnwise.record.images import PNG
 
 ROWS = [
     {"step": 0, "time/warmup_s": 1.5},
@@ -28,6 +30,25 @@ def test_server_does_not_import_torch() -> None:
     modules = "turnwise.viewer.api, turnwise.viewer.server"
     code = f"import sys, {modules}; assert not {{'torch', 'transformers'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_image_is_served_by_hash_and_nothing_else(tmp_path: Path) -> None:
+    folder, asked = make_run(tmp_path / "a"), client(tmp_path)
+    (folder / "images").mkdir()
+    good, broken, outside = "ab" * 16, "cd" * 16, "ef" * 16
+    (folder / "images" / f"{good}.png").write_bytes(PNG + b"pixels")
+    (folder / "images" / f"{broken}.png").write_bytes(b"<script>")
+    (tmp_path.parent / "secret.png").write_bytes(PNG)
+    (folder / "images" / f"{outside}.png").symlink_to(tmp_path.parent / "secret.png")
+
+    def fetch(name: str) -> Response:
+        return asked.get("/api/image", params={"run": "a", "hash": name})
+
+    served = fetch(good)
+    assert (served.status_code, served.content, served.headers["content-type"]) == (200, PNG + b"pixels", "image/png")
+    for name in (broken, outside, "00" * 16, "../config.toml", "", good.upper(), f"{good}/.."):
+        refused = fetch(name)
+        assert refused.status_code == 404 and "error" in refused.json()
 
 
 def test_runs_row_shows_settings_and_metrics(tmp_path: Path) -> None:

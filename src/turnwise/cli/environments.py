@@ -1,5 +1,7 @@
 """`turnwise envs`, `turnwise play` and `turnwise recipes`."""
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +17,9 @@ from turnwise.envs.starter.write import write_starter
 envs_app = command_app("envs", "[NAME | new NAME]")
 recipes_app = command_app("recipes", "[NAME]")
 play_app = command_app("play", "ENV [--seed N] [--env.params.NAME VALUE]...")
+
+MAX_PREVIEW_COLUMNS = 80
+"""Width of images in the terminal."""
 
 
 @envs_app.default
@@ -82,7 +87,8 @@ def play(environment: Annotated[str, Parameter(name="ENV")], /, *, seed: int = 0
     params = spec.check_params(config.env.params)
     spec.check_resources(params)
     task = Task(env=spec.name, seed=seed_for("train", seed), params=params)
-    play_episode(spec, task, read_line=lambda: input("> "), write=print_line)
+    columns = min(shutil.get_terminal_size().columns, MAX_PREVIEW_COLUMNS) if sys.stdout.isatty() else 0
+    play_episode(spec, task, read_line=lambda: input("> "), write=print_line, preview_columns=columns)
 
 
 @recipes_app.default

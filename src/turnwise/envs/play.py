@@ -1,41 +1,49 @@
 """Play an environment in the terminal and see what a model would see, to debug it."""
 
 import asyncio
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError, failure_boundary
-from turnwise.core.messages import assistant
+from turnwise.core.messages import ImagePart, Message, TextPart, assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Task
 from turnwise.envs.answers import SEPARATOR
 from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
+from turnwise.pictures.terminal_image import image_to_text
 from turnwise.tools.call_formats import parse_calls
 
 ReadLine = Callable[[], str]
 Write = Callable[[str], None]
 
 
-def play(spec: EnvSpec, task: Task, read_line: ReadLine, write: Write) -> bool:
-    """Play one episode; return whether it was won. `q` or end of input quits, `hint` asks the solver."""
-    return asyncio.run(_play_and_close(spec.make(task), read_line, write))
+def play(spec: EnvSpec, task: Task, read_line: ReadLine, write: Write, preview_columns: int = 0) -> bool:
+    """Play one episode; return whether it was won. `q` or end of input quits, `hint` asks the solver.
+
+    Images are saved as files; with `preview_columns` they are also drawn in the terminal, at most that wide.
+    """
+    return asyncio.run(_play_and_close(spec.make(task), read_line, write, preview_columns))
 
 
-async def _play_and_close(runner: EnvRunner, read_line: ReadLine, write: Write) -> bool:
+async def _play_and_close(runner: EnvRunner, read_line: ReadLine, write: Write, preview_columns: int) -> bool:
     """Report failures in one line; close servers and sandboxes in any case."""
     try:
-        return await _play(runner, read_line, write)
+        return await _play(runner, read_line, write, preview_columns)
     except (EnvironmentFailure, InfrastructureFailure) as failure:
         raise UserError(str(failure)) from failure
     finally:
         await runner.close()
 
 
-async def _play(runner: EnvRunner, read_line: ReadLine, write: Write) -> bool:
+async def _play(runner: EnvRunner, read_line: ReadLine, write: Write, preview_columns: int) -> bool:
+    show = ImageDisplay(write, preview_columns).show
     opening = await runner.start()
     for message in opening.messages:
-        write(message.content + "\n")
+        show(message)
+        write("")
     if opening.tools:  # a model sees them as its chat template formats them
         write(opening.tools_in_words + "\n")
     write(_how_to_play(runner))
@@ -48,12 +56,35 @@ async def _play(runner: EnvRunner, read_line: ReadLine, write: Write) -> bool:
         result = await runner.step(assistant(text))
         turn, total = turn + 1, total + result.reward
         for message in result.messages:
-            write(message.content)
+            show(message)
         limit = f" of {runner.env.max_turns}" if isinstance(runner.env, TextEnv) else ""
         write(f"turn {turn}{limit}: reward {result.reward:g}{', invalid' * result.invalid}\n")
         if result.over:
             write(f"{_ending(result)} Total reward {total:g}.")
             return result.success
+
+
+class ImageDisplay:
+    """Writes messages, and their images into a temporary folder that stays for the user to open them."""
+
+    def __init__(self, write: Write, preview_columns: int) -> None:
+        self._write, self._preview_columns = write, preview_columns
+        self._folder: Path | None = None
+        self._count = 0
+
+    def show(self, message: Message) -> None:
+        if not message.images:
+            self._write(message.content)
+        for part in message.parts if message.images else ():
+            self._write(part.text.strip("\n") if isinstance(part, TextPart) else self._image(part))
+
+    def _image(self, part: ImagePart) -> str:
+        self._folder = self._folder or Path(tempfile.mkdtemp(prefix="turnwise-play-"))
+        self._count += 1
+        path = self._folder / f"{self._count}.png"
+        path.write_bytes(part.data)
+        drawn = f"{image_to_text(part.data, self._preview_columns)}\n" if self._preview_columns else ""
+        return f"{drawn}[image: {path}]"
 
 
 def _how_to_play(runner: EnvRunner) -> str:

@@ -14,6 +14,7 @@ from turnwise.config.load import Overrides, build, read_run
 from turnwise.config.schema import Config
 from turnwise.config.secrets import read_key, split_url
 from turnwise.core.errors import UserError
+from turnwise.core.images import ImageStore
 from turnwise.core.references import IN_MEMORY
 from turnwise.core.token_name import TokenName
 from turnwise.engine.openai.client import ChatClient
@@ -261,15 +262,16 @@ def open_policy(
     params: dict[str, Any],
     endpoint_options: EndpointOptions,
     show_warmup: Callable[[int, int], None],
+    images: ImageStore,
 ) -> AbstractAsyncContextManager[EvaluationPolicy]:
     """Open the policy of a contestant. This call loads a local model, because loading runs event loops of its own.
 
-    `show_warmup` receives the finished and total steps of tiny's warm-up.
+    `show_warmup` receives the finished and total steps of tiny's warm-up; `images` keeps those of the episodes.
     """
     if contestant.url is None:
         return nullcontext(_local_policy(contestant.config, spec, params, show_warmup))
     endpoint = endpoint_options.endpoint(contestant.url, contestant.source)
-    return _remote_policy(contestant.config, spec, endpoint, endpoint_options)
+    return _remote_policy(contestant.config, spec, endpoint, endpoint_options, images)
 
 
 async def check_endpoints(contestants: Sequence[Contestant], endpoint_options: EndpointOptions) -> None:
@@ -293,13 +295,13 @@ def _advising(endpoint_options: EndpointOptions) -> Iterator[None]:
 
 @asynccontextmanager
 async def _remote_policy(
-    config: Config, spec: EnvSpec, endpoint: Endpoint, endpoint_options: EndpointOptions
+    config: Config, spec: EnvSpec, endpoint: Endpoint, endpoint_options: EndpointOptions, images: ImageStore
 ) -> AsyncIterator[EvaluationPolicy]:
     limits = Limits(
         sampling=evaluation_sampling(config), max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s
     )
     async with ChatClient(endpoint) as chat:
-        runner = ChatRunner(chat=chat, make_env=spec.make, limits=limits)
+        runner = ChatRunner(chat=chat, make_env=spec.make, limits=limits, images=images)
         with _advising(endpoint_options):
             yield EvaluationPolicy(
                 runner=runner, decode=lambda ids: "", name_token=_unnamed, in_flight=endpoint_options.concurrency

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from turnwise.core.errors import UserError
+from turnwise.core.images import ImageStore
 from turnwise.core.program import spell_command
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Trajectory
@@ -26,6 +27,7 @@ from turnwise.recipes.eval_plan import EvaluationPlan, load_plan, save_plan
 from turnwise.recipes.eval_results import EvaluationResults, draw_figure, print_results, summarise_results
 from turnwise.record.disk import unused_path
 from turnwise.record.evaluation_folder import EvaluationFolder
+from turnwise.record.images import IMAGES_FOLDER
 from turnwise.record.run_folder import RUNS_FOLDER
 from turnwise.report.evaluation_progress import EvaluationProgress
 from turnwise.report.html_report import write_report
@@ -185,7 +187,8 @@ class _ContestantEvaluation:
         with progress:
             show_warmup = partial(progress.set_phase, "warm-up")
             plan = self.plan
-            opening = open_policy(self.contestant, plan.spec, plan.params, self.endpoint_options, show_warmup)
+            images = ImageStore(None if self.folder is None else self.folder.path / IMAGES_FOLDER)
+            opening = open_policy(self.contestant, plan.spec, plan.params, self.endpoint_options, show_warmup, images)
             return asyncio.run(self.services.run(run(opening)))
 
     def _saver(

@@ -6,6 +6,7 @@ models/NAME.tokens.jsonl  text of each token id that occurs in them
 trajectories/NAME.jsonl   a model's episodes, one per line, in the order in which they ended
 summary.json              results; written when all episodes have ended
 success.svg               the results as a chart
+images/HASH.png           images in the episodes' contexts, by content hash
 """
 
 import json

@@ -8,6 +8,7 @@
         eval_before_000000.jsonl    trajectories of an evaluation: before training, validation, after training
         index.jsonl                 one line per trajectory, with the position of its line in its file
         tokens.jsonl                text of each token id that occurs in the trajectories
+    images/HASH.png                 images in the trajectories' contexts, by content hash
     alarms.jsonl                    step and text of each alarm
     judges.jsonl                    calls and tokens of judges, if there are any
     checkpoints/                    written by `training`
@@ -39,6 +40,7 @@ from turnwise.record.disk import (
     write_atomic,
 )
 from turnwise.record.evaluation_folder import PLAN
+from turnwise.record.images import IMAGES_FOLDER
 from turnwise.record.jsonl import drop_partial_line, encode_row, read_jsonl, replace_nonfinite
 from turnwise.record.provenance import FILE as PROVENANCE
 from turnwise.record.provenance import SOURCES
@@ -94,7 +96,7 @@ class RunFolder:
                 raise
 
     def _prepare(self) -> Self:
-        for folder in (self.path, self.trajectories, self.path / SOURCES):
+        for folder in (self.path, self.trajectories, self.path / SOURCES, self.path / IMAGES_FOLDER):
             remove_leftovers(folder)
         self.checkpoints.mkdir(exist_ok=True)
         self.trajectories.mkdir(exist_ok=True)
@@ -120,7 +122,7 @@ class RunFolder:
         the run.
         """
         own_files = {"config.toml", "metrics.jsonl", "alarms.jsonl", "report.html", JUDGES_FILE, PROVENANCE, LOCK_NAME}
-        own_names = own_files | {"base", "checkpoints", "trajectories", "trackers", "past", SOURCES}
+        own_names = own_files | {IMAGES_FOLDER, "base", "checkpoints", "trajectories", "trackers", "past", SOURCES}
         has_foreign = any(file.name not in own_names and not is_leftover(file) for file in self.path.glob("*"))
         if has_foreign or self._write_failed or self._holds_steps():
             return

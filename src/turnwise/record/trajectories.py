@@ -17,6 +17,7 @@ from turnwise.core.token_name import TokenName
 from turnwise.core.trajectory import Span, Status, Stop, Trajectory, Turn
 from turnwise.data.replay import Replay, RowCodec
 from turnwise.record.disk import append_bytes
+from turnwise.record.images import span_from_row, span_to_row
 from turnwise.record.jsonl import (
     drop_partial_line,
     encode_row,
@@ -112,6 +113,7 @@ def _turn_row(
         "invalid": turn.invalid,
         "info": to_json_value(turn.info),
         "picture": None if turn.picture is None else _picture_row(turn.picture),
+        **({"images": [span_to_row(span) for span in turn.images]} if turn.images else {}),
     }
 
 
@@ -180,6 +182,7 @@ def _turn(row: Mapping[str, Any]) -> Turn:
         invalid=row["invalid"],
         info=row["info"],
         picture=None if row["picture"] is None else _picture(row["picture"]),
+        images=tuple(span_from_row(span) for span in row.get("images", ())),
     )
 
 

@@ -1,5 +1,6 @@
 """Episodes in an HTML report: which ones are shown, and what is shown of each."""
 
+import base64
 import heapq
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from turnwise.pictures.picture import draw_picture_svg
+from turnwise.record.images import PNG, image_hashes
 from turnwise.record.jsonl_follower import parse_line
 from turnwise.record.metrics import finite_number
 from turnwise.report.formatting import format_decimal, shorten
@@ -30,6 +32,8 @@ MAX_TEXT, MAX_CONTEXT = 4000, 6000
 MAX_BRIEF_TEXT = 240
 """Characters of a message that fit a narrow card beside others."""
 MAX_LINE = 32 * 1024 * 1024
+MAX_IMAGES, MAX_SHOWN_IMAGE_BYTES = 4, 256 << 10
+"""Images per turn, and bytes of each: a report stays small enough to send."""
 RECENT_STEPS = 5
 """A run's episodes are chosen from this many of its last recorded steps."""
 THOUGHT = re.compile(r"^(?:\s*<think>)?.*?</think>", re.DOTALL)
@@ -46,6 +50,15 @@ class TurnView:
     """Empty if the turn added no context."""
     context_length: str
     picture: Markup | None
+    images: "list[ImageView]"
+    """Images in the context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageView:
+    source: str
+    """Data URL, so that the report is one file; empty if the image cannot be shown."""
+    note: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +128,8 @@ def episode_heading(row: Mapping[str, Any]) -> str:
     return f"{task.get('env', 'episode')}, seed {task.get('seed', '?')}"[:200]
 
 
-def view_episode(row: Mapping[str, Any], heading: str) -> EpisodeView:
-    """Extract from a stored trajectory what the report shows of it."""
+def view_episode(row: Mapping[str, Any], heading: str, images: Path) -> EpisodeView:
+    """Extract from a stored trajectory what the report shows of it. `images`: folder of the images in its contexts."""
     status = str(row.get("status", ""))
     turns = [turn for turn in _as_list(row.get("turns")) if isinstance(turn, Mapping)]
     num_turns = "1 turn" if len(turns) == 1 else f"{len(turns)} turns"
@@ -128,12 +141,12 @@ def view_episode(row: Mapping[str, Any], heading: str) -> EpisodeView:
         facts=shorten(f"reward {reward}, {num_turns}, {row.get('tokens', 0)} sampled tokens", 200),
         brief=all(_is_brief(turn) for turn in turns),
         start=_draw(row.get("start")),
-        turns=[_view_turn(turn, number) for number, turn in enumerate(turns[:MAX_TURNS], start=1)],
+        turns=[_view_turn(turn, number, images) for number, turn in enumerate(turns[:MAX_TURNS], start=1)],
         hidden_turns=max(len(turns) - MAX_TURNS, 0),
     )
 
 
-def _view_turn(turn: Mapping[str, Any], number: int) -> TurnView:
+def _view_turn(turn: Mapping[str, Any], number: int, images: Path) -> TurnView:
     notes = [f"turn {number}", f"reward {format_decimal(finite_number(turn.get('turn_reward', turn.get('reward'))))}"]
     notes += ["invalid action"] if turn.get("invalid") else []
     notes += ["stopped at the token limit"] if turn.get("stop") == "length" else []
@@ -147,7 +160,20 @@ def _view_turn(turn: Mapping[str, Any], number: int) -> TurnView:
         context=shorten(context, MAX_CONTEXT) if context.strip() else "",
         context_length=f"{len(context):,}",
         picture=_draw(turn.get("picture")),
+        images=[_view_image(images, each) for each in image_hashes(turn)[:MAX_IMAGES]],
     )
+
+
+def _view_image(folder: Path, image_hash: str) -> ImageView:
+    """Return the image, or a note if its file is missing, too large or not an image."""
+    try:
+        with (folder / f"{image_hash}.png").open("rb") as file:
+            data = file.read(MAX_SHOWN_IMAGE_BYTES + 1)
+    except OSError:
+        return ImageView(source="", note=f"image {image_hash} is not in the run folder")
+    if len(data) > MAX_SHOWN_IMAGE_BYTES or not data.startswith(PNG):
+        return ImageView(source="", note=f"image {image_hash} is too large to show, or not a PNG file")
+    return ImageView(source=f"data:image/png;base64,{base64.b64encode(data).decode('ascii')}", note=image_hash)
 
 
 def _message_text(turn: Mapping[str, Any]) -> str:

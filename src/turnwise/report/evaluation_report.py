@@ -8,6 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from turnwise.record.evaluation_folder import read_plan
+from turnwise.record.images import IMAGES_FOLDER
 from turnwise.record.metrics import finite_number
 from turnwise.report.episodes import choose_from_file, episode_heading, view_episode
 from turnwise.report.formatting import (
@@ -98,7 +99,7 @@ def _model_section(path: Path, model: Row) -> dict[str, Any]:
         "label": str(model.get("label", model["name"]))[:120],
         "num_succeeded": num_succeeded,
         "num_episodes": num_episodes,
-        "episodes": [view_episode(row, episode_heading(row)) for row in [*best, *worst]],
+        "episodes": [view_episode(row, episode_heading(row), path / IMAGES_FOLDER) for row in [*best, *worst]],
         "settings": list(read_flat_settings(path / "models" / f"{model['name']}.toml").items()),
     }
 

@@ -9,6 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from turnwise.config.schema import NO_ENV, Config
+from turnwise.record.images import IMAGES_FOLDER
 from turnwise.record.jsonl_follower import JsonlFollower
 from turnwise.record.metrics import finite_number
 from turnwise.report.episodes import EpisodeView, choose_from_index, episode_heading, read_trajectory_at, view_episode
@@ -162,7 +163,7 @@ def _view_episodes(path: Path, entries: Sequence[Row]) -> list[EpisodeView]:
     for entry in entries:
         file = path / "trajectories" / f"step_{entry['step']:06d}.jsonl"
         if (row := read_trajectory_at(file, entry.get("offset"), entry.get("length"))) is not None:
-            views.append(view_episode(row, f"step {entry['step']}: {episode_heading(row)}"))
+            views.append(view_episode(row, f"step {entry['step']}: {episode_heading(row)}", path / IMAGES_FOLDER))
     return views
 
 

@@ -8,12 +8,13 @@ Its turns have no token ids and cannot be trained on. A turn's `info` holds, bes
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from turnwise.core.blocking import blocking_limit, interruptible
 from turnwise.core.errors import EnvironmentFailure, UserError
-from turnwise.core.messages import Message, ToolSpec
+from turnwise.core.images import ImageSpan, ImageStore
+from turnwise.core.messages import ImagePart, Message, ToolSpec
 from turnwise.core.protocols import Env, Sampling, StepResult
 from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey
@@ -49,25 +50,31 @@ class ChatRunner:
     chat: ChatModel
     make_env: MakeEnv
     limits: Limits
+    images: ImageStore = field(default_factory=ImageStore)
+    """Keeps the images of the episodes' messages."""
 
     async def episode(self, key: EpisodeKey) -> Trajectory:
         with creation_boundary():
             env = self.make_env(key.task, key.member, key.attempt)
         async with guard_env(env, self.limits.timeout_s) as guarded:
-            return await run_chat_episode(key, guarded, self.chat, self.limits)
+            return await run_chat_episode(key, guarded, self.chat, self.limits, self.images)
 
 
-async def run_chat_episode(key: EpisodeKey, env: Env, chat: ChatModel, limits: Limits) -> Trajectory:
+async def run_chat_episode(
+    key: EpisodeKey, env: Env, chat: ChatModel, limits: Limits, images: ImageStore
+) -> Trajectory:
     """Run an episode. The time limit covers the environment only: a slow endpoint is not the agent's fault."""
     builder, token = EpisodeBuilder(), blocking_limit.set(limits.timeout_s)
     try:
-        status = await _play(key, env, chat, limits, builder)
+        status = await _play(key, env, chat, limits, builder, images)
     finally:
         blocking_limit.reset(token)
     return builder.build(key, status)
 
 
-async def _play(key: EpisodeKey, env: Env, chat: ChatModel, limits: Limits, builder: EpisodeBuilder) -> Status:
+async def _play(
+    key: EpisodeKey, env: Env, chat: ChatModel, limits: Limits, builder: EpisodeBuilder, images: ImageStore
+) -> Status:
     opening, turns = await _in_time(env.start(), limits), builder.turns
     builder.start = opening.picture
     said, heard = list[Message](), opening.messages
@@ -82,7 +89,8 @@ async def _play(key: EpisodeKey, env: Env, chat: ChatModel, limits: Limits, buil
                 raise UserError(f"The first observation is too long for this model: {full}") from full
             return Status.TRUNCATED_TOKENS
         step = await _in_time(env.step(reply.message), limits)
-        turns.append(_turn(heard, reply, step, sampling, extends=bool(turns)))
+        seen = tuple(image_span(part, images) for message in heard for part in message.images)
+        turns.append(_turn(heard, reply, step, sampling, images=seen, extends=bool(turns)))
         if step.over:
             return step.status
         said.append(reply.message)
@@ -108,7 +116,20 @@ def _used(reply: Reply, said: Sequence[Message]) -> int:
     return reply.prompt_tokens + max(0, reply.sampled_tokens - reply.reasoning_tokens)
 
 
-def _turn(heard: Sequence[Message], reply: Reply, step: StepResult, sampling: Sampling, *, extends: bool) -> Turn:
+def image_span(part: ImagePart, images: ImageStore) -> ImageSpan:
+    """Keep an image; return a reference without a range of ids, which the messages of endpoints do not have."""
+    return ImageSpan(hash=images.put(part.data), start=0, end=0)
+
+
+def _turn(
+    heard: Sequence[Message],
+    reply: Reply,
+    step: StepResult,
+    sampling: Sampling,
+    *,
+    images: tuple[ImageSpan, ...],
+    extends: bool,
+) -> Turn:
     return Turn(
         context_ids=(),
         extends=extends,
@@ -122,6 +143,7 @@ def _turn(heard: Sequence[Message], reply: Reply, step: StepResult, sampling: Sa
         invalid=step.invalid,
         info={**step.info, MESSAGES_KEY: [_heard(message) for message in heard], USAGE_KEY: _usage(reply)},
         picture=step.picture,
+        images=images,
     )
 
 

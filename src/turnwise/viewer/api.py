@@ -13,6 +13,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from turnwise.core.errors import UserError
+from turnwise.record.images import IMAGES_FOLDER, MAX_IMAGE_BYTES, PNG, image_file_name
 from turnwise.viewer.access import AccessMiddleware, AccessPolicy
 from turnwise.viewer.json_io import encode_json, error_response, json_response
 from turnwise.viewer.metrics import read_alarms
@@ -41,6 +42,7 @@ def make_app(folder: Path, policy: AccessPolicy | None = None) -> FastAPI:
     store = RunStore(root)
     add_run_routes(app, root, store)
     add_trajectory_routes(app, store)
+    add_image_route(app, root)
     add_page_routes(app)
     app.add_exception_handler(UserError, respond_to_user_error)
     app.add_exception_handler(OSError, respond_to_disk_error)
@@ -85,6 +87,19 @@ def add_run_routes(app: FastAPI, root: ViewedFolder, store: RunStore) -> None:
     @app.get("/api/alarms")
     def alarms(request: Request, run: Text) -> Response:
         return json_response(request, encode_json(read_alarms(root, root.find_run(run))))
+
+
+def add_image_route(app: FastAPI, root: ViewedFolder) -> None:
+    @app.get("/api/image")
+    def image(run: Text, hash: Text) -> Response:
+        """Return an image that a trajectory refers to."""
+        name = image_file_name(hash)
+        if name is None:
+            raise FileNotServed("An image is requested by its hash: reload the page")
+        data = root.read(root.find_run(run), IMAGES_FOLDER, name, limit=MAX_IMAGE_BYTES)
+        if not data.startswith(PNG):
+            raise FileNotServed(f"{name} is not a PNG file: restore it from a copy of the run")
+        return Response(data, media_type="image/png")
 
 
 def add_trajectory_routes(app: FastAPI, store: RunStore) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 from threading import Lock, Semaphore
 from typing import Any
 
+from turnwise.record.images import IMAGES_FOLDER, image_file_name
 from turnwise.viewer.index import EvaluationIndex, RunIndex, TokenTexts
 from turnwise.viewer.metrics import MetricColumns
 from turnwise.viewer.settings import is_evaluation, model_names
 from turnwise.viewer.table import TrajectoryTable
-from turnwise.viewer.trajectories import LineReader, decode_line, encode_trajectory, token_ids
+from turnwise.viewer.trajectories import LineReader, decode_line, encode_trajectory, find_image_hashes, token_ids
 from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder
 
 MAX_RUNS = 6
@@ -63,7 +64,11 @@ class RunReader:
             tokens = self._tokens[row.get("model")]
             tokens.refresh()
             texts = tokens.look_up(token_ids(contents))
-        return encode_trajectory(line, contents, repaired, texts)
+        missing = [name for name in find_image_hashes(contents) if not self._has_image(name)]
+        return encode_trajectory(line, contents, repaired, texts, missing)
+
+    def _has_image(self, image_hash: str) -> bool:
+        return self._root.stat(self.folder, f"{IMAGES_FOLDER}/{image_file_name(image_hash)}") is not None
 
 
 class RunStore:

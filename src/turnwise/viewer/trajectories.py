@@ -2,13 +2,14 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from turnwise.core.errors import UserError
 from turnwise.pictures.picture import draw_picture_svg
+from turnwise.record.images import image_hashes
 from turnwise.viewer.index import FOLDER, MAX_TOKEN_ID, MAX_TRAJECTORY
 from turnwise.viewer.json_io import encode_json, read_row
 from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder
@@ -68,10 +69,18 @@ def decode_line(line: bytes, name: str) -> tuple[bytes, dict[str, Any], bool]:
     return repaired, row, True
 
 
-def encode_trajectory(line: bytes, row: Mapping[str, Any], repaired: bool, tokens: Mapping[str, Any]) -> bytes:
+def encode_trajectory(
+    line: bytes, row: Mapping[str, Any], repaired: bool, tokens: Mapping[str, Any], missing_images: Sequence[str]
+) -> bytes:
     """Encode the response for one trajectory. It contains the stored line itself, so that numbers are shown exactly."""
     pictures, cut = draw_pictures(row)
-    rest = {"tokens": tokens, "pictures": pictures, "pictures_cut": cut, "repaired": repaired}
+    rest = {
+        "tokens": tokens,
+        "pictures": pictures,
+        "pictures_cut": cut,
+        "repaired": repaired,
+        "missing_images": missing_images,
+    }
     return b'{"row":' + line + b"," + encode_json(rest)[1:]
 
 
@@ -80,6 +89,11 @@ def token_ids(row: Mapping[str, Any]) -> set[int]:
     lists = [turn.get(key) for turn in iter_turns(row) for key in ("context_ids", "action_ids")]
     ids = {token for tokens in lists if isinstance(tokens, list) for token in tokens if type(token) is int}
     return {token for token in ids if 0 <= token < MAX_TOKEN_ID}
+
+
+def find_image_hashes(row: Mapping[str, Any]) -> list[str]:
+    """Return the hashes of all images in the turns' contexts, each once."""
+    return list(dict.fromkeys(name for turn in iter_turns(row) for name in image_hashes(turn)))
 
 
 def draw_pictures(row: Mapping[str, Any]) -> tuple[list[str | None], bool]:

@@ -20,6 +20,11 @@ export async function get(name, parameters = {}, signal = undefined) {
   return body;
 }
 
+/** Return the address of an image that a trajectory of the run refers to. */
+export function imageAddress(run, hash) {
+  return `/api/image?${new URLSearchParams({ run, hash })}`;
+}
+
 export async function fetchRuns(signal) {
   return (await get("runs", {}, signal)).runs;
 }
@@ -31,11 +36,11 @@ export function newestRun(runs) {
 
 const EMPTY_TURN = { context: "", context_ids: [], action_ids: [], spans: [], info: {}, stop: "eos" };
 
-/** Return {row, tokens, pictures, repaired, pictures_cut} of a trajectory. Fields that an old row lacks are empty. */
+/** Return {run, row, tokens, pictures, repaired, pictures_cut} of a trajectory. Fields that an old row lacks are empty. */
 export async function fetchTrajectory(run, number, signal) {
   const answer = await get("trajectory", { run, number }, signal);
   const turns = Array.isArray(answer.row.turns) ? answer.row.turns : [];
-  return { ...answer, tokens: answer.tokens ?? {}, row: { ...answer.row, turns: turns.map(completeTurn) } };
+  return { ...answer, run, tokens: answer.tokens ?? {}, row: { ...answer.row, turns: turns.map(completeTurn) } };
 }
 
 function completeTurn(turn) {

@@ -1,13 +1,14 @@
 /** A trajectory as a conversation: context, message and outcome of each turn. */
 
+import { imageAddress } from "./api.js";
 import { h } from "./dom.js";
 import { episodesText, mean, short, signed, statusText } from "./format.js";
 
 const CONTEXT_CHARACTERS = 900;
 const TAG = /<(\/?)(think|answer|tool_call)>/g;
 
-/** `onselect(index)`: called when the turn is selected; `options`: {vocabulary, maxCharacters} for `contextElements`, and
-    `evaluation` for an episode that was not trained on. */
+/** `onselect(index)`: called when the turn is selected; `options`: {vocabulary, maxCharacters} for `contextElements`,
+    {run, missingImages} for its images, and `evaluation` for an episode that was not trained on. */
 export function turnCard(turn, index, onselect, options = {}) {
   const head = h(
     "header",
@@ -68,18 +69,33 @@ export function tone(value) {
 }
 
 /** The text that was appended before the model's message. */
-function context(turn, { vocabulary = {}, maxCharacters = CONTEXT_CHARACTERS }) {
+function context(turn, { vocabulary = {}, maxCharacters = CONTEXT_CHARACTERS, run, missingImages = [] }) {
   return h(
     "div",
     { class: "speech context" },
     h("h4", {}, "context"),
-    h("div", { class: "context-text" }, contextElements(turn, vocabulary, maxCharacters)),
+    h("div", { class: "context-text" }, contextElements(turn, vocabulary, maxCharacters), images(turn, run, missingImages)),
   );
+}
+
+/** The images in the context, in order. One whose file is missing or broken becomes a note. */
+function images(turn, run, missing) {
+  const spans = Array.isArray(turn.images) ? turn.images : [];
+  if (!spans.length) return null;
+  const elements = spans.map((span, index) => {
+    const hash = String(span?.hash ?? "");
+    const note = (problem) => h("span", { class: "note" }, `image ${hash.slice(0, 40)} ${problem}`);
+    if (missing.includes(hash)) return note("is not in the run folder");
+    const image = h("img", { src: imageAddress(run, hash), alt: `image ${index + 1} of the context`, title: hash });
+    image.addEventListener("error", () => image.replaceWith(note("cannot be shown")));
+    return image;
+  });
+  return h("div", { class: "context-images" }, elements);
 }
 
 function message(turn) {
   const { content, tool_calls: calls = [], parts: contentParts = [] } = turn.message;
-  const images = contentParts.filter((part) => part.type === "image");
+  const numImages = contentParts.filter((part) => part.type === "image").length;
   const parts = messageParts(content).map(({ kind, text }) =>
     h(
       "span",
@@ -93,7 +109,7 @@ function message(turn) {
     h("h4", {}, "model"),
     h("pre", { class: "text", dir: "auto" }, parts.length ? parts : h("span", { class: "faint" }, "(empty message)")),
     calls.map((call) => h("pre", { class: "text call" }, h("b", {}, call.name), ` ${call.arguments}`)),
-    images.length > 0 && h("p", { class: "note" }, `${images.length} images`),
+    numImages > 0 && h("p", { class: "note" }, `${numImages} images`),
   );
 }
 

@@ -34,7 +34,13 @@ export function sideBySide(columns, signal) {
               answer.row.turns[turn],
               turn,
               (chosen) => player?.go(longest.findIndex((state) => state.turn === chosen)),
-              { vocabulary: answer.tokens, maxCharacters: CONTEXT_CHARACTERS, evaluation: answer.row.evaluation },
+              {
+                vocabulary: answer.tokens,
+                maxCharacters: CONTEXT_CHARACTERS,
+                run: answer.run,
+                missingImages: answer.missing_images,
+                evaluation: answer.row.evaluation,
+              },
             )
           : h("div", { class: "ended" }, turn === answer.row.turns.length ? "ended" : ""),
       ),

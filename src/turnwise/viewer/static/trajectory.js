@@ -16,6 +16,8 @@ export async function showTrajectory(main, query, signal) {
   const cards = answer.row.turns.map((turn, index) =>
     turnCard(turn, index, (chosen) => player?.go(states.findIndex((state) => state.turn === chosen)), {
       vocabulary: answer.tokens,
+      run: answer.run,
+      missingImages: answer.missing_images,
       evaluation: answer.row.evaluation,
     }),
   );
