@@ -126,3 +126,13 @@ def test_a_file_of_settings_that_is_called_otherwise_is_told(tmp_path: Path) -> 
 def test_settings_may_begin_with_the_mark_of_their_encoding(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text('[env]\nkind = "bandit"\n', encoding="utf-8-sig")
     assert configure(str(tmp_path / "own.toml")).env.kind == "bandit"
+
+
+def test_mini_batch_of_a_recipe_follows_a_smaller_batch() -> None:
+    small = configure("frozen_lake", overrides=[("rollout.groups", "4"), ("rollout.group_size", "2")])
+    assert small.train.mini_batch == 8
+    check_settings(small)
+    assert configure("frozen_lake", overrides=[("rollout.groups", "100")]).train.mini_batch == 64
+    chosen = configure("frozen_lake", overrides=[("rollout.groups", "4"), ("train.mini_batch", "64")])
+    with pytest.raises(UserError, match=r"train\.mini_batch 64 is more than the trajectories"):
+        check_settings(chosen)

@@ -47,6 +47,7 @@ def configure(
         settings = _apply_defaults(settings, target, like, overrides)
     settings = _apply_method(settings, overrides, from_target=target is not None)
     config = resolve_paths(build(_apply_off_policy_defaults(settings, overrides), overrides))
+    config = _fit_mini_batch(config, overrides)
     if resume is not None:
         check_code_files(find_run(resume))
     build_environment_mix(config)
@@ -154,6 +155,16 @@ def _apply_off_policy_defaults(settings: dict[str, Any], overrides: Overrides) -
     ):
         return settings
     return settings | {"algo": algo | OFF_POLICY_DEFAULTS}
+
+
+def _fit_mini_batch(config: Config, overrides: Overrides) -> Config:
+    """Lower a mini-batch that the recipe chose to the size of the batch that the overrides chose."""
+    sizes, train = ("rollout.groups", "rollout.group_size"), config.train
+    chosen = [_find_override(name, overrides) is not None for name in (*sizes, "train.mini_batch")]
+    batch = config.rollout.groups * config.rollout.group_size
+    if train.mini_batch <= batch or chosen[-1] or not any(chosen):
+        return config
+    return config.model_copy(update={"train": train.model_copy(update={"mini_batch": batch})})
 
 
 def load_recipe(name: str) -> dict[str, Any]:
