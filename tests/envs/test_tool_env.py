@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -28,6 +28,7 @@ from turnwise.envs.tool_env import NO_CALLS_LEFT, ToolEnv, ToolEnvRunner
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.render.renderer import Renderer
+from turnwise.tools.call_formats import parse_calls
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.tool import ToolResult
 
@@ -426,3 +427,41 @@ def test_task_rows_error_names_the_line_of_an_unknown_split(own: dict[str, Any],
     (tmp_path / "split.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(UserError, match=r"line 2: unknown split 'val': use train, validation, test"):
         build_environment_mix(build({"env": {"kind": "tools", **own, "tasks": str(tmp_path / "split.jsonl")}}))
+
+
+def book(city: str, nights: int, meal: Literal["none", "half"], price: float, late: bool) -> str:
+    """Book a room."""
+    return f"{city} {nights} {meal} {price} {late}"
+
+
+class Travel(Asking):
+    @classmethod
+    def make_tools(cls, params: Any) -> Sequence[Any]:
+        return [book]
+
+    def reset(self, rng: random.Random) -> str:
+        return "Where to, Rome or Oslo?"
+
+
+@pytest.mark.parametrize("style", ["hermes", "answer"])
+def test_random_answer_calls_tools_with_arguments_that_fit(style: str) -> None:
+    spec = EnvSpec(name="travel", id="", cls=Travel)
+    runner = spec.make(Task(env="travel", seed=0, params=spec.check_params({"style": style})))
+    rng = random.Random(1)
+
+    async def replies() -> list[str]:
+        await runner.start()
+        found = [answer for _ in range(60) if (answer := runner.random_answer(rng)) is not None]
+        for answer in found[:3]:
+            assert not (await runner.step(assistant(answer))).info["calls"][0]["failed"]
+        await runner.close()
+        return found
+
+    found = asyncio.run(replies())
+    assert 15 < len(found) < 45  # the others are answers
+    calls = [parse_calls(answer, style).calls[0] for answer in found]
+    arguments = [json.loads(call.arguments) for call in calls]
+    assert {each["meal"] for each in arguments} == {"none", "half"}
+    assert {each["late"] for each in arguments} == {True, False}
+    assert len({each["nights"] for each in arguments}) > 3 < len({each["price"] for each in arguments})
+    assert {each["city"] for each in arguments} == {"Where", "to", "Rome", "or", "Oslo"}

@@ -35,7 +35,7 @@ from turnwise.envs.runner import TextEnvRunner, TurnOutcome, pluralize, turn_inf
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
 from turnwise.tools.call_formats import ParsedCalls, format_call, parse_calls
 from turnwise.tools.function import FunctionTool, from_function
-from turnwise.tools.signature import example_arguments, format_signature, sole_text_argument
+from turnwise.tools.signature import example_arguments, format_signature, random_arguments, sole_text_argument
 from turnwise.tools.tool import NeedsServer, RemoteToolSource, Tool, ToolResult, ToolSource
 from turnwise.tools.toolbox import EpisodeTools, ToolBox, ToolServers
 
@@ -44,6 +44,9 @@ EXAMPLE_PROGRAM = {"code": "print(6 * 7)"}
 Style = Literal["hermes", "llama", "mistral", "python", "answer"]
 TEMPLATE_STYLES = ("hermes", "llama", "mistral")
 """Call styles of models whose chat template lists the tools itself."""
+MAX_WORDS = 50
+"""Words of the last message that may become arguments of a random call."""
+WORD_ENDS = ".,:;!?\"'()"
 NO_CALLS_LEFT = "No tool calls left: answer now."
 
 _boxes: dict[tuple[type, str], ToolBox] = {}
@@ -90,6 +93,16 @@ class ToolEnvRunner(TextEnvRunner):
         result = await self._tool_turn(calls) if calls.attempted else await super().step(action)
         self._messages += result.messages
         return result
+
+    def random_answer(self, rng: random.Random) -> str | None:
+        """Return the environment's own random reply; without one, a random call of a tool every other time."""
+        answer = super().random_answer(rng)
+        if answer is not None or not self._shown_specs or rng.random() < 0.5:
+            return answer
+        spec, words = rng.choice(self._shown_specs), self._messages[-1].content.split()
+        arguments = random_arguments(spec, rng, [word.strip(WORD_ENDS) for word in words[-MAX_WORDS:]])
+        call: str = self.tool_env.call(spec.name, **arguments)
+        return call
 
     async def _judge(self, action: str) -> Outcome:
         if self._tools is None:

@@ -7,7 +7,8 @@ arbitrarily nested: below a list or a union, only the outermost type is shown.
 """
 
 import json
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnwise.core.messages import ToolSpec
@@ -35,6 +36,13 @@ def example_arguments(spec: ToolSpec) -> dict[str, Any]:
     properties, definitions = spec.parameters.get("properties", {}), spec.parameters.get("$defs", {})
     names = spec.parameters.get("required", []) or list(properties)
     return {name: _example(_choices(properties.get(name, {}), definitions)[0]) for name in names}
+
+
+def random_arguments(spec: ToolSpec, rng: random.Random, words: Sequence[str]) -> dict[str, Any]:
+    """Random values for the required arguments, or for all if none is required. Strings are some of `words`."""
+    properties, definitions = spec.parameters.get("properties", {}), spec.parameters.get("$defs", {})
+    names = spec.parameters.get("required", []) or list(properties)
+    return {name: _random(_choices(properties.get(name, {}), definitions)[0], rng, words) for name in names}
 
 
 def sole_text_argument(spec: ToolSpec) -> str | None:
@@ -87,6 +95,22 @@ def _example(schema: Schema) -> Any:
         return schema["const"] if "const" in schema else schema["enum"][0]
     types = schema.get("type", "string")
     return EXAMPLES.get(types if isinstance(types, str) else next(iter(types), ""), "...")
+
+
+def _random(schema: Schema, rng: random.Random, words: Sequence[str]) -> Any:
+    if schema.get("enum"):
+        return rng.choice(list(schema["enum"]))
+    match _example(schema):
+        case bool():
+            return rng.random() < 0.5
+        case int():
+            return rng.randint(0, 10)
+        case float():
+            return round(rng.uniform(0, 10), 1)
+        case "..." if words:
+            return rng.choice(words)
+        case other:
+            return other
 
 
 def _json(value: Any) -> str:

@@ -33,7 +33,7 @@ from turnwise.training.learner import token_logprobs
 from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule
 from turnwise.training.sft import Script, play_demonstration
 
-WARMUP_VERSION = 1
+WARMUP_VERSION = 2
 """Part of the cache key; increment it when the result changes."""
 
 EPISODES_PER_STEP = 16
