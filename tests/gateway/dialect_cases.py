@@ -1,13 +1,17 @@
 """Bodies and replies of the dialects for tests."""
 
+import copy
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+from hypothesis import strategies as st
 
 from turnwise.core.messages import Message, ToolCall, text_parts
 from turnwise.gateway.chat import ChatReply
 
 PNG = "iVBORw0KGgo="
+TEXT = {"input": {"type": "input_text", "text": "go on"}, "messages": {"type": "text", "text": "go on"}}
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 ANTHROPIC: dict[str, Any] = {
@@ -30,6 +34,7 @@ ANTHROPIC: dict[str, Any] = {
             "role": "assistant",
             "content": [
                 {"type": "thinking", "thinking": "hm", "signature": "s"},
+                {"type": "redacted_thinking", "data": "x"},
                 {"type": "text", "text": "Let me look."},
                 {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Ulm"}},
             ],
@@ -82,6 +87,72 @@ RESPONSES: dict[str, Any] = {
         {"role": "user", "content": [{"type": "input_image", "image_url": f"data:image/png;base64,{PNG}"}]},
     ],
 }
+
+
+CHAT: dict[str, Any] = {
+    "model": "gpt",
+    "temperature": 0.5,
+    "max_tokens": 5,
+    "n": 2,
+    "stop": ["END"],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "tools": [{"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}],
+    "functions": [{"name": "g"}],
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+        {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "y"},
+    ],
+}
+
+SCALARS = st.one_of(
+    *(st.none(), st.booleans(), st.integers(), st.floats()),
+    st.text(st.characters(codec=None), max_size=5),  # unpaired surrogates too
+    st.sampled_from(
+        ["text", "image", "tool_use", "tool_result", "function_call", "message", "namespace", "none", "auto"]
+    ),
+)
+NAMES = ("type", "role", "content", "text", "id", "name", "input", "tools", "function", "source", "format")
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def without_image(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body for a model that reads text only: the images are the last parts of the last messages."""
+    name = "input" if "input" in body else "messages"
+    *rest, last = body[name]
+    return {**body, name: [*rest, {**last, "content": [*last["content"][:-1], TEXT[name]]}]}
+
+
+def paths(value: Any, prefix: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of each value in a body."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*prefix, key)
+        yield from paths(inner, (*prefix, key))
+
+
+def changed(body: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    """Return the body with another value at a path; the value ... deletes it."""
+    found = copy.deepcopy(body)
+    target: Any = found
+    for key in path[:-1]:
+        target = target[key]
+    if value is ...:
+        del target[path[-1]]
+    else:
+        target[path[-1]] = value
+    return found
+
+
+def bodies(body: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw a body with one value changed or deleted."""
+    return st.builds(changed, st.just(body), st.sampled_from(list(paths(body))), st.just(...) | JSON)
 
 
 def reply(

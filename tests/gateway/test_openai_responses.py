@@ -52,6 +52,10 @@ def test_parse_starts_a_message_at_each_reasoning_item() -> None:
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "https://x/y.png"}]}]},
             "input.0.content.0.image_url",
         ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:;base64,bm9!0"}]}]},
+            "input.0.content.0.image_url",
+        ),
         ({"tools": [{"type": "file_search"}]}, "tools.0.type"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"background": True}, "background"),
@@ -105,13 +109,13 @@ def test_history_puts_earlier_items_before_the_input() -> None:
     history = ResponseHistory()
     body: dict[str, Any] = {**RESPONSES, "input": "Weather?"}
     first = openai_responses.parse(body)
-    history.add(first, [reply("Hm.", CALLS[:1])])
+    history.add(first, [reply("Hm.", CALLS)])
     output = {"type": "function_call_output", "call_id": "call_0", "output": "sun"}
     later = {"input": [output], "previous_response_id": "resp_a1", "instructions": "Be polite."}
     messages = openai_responses.parse(history.resolve(later)).messages
     assert [message.role for message in messages] == ["system", "user", "assistant", "tool"]
     assert messages[0] == system("Be polite.")
-    assert messages[2] == reply("Hm.", CALLS[:1]).message
+    assert messages[2] == reply("Hm.", CALLS).message
     assert history.resolve(body) is body
 
 

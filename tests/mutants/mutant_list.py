@@ -9,9 +9,10 @@ was about. A mutant that survives asks for a test, unless the change makes no di
 from mutants_in_algos import IN_ALGOS
 from mutants_in_data import IN_DATA
 from mutants_in_engine import IN_ENGINE
+from mutants_in_gateway import IN_GATEWAY
 from mutants_in_render import IN_RENDER
 from mutants_in_rewards import IN_REWARDS
 from mutants_in_rollout import IN_ROLLOUT
 from mutants_in_training import IN_TRAINING
 
-MUTANTS = (*IN_ALGOS, *IN_DATA, *IN_TRAINING, *IN_ROLLOUT, *IN_RENDER, *IN_REWARDS, *IN_ENGINE)
+MUTANTS = (*IN_ALGOS, *IN_DATA, *IN_TRAINING, *IN_ROLLOUT, *IN_RENDER, *IN_REWARDS, *IN_ENGINE, *IN_GATEWAY)

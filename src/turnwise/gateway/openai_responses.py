@@ -89,11 +89,11 @@ class ResponseHistory:
         return {**body, "input": [*self._responses[previous], *_items(body)]}
 
     def add(self, request: ChatRequest, replies: Sequence[ChatReply]) -> None:
-        """Keep the items of a request and its reply. Requests of other dialects have none."""
+        """Keep the items of a request and its reply, with calls as the model sees them. Other dialects have none."""
         if "items" not in request.options:
             return
         [reply] = replies
-        items = [*request.options["items"], *_output(reply, request.options["tools"])]
+        items = [*request.options["items"], *_output(reply, {})]
         kept = tuple(self._items.setdefault(json.dumps(item, sort_keys=True), item) for item in items)
         self._responses[f"{RESPONSE_PREFIX}{reply.call}"] = kept
 
