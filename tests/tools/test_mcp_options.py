@@ -21,7 +21,7 @@ from turnwise.envs.registry import load_spec
 from turnwise.tools.mcp.messages import read_lines, read_message
 from turnwise.tools.mcp.options import McpOptions, make_mcp_source, resolve_server
 from turnwise.tools.mcp.tools import MAX_IMAGES, McpTool, build_tools, to_tool_result
-from turnwise.tools.mcp.transports import OutputTail
+from turnwise.tools.process_tree import OutputTail
 from turnwise.tools.tool import ToolError, ToolResult, ToolRules
 
 URL = "http://127.0.0.1:1/mcp"

@@ -15,7 +15,7 @@ from mcp_tools_for_tests import HERE, RAW, SERVER, ToolCaller, alive, all_gone, 
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.messages import ToolCall
 from turnwise.tools.mcp.options import make_mcp_source
-from turnwise.tools.mcp.transports import MARKER
+from turnwise.tools.process_tree import MARKER
 from turnwise.tools.toolbox import ToolBox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")

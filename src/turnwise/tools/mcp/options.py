@@ -15,12 +15,11 @@ from turnwise.config.secrets import PLACEHOLDER, VARIABLE, reject_keys, split_ur
 from turnwise.core.errors import UserError
 from turnwise.core.image_encoding import import_pillow
 from turnwise.core.section import Positive
+from turnwise.tools.process_tree import inherited_environment
 from turnwise.tools.tool import ToolSource
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 VariableNames = dict[str, str]
-INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "SHELL", "TMPDIR", "TZ", "USER")
-"""Environment variables that a server inherits. The others may contain keys."""
 MAX_LABEL_CHARS = 60
 MIN_SECRET_CHARS = 6
 FIX_KEY = 'export it, and name its variable with env = { KEY = "NAME" } or as ${NAME} in the command line'
@@ -110,7 +109,7 @@ def resolve_server(options: McpOptions) -> McpServer:
     if options.headers:
         raise UserError(f"mcp {label}: headers are for URLs: pass a command's keys with env")
     values = _read_variables(options.env, "env", label)
-    environment = {name: os.environ[name] for name in INHERITED if name in os.environ} | values
+    environment = inherited_environment() | values
     folder = _resolve_folder(options.cwd, label)
     placeholders = {name: name for word in command for name in PLACEHOLDER.findall(word)}
     replacements = _read_variables(placeholders, "mcp", label)

@@ -6,13 +6,9 @@ process group. This one bounds messages, keeps the tail of stderr for error mess
 
 import asyncio
 import os
-import re
-import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -24,45 +20,25 @@ from mcp.shared.message import SessionMessage
 
 from turnwise.tools.mcp.messages import MAX_MESSAGE_BYTES, TOO_LONG, read_lines, read_message
 from turnwise.tools.mcp.options import McpServer
-from turnwise.tools.mcp.process_guard import GRACE_S, KILL_S
+from turnwise.tools.process_guard import GRACE_S, KILL_S
+from turnwise.tools.process_tree import (
+    MARKER,
+    POLL_S,
+    PROCESS_GUARD,
+    OutputTail,
+    describe_exit,
+    kill_marked,
+    terminate,
+)
 
 MAX_QUEUED = 1024
 """Messages queued while the server's input is full: cancelling a call must not block."""
-POLL_S = 0.01
-MARKER = "TURNWISE_MCP_SERVER"
-"""Environment variable of every server, by which its descendants are found if the process guard is killed."""
-PROCESS_GUARD = (sys.executable, "-I", "-S", str(Path(__file__).with_name("process_guard.py")))
-
-TAIL_BYTES = 4096
-MAX_LINE_CHARS = 200
-CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
-TRAILER = re.compile(r"^\s+at |^Node\.js v|^npm error (\d+\s*$|.*(complete log|Note that you can|tarball, folder))")
-"""Lines that node and npm print after the actual error."""
-
 CONNECT_S = 10.0
 IDLE_S = 600.0
 """Maximum time between two pieces of a response; calls have their own timeouts."""
 MAX_CONNECTIONS = 256
 
 Streams = tuple[Any, Any]
-
-
-class OutputTail:
-    """The end of a server's output, kept for error messages."""
-
-    def __init__(self) -> None:
-        self._bytes = b""
-
-    def add(self, data: bytes) -> None:
-        self._bytes = (self._bytes + data)[-TAIL_BYTES:]
-
-    @property
-    def last_line(self) -> str:
-        """Last line that mentions an error, or else the last line."""
-        lines = CONTROL.sub("", self._bytes.decode("utf-8", "replace")).split("\n")
-        relevant = [line.strip() for line in lines if line.strip() and not TRAILER.search(line)]
-        errors = [line for line in relevant if "error" in line.lower()]
-        return (errors or relevant or [""])[-1][:MAX_LINE_CHARS]
 
 
 class StdioTransport:
@@ -82,7 +58,7 @@ class StdioTransport:
         """Exit status and last stderr line; also the last output line of a program that never spoke MCP."""
         status = None if self._process is None else self._process.returncode
         noise, stderr = "" if self._speaks_mcp else self._noise.last_line, self._stderr.last_line
-        ending = "" if status is None else _describe_exit(status)
+        ending = "" if status is None else describe_exit(status)
         parts = [ending, f"it printed: {noise}" if noise else "", f"stderr: {stderr}" if stderr else ""]
         return "; ".join(part for part in parts if part)
 
@@ -121,7 +97,7 @@ class StdioTransport:
                         await _stop(process)
                     tasks.cancel_scope.cancel()
         finally:
-            _terminate(process)
+            terminate(process)
             if process.returncode is None or process.returncode < 0:  # the process guard was killed or stopped
                 kill_marked(self._marker)
             for stream in (received, incoming, outgoing, to_write):
@@ -167,50 +143,13 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         try:
             await asyncio.sleep(POLL_S)
         except asyncio.CancelledError:
-            _terminate(process)
+            terminate(process)
             cancelled = True
     if process.returncode is not None:
         process._transport.close()  # type: ignore[attr-defined]  # a closing event loop would warn otherwise
         await asyncio.sleep(0)
     if cancelled:
         raise asyncio.CancelledError
-
-
-def _terminate(process: asyncio.subprocess.Process) -> None:
-    """Let the process guard kill the process tree."""
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-
-
-def kill_marked(marker: str) -> None:
-    """Kill all processes with this marker in their environment, until none is left. Linux only."""
-    entry, deadline = f"{MARKER}={marker}".encode(), time.monotonic() + KILL_S
-    while time.monotonic() < deadline and (marked := [pid for pid in _list_pids() if entry in _environment(pid)]):
-        for pid in marked:
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(POLL_S)
-
-
-def _list_pids() -> list[int]:
-    proc = Path("/proc")
-    return [int(folder.name) for folder in proc.iterdir() if folder.name.isdigit()] if proc.is_dir() else []
-
-
-def _environment(pid: int) -> list[bytes]:
-    """Environment of a process; empty if it has ended or belongs to another user."""
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
-
-
-def _describe_exit(status: int) -> str:
-    number = -status if status < 0 else status - 128
-    if number in set(signal.Signals):
-        return f"it was killed by {signal.Signals(number).name}"
-    return f"it exited with status {status}"
 
 
 class HttpTransport:

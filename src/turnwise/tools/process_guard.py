@@ -1,11 +1,11 @@
-"""Run an MCP server and make sure that nothing it starts outlives the host.
+"""Run a program, such as an MCP server or an agent, and make sure that nothing it starts outlives the host.
 
     python -I -S process_guard.py HOST_PID COMMAND...
 
-The server gets our standard streams. This process is a subreaper (on Linux): processes that the server leaves behind
-become its children, even those with their own session, so that all can be found and killed. That happens when the
-server has exited, some time after its input was closed, at SIGTERM, and when the host dies in any way: then its end of
-the input closes and Linux sends a signal.
+The program, called the server here, gets our standard streams. This process is a subreaper (on Linux): processes that
+the server leaves behind become its children, even those with their own session, so that all can be found and killed.
+That happens when the server has exited, some time after its input was closed, at SIGTERM, and when the host dies in any
+way: then its end of the input closes and Linux sends a signal.
 
 There are two processes, a guard and a reaper above it, since a server may kill its guard; what it leaves behind then
 belongs to the reaper. The guard kills everything if the reaper is killed. If the server kills both, the host finds the
