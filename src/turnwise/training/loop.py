@@ -113,32 +113,36 @@ class Loop:
     async def run(self, state: State) -> State:
         """Train until the last step or the time limit. Saves a checkpoint at the end, and when cancelled (Ctrl-C)."""
         began = time.perf_counter()
-        self.services.judges.restore(state.judges)
-        self.progress.begin(state.step)
-        self.watcher.begin(self.folder.read_metrics(), state)
         try:
-            await self._publish(state.step)
+            await self.begin(state)
             self.rollout_stage.admit(state.step, state.measured, state.drawn_with)
             if self.opponents is not None:
                 await self.opponents.begin(state.step)
             if self._evaluation_due(state.step):  # stopped before it was done, or killed before it was acted on
-                state = await self._finish_step(state, recorded_success(self.folder, state.step))
+                state = await self.finish_step(state, recorded_success(self.folder, state.step))
             while state.step < self.steps and not self._out_of_time(began):
                 state = await self._step(state)
                 if self.learner_thread is not None and self.learner_thread.cancelled:
                     raise asyncio.CancelledError
-                state = await self._finish_step(state)
+                state = await self.finish_step(state)
         except DivergedError:  # the weights are not worth saving
             raise
         except (asyncio.CancelledError, UserError):  # Ctrl-C, or a problem for the user to fix, such as a spent budget
-            self._save(state)
+            self.save(state)
             raise
         finally:
             await self.rollout_stage.close()
-        self._save(state)
+        self.save(state)
         return state
 
-    def _save(self, state: State, *, best: bool = False) -> None:
+    async def begin(self, state: State) -> None:
+        """Continue from this state: judges, progress, alarms and the engine's weights."""
+        self.services.judges.restore(state.judges)
+        self.progress.begin(state.step)
+        self.watcher.begin(self.folder.read_metrics(), state)
+        await self._publish(state.step)
+
+    def save(self, state: State, *, best: bool = False) -> None:
         state = replace(
             state, judges=self.services.judges.counts(), drawn_with=self.rollout_stage.drawn_with(state.step)
         )
@@ -151,11 +155,15 @@ class Loop:
 
     async def _step(self, state: State) -> State:
         """Run one training step. Cancelling it is safe: what follows the rollout is never left half done."""
-        number, timer = state.step + 1, StepTimer()
-        coefficients = self._begin_step(state)
+        timer = StepTimer()
         if self.opponents is not None:
             await self.opponents.choose(state.step)
         rollout = await self.rollout_stage.run(state.step, self.progress.phase, state.measured)
+        return await self.train_on(rollout, state, timer)
+
+    async def train_on(self, rollout: RolloutResult, state: State, timer: StepTimer) -> State:
+        """Train on the rollouts of a step, which `timer` has measured since it began, and record the step."""
+        number, coefficients = state.step + 1, self._begin_step(state)
         self.dropped.add(rollout.lost)
         timer.lap("rollout")
         if self.release_cache:
@@ -290,7 +298,7 @@ class Loop:
         self.progress.step(number - 1, row)
         return row
 
-    async def _finish_step(self, state: State, success: float | None = None) -> State:
+    async def finish_step(self, state: State, success: float | None = None) -> State:
         """Publish the weights; evaluate and save a checkpoint when they are due. No session is open here.
 
         `success`: of this step's validation if it was recorded before the run was resumed.
@@ -305,9 +313,9 @@ class Loop:
                 success = (await self.evaluate("validation", self.validation_tasks, number)).success
             if config.checkpoint.keep_best and state.is_best(success):
                 state = replace(state, best_success=success)
-                self._save(state, best=True)
-        if number % config.checkpoint.every == 0 and number < self.steps:
-            self._save(state)
+                self.save(state, best=True)
+        if number % config.checkpoint.every == 0 and number != self.steps:
+            self.save(state)
         return state
 
     def _evaluation_due(self, number: int) -> bool:

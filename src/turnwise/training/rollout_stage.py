@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -60,6 +60,17 @@ class RolloutRound:
     """Tasks drawn in this step so far."""
 
 
+@dataclass(slots=True)
+class _Totals:
+    """Groups and failures of a step's rounds so far."""
+
+    groups: list[Group] = field(default_factory=list)
+    kept: list[Group] = field(default_factory=list)
+    """Groups that passed the filter."""
+    counts: Counter[str] = field(default_factory=Counter)
+    lost: DroppedEpisodes = field(default_factory=DroppedEpisodes)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutStage:
     tasks: TaskSource
@@ -77,36 +88,45 @@ class RolloutStage:
 
     async def run(self, step: int, show: ShowProgress, measured: SuccessCounts | None = None) -> RolloutResult:
         """Roll out and filter the groups of a step. `measured`: results of tasks so far, for a curriculum."""
-        groups: list[Group] = []
-        kept: list[Group] = []
-        counts: Counter[str] = Counter()
-        drawn: DrawCounts = Counter()
-        lost = DroppedEpisodes()
+        totals, drawn = _Totals(), DrawCounts()
         for number in range(1 + self.refill):
             round = await self.next_round(step, number, drawn, show, measured)
             drawn = round.drawn
-            _count(round, counts, lost)
-            lost.total += round.episodes
-            lost.dropped += round.episodes - count_members(round.scored.groups)
-            groups += round.scored.groups
-            kept += filter_groups(round.scored.groups, self.learner, self.algo, self.micro_tokens)
-            if len(kept) >= self.groups:
+            self._add(round, totals)
+            if len(totals.kept) >= self.groups:
                 break
-        kept_share, baselines = len(kept) / len(groups), None
-        kept = kept[: self.groups]
+        kept, lost, baselines = totals.kept[: self.groups], totals.lost, None
         if self.greedy is not None and kept:
-            baselines = await self._roll_out_baselines(self.greedy, kept, step, show, counts, lost)
+            baselines = await self._roll_out_baselines(self.greedy, kept, step, show, totals.counts, lost)
             with_baseline = [group for group in kept if (group.task.env, group.task.seed) in baselines]
             lost.dropped += count_members(kept) - count_members(with_baseline)
             kept = with_baseline
+        return self._result(totals, kept, baselines)
+
+    async def use(self, collected: CollectedGroups, episodes: int) -> RolloutResult:
+        """Score and filter the groups of a step that were rolled out elsewhere; `episodes` were asked for."""
+        scored = await score_groups(collected.groups, self.rewards)
+        totals = _Totals()
+        self._add(RolloutRound(episodes=episodes, collected=collected, scored=scored, drawn=DrawCounts()), totals)
+        return self._result(totals, totals.kept, baselines=None)
+
+    def _add(self, round: RolloutRound, totals: "_Totals") -> None:
+        _count(round, totals.counts, totals.lost)
+        totals.lost.total += round.episodes
+        totals.lost.dropped += round.episodes - count_members(round.scored.groups)
+        totals.groups += round.scored.groups
+        totals.kept += filter_groups(round.scored.groups, self.learner, self.algo, self.micro_tokens)
+
+    def _result(self, totals: "_Totals", kept: list[Group], baselines: Baselines | None) -> RolloutResult:
+        kept_share = len(totals.kept) / len(totals.groups)
         return RolloutResult(
-            groups=groups,
+            groups=totals.groups,
             kept=kept,
             kept_share=kept_share,
             rate_scale=RATE_SCALES[self.algo.filter_scale](kept_share),
-            counts=counts,
+            counts=totals.counts,
             baselines=baselines,
-            lost=lost,
+            lost=totals.lost,
         )
 
     async def next_round(
