@@ -1,9 +1,10 @@
-"""All settings with their defaults and help texts; those of rewards and algorithm are in `config.algorithm`."""
+"""All settings with their defaults and help texts; others are in `config.algorithm` and `config.agent`."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from turnwise.config.agent import AGENT_ENV, AgentConfig
 from turnwise.config.algorithm import AlgoConfig, CriticConfig, RewardConfig
 from turnwise.core.section import LearningRate, NonNegative, Positive, Section, Seed, Share, is_plain
 
@@ -27,7 +28,7 @@ class EnvConfig(Section):
     """Environment, its parameters, and environments to mix in."""
 
     kind: str = "frozen_lake"
-    """Name of a built-in environment, or FILE.py:Class; "none" (SFT only): no environment."""
+    """Name of a built-in environment, or FILE.py:Class; "none" (SFT only): no environment; "agent": see agent."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the environment; `turnwise envs NAME` lists them."""
     mix: dict[str, Any] = Field(default_factory=dict)
@@ -367,6 +368,7 @@ class Config(Section):
     seed: Seed = 0
     """Random seed of the run."""
     env: EnvConfig = EnvConfig()
+    agent: AgentConfig = AgentConfig()
     model: ModelConfig = ModelConfig()
     lora: LoraConfig = LoraConfig()
     engine: EngineConfig = EngineConfig()
@@ -385,6 +387,16 @@ class Config(Section):
     record: RecordConfig = RecordConfig()
     system: SystemConfig = SystemConfig()
     cluster: ClusterConfig = ClusterConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def choose_agent_env(cls, settings: Any) -> Any:
+        """Set env.kind to "agent" if the settings have an agent and no environment."""
+        if not isinstance(settings, dict):
+            return settings
+        agent, env = settings.get("agent"), settings.get("env", {})
+        has_agent = isinstance(agent, dict) and (agent.get("command") or agent.get("function"))
+        return {**settings, "env": {"kind": AGENT_ENV, **env}} if has_agent and isinstance(env, dict) else settings
 
     @model_validator(mode="after")
     def check_prefix(self) -> "Config":

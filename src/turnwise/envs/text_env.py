@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Result of one action. Created by `won`, `lost` and `goes_on`."""
+    """Result of one action, or of an agent's whole run. Created by `won`, `lost` and `goes_on`."""
 
-    text: Content
+    text: Content = ""
     """New observation: text, a `tw.Image`, or several of both. After several actions the model sees the last one."""
     reward: float
-    """Reward of the action."""
-    over: bool
+    """Reward of the action or the run."""
+    over: bool = True
     """True if the episode ends."""
     success: bool
     """True if the episode ends with success."""

@@ -2,9 +2,10 @@
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import Parameter
@@ -38,6 +39,7 @@ from turnwise.models.loading.lora import (
 from turnwise.models.loading.save import atomic_folder, save_model
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.models.sharding import join_ranks, share_skeleton
+from turnwise.recipes.agents import build_agent_collector, build_gateway
 from turnwise.recipes.contexts import build_context
 from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.recipes.resources import MICRO_TOKENS, plan_without_limits
@@ -57,6 +59,9 @@ from turnwise.training.sharded import ShardedLearner
 from turnwise.training.sharded_optimizer import ShardedOptimizer
 from turnwise.training.update import UpdateSettings
 from turnwise.training.warmup import load_warmed_up
+
+if TYPE_CHECKING:  # its packages are optional
+    from turnwise.gateway.server import Gateway
 
 
 def model_loader(config: Config) -> Callable[[str], LoadedModel]:
@@ -88,7 +93,8 @@ def load_policy(
     load = model_loader(config)
     base = None if run is None else run / RUN_BASE
     seconds = 0.0
-    if config.model.name in WARMED_UP and config.model.warmup_steps and environments.specs:
+    can_play = bool(environments.specs) and not environments.has_agent
+    if config.model.name in WARMED_UP and config.model.warmup_steps and can_play:
         if base is not None and base.is_dir():
             loaded = load(str(base))
         else:
@@ -152,6 +158,12 @@ class PolicyStack:
     evaluator: GroupCollector
     pages: int | None
     """Pages of the engine's KV cache; None: not planned."""
+    gateway: "Gateway | None" = None
+    """Through which an agent calls the engine. Open while episodes run."""
+
+    def open(self) -> AbstractAsyncContextManager[object]:
+        """Open what episodes need besides the engine."""
+        return nullcontext() if self.gateway is None else self.gateway
 
 
 def build_renderer(config: Config, loaded: LoadedModel) -> Renderer:
@@ -159,16 +171,29 @@ def build_renderer(config: Config, loaded: LoadedModel) -> Renderer:
 
 
 def build_policy_stack(
-    config: Config, environments: EnvironmentMix, loaded: LoadedModel, pages: int | None = None
+    config: Config,
+    environments: EnvironmentMix,
+    loaded: LoadedModel,
+    pages: int | None = None,
+    *,
+    run: Path | None = None,
 ) -> PolicyStack:
-    """Build the stack. In asynchronous training a native engine samples from its own copy of the weights."""
+    """Build the stack. In asynchronous training a native engine samples from its own copy of the weights.
+
+    `run`: folder in which the gateway of an agent keeps its calls.
+    """
     renderer = build_renderer(config, loaded)
     copies = config.rollout.max_staleness > 0 and config.engine.kind == "native"
     model = copy_model(loaded.model).requires_grad_(False) if copies else loaded.model
     engine = build_engine(config, model, renderer, pages=pages)
+    training = training_sampling(config)
+    limits = episode_limits(config, training)
+    gateway = build_gateway(config, engine, renderer, limits, run) if environments.has_agent else None
 
-    def collector(sampling: Sampling, run_seed: int) -> Collector:
-        limits = Limits(sampling=sampling, max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s)
+    def collector(sampling: Sampling, run_seed: int) -> GroupCollector:
+        limits = episode_limits(config, sampling)
+        if gateway is not None:
+            return build_agent_collector(config, gateway, limits, run_seed)
         return Collector(
             policy=engine,
             make_env=environments.make,
@@ -179,9 +204,6 @@ def build_policy_stack(
             run_seed=run_seed,
         )
 
-    training = Sampling(
-        temperature=config.rollout.temperature, max_tokens=config.rollout.max_new_tokens, stop=config.rollout.stop
-    )
     return PolicyStack(
         renderer=renderer,
         engine=engine,
@@ -189,7 +211,17 @@ def build_policy_stack(
         greedy=collector(replace(training, temperature=0.0), config.seed),
         evaluator=collector(evaluation_sampling(config), 0),  # all runs are evaluated with the same random numbers
         pages=pages,
+        gateway=gateway,
     )
+
+
+def episode_limits(config: Config, sampling: Sampling) -> Limits:
+    return Limits(sampling=sampling, max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s)
+
+
+def training_sampling(config: Config) -> Sampling:
+    rollout = config.rollout
+    return Sampling(temperature=rollout.temperature, max_tokens=rollout.max_new_tokens, stop=rollout.stop)
 
 
 def evaluation_sampling(config: Config) -> Sampling:

@@ -1,10 +1,12 @@
 """Configure a run: from the command line's arguments to a checked `Config`. Needs no torch, so it is fast."""
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from turnwise.config.agent import AGENT_ENV
 from turnwise.config.load import CONFIG_FILE, Overrides, build, find_run, read_run, read_settings
 from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
@@ -82,7 +84,7 @@ def load_target(target: str) -> dict[str, Any]:
         return load_recipe(target)
     if target.endswith(".toml"):
         return _load_file(Path(target))
-    if target in (NO_ENV, *ENVIRONMENTS) or ".py" in target or target.startswith(IN_MEMORY):
+    if target in (NO_ENV, AGENT_ENV, *ENVIRONMENTS) or ".py" in target or target.startswith(IN_MEMORY):
         return {"env": {"kind": target}}
     if closest_match(Path(target).suffix, [".toml", ".py"]) or Path(target).is_file():
         raise UserError(f"{target}: settings are read from FILE.toml and environments from FILE.py:Class. Rename it.")
@@ -190,6 +192,7 @@ def resolve_paths(config: Config) -> Config:
     return config.model_copy(
         update={
             "env": env.model_copy(update=_resolve_env({"kind": env.kind, "params": env.params}) | {"mix": mix}),
+            "agent": config.agent.model_copy(update=_resolve_agent(dict(config.agent), Path())),
             "model": model.model_copy(update={"chat_template": template}),
             "context": context.model_copy(update={"summary_by": _resolve(context.summary_by, Path())}),
             "reward": config.reward.model_copy(update=_resolve_rewards(dict(config.reward), Path())),
@@ -200,8 +203,10 @@ def resolve_paths(config: Config) -> Config:
 
 
 def _load_file(path: Path) -> dict[str, Any]:
-    """Read a file of settings. Files named in its tables `env` and `reward` are relative to its folder."""
+    """Read a file of settings. Files named in its tables `env`, `agent` and `reward` are relative to its folder."""
     settings = read_settings(path)
+    if isinstance(settings.get("agent"), dict):
+        settings["agent"] = _resolve_agent(settings["agent"], path.parent)
     if isinstance(settings.get("reward"), dict):
         settings["reward"] = _resolve_rewards(settings["reward"], path.parent)
     env = settings.get("env")
@@ -220,6 +225,26 @@ def _resolve_env(table: dict[str, Any]) -> dict[str, Any]:
     if isinstance(table.get("params"), dict):
         resolved["params"] = {name: _resolve(value, Path()) for name, value in table["params"].items()}
     return resolved
+
+
+def _resolve_agent(agent: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Resolve the agent's files: those of its function, tasks and reward, and those named in its command."""
+    resolved = agent | {
+        name: _resolve(agent[name], folder) for name in ("function", "tasks", "reward") if name in agent
+    }
+    words = _command_words(agent.get("command"))
+    files = {word: str((folder / word).resolve()) for word in words if is_file(folder / word)}
+    if files:
+        resolved["command"] = shlex.join(files.get(word, word) for word in words)
+    return resolved
+
+
+def _command_words(command: Any) -> list[str]:
+    """Return the words of agent.command; none if there is no command, or its quotes are not closed."""
+    try:
+        return shlex.split(command) if isinstance(command, str) else []
+    except ValueError:
+        return []
 
 
 def _resolve_rewards(reward: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -264,7 +289,8 @@ def _resolve_table(table: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def source_files(config: Config) -> list[Path]:
     """Return the files of code and data that the settings name."""
-    return sorted({file for text in _texts(config.model_dump()) if (file := _named_file(text)) and is_file(file)})
+    texts = [*_texts(config.model_dump()), *(f"{word}:agent" for word in _command_words(config.agent.command))]
+    return sorted({file for text in texts if (file := _named_file(text)) and is_file(file)})
 
 
 def is_file(path: Path) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from turnwise.algos.advantages import ADVANTAGES
+from turnwise.config.agent import AGENT_ENV
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.models.loading.catalogue import WARMED_UP
@@ -39,6 +40,27 @@ def _compares_members(config: Config) -> bool:
 
 
 CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
+    (
+        lambda c: bool(c.agent.command and c.agent.function),
+        "agent.command and agent.function both name the agent. Leave out one of them.",
+    ),
+    (
+        lambda c: c.agent.is_set and c.env.kind != AGENT_ENV,
+        "env.kind {env.kind} is an environment, which agent.command or agent.function replaces. Leave out one of them.",
+    ),
+    (
+        lambda c: c.env.kind == AGENT_ENV and bool(c.env.mix),
+        "env.mix adds environments, and an agent trains on its own tasks alone. Leave out env.mix.",
+    ),
+    (
+        lambda c: c.env.kind == AGENT_ENV and c.context.mode != "full",
+        "context.mode {context.mode} is for environments. An agent decides itself what it sends to the model. Leave it "
+        "out.",
+    ),
+    (
+        lambda c: c.env.kind == AGENT_ENV and c.cluster.engines > 0,
+        "agents call an engine in this process. Set cluster.engines to 0.",
+    ),
     (
         lambda c: c.rollout.max_staleness > 0 and uses_selfplay(c),
         "rollout.max_staleness {rollout.max_staleness} rolls out several steps at a time, and selfplay.opponent "

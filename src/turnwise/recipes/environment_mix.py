@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from turnwise.config.agent import AGENT_ENV
 from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split, Task
+from turnwise.envs.agent.tasks import AGENT_SPEC
 from turnwise.envs.registry import load_spec
 from turnwise.envs.rubric_env import RubricEnv
 from turnwise.envs.spec import EnvRunner, EnvSpec
@@ -32,6 +34,11 @@ class EnvironmentMix:
         return "+".join(self.specs) or "data"
 
     @property
+    def has_agent(self) -> bool:
+        """Whether an agent runs the episodes, in place of environments that can be played."""
+        return AGENT_ENV in self.specs
+
+    @property
     def with_params(self) -> list[tuple[EnvSpec, dict[str, Any]]]:
         return [(self.specs[entry.env], dict(entry.params)) for entry in self.entries]
 
@@ -50,9 +57,11 @@ def build_environment_mix(config: Config, spec: EnvSpec | None = None) -> Enviro
     """Build the mix; empty for env.kind "none". `spec` replaces env.kind, for a class that is not in a file."""
     if config.env.kind == NO_ENV:
         return EnvironmentMix(specs={}, entries=())
-    first = spec or load_spec(config.env.kind)
+    if config.env.kind == AGENT_ENV and not config.agent.is_set:  # `tw.Trainer` is given its tasks
+        return EnvironmentMix(specs={AGENT_ENV: AGENT_SPEC}, entries=())
+    first, params = (spec, config.env.params) if spec else load_environment(config)
     specs = {first.name: first}
-    entries = [_build_entry(first, config.env.params, weight=1.0)]
+    entries = [_build_entry(first, params, weight=1.0)]
     for name, mixed in config.env.mixed().items():
         if name in specs:
             raise UserError(
@@ -61,6 +70,15 @@ def build_environment_mix(config: Config, spec: EnvSpec | None = None) -> Enviro
         specs[name] = replace(load_spec(mixed.kind), name=name)
         entries.append(_build_entry(specs[name], mixed.params, mixed.weight))
     return EnvironmentMix(specs=specs, entries=tuple(entries))
+
+
+def load_environment(config: Config) -> tuple[EnvSpec, Mapping[str, Any]]:
+    """Load the spec of env.kind, and its parameters as given. Those of an agent's tasks are in agent.tasks."""
+    if config.env.kind != AGENT_ENV:
+        return load_spec(config.env.kind), config.env.params
+    if config.agent.tasks is None:
+        raise UserError("agent.tasks is missing: name a JSONL file with a task per line")
+    return AGENT_SPEC, {"tasks": config.agent.tasks}
 
 
 def _build_entry(spec: EnvSpec, settings: Mapping[str, Any], weight: float) -> EnvMixEntry:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from turnwise.envs.spec import EnvSpec
 from turnwise.evaluation.episodes import EpisodeRunner
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_name
-from turnwise.recipes.build import build_policy_stack, evaluation_sampling, load_policy
+from turnwise.recipes.build import PolicyStack, build_policy_stack, evaluation_sampling, load_policy
 from turnwise.recipes.configure import load_target
 from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.recipes.presets import recipe_names
@@ -35,7 +35,7 @@ from turnwise.rollout.collect import PolicyRunner
 from turnwise.rollout.episode import Limits
 from turnwise.rollout.tasks import EnvMixEntry
 
-SHARED = ("env", "rollout", "context", "eval")
+SHARED = ("env", "agent", "rollout", "context", "eval")
 """Sections that a model takes over from the run that it is compared with."""
 UNUSED = ("rollout.groups", "rollout.group_size", "rollout.temperature", "eval.every")
 UNUSED_BY_ENDPOINTS = ("model.", "context.", "system.", "rollout.in_flight", "rollout.prefix")
@@ -143,7 +143,7 @@ def _local_contestant(
     settings = read_run(str(path))
     settings.pop("engine", None)  # the model is loaded here, and the servers of the training run may be gone
     if environment is not None:
-        settings["env"] = shared["env"]
+        settings |= {section: shared.get(section, {}) for section in ("env", "agent")}
     config = build(settings, [("model.name", str(find_checkpoint(path, checkpoint))), *overrides])
     label = path.resolve().name if checkpoint is None else f"{path.resolve().name}/{checkpoint}"
     return Contestant(label=label, source=source, config=config)
@@ -269,7 +269,7 @@ def open_policy(
     `show_warmup` receives the finished and total steps of tiny's warm-up; `images` keeps those of the episodes.
     """
     if contestant.url is None:
-        return nullcontext(_local_policy(contestant.config, spec, params, show_warmup))
+        return _local_policy(contestant.config, spec, params, show_warmup)
     endpoint = endpoint_options.endpoint(contestant.url, contestant.source)
     return _remote_policy(contestant.config, spec, endpoint, endpoint_options, images)
 
@@ -310,17 +310,24 @@ async def _remote_policy(
 
 def _local_policy(
     config: Config, spec: EnvSpec, params: dict[str, Any], show_warmup: Callable[[int, int], None]
-) -> EvaluationPolicy:
+) -> AbstractAsyncContextManager[EvaluationPolicy]:
     torch.set_num_threads(config.system.threads)
     environments = EnvironmentMix(specs={spec.name: spec}, entries=(EnvMixEntry(env=spec.name, params=params),))
     loaded, _ = load_policy(config, environments, show_warmup)
     stack = build_policy_stack(config, environments, loaded)
-    return EvaluationPolicy(
+    policy = EvaluationPolicy(
         runner=PolicyRunner(collector=stack.evaluator),
         decode=stack.renderer.decode,
         name_token=stack.renderer.name_token,
         in_flight=config.rollout.in_flight,
     )
+    return _while_open(stack, policy)
+
+
+@asynccontextmanager
+async def _while_open(stack: PolicyStack, policy: EvaluationPolicy) -> AsyncIterator[EvaluationPolicy]:
+    async with stack.open():
+        yield policy
 
 
 def _unnamed(token_id: int) -> TokenName:

@@ -10,19 +10,18 @@ from turnwise.config.load import Overrides, build, read_saved_settings, to_toml
 from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError, read_failure
 from turnwise.core.task import Split, Task
-from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import FIRST_SEED, SEEDS_PER_SPLIT, seed_for, split_of_seed
 from turnwise.envs.spec import EnvSpec
 from turnwise.recipes.configure import is_file
 from turnwise.recipes.contexts import check_context
-from turnwise.recipes.environment_mix import rows_name
+from turnwise.recipes.environment_mix import load_environment, rows_name
 from turnwise.recipes.eval_contestants import Contestant, RemoteModels, build_contestants, split_environment
 from turnwise.recipes.resources import check_threads
 from turnwise.recipes.training_run import resolve
 from turnwise.recipes.validate import check_model, check_servers
 from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
 
-COMPARED_SECTIONS = ("env", "model", "rollout", "context", "eval")
+COMPARED_SECTIONS = ("env", "agent", "model", "rollout", "context", "eval")
 MAY_CHANGE = ("rollout.in_flight", "rollout.attempts", "eval.episodes", "eval.every")
 """Settings that a resumed evaluation may change, because they do not affect an episode."""
 
@@ -76,13 +75,13 @@ def _build_plan(contestants: Sequence[Contestant], seeds: str | None, split: Spl
     config = contestants[0].config
     if config.env.kind == NO_ENV:
         raise UserError(f"{contestants[0].label} was trained without an environment. Name one: turnwise eval RUN ENV.")
-    spec = load_spec(config.env.kind)
+    spec, given = load_environment(config)
     for each in contestants:
         if each.url is None:
             check_context(each.config)
             check_model(each.config.model)
             check_threads(each.config.system)
-    params = spec.check_params(config.env.params)
+    params = spec.check_params(given)
     spec.check_resources(params)
     chosen, note = _choose_seeds(spec, params, split, seeds, config.eval.episodes)
     check_servers([(spec, params)])

@@ -1,6 +1,7 @@
 """Train: one run, a resumed run, one run per seed, and `tw.train`."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def train(
         resume=resume,
         if_finished="Start another run with --from PATH, or evaluate it with `turnwise eval PATH`.",
     ) as folder:
-        summary, path = _ReinforcementRun(config, environments, folder, console, on_step).train(resume), folder.path
+        summary, path = ReinforcementRun(config, environments, folder, console, on_step).train(resume), folder.path
     if summary["finished"]:
         episodes = min(EVAL_EPISODES, environments.entries[0].sizes.get(config.eval.split, EVAL_EPISODES))
         console.print(run_table(summary, path))
@@ -110,7 +111,12 @@ def train_seeds(
     return summaries
 
 
-class _ReinforcementRun(TrainingRun):
+class ReinforcementRun(TrainingRun):
+    """A run of reinforcement learning."""
+
+    stack: PolicyStack
+    """Built with the loop."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.actor_config = self.config
@@ -125,6 +131,7 @@ class _ReinforcementRun(TrainingRun):
         if plan.items:
             progress.note(f"memory: {plan.describe()}")
         stack, learner = self._build_parts(loaded, plan, progress.note)
+        self.stack = stack
         self._restore = partial(restore_or_init, config, loaded, learner, self.folder, note=progress.note)
         checkpoints, state = self._restore(resume=resume)
         if not self.folder.read_metrics():
@@ -137,7 +144,7 @@ class _ReinforcementRun(TrainingRun):
         """Build engine and learner in this process, or one or both of them on a cluster."""
         config = self.config
         if not config.cluster.engines and not config.cluster.learners:
-            stack = build_policy_stack(config, self.environments, loaded, plan.pages)
+            stack = build_policy_stack(config, self.environments, loaded, plan.pages, run=self.folder.path)
             learner = build_learner(config, loaded.model, plan)
             share_value_head(config, stack.engine, learner)
             return stack, learner
@@ -147,6 +154,9 @@ class _ReinforcementRun(TrainingRun):
             build_actors(self.actor_config, self.environments, loaded, plan, self.folder.path, note)
         )
         return self._actors.stack, self._actors.learner
+
+    def open_gateway(self) -> AbstractAsyncContextManager[object]:
+        return self.stack.open()
 
     def recover(self, loss: LearnerLost) -> State:
         self._actors.restart_learner(loss)
@@ -210,7 +220,7 @@ class _ReinforcementRun(TrainingRun):
                 per_step=config.record.pictures_per_step,
                 warn=progress.note,
             ),
-            validation_tasks=self.tasks.first_tasks("validation", config.eval.episodes),
+            validation_tasks=self.eval_tasks("validation"),
             opponents=opponents,
             services=self.services,
             max_seconds=limit_s,

@@ -3,7 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,8 @@ from turnwise.rewards.services import RewardServices
 from turnwise.training.checkpoints import Checkpoints, State, restore, step_folders
 from turnwise.training.step_record import Evaluator
 
+OWN_LOOP = "tw.Trainer"
+"""`command` of runs whose loop is the user's."""
 Summary = dict[str, Any]
 OnStep = Callable[[Mapping[str, Any]], object]
 """Called with the metrics of each training step."""
@@ -114,21 +116,24 @@ def explain_failure(folder: RunFolder, resume: bool, command: str) -> Iterator[N
     except KeyboardInterrupt:
         if folder.summary_path.exists():  # the signal came after the last step
             raise KeyboardInterrupt(f"stopped; {folder.path} is finished") from None
-        raise KeyboardInterrupt(f"stopped; resume with: {spell_command(command, '--resume', folder.path)}") from None
+        raise KeyboardInterrupt(f"stopped; resume with: {_spell_resume(command, folder.path)}") from None
     except Exception as error:
         if not resume:
             folder.remove_if_unused()
         has_checkpoint = bool(step_folders(folder.checkpoints))
         reason = str(error).rstrip(".")
         if isinstance(error, Outage) and has_checkpoint:
-            raise Outage(
-                f"{reason}. Finished steps are saved; resume with: {spell_command(command, '--resume', folder.path)}"
-            ) from None
+            how = _spell_resume(command, folder.path)
+            raise Outage(f"{reason}. Finished steps are saved; resume with: {how}") from None
         if resume and isinstance(error, UserError) and not has_checkpoint:
             raise UserError(
                 f"{reason}. {folder.path} has no checkpoint yet: if its settings were wrong, delete it and start again."
             ) from error
         raise
+
+
+def _spell_resume(command: str, path: Path) -> str:
+    return f'tw.Trainer(resume="{path}")' if command == OWN_LOOP else spell_command(command, "--resume", path)
 
 
 def resolve(config: Config) -> Config:
@@ -237,6 +242,15 @@ class TrainingRun(ABC):
         )
 
     def train(self, resume: bool) -> Summary:
+        with self.open(resume) as (loop, state):
+            try:
+                return asyncio.run(self.services.run(self._train(loop, state)))
+            except asyncio.CancelledError:  # by `cancel_task_of`
+                raise KeyboardInterrupt from None
+
+    @contextmanager
+    def open(self, resume: bool) -> Iterator[tuple[TrainingLoop, State]]:
+        """Build the loop, and close what it uses afterwards."""
         config, minutes = self.config, self.config.train.max_minutes
         torch.set_num_threads(config.system.threads)
         self.tasks = build_task_source(config, self.environments)
@@ -249,10 +263,7 @@ class TrainingRun(ABC):
         ):
             loop, state = self.build(progress, limit_s, resume)
             with track_metrics(config, self.folder, progress.note, resumed_after=state.step if resume else None):
-                try:
-                    return asyncio.run(self.services.run(self._train(loop, state)))
-                except asyncio.CancelledError:  # by `cancel_task_of`
-                    raise KeyboardInterrupt from None
+                yield loop, state
 
     def _report_step(self, row: Mapping[str, Any]) -> None:
         if self.on_step is not None and "eval/name" not in row and "time/total_s" in row:
@@ -261,7 +272,12 @@ class TrainingRun(ABC):
     async def _train(self, loop: TrainingLoop, state: State) -> Summary:
         """Train between two evaluations. An evaluation that is already recorded is not repeated."""
         with cancellable():
-            return await self._evaluate_and_train(loop, state)
+            async with self.open_gateway():
+                return await self._evaluate_and_train(loop, state)
+
+    def open_gateway(self) -> AbstractAsyncContextManager[object]:
+        """Open what episodes need besides the engine."""
+        return nullcontext()
 
     async def _evaluate_and_train(self, loop: TrainingLoop, state: State) -> Summary:
         test_tasks = self.eval_tasks(self.config.eval.split)
@@ -298,7 +314,7 @@ class TrainingRun(ABC):
 
     def eval_tasks(self, split: Split) -> list[Task]:
         """Return the tasks of evaluations; none without an environment."""
-        return self.tasks.first_tasks(split, self.config.eval.episodes) if self.environments.specs else []
+        return self.tasks.first_tasks(split, self.config.eval.episodes) if self.environments.entries else []
 
 
 def summarise_success(rows: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]], seed: int) -> Summary:

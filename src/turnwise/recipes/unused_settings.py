@@ -12,6 +12,7 @@ from turnwise.algos.filters import FILTERS
 from turnwise.algos.losses import LOSSES
 from turnwise.algos.off_policy import CORRECTIONS
 from turnwise.algos.rewards import NORMALISERS
+from turnwise.config.agent import AGENT_ENV
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.references import is_reference
@@ -97,6 +98,14 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
         ("sft.count", "sft.epochs", "sft.batch", "sft.learning_rate", "sft.think"),
         _on("sft.demos", "run `turnwise sft`"),
     ),
+    (
+        (
+            *("agent.tasks", "agent.reward", "agent.success_at", "agent.timeout_s", "agent.on_timeout"),
+            *("agent.on_crash", "agent.pass_env"),
+        ),
+        _one_of("env.kind", [AGENT_ENV]),
+    ),
+    (("agent.pass_env",), _on("agent.command", "set {key}")),
     (("curriculum.floor", "curriculum.memory"), _on("curriculum.pool", "raise {key}")),
     (
         ("selfplay.random_moves", "selfplay.snapshot_every", "selfplay.snapshots", "selfplay.ladder_games"),

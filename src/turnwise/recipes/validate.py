@@ -20,6 +20,7 @@ from turnwise.algos.losses import AGGREGATIONS, LOSSES
 from turnwise.algos.off_policy import CORRECTIONS
 from turnwise.algos.rewards import NORMALISERS
 from turnwise.cluster.placement import check_capacity, plan_placement
+from turnwise.config.agent import AGENT_ENV
 from turnwise.config.schema import Config, ModelConfig
 from turnwise.core.errors import UserError, not_a_file
 from turnwise.core.references import is_reference, load_function
@@ -34,6 +35,7 @@ from turnwise.envs.tool_env import ToolEnv
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
 from turnwise.models.loading.load import resolve_device
+from turnwise.recipes.agents import build_agent, load_reward
 from turnwise.recipes.build import reward_names, token_rule
 from turnwise.recipes.conflicting_settings import check_conflicts, uses_selfplay
 from turnwise.recipes.contexts import check_context
@@ -79,6 +81,8 @@ def check_run(
     """Check everything that a training run needs. `override_keys` are the settings that the user gave explicitly."""
     if not environments.specs:
         raise UserError('env.kind "none" is for SFT on a file. Name an environment, or run `turnwise sft --data FILE`.')
+    if not environments.entries:
+        raise UserError('env.kind "agent" needs an agent: set agent.command or agent.function, and agent.tasks.')
     if resume and config.record.name is not None:
         config = use_own_adapter(config, Path(config.record.folder) / config.record.name)
     judges = JudgeRegistry()
@@ -135,6 +139,9 @@ def check_settings(config: Config, override_keys: Iterable[str] = (), judges: Ju
         check_setting_is_used(config, key)
     for rule in (config.algo.loss_tokens, config.algo.advantage_tokens):
         token_rule(rule)
+    if config.agent.is_set:
+        build_agent(config.agent)
+        load_reward(config.agent)
     for function in config.reward.functions:
         trajectory_reward(load_function(function, "reward.functions"))
     build_group_judges(config.reward.judges, judges or JudgeRegistry(), decode=str, taken=reward_names(config))
@@ -186,6 +193,8 @@ def check_model(model: ModelConfig) -> None:
 
 EXTRAS: tuple[tuple[Callable[[Config], bool], str, str, str], ...] = (
     (lambda config: config.record.pictures_every > 0, "record.pictures_every", "PIL", "pictures"),
+    (lambda config: config.env.kind == AGENT_ENV, "An agent", "fastapi", "gateway"),
+    (lambda config: bool(config.agent.function), "agent.function", "openai", "gateway"),
     (lambda config: config.lora.rank > 0, "lora.rank", "peft", "lora"),
     (lambda config: config.model.name.endswith(".gguf"), "A GGUF file", "gguf", "gguf"),
 )

@@ -11,6 +11,7 @@
     images/HASH.png                 images in the trajectories' contexts, by content hash
     alarms.jsonl                    step and text of each alarm
     judges.jsonl                    calls and tokens of judges, if there are any
+    calls.sqlite                    model calls of the agents that are trained through the gateway
     checkpoints/                    written by `training`
     base/                           the tiny model after its warm-up, if the run started from it
     past/                           earlier policies of a self-play run
@@ -47,6 +48,7 @@ from turnwise.record.provenance import SOURCES
 from turnwise.record.trajectories import TokenNamesFile
 
 JUDGES_FILE = "judges.jsonl"
+CALLS_FILE = "calls.sqlite"
 RUNS_FOLDER = "runs"
 MARKER_FILES = ("config.toml", PLAN)
 """Every run has the first of these files, every evaluation the second."""
@@ -122,6 +124,7 @@ class RunFolder:
         the run.
         """
         own_files = {"config.toml", "metrics.jsonl", "alarms.jsonl", "report.html", JUDGES_FILE, PROVENANCE, LOCK_NAME}
+        own_files |= {f"{CALLS_FILE}{ending}" for ending in ("", "-wal", "-shm")}
         own_names = own_files | {IMAGES_FOLDER, "base", "checkpoints", "trajectories", "trackers", "past", SOURCES}
         has_foreign = any(file.name not in own_names and not is_leftover(file) for file in self.path.glob("*"))
         if has_foreign or self._write_failed or self._holds_steps():

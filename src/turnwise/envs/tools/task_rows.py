@@ -1,5 +1,6 @@
 """Rows of tasks from a JSONL, JSON or CSV file: read and checked once, and divided into splits."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -33,22 +34,31 @@ def rows_of_split(path: str, split: Split | None) -> tuple[Row, ...]:
 @lru_cache(maxsize=8)
 def read_rows(path: str) -> tuple[Row, ...]:
     """Read and check all rows."""
+    return read_table(path, setting="env.params.tasks", check=_check_question)
+
+
+def read_table(path: str, *, setting: str, check: Callable[[Any, str], Row]) -> tuple[Row, ...]:
+    """Read the rows of a file. `setting` names it in errors; `check(row, source)` returns the row or raises."""
     file = Path(path).expanduser()
     read = READERS.get(file.suffix.lower(), read_jsonl_rows)
     try:
         if file.stat().st_size > MAX_BYTES:
-            raise UserError(f"env.params.tasks: {file} is larger than 1 GiB: use a part of it")
-        rows = [_check_row(row, where) for where, row in read(file)]
+            raise UserError(f"{setting}: {file} is larger than 1 GiB: use a part of it")
+        rows = [_check_split(check(row, where), where) for where, row in read(file)]
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"env.params.tasks: {read_failure(file, error)}: give a JSONL or CSV file") from error
+        raise UserError(f"{setting}: {read_failure(file, error)}: give a JSONL or CSV file") from error
     if not rows:
-        raise UserError(f"env.params.tasks: {file} has no rows: write one JSON object per line")
+        raise UserError(f"{setting}: {file} has no rows: write one JSON object per line")
     return tuple(rows)
 
 
-def _check_row(row: Any, where: str) -> Row:
+def _check_question(row: Any, where: str) -> Row:
     if not isinstance(row, dict) or not any(name in row for name in QUESTION_COLUMNS):
         raise UserError(f"{where} has no question: add one of the columns {', '.join(QUESTION_COLUMNS)}")
+    return row
+
+
+def _check_split(row: Row, where: str) -> Row:
     if row.get("split") not in (None, "", *FIRST_SEED):
         raise UserError(f"{where}: unknown split {row['split']!r}: use {', '.join(FIRST_SEED)}, or leave it out")
     return row

@@ -1,0 +1,1 @@
+"""Tasks of agents that are trained through the gateway."""

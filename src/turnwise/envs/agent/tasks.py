@@ -1,0 +1,72 @@
+"""Tasks of an agent: the rows of a file. The agent itself runs the episodes, through the gateway."""
+
+import json
+import random
+from functools import lru_cache
+from typing import Any
+
+from turnwise.config.agent import AGENT_ENV
+from turnwise.core.errors import UserError
+from turnwise.core.task import Split, Task
+from turnwise.envs.seeds import FIRST_SEED, split_of_state
+from turnwise.envs.spec import EnvSpec
+from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
+from turnwise.envs.tools.task_rows import Row, read_table
+
+
+class AgentTasks(TextEnv):
+    """Tasks of an agent that runs its own episodes."""
+
+    class Params(StrictParams):
+        tasks: str
+        """File of the tasks (agent.tasks)."""
+
+    params: Params
+
+    @classmethod
+    def check(cls, params: Any) -> None:
+        read_tasks(params.tasks)
+
+    @classmethod
+    def size(cls, params: Any, split: Split) -> int:
+        return len(tasks_of_split(params.tasks, split))
+
+    def reset(self, rng: random.Random) -> str:
+        raise RuntimeError("an agent runs its own episodes: use AgentCollector")
+
+    def step(self, action: str) -> Outcome:
+        raise RuntimeError("an agent runs its own episodes: use AgentCollector")
+
+
+AGENT_SPEC = EnvSpec(name=AGENT_ENV, id=AGENT_ENV, cls=AgentTasks)
+
+
+def find_row(task: Task) -> Row:
+    """Return the row of a task, as the agent gets it: without its column `split`."""
+    rows = tasks_of_split(task.params["tasks"], task.split)
+    row = rows[(task.seed - FIRST_SEED[task.split]) % len(rows)]
+    return {name: value for name, value in row.items() if name != "split"}
+
+
+@lru_cache(maxsize=32)
+def tasks_of_split(path: str, split: Split) -> tuple[Row, ...]:
+    """Return the rows of a split: by their column `split` if they have one, else by a hash of the row."""
+    selected = tuple(row for row in read_tasks(path) if split == (row.get("split") or _split_by_hash(row)))
+    if not selected:
+        raise UserError(f"{path} has no row for the split {split}: add rows, or a column split with the value {split}")
+    return selected
+
+
+def _split_by_hash(row: Row) -> Split:
+    return split_of_state(json.dumps(row, sort_keys=True))
+
+
+@lru_cache(maxsize=8)
+def read_tasks(path: str) -> tuple[Row, ...]:
+    return read_table(path, setting="agent.tasks", check=_check_object)
+
+
+def _check_object(row: Any, where: str) -> Row:
+    if not isinstance(row, dict):
+        raise UserError(f'{where} is not a JSON object: write {{"question": ...}} with any columns')
+    return row

@@ -1,0 +1,84 @@
+"""Build and check the agent of a run: a command or a function that calls the policy through the gateway."""
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from turnwise.config.agent import AgentConfig
+from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
+from turnwise.core.protocols import Policy
+from turnwise.core.references import load_function
+from turnwise.envs.agent.tasks import find_row
+from turnwise.gateway.agent_process import build_environment, split_command
+from turnwise.gateway.agents import Agent, AgentCollector, AgentFunction, AgentReward, CommandAgent, FunctionAgent
+from turnwise.record.run_folder import CALLS_FILE
+from turnwise.render.renderer import Renderer
+from turnwise.rewards.functions import accepts_arguments, check_reward_function
+from turnwise.rollout.episode import Limits
+
+if TYPE_CHECKING:  # its packages are optional
+    from turnwise.gateway.server import Gateway
+
+
+def build_gateway(config: Config, policy: Policy, renderer: Renderer, limits: Limits, run: Path | None) -> "Gateway":
+    """Build the gateway. It keeps its calls in the folder `run`; None: in memory."""
+    try:
+        from turnwise.gateway.server import Gateway
+    except ImportError as error:
+        raise UserError(
+            f"agents need packages that are not installed ({error.name}): pip install 'turnwise[gateway]'"
+        ) from None
+    store = None if run is None else run / CALLS_FILE
+    return Gateway(policy, renderer, limits, store, max_sessions=config.rollout.in_flight)
+
+
+def build_agent_collector(config: Config, gateway: "Gateway", limits: Limits, run_seed: int) -> AgentCollector:
+    return AgentCollector(
+        gateway=gateway,
+        agent=build_agent(config.agent),
+        find_task=find_row,
+        limits=limits,
+        settings=config.agent,
+        reward=load_reward(config.agent),
+        is_scored_later=bool(config.reward.functions or config.reward.judges),
+        in_flight=config.rollout.in_flight,
+        attempts=config.rollout.attempts,
+        run_seed=run_seed,
+    )
+
+
+def build_agent(settings: AgentConfig) -> Agent:
+    """Return the agent of agent.command or agent.function. Raises UserError if it cannot be started."""
+    if settings.command:
+        return CommandAgent(split_command(settings.command), build_environment(settings.pass_env))
+    if not settings.function:
+        return FunctionAgent(_refuse)  # `tw.Trainer` is given its agent with the tasks
+    return FunctionAgent(check_agent_function(load_function(settings.function, "agent.function")))
+
+
+async def _refuse(client: object, task: object) -> None:
+    raise UserError("the run has no agent: set agent.command or agent.function")
+
+
+def check_agent_function(function: AgentFunction) -> AgentFunction:
+    """Return the function if it can be an agent; else raise UserError."""
+    name = getattr(function, "__name__", "the agent")
+    called = getattr(function, "__call__", function)  # noqa: B004  (an object with an async __call__ is an agent too)
+    if not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(called):
+        raise UserError(f"{name} is not an async function: write async def {name}(client, task)")
+    if not accepts_arguments(function, 2):
+        raise UserError(f"{name} must take two arguments: write async def {name}(client, task)")
+    return function
+
+
+def load_reward(settings: AgentConfig) -> AgentReward | None:
+    """Load agent.reward; None without one."""
+    if settings.reward is None:
+        return None
+    function = load_function(settings.reward, "agent.reward")
+    label = f"agent.reward {settings.reward}"
+    check_reward_function(function, label)
+    if not accepts_arguments(function, 2):
+        raise UserError(f"{label} must take two arguments: write function(task, result)")
+    return function
