@@ -46,6 +46,7 @@ PYTHON_GROUPS = {
         "UserError",
         "InfrastructureFailure",
     ),
+    "Agents": ("Trainer", "AgentResult", "Group", "Trajectory", "Evaluation"),
     "Environments": ("TextEnv", "StrictParams", "Outcome", "won", "lost", "goes_on"),
     "Environments with messages": (
         "Env",

@@ -135,5 +135,30 @@ def main() -> None:
     print(len(trajectories), tw.__version__)
 
 
+async def ask(client: Any, task: Mapping[str, Any]) -> float | tw.Outcome:
+    reply = await client.chat.completions.create(
+        model="policy", messages=[{"role": "user", "content": task["question"]}]
+    )
+    text = str(reply.choices[0].message.content)
+    return tw.won() if text == task["answer"] else 0.1 * len(text)
+
+
+def score(task: Mapping[str, Any], result: tw.AgentResult) -> float:
+    assert_type(result.trajectory, tw.Trajectory)
+    return float(result.output.strip() == task["answer"])
+
+
+async def train_agent() -> None:
+    async with tw.Trainer(model="tiny", algo="grpo", quiet=True) as trainer:
+        groups = await trainer.gather(ask, [{"question": "1 + 1", "answer": "2"}], group_size=4)
+        assert_type(groups, list[tw.Group])
+        assert_type(await trainer.step(groups), dict[str, Any])
+        evaluation = await trainer.evaluate(ask, [{"question": "2 + 2", "answer": "4"}])
+        assert_type(evaluation, tw.Evaluation)
+        await trainer.client().chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hi"}])
+        print(trainer.save(), trainer.path, trainer.steps_done)
+
+
 async def program() -> None:
+    await train_agent()
     await asyncio.to_thread(main)

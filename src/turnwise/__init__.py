@@ -24,9 +24,12 @@ for name, value in LIBRARY_DEFAULTS.items():
 PUBLIC = {
     "AdvantageInputs": "turnwise.algos.advantage_types:AdvantageInputs",
     "AdvantageResult": "turnwise.algos.advantage_types:AdvantageResult",
+    "AgentResult": "turnwise.gateway.agents:AgentResult",
     "Config": "turnwise.config.schema:Config",
     "Env": "turnwise.core.protocols:Env",
+    "Evaluation": "turnwise.evaluation.episodes:Evaluation",
     "EvaluationResult": "turnwise.recipes.api:EvaluationResult",
+    "Group": "turnwise.core.trajectory:Group",
     "LossInputs": "turnwise.algos.losses:LossInputs",
     "LossResult": "turnwise.algos.losses:LossResult",
     "Message": "turnwise.core.messages:Message",
@@ -46,6 +49,8 @@ PUBLIC = {
     "ToolError": "turnwise.tools.tool:ToolError",
     "ToolSpec": "turnwise.core.messages:ToolSpec",
     "Image": "turnwise.core.image_encoding:Image",
+    "Trainer": "turnwise.recipes.trainer:Trainer",
+    "Trajectory": "turnwise.core.trajectory:Trajectory",
     "InfrastructureFailure": "turnwise.core.errors:InfrastructureFailure",
     "UserError": "turnwise.core.errors:UserError",
     "advantage": "turnwise.algos.advantages:advantage",
@@ -84,6 +89,8 @@ if TYPE_CHECKING:
     from turnwise.core.protocols import Observation as Observation
     from turnwise.core.protocols import StepResult as StepResult
     from turnwise.core.task import Task as Task
+    from turnwise.core.trajectory import Group as Group
+    from turnwise.core.trajectory import Trajectory as Trajectory
     from turnwise.envs.text_env import Outcome as Outcome
     from turnwise.envs.text_env import StrictParams as StrictParams
     from turnwise.envs.text_env import TextEnv as TextEnv
@@ -91,6 +98,8 @@ if TYPE_CHECKING:
     from turnwise.envs.text_env import lost as lost
     from turnwise.envs.text_env import won as won
     from turnwise.envs.tool_env import ToolEnv as ToolEnv
+    from turnwise.evaluation.episodes import Evaluation as Evaluation
+    from turnwise.gateway.agents import AgentResult as AgentResult
     from turnwise.recipes.api import EvaluationResult as EvaluationResult
     from turnwise.recipes.api import Rows as Rows
     from turnwise.recipes.api import Run as Run
@@ -98,6 +107,7 @@ if TYPE_CHECKING:
     from turnwise.recipes.api import load_run as load_run
     from turnwise.recipes.api import sft as sft
     from turnwise.recipes.api import train as train
+    from turnwise.recipes.trainer import Trainer as Trainer
     from turnwise.tools.function import tool as tool
     from turnwise.tools.tool import Tool as Tool
     from turnwise.tools.tool import ToolError as ToolError
