@@ -1,5 +1,6 @@
 """`turnwise doctor`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,24 +10,27 @@ from turnwise.cli.output import print_line, print_table
 from turnwise.cli.parsing import INFORMATION, Settings, command_app, merge_settings
 from turnwise.config.schema import RecordConfig
 from turnwise.core.errors import UserError
-from turnwise.recipes.doctor import check_machine
+from turnwise.recipes.doctor import Finding, check_machine
 
-doctor_app = command_app("doctor", "[--plan --model NAME [--gpu-memory GIB] [--SECTION.KEY VALUE]...]")
+doctor_app = command_app("doctor", "[--plan --model NAME [--gpu-memory GIB] | --agent FILE] [--SECTION.KEY VALUE]...")
 
 
 @doctor_app.default
 def doctor(
     *,
+    agent: Annotated[str | None, Parameter(metavar="FILE", group=INFORMATION)] = None,
     plan: Annotated[bool, Parameter(group=INFORMATION)] = False,
     model: Annotated[str | None, Parameter(metavar="NAME")] = None,
     shape: Annotated[str | None, Parameter(metavar="NAME")] = None,
     gpu_memory: Annotated[float | None, Parameter(metavar="GIB")] = None,
     overrides: Settings = (),
 ) -> None:
-    """Check this machine.
+    """Check this machine, or an agent.
 
     Parameters
     ----------
+    agent
+        Settings file with an agent: run one episode of it, in place of the checks, and print what was captured.
     plan
         Print how training a model would use GPU memory, in place of the checks.
     model
@@ -36,16 +40,26 @@ def doctor(
     gpu_memory
         GPU memory in GiB to plan for. Default: the memory of this machine's GPU.
     """
+    of_plan = model is not None or shape is not None or gpu_memory is not None
     if plan:
         print_plan(model, shape, gpu_memory, merge_settings(overrides))
         return
-    if model is not None or shape is not None or gpu_memory is not None or overrides:
+    if agent is not None and not of_plan:
+        from turnwise.recipes.doctor_agent import check_agent
+
+        _print_findings(check_agent(agent, merge_settings(overrides)))
+        return
+    if of_plan or overrides:
         raise UserError("A model, a GPU size and settings apply only to a memory plan: add --plan")
     findings = check_machine(Path(RecordConfig().folder))
-    print_table(("check", "found", "fix"), [(finding.name, finding.found, finding.fix) for finding in findings])
+    _print_findings(findings)
     broken = [finding.name for finding in findings if finding.fix and finding.required]
     if broken:
         raise UserError(f"This machine is not ready; fix first: {', '.join(broken)}")
+
+
+def _print_findings(findings: Sequence[Finding]) -> None:
+    print_table(("check", "found", "fix"), [(finding.name, finding.found, finding.fix) for finding in findings])
 
 
 def print_plan(
