@@ -1,0 +1,258 @@
+"""Agents are trained through the gateway: by `turnwise train`, by a loop of one's own, and in the examples."""
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import turnwise as tw
+from pages_for_tests import ROOT
+from turnwise.cli.main import main
+from turnwise.core.errors import UserError
+from turnwise.envs.agent.tasks import tasks_of_split
+from turnwise.recipes.configure import configure
+
+AGENT = """
+import turnwise as tw
+
+async def chat(client, task):
+    messages = [{"role": "user", "content": task["question"]}]
+    for _ in range(2):
+        reply = await client.chat.completions.create(model="policy", messages=messages)
+        text = reply.choices[0].message.content or ""
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Go on."}]
+    return text.count("a") / max(1, len(text))
+"""
+COMMAND_AGENT = """
+import json, os, sys, urllib.request
+
+def post(path, body):
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
+    return json.load(urllib.request.urlopen(request))
+
+task = json.loads(sys.argv[1])
+reply = post("/chat/completions", {"model": "x", "messages": [{"role": "user", "content": task["question"]}]})
+text = reply["choices"][0]["message"]["content"] or ""
+post("/turnwise/reward", {"reward": len(text)})
+print("said", len(text), "SECRET" in os.environ)
+"""
+SETTINGS = """
+[agent]
+{agent}
+tasks = "tasks.jsonl"
+
+[rollout]
+groups = 2
+group_size = 2
+max_new_tokens = 4
+max_tokens = 256
+
+[algo]
+advantage = "grpo"
+
+[train]
+steps = 2
+mini_batch = 4
+
+[eval]
+episodes = 2
+
+[checkpoint]
+every = 1
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with agents, tasks and settings, which is not the working directory."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "agent.py").write_text(AGENT)
+    (folder / "command.py").write_text(COMMAND_AGENT)
+    rows = [{"question": f"Question {number}?", "split": split} for split in SPLITS for number in range(3)]
+    (folder / "tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (folder / "agent.toml").write_text(SETTINGS.format(agent='function = "agent.py:chat"'))
+    command = f'command = "{sys.executable} command.py {{task}}"'
+    (folder / "command.toml").write_text(SETTINGS.format(agent=command))
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+SPLITS = ("train", "validation", "test")
+
+
+def turns_of(run: tw.Run, step: int) -> Sequence[list[dict[str, Any]]]:
+    return [episode["turns"] for episode in run.trajectories(step)]
+
+
+def test_agent_function_is_trained_and_evaluated(project: Path, tmp_path: Path) -> None:
+    run = tw.train(str(project / "agent.toml"), quiet=True, name="agent")
+    assert run.finished and run.config.env.kind == "agent"
+    assert run.config.agent.function == f"{project / 'agent.py'}:chat"
+    episodes = turns_of(run, 1)
+    assert len(episodes) == 4
+    assert all([turn["extends"] for turn in turns] == [False, True] for turns in episodes)
+    assert all(turn["advantages"] is not None for turns in episodes for turn in turns)
+    rewards = [sum(turn["reward"] for turn in turns) for turns in episodes]
+    texts = [turns[-1]["message"]["content"] for turns in episodes]
+    assert rewards == pytest.approx([text.count("a") / max(1, len(text)) for text in texts])
+    result = run.evaluate(episodes=3, out=tmp_path / "evaluation", quiet=True)
+    assert len(result.trajectories) == 3
+
+
+def test_agent_run_is_resumed_after_its_time_limit(project: Path) -> None:
+    settings: dict[str, Any] = {"quiet": True, "name": "agent"}
+    stopped = tw.train(str(project / "agent.toml"), train__max_minutes=1e-6, **settings)
+    assert not stopped.finished
+    resumed = stopped.resume(max_minutes=10, quiet=True)
+    assert resumed.finished
+    assert [row["step"] for row in resumed.metrics() if "rollout/episodes" in row] == [1, 2]
+
+
+def test_agent_command_is_trained_with_posted_rewards(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "hidden")
+    short: dict[str, Any] = {"steps": 1, "rollout__groups": 1, "train__mini_batch": 2, "eval__episodes": 1}
+    run = tw.train(str(project / "command.toml"), quiet=True, name="command", **short)
+    assert len(turns_of(run, 1)) == 2
+    for (turn,) in turns_of(run, 1):
+        assert turn["reward"] == len(turn["message"]["content"])
+        assert turn["info"]["output"].split() == ["said", str(int(turn["reward"])), "False"]
+    assert [path.name for path in Path("runs/command/sources").iterdir()] == ["0-command.py"]
+
+
+def test_doctor_reports_what_was_captured(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--agent", str(project / "agent.toml")]) == 0
+    printed = capsys.readouterr().out
+    assert "2 captured, in 1 context" in printed and '{"question": "Question 0?"}' in printed
+
+
+def test_doctor_explains_an_agent_without_calls(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "silent.py").write_text("async def chat(client, task):\n    return 1.0\n")
+    command = ["doctor", "--agent", str(project / "agent.toml"), "--agent.function", f"{project / 'silent.py'}:chat"]
+    assert main(command) == 2
+    assert "made no model call. It must call the model with the client" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"agent.function": "missing.py:chat"}, "does not exist"),
+        ({"agent.reward": "agent.py:nothing"}, "agent.py"),
+        ({"agent.command": "python x.py"}, "both name the agent"),
+        ({"env.kind": "frozen_lake"}, "which agent.command or agent.function replaces"),
+        ({"context.mode": "window"}, "decides itself what it sends"),
+        ({"agent.pass_env": "HOME"}, "agent.pass_env has no effect"),
+        ({"agent.tasks": "missing.jsonl"}, "agent.tasks: .*missing.jsonl does not exist"),
+    ],
+)
+def test_wrong_settings_of_an_agent_are_explained(
+    project: Path, capsys: pytest.CaptureFixture[str], overrides: dict[str, str], reason: str
+) -> None:
+    words = [word for key, value in overrides.items() for word in (f"--{key}", value)]
+    assert main(["train", str(project / "agent.toml"), "--dry-run", *words]) == 2
+    assert re.search(reason, capsys.readouterr().err)
+
+
+def test_tasks_without_a_split_are_divided_by_their_contents(project: Path) -> None:
+    (project / "tasks.jsonl").write_text("".join(f'{{"question": {number}}}\n' for number in range(40)))
+    config = configure(str(project / "agent.toml"))
+    rows = {split: tasks_of_split(str(config.agent.tasks), split) for split in SPLITS}
+    assert sum(map(len, rows.values())) == 40 and min(map(len, rows.values())) > 3
+
+
+async def count_letters(client: Any, task: str) -> float:
+    reply = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": task}])
+    return float(len(reply.choices[0].message.content or ""))
+
+
+TRAINER: dict[str, Any] = {
+    "algo": "grpo",
+    "quiet": True,
+    "rollout__max_new_tokens": 4,
+    "rollout__max_tokens": 256,
+    "train__mini_batch": 4,
+}
+
+
+def test_trainer_steps_evaluates_saves_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen: list[int] = []
+
+    async def program() -> None:
+        async with tw.Trainer("tiny", name="own", on_step=lambda row: seen.append(row["step"]), **TRAINER) as trainer:
+            groups = await trainer.gather(count_letters, ["one", "two"], group_size=2)
+            assert [len(group.trajectories) for group in groups] == [2, 2]
+            metrics = await trainer.step(groups)
+            assert (metrics["step"], metrics["rollout/episodes"]) == (1, 4.0)
+            assert (await trainer.evaluate(count_letters, ["three"])).episodes == 1
+            reply = await trainer.client().chat.completions.create(
+                model="policy", messages=[{"role": "user", "content": "Hi"}]
+            )
+            assert reply.usage is not None and reply.usage.completion_tokens > 0
+        async with tw.Trainer(resume="runs/own", quiet=True) as trainer:
+            assert trainer.steps_done == 1
+            same = [await trainer.gather(count_letters, ["one"], group_size=2) for _ in range(2)]
+            ids = [each.turns[0].action_ids for (group,) in same for each in group.trajectories]
+            assert len(set(ids)) == 4, "a task that is gathered again gets new samples"
+            assert (await trainer.step([group for (group,) in same]))["step"] == 2
+            assert trainer.save() == Path("runs/own/checkpoints/step_000002")
+
+    asyncio.run(program())
+    assert seen == [1]
+    run = tw.load_run("own")
+    assert [row["step"] for row in run.metrics() if "rollout/episodes" in row] == [1, 2]
+    assert [row["eval/name"] for row in run.metrics() if "eval/name" in row] == ["validation"]
+    assert [episode["task"]["params"]["task"] for episode in run.trajectories(1)] == ["one", "one", "two", "two"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"eval__every": 1}, "eval.every has no effect in tw.Trainer"),
+        ({"rollout__max_staleness": 1}, "rollout.max_staleness has no effect in tw.Trainer"),
+        ({"train__stepz": 1}, "unknown key train.stepz"),
+    ],
+)
+def test_trainer_refuses_settings_without_effect(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        tw.Trainer("tiny", **settings)
+
+
+def test_trainer_explains_wrong_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def sync_agent(client: Any, task: Any) -> float:
+        return 1.0
+
+    async def program() -> None:
+        trainer = tw.Trainer("tiny", name="wrong", **TRAINER)
+        with pytest.raises(UserError, match="the trainer is not open"):
+            await trainer.gather(count_letters, ["one"])
+        async with trainer:
+            with pytest.raises(UserError, match="not a JSON value"):
+                await trainer.gather(count_letters, [object()])
+            with pytest.raises(UserError, match=r"write async def sync_agent\(client, task\)"):
+                await trainer.gather(sync_agent, ["one"])  # type: ignore[arg-type]
+            with pytest.raises(UserError, match="needs at least one group"):
+                await trainer.step([])
+
+    asyncio.run(program())
+
+
+@pytest.mark.parametrize(
+    ("example", "package"),
+    [("agent_plain", "openai"), ("agent_openai_sdk", "agents"), ("agent_langgraph", "langgraph")],
+)
+def test_example_agent_trains(example: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    short = {"rollout__groups": 2, "rollout__group_size": 2, "rollout__max_new_tokens": 4, "train__mini_batch": 4}
+    path = ROOT / "examples" / example / "agent.toml"
+    run = tw.train(str(path), model="tiny", steps=2, quiet=True, eval__episodes=2, **short)
+    assert run.finished and run.summary["episodes"] == 8
