@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import torch
-
 from vllm import LLM, SamplingParams
 
 FIRST_ID, VOCABULARY = 20, 49000

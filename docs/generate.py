@@ -184,11 +184,32 @@ def python_api() -> str:
 def public_name(name: str, value: Any) -> str:
     definition = parse_definition(value)
     if isinstance(definition, ast.ClassDef):
-        return f"### tw.{name}\n\n{inspect.getdoc(value)}\n{members_table(value, definition)}"
-    description, arguments = split_docstring(inspect.getdoc(value) or "", inspect.signature(value).parameters)
-    rows = [(f"`{argument}`", text) for argument, text in arguments.items()]
-    described = "\n" + table(("argument", "meaning"), rows) if rows else ""
+        parts = (
+            f"### tw.{name}",
+            constructor(value, definition),
+            inspect.getdoc(value),
+            members_table(value, definition),
+        )
+        return "\n".join(str(part) for part in parts)
+    described = f"\n{arguments_table(value)}" if arguments_table(value) else ""
+    description, _ = split_docstring(inspect.getdoc(value) or "", inspect.signature(value).parameters)
     return f"### tw.{name}\n\n```pyi\n{signature(definition, f'tw.{name}')}\n```\n\n{description}\n{described}"
+
+
+def constructor(cls: type, definition: ast.ClassDef) -> str:
+    """Return the signature of a class whose `__init__` describes its arguments, and the table of them."""
+    for node in definition.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__" and arguments_table(cls.__init__):
+            written = signature(node, f"tw.{cls.__name__}").removesuffix(" -> None")
+            return f"\n```pyi\n{written}\n```\n\n{arguments_table(cls.__init__)}"
+    return ""
+
+
+def arguments_table(function: Callable[..., Any]) -> str:
+    """Return the table of the arguments that a docstring describes; empty without any."""
+    _, arguments = split_docstring(inspect.getdoc(function) or "", inspect.signature(function).parameters)
+    rows = [(f"`{argument}`", text) for argument, text in arguments.items()]
+    return table(("argument", "meaning"), rows) if rows else ""
 
 
 def parse_definition(value: Any) -> ast.ClassDef | FunctionDefinition:
@@ -243,9 +264,17 @@ def members_table(cls: type, definition: ast.ClassDef) -> str:
             name = f"{node.target.id}: {type_name(node.annotation)}{default}"
             rows.append((name, field_meaning(cls, node.target.id, lines[node.lineno - 1], next_node)))
         elif isinstance(node, FunctionDefinition | ast.ClassDef) and not issubclass(cls, Section):
-            rows.append((member_name(node), " ".join((ast.get_docstring(node) or "").split())))
+            rows.append((member_name(node), member_meaning(node)))
     public = [(f"`{name}`", meaning) for name, meaning in rows if not name.startswith("_")]
     return "\n" + table(("member", "meaning"), public) if public else ""
+
+
+def member_meaning(node: FunctionDefinition | ast.ClassDef) -> str:
+    """Return a member's docstring in one line, with its arguments at the end."""
+    names = [] if isinstance(node, ast.ClassDef) else [each.arg for each in [*node.args.args, *node.args.kwonlyargs]]
+    description, arguments = split_docstring(ast.get_docstring(node) or "", names)
+    described = "; ".join(f"`{name}`: {text.removesuffix('.')}" for name, text in arguments.items())
+    return " ".join(f"{description} {described}{'.' * bool(described)}".split())
 
 
 def field_meaning(cls: type, name: str, line: str, next_node: ast.stmt | None) -> str:

@@ -66,14 +66,16 @@ OPTIONAL = (
     "turnwise.tools.search.index",
     "turnwise.tools.search.remote",
     "turnwise.recipes.clustering",
+    "turnwise.gateway.server",
+    "openai",
 )
 """Modules that any package may import inside a function.
 
 `kernels` and `head_kernel` stand for Triton, `in_process` for vLLM, `submission_tool` and `python` for the sandbox,
 which Linux alone has; `search_tool` and `search.index` stand for bm25s, `dense` for torch and transformers, without
 which a lexical search starts at once; `source` for the SDK of MCP; `remote` and `endpoint` for an HTTP library, `local`
-for torch; `clustering` for Ray; `tool_factory` and `factory` for all of those together, which a list of environments
-does not wait for.
+for torch; `clustering` for Ray; `gateway.server` for a web server; `tool_factory` and `factory` for all of those
+together, which a list of environments does not wait for.
 """
 
 PACKAGE = "turnwise"

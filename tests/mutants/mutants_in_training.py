@@ -163,9 +163,9 @@ IN_TRAINING = (
     *mutants(
         "training/rollout_stage.py",
         GATHER,
-        ("more groups are trained than asked for", "        kept = kept[: self.groups]\n", ""),
+        ("more groups are trained than asked for", "totals.kept[: self.groups]", "totals.kept"),
         ("a refill draws the same tasks", "start=number * self.groups", "start=0"),
-        ("a refill too many", "if len(kept) >= self.groups:", "if len(kept) > self.groups:"),
+        ("a refill too many", "if len(totals.kept) >= self.groups:", "if len(totals.kept) > self.groups:"),
         ("no refill", "range(1 + self.refill)", "range(1)"),
         (
             "lost members are not counted",

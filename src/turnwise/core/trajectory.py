@@ -109,16 +109,24 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
+    """One episode: its turns, with the exact token ids, and its rewards."""
+
     task: Task
+    """The task of the episode."""
     member: int
+    """Number of the episode in its group."""
     attempt: int
+    """Number of environment failures before this attempt."""
     turns: tuple[Turn, ...]
+    """One turn per model call."""
     status: Status
+    """How the episode ended, such as "succeeded" or "failed"."""
     turn_rewards: tuple[float, ...]
     """Optimised reward of each turn: the environment's, or in trajectories that `rewards/` returns the combined one."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Total of each reward by name, before they are combined."""
     timings: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by name."""
     start: Picture | None = None
     """State before the first turn; a turn's picture shows the state after it."""
 
@@ -128,10 +136,12 @@ class Trajectory:
 
     @property
     def total_reward(self) -> float:
+        """Sum of the optimised rewards."""
         return sum(self.turn_rewards)
 
     @property
     def num_sampled(self) -> int:
+        """Number of sampled tokens."""
         return sum(len(turn.action_ids) for turn in self.turns)
 
     @property
@@ -155,6 +165,7 @@ class Trajectory:
         return tuple(numbers)
 
     def segments(self) -> Iterator[Segment]:
+        """Yield the unbroken contexts in order."""
         start = 0
         for index in range(1, len(self.turns) + 1):
             if index == len(self.turns) or not self.turns[index].extends:
@@ -167,4 +178,6 @@ class Group:
     """Trajectories of one task from one start state: the unit of relative advantages and filters."""
 
     task: Task
+    """Task that all of them share."""
     trajectories: tuple[Trajectory, ...]
+    """The members that did not fail."""

@@ -26,12 +26,16 @@ def task_id(task: Task) -> TaskId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
+    """Episodes of one policy on held-out tasks."""
+
     trajectories: tuple[Trajectory, ...]
+    """The finished episodes."""
     errors: int
     """Episodes that failed on every attempt. No mean includes them."""
 
     @property
     def episodes(self) -> int:
+        """Number of finished episodes."""
         return len(self.trajectories)
 
     @property
@@ -40,6 +44,7 @@ class Evaluation:
         return max(map(len, self.by_task().values()), default=0)
 
     def by_task(self) -> Mapping[TaskId, list[Trajectory]]:
+        """Return the episodes of each task."""
         tasks: dict[TaskId, list[Trajectory]] = {}
         for trajectory in self.trajectories:
             tasks.setdefault(task_id(trajectory.task), []).append(trajectory)
@@ -61,6 +66,7 @@ class Evaluation:
         return fmean(pass_at_k(n, c, k) for n, c in counts) if counts else math.nan
 
     def metrics(self) -> dict[str, float]:
+        """Return the metrics as they are recorded, such as eval/success."""
         low, high = self.interval
         turns = [turn for trajectory in self.trajectories for turn in trajectory.turns if not turn.is_summary]
         metrics = {

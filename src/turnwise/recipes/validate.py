@@ -193,7 +193,7 @@ def check_model(model: ModelConfig) -> None:
 
 EXTRAS: tuple[tuple[Callable[[Config], bool], str, str, str], ...] = (
     (lambda config: config.record.pictures_every > 0, "record.pictures_every", "PIL", "pictures"),
-    (lambda config: config.env.kind == AGENT_ENV, "An agent", "fastapi", "gateway"),
+    (lambda config: config.env.kind == AGENT_ENV, "An agent", "starlette", "gateway"),
     (lambda config: bool(config.agent.function), "agent.function", "openai", "gateway"),
     (lambda config: config.lora.rank > 0, "lora.rank", "peft", "lora"),
     (lambda config: config.model.name.endswith(".gguf"), "A GGUF file", "gguf", "gguf"),
