@@ -198,10 +198,11 @@ def public_name(name: str, value: Any) -> str:
 
 def constructor(cls: type, definition: ast.ClassDef) -> str:
     """Return the signature of a class whose `__init__` describes its arguments, and the table of them."""
+    arguments = arguments_table(inspect.getattr_static(cls, "__init__"))
     for node in definition.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "__init__" and arguments_table(cls.__init__):
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__" and arguments:
             written = signature(node, f"tw.{cls.__name__}").removesuffix(" -> None")
-            return f"\n```pyi\n{written}\n```\n\n{arguments_table(cls.__init__)}"
+            return f"\n```pyi\n{written}\n```\n\n{arguments}"
     return ""
 
 
