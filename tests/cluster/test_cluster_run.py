@@ -2,7 +2,9 @@
 
 import math
 import os
+import random
 import signal
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,11 @@ from runs_for_tests import episodes, metrics, printed, quiet, small
 from turnwise.recipes.run import train
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
-KILLS = ("node",) if SOAK == 1 else ("replica", "rank", "node", "rank", "replica") * 2
+RANDOM = random.Random(SOAK)
+KILLS = ["node"] if SOAK == 1 else RANDOM.sample(["replica", "rank", "node"] * 4, k=12)
 """Killed after step 1, 2, ... A node takes a replica and a rank with it; test_replicas.py kills a replica alone."""
+LATEST_S = 0.0 if SOAK == 1 else 2.0
+"""Kills come up to this time after the step before."""
 
 
 class Killer:
@@ -39,15 +44,16 @@ class Killer:
 
     def __call__(self, row: Mapping[str, Any]) -> None:
         if len(self.killed) < len(KILLS) and row["step"] == len(self.killed) + 1:
-            self.killed.append(target := KILLS[row["step"] - 1])
-            getattr(self, f"kill_{target}")()
+            kill = getattr(self, f"kill_{KILLS[row['step'] - 1]}")
+            threading.Timer(RANDOM.uniform(0, LATEST_S), kill).start() if LATEST_S else kill()
+            self.killed.append(kill.__name__.removeprefix("kill_"))
 
     def kill_replica(self) -> None:
-        where = self.ReplicaPool.replicas[0].where  # type: ignore[attr-defined]
-        os.kill(int(where.rpartition(" ")[2]), signal.SIGKILL)
+        live = [each.where for each in self.ReplicaPool.replicas if each.live]  # type: ignore[attr-defined]
+        os.kill(int(RANDOM.choice(live).rpartition(" ")[2]), signal.SIGKILL)
 
     def kill_rank(self) -> None:
-        os.kill(self.RemoteLearner.pids[1], signal.SIGKILL)  # type: ignore[attr-defined]
+        os.kill(RANDOM.choice(self.RemoteLearner.pids), signal.SIGKILL)  # type: ignore[attr-defined]
 
     def kill_node(self) -> None:
         """Kill a node with actors. Another takes its place: a third one that is idle, or a new one."""
@@ -66,26 +72,28 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     return {k: v for k, v in row.items() if isinstance(v, int | float) and k != "rollout/infra_errors"}
 
 
+@pytest.mark.parametrize("staleness", [0] if SOAK == 1 else [0, 1])
 def test_cluster_run_survives_kills_and_learns_as_a_local_run(
-    ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staleness: int
 ) -> None:
     steps = len(KILLS) + 1
     common = {"env__kind": "frozen_lake", "train__steps": steps, "eval__every": 0, "eval__episodes": 4}
+    common |= {"critic__kind": "head"}  # its values come from the replicas
     train(small(tmp_path / "local", **common), console=quiet())
     cluster = {"cluster__engines": 2, "cluster__learners": 2, "cluster__cpus": 2}
-    cluster |= {"cluster__address": ray_cluster.address}
+    cluster |= {"cluster__address": ray_cluster.address, "rollout__max_staleness": staleness}
     console, killer = quiet(), Killer(ray_cluster, monkeypatch)
     summary = train(small(tmp_path / "ray", **common, **cluster), console=console, on_step=killer)
     assert summary["finished"]
-    assert tuple(killer.killed) == KILLS
+    assert killer.killed == KILLS
     text = printed(console)
     assert "engine replica" in text
     assert "a learner rank was lost" in text
     assert addresses(tmp_path / "ray/run") == addresses(tmp_path / "local/run")
     local, remote = metrics(tmp_path / "local/run"), metrics(tmp_path / "ray/run")
     assert [row["step"] for row in remote] == [row["step"] for row in local]
-    fork = first_fork(tmp_path / "ray/run", tmp_path / "local/run")
-    assert fork > 1
+    fork = first_fork(tmp_path / "ray/run", tmp_path / "local/run") if not staleness else 0
+    assert fork > 1 or staleness
     for ours, theirs in zip(remote, local, strict=True):
         if ours["step"] < fork:
             assert numbers(ours) == pytest.approx(numbers(theirs), rel=2e-2, abs=2e-3, nan_ok=True)

@@ -14,14 +14,18 @@ import torch
 from slow_lake_for_tests import SlowLake
 
 from runs_for_tests import small
-from turnwise.config.schema import Config
+from turnwise.config.schema import ClusterConfig, Config, CriticConfig
+from turnwise.core.errors import UserError
+from turnwise.core.samples import Needs
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Trajectory
+from turnwise.data.samples import build_samples
 from turnwise.models.layers import copy_model
 from turnwise.models.loading.load import LoadedModel
-from turnwise.recipes.build import PolicyStack, build_policy_stack, load_policy
+from turnwise.recipes.build import PolicyStack, build_learner, build_policy_stack, load_policy
 from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix, build_task_source
 from turnwise.rollout.collect import GroupCollector
+from turnwise.training.estimate import sampler_values, score_samples
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 GROUP_SIZE = 8
@@ -161,6 +165,55 @@ def test_publish_changes_what_replicas_sample(world: World) -> None:
     changed = [tokens(episodes(remote)[each]) != tokens(episodes(local)[each]) for each in episodes(local)]
     assert sum(changed) > len(changed) / 2
     assert count_forks(back, local) <= MAX_FORKS
+
+
+def test_publish_during_episodes_labels_tokens_with_both_versions(world: World) -> None:
+    tasks = world.tasks(3, step=2)
+
+    async def run() -> tuple[Any, Any]:
+        await world.pool.publish(5, world.loaded.model)
+        running = asyncio.create_task(collect(world.replicas.collector, tasks, 2))
+        await asyncio.sleep(0.15)
+        await world.pool.publish(6, world.loaded.model)
+        return await running, await collect(world.local.collector, tasks, 2)
+
+    (remote, counts), (local, _) = asyncio.run(run())
+    assert not counts
+    assert count_forks(remote, local) <= MAX_FORKS
+    assert versions(remote) == {5, 6}
+    for episode in episodes(remote).values():
+        labels = [version for turn in episode.turns for version in turn.policy_versions]
+        assert labels == sorted(labels)
+
+
+def test_published_value_head_gives_values_with_the_tokens(world: World) -> None:
+    tasks = world.tasks(2, step=3)
+    learner = build_learner(world.config.model_copy(update={"critic": CriticConfig(kind="head")}), world.loaded.model)
+    with torch.no_grad():
+        for number, parameter in enumerate(learner.value_head().values()):
+            parameter.fill_(0.01 * (number + 1))
+
+    async def run() -> Sequence[Group]:
+        world.pool.set_value_head(learner.value_head)
+        await world.pool.publish(7, world.loaded.model)
+        return (await collect(world.replicas.collector, tasks, 3))[0]
+
+    groups = asyncio.run(run())
+    trajectories = [each for group in groups for each in group.trajectories]
+    scores = score_samples(build_samples(trajectories), learner, Needs(values=True), micro_tokens=4096)
+    sampled = sampler_values(trajectories)
+    assert sampled is not None
+    assert torch.cat(sampled).std() > 0
+    torch.testing.assert_close(torch.cat(sampled), torch.cat(scores["values"]), atol=1e-4, rtol=0)
+
+
+def test_session_reports_what_the_nodes_lack(ray_cluster: Any) -> None:
+    from turnwise.cluster.session import open_session
+
+    settings = ClusterConfig(engines=1, learners=2, placement="disaggregated", cpus=3, wait_s=0.1)
+    pattern = r"need 3 x \(3 CPU, 0 GPU\), and there is room for 0: [0-9.:]+ has 2 CPU, 0 GPU; "
+    with pytest.raises(UserError, match=pattern), open_session(settings, uses_gpus=False):
+        pass
 
 
 @pytest.mark.parametrize("kill", range(1 if SOAK == 1 else 8))

@@ -12,7 +12,7 @@ from turnwise.cluster.plan import Division, find_divisions, plan_cluster
 from turnwise.cluster.rates import GPUS, MeasuredRates, read_rates
 from turnwise.core.errors import UserError
 from turnwise.models.memory.estimate import CUDA_CONTEXT
-from turnwise.recipes.cluster_report import build_job, report_cluster
+from turnwise.recipes.cluster_report import build_job, report_cluster, report_memory
 from turnwise.recipes.configure import configure
 
 SEVEN_B = [("model.name", "qwen2.5-7b")]
@@ -191,3 +191,25 @@ def test_rates_file_errors_name_the_key(tmp_path: Path, text: str, message: str)
     file.write_text(text)
     with pytest.raises(UserError, match=message):
         read_rates(file)
+
+
+def test_memory_of_a_layout_names_the_gpus_that_it_fits() -> None:
+    settings = [*SEVEN_B, ("cluster.learners", "8"), ("cluster.engines", "8")]
+    shared = report_memory(configure("math_code", overrides=settings))
+    separate = report_memory(configure("math_code", overrides=[*settings, ("cluster.placement", "disaggregated")]))
+    assert shared.headers[2:4] == ("rolling out, GiB", "updating, GiB")
+    assert separate.headers[2:4] == ("learner rank, GiB", "engine, GiB")
+    for table in (shared, separate):
+        rows = {row[0]: row[2:] for row in table.rows}
+        assert list(rows) == list(GPUS)
+        assert rows["L4"][0] == "does not fit"
+        assert all(0 < float(size) < GPUS["H200"].gib for size in rows["H200"][:2])
+
+
+def test_dry_run_prints_memory_per_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ray")
+    settings = ["--cluster.engines", "2", "--cluster.learners", "2", "--cluster.address", "10.0.0.1:6379"]
+    assert main(["train", "frozen_lake", *settings, "--dry-run"]) == 0
+    assert "updating, GiB" in capsys.readouterr().out
+    assert main(["train", "frozen_lake", "--dry-run"]) == 0
+    assert "updating, GiB" not in capsys.readouterr().out

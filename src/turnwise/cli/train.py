@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from turnwise.cli.output import print_line
+from turnwise.cli.output import print_line, print_table
 from turnwise.cli.parsing import INFORMATION, INPUT, Settings, command_app, merge_settings
 from turnwise.core.errors import UserError
 
@@ -94,7 +94,8 @@ def train(
         Name of the run folder.
     dry_run
         Check and print all settings, without training. Also checks that servers respond, that a model on the Hugging
-        Face hub exists, and that optional packages are installed.
+        Face hub exists, and that optional packages are installed. With engines and learners on a cluster, also prints
+        their memory per GPU.
     help_all
         Describe all settings.
     """
@@ -118,6 +119,12 @@ def train(
         check_run(config, build_environment_mix(config), override_keys, resume=resume is not None)
         check_hub(config.model)
         print_line(describe(config))
+        if config.cluster.engines and config.cluster.learners:
+            from turnwise.recipes.cluster_report import report_memory
+
+            memory = report_memory(config)
+            print_line()
+            print_table(memory.headers, memory.rows)
         return
     from turnwise.recipes.run import train as train_run
     from turnwise.recipes.run import train_seeds

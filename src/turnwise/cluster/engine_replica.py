@@ -11,7 +11,7 @@ import torch
 from turnwise.cluster.session import ProcessInfo, process_info
 from turnwise.cluster.weights import PackedWeights, ReceivedWeights
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
-from turnwise.core.protocols import EngineControl, EngineStats
+from turnwise.core.protocols import EngineControl, EngineStats, WeightSource
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Trajectory
 from turnwise.rollout.collect import GroupCollector
@@ -28,6 +28,8 @@ class ReplicaParts:
     collectors: Mapping[str, GroupCollector]
     """By name, with different sampling settings. Only their `episodes` is called."""
     close: Callable[[], Awaitable[None]]
+    load_value_head: Callable[[WeightSource], None]
+    """Loads the parameters of a critic on the policy's trunk, whose values then come with the sampled tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +92,11 @@ class EngineReplica:
         results, self._finished = self._finished, []
         return FinishedJobs(results=results, stats=self._parts.engine.stats())
 
-    async def publish(self, version: int, packed: PackedWeights) -> None:
+    async def publish(self, version: int, packed: PackedWeights, value_head: PackedWeights) -> None:
+        """Load the weights; `value_head` is empty without a critic whose values are needed."""
         await self._parts.engine.publish(version, ReceivedWeights(packed))
+        if value_head:
+            self._parts.load_value_head(ReceivedWeights(value_head))
 
     async def sleep(self) -> None:
         await self._parts.engine.sleep()

@@ -17,7 +17,7 @@ from turnwise.cluster.session import (
     ClusterSession,
     ProcessInfo,
     cause_of,
-    check_version,
+    check_versions,
     describe_loss,
     process_info,
     start_error,
@@ -120,7 +120,7 @@ class RemoteLearner:
         joining = [each.join.remote(rank, ranks, host, port) for rank, each in enumerate(self.actors)]
         found: list[ProcessInfo] = ray.get(joining, timeout=START_S)
         for info in found:
-            check_version(info)
+            check_versions(info)
         self.pids = [info.pid for info in found]
         self._max_grad_norm, *_ = ray.get([each.build.remote(self._build) for each in self.actors], timeout=START_S)
 
@@ -168,6 +168,9 @@ class RemoteLearner:
         calls = [each.pack_weights.options(num_returns=2).remote() for each in self.actors]
         self._wait([done for _, done in calls])
         return RemoteWeights(ref=calls[0][0])
+
+    def value_head(self) -> dict[str, Tensor]:
+        return self._call("value_head")
 
     def load_weights(self, weights: WeightSource) -> None:
         """Load the weights on rank 0, which distributes them."""

@@ -3,13 +3,14 @@
 import asyncio
 import pickle
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from torch import Tensor
 
 from turnwise.cluster.engine_replica import POLL_S, EngineReplica, FinishedJobs, Job, ReplicaParts
 from turnwise.cluster.placement import ActorSlot
@@ -17,12 +18,12 @@ from turnwise.cluster.session import (
     ClusterSession,
     ProcessInfo,
     cause_of,
-    check_version,
+    check_versions,
     describe_loss,
     first_line,
     start_error,
 )
-from turnwise.cluster.weights import RemoteWeights, put_weights
+from turnwise.cluster.weights import PackedWeights, RemoteWeights, pack_tensor, put_weights
 from turnwise.core.errors import InfrastructureFailure, Outage
 from turnwise.core.protocols import EngineStats, WeightSource
 from turnwise.core.task import EpisodeKey
@@ -41,6 +42,16 @@ Result = TypeVar("Result")
 
 class ReplicaLost(Exception):
     """The replica's process or node died, or it does not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Published:
+    version: int
+    weights: RemoteWeights
+    value_head: PackedWeights
+
+    def send(self, actor: Any) -> Awaitable[None]:
+        return actor.publish.remote(self.version, self.weights.ref, self.value_head)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -83,7 +94,8 @@ class ReplicaPool:
         self._session, self._build, self._note = session, build, note
         self._hang_s = POLL_S + timeout_s + GRACE_S
         self._numbers = count()
-        self._latest: tuple[int, RemoteWeights] | None = None
+        self._value_head: Callable[[], Mapping[str, Tensor]] = dict
+        self._latest: _Published | None = None
         self._waiting: list[asyncio.Future[None]] = []
         self._past_stats: list[EngineStats] = []
         """Of replicas that were lost."""
@@ -102,7 +114,7 @@ class ReplicaPool:
         return self._session.launch(EngineReplica, slot, slot.threads)
 
     def _accept(self, replica: _Replica, info: ProcessInfo) -> None:
-        check_version(info)
+        check_versions(info)
         replica.live, replica.where = True, f"{info.host}, process {info.pid}"
 
     async def run(self, collector: str, keys: Sequence[EpisodeKey]) -> Sequence[Trajectory]:
@@ -201,14 +213,14 @@ class ReplicaPool:
 
     async def _replace(self, replica: _Replica) -> None:
         """Start a new actor. It gets the latest weights before any episode, also if new ones come meanwhile."""
-        loaded: tuple[int, RemoteWeights] | None = None
+        loaded: _Published | None = None
         while replica.losses < MAX_LOSSES:
             replica.actor = actor = self._launch(replica.slot)
             try:
                 info = await self._call(actor.start.remote(self._build), START_S)
                 while loaded is not self._latest and self._latest is not None:
-                    version, weights = loaded = self._latest
-                    await self._call(actor.publish.remote(version, weights.ref), START_S)
+                    loaded = self._latest
+                    await self._call(loaded.send(actor), START_S)
                 self._accept(replica, info)
                 break
             except ReplicaLost as loss:
@@ -225,10 +237,15 @@ class ReplicaPool:
             if not changed.done():
                 changed.set_result(None)
 
+    def set_value_head(self, parameters: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Publish these parameters of a critic on the policy's trunk with the weights. Called at each publication."""
+        self._value_head = parameters
+
     async def publish(self, version: int, weights: WeightSource) -> None:
         """Load the weights into all replicas. Those being replaced get them before they run episodes."""
-        self._latest = latest = version, put_weights(weights)
-        await self._all(lambda actor: actor.publish.remote(version, latest[1].ref))
+        head = {name: pack_tensor(each) for name, each in self._value_head().items()}
+        self._latest = latest = _Published(version=version, weights=put_weights(weights), value_head=head)
+        await self._all(latest.send)
 
     async def sleep(self) -> None:
         await self._all(lambda actor: actor.sleep.remote())

@@ -4,9 +4,10 @@ import os
 import platform
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import ray
@@ -21,6 +22,8 @@ from turnwise.core.version import installed_version
 
 CONNECT_S = 10.0
 """Seconds to wait for an answer of cluster.address."""
+SAME_VERSION = ("torch", "ray")
+"""Packages that driver and actors need in the same version, besides turnwise."""
 EXIT_DETAIL = re.compile(r"Worker exit detail: ([^.\n]+)|is dead because ([^.\n]+)")
 
 
@@ -76,12 +79,19 @@ def _connect(address: str | None) -> Iterator[bool]:
         else:
             ray.init(address=address, **common)
     except (RuntimeError, ValueError, OSError, RayError) as error:
-        where = "a local Ray cluster" if address is None else f"the Ray cluster at {address}"
-        raise UserError(f"Cannot connect to {where}: {first_line(error)}. Check cluster.address.") from error
+        raise _connection_error(address, error) from error
     try:
         yield address is None
     finally:
         ray.shutdown()
+
+
+def _connection_error(address: str | None, error: Exception) -> UserError:
+    if "Version mismatch" in str(error):  # Ray's message has a line for each version
+        return UserError(f"{' '.join(str(error).split()).rstrip('.')}. Install the same versions.")
+    if address is None:
+        return UserError(f"Cannot start a Ray cluster on this machine: {first_line(error)}.")
+    return UserError(f"Cannot connect to the Ray cluster at {address}: {first_line(error)}. Check cluster.address.")
 
 
 def _check_address(address: str) -> None:
@@ -147,20 +157,22 @@ def start_error(who: str, error: Exception) -> Exception:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """Where an actor runs, and with which version."""
+    """Where an actor runs, and with which versions of packages."""
 
     host: str
     pid: int
-    turnwise: str
+    versions: Mapping[str, str]
 
 
 def process_info() -> ProcessInfo:
-    return ProcessInfo(host=platform.node(), pid=os.getpid(), turnwise=installed_version())
+    found = {name: version(name).partition("+")[0] for name in SAME_VERSION}  # 2.13.0+cpu: builds may differ
+    return ProcessInfo(host=platform.node(), pid=os.getpid(), versions={"turnwise": installed_version(), **found})
 
 
-def check_version(info: ProcessInfo) -> None:
-    """Raise UserError if the actor's machine has another turnwise than this one."""
-    if info.turnwise != (own := installed_version()):
-        raise UserError(
-            f"{info.host} has turnwise {info.turnwise}, and this machine has {own}. Install the same version."
-        )
+def check_versions(info: ProcessInfo) -> None:
+    """Raise UserError if the actor's machine has other versions than this one."""
+    for name, own in process_info().versions.items():
+        if info.versions[name] != own:
+            raise UserError(
+                f"{info.host} has {name} {info.versions[name]}, and this machine has {own}. Install the same version."
+            )

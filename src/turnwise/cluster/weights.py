@@ -46,9 +46,10 @@ def put_weights(weights: WeightSource) -> RemoteWeights:
 
 
 def pack_weights(weights: WeightSource) -> PackedWeights:
-    return {name: _pack(tensor.detach().cpu()) for name, tensor in weights.named_parameters()}
+    return {name: pack_tensor(tensor) for name, tensor in weights.named_parameters()}
 
 
-def _pack(tensor: Tensor) -> tuple[numpy.ndarray, str]:
+def pack_tensor(tensor: Tensor) -> tuple[numpy.ndarray, str]:
+    tensor = tensor.detach().cpu()
     dtype = str(tensor.dtype).removeprefix("torch.")
     return (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy(), dtype

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.cluster.plan import Job, PredictedDivision, plan_cluster
-from turnwise.cluster.rates import EpisodesTable, Gpu, MeasuredRates, find_gpu, mean_tokens, read_rates
+from turnwise.cluster.gpu_memory import peak
+from turnwise.cluster.plan import Division, Job, PredictedDivision, fit_division, plan_cluster
+from turnwise.cluster.rates import GPUS, EpisodesTable, Gpu, MeasuredRates, find_gpu, mean_tokens, read_rates
 from turnwise.cluster.simulate import Amount, Workload
 from turnwise.config.schema import Config
 from turnwise.core.program import spell_command
@@ -74,6 +75,36 @@ def report_cluster(
         notes=_notes(best, job, config, rates_file),
         command=_command(recipe, config, overrides, best),
     )
+
+
+def report_memory(config: Config) -> Table:
+    """Return the memory of each actor of a run with these cluster settings, for the GPUs that are known."""
+    settings, job = config.cluster, build_job(config, MeasuredRates())
+    shared = settings.placement == "colocated"
+    parts = ("rolling out", "updating") if shared else ("learner rank", "engine")
+    rows = []
+    for gpu in GPUS.values():
+        division = fit_division(
+            job,
+            gpu,
+            learners=settings.learners,
+            engines=settings.engines,
+            tensor_parallel=None if shared else settings.gpus_per_engine or 1,
+        )
+        sizes = ("does not fit", "", "") if division is None else _division_sizes(division)
+        rows.append((gpu.name, f"{gpu.gib:g}", *sizes))
+    return Table(headers=("GPU", "GiB", *(f"{part}, GiB" for part in parts), "tokens per pass"), rows=rows)
+
+
+def _division_sizes(division: Division) -> tuple[str, str, str]:
+    learner, engine = division.learner.items, division.engine.items
+    if division.layout.colocated:
+        both = (*learner, *engine)
+        first, second = sum(item.rollout for item in both), sum(item.update for item in both)
+    else:
+        first, second = peak(learner), sum(item.rollout for item in engine)
+    activations = "activations recomputed" if division.learner.recompute else "activations kept"
+    return _gib(first), _gib(second), f"{division.learner.micro_tokens:,}, {activations}"
 
 
 def build_job(config: Config, rates: MeasuredRates, model_config: Any = None) -> Job:

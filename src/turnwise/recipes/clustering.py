@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from turnwise.algos.advantages import ADVANTAGES
 from turnwise.cluster.engine_replica import ReplicaParts
 from turnwise.cluster.learners import BuildRank, RemoteLearner
 from turnwise.cluster.replica_pool import ReplicaCollector, ReplicaPool
@@ -18,8 +19,11 @@ from turnwise.cluster.session import ClusterSession, open_session
 from turnwise.cluster.weights import RemoteWeights, put_weights
 from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost, Outage
+from turnwise.core.protocols import WeightSource
 from turnwise.core.samples import Learner
+from turnwise.engine.native.engine import NativeEngine
 from turnwise.envs.spec import EnvSpec
+from turnwise.models.critic import HeadCritic
 from turnwise.models.layers import copy_parameters
 from turnwise.models.loading.catalogue import WARMED_UP
 from turnwise.models.loading.load import LoadedModel, resolve_device
@@ -85,9 +89,18 @@ def build_actors(
         learner = remote if config.cluster.learners else build_learner(config, loaded.model, plan)
         if config.cluster.engines:
             stack = opened.enter_context(open_replica_stack(session, config, environments, loaded, run, note))
+            if _samples_values(config):
+                assert isinstance(stack.engine, ReplicaPool)
+                stack.engine.set_value_head(learner.value_head)
         else:
             stack = build_policy_stack(config, environments, loaded, plan.pages)
         yield Actors(stack=stack, learner=learner, note=note)
+
+
+def _samples_values(config: Config) -> bool:
+    """Return whether replicas compute the values of a critic on the policy's trunk: see `share_value_head`."""
+    critic = config.critic.kind if ADVANTAGES[config.algo.advantage].needs_critic else None
+    return critic == "head" and config.engine.kind == "native" and not config.rollout.max_staleness
 
 
 def _rank_builder(config: Config, loaded: LoadedModel, plan: MemoryPlan, run: Path) -> BuildRank:
@@ -162,8 +175,16 @@ def build_replica(config: Config, spec: EnvSpec | None, folder: Path) -> Replica
     environments = build_environment_mix(config, spec).with_services(services)
     loaded, _ = load_policy(config, environments, lambda done, total: None)
     stack = build_policy_stack(config, environments, loaded)
+    critic = HeadCritic(loaded.model).requires_grad_(False)
+
+    def load_value_head(weights: WeightSource) -> None:
+        assert isinstance(stack.engine, NativeEngine)
+        copy_parameters(critic, weights)
+        stack.engine.set_value_head(critic)
+
     return ReplicaParts(
         engine=stack.engine,
         collectors={TRAINING: stack.collector, GREEDY: stack.greedy, EVALUATION: stack.evaluator},
         close=services.close,
+        load_value_head=load_value_head,
     )

@@ -27,6 +27,11 @@ def _has_frozen_opponent(config: Config) -> bool:
     return config.selfplay.opponent == "past" or (uses_selfplay(config) and config.selfplay.ladder_games > 0)
 
 
+def _shares_gpus(config: Config) -> bool:
+    settings = config.cluster
+    return settings.placement == "colocated" and settings.engines > 0 and settings.learners > 0
+
+
 def _ranks_by_spread(config: Config) -> bool:
     return config.algo.filter != "none" and config.algo.filter_by in ("reward_std", "entropy_std")
 
@@ -138,6 +143,11 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         lambda c: uses_selfplay(c) and c.curriculum.pool > 0,
         "curriculum.pool ranks tasks by how often they are solved, which with selfplay.opponent {selfplay.opponent} "
         "depends on the opponent. Leave out one of the two.",
+    ),
+    (
+        lambda c: _shares_gpus(c) and max(c.cluster.gpus_per_engine or 0, c.cluster.gpus_per_learner or 0) > 1,
+        "cluster.placement colocated puts an engine and a learner on one GPU, and cluster.gpus_per_engine or "
+        "cluster.gpus_per_learner is above 1. Set cluster.placement disaggregated.",
     ),
     (
         lambda c: uses_selfplay(c) and c.cluster.engines > 0,

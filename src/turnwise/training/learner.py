@@ -208,6 +208,10 @@ class LocalLearner:
     def weights(self) -> WeightSource:
         return self.model
 
+    def value_head(self) -> dict[str, Tensor]:
+        """Return the parameters of a critic on the policy's trunk; none of another critic."""
+        return dict(self.critic.named_parameters()) if isinstance(self.critic, HeadCritic) else {}
+
     def save_model(self, folder: Path, tokenizer: Any) -> None:
         write_model(self.model, tokenizer, folder)
 

@@ -162,6 +162,9 @@ class ShardedLearner(LocalLearner):
         """Copy the weights of rank 0 into all ranks' shards. The other ranks' are not read and may be None."""
         self.sharding.load(self.model, weights)
 
+    def value_head(self) -> dict[str, Tensor]:
+        return {name: self.sharding.gather(each) for name, each in super().value_head().items()}
+
     def save_model(self, folder: Path, tokenizer: Any) -> None:
         """Write the policy as a Hugging Face model folder, on rank 0, which needs host memory for all weights."""
         only_trained, weights = has_adapter(self.model), dict[str, Tensor]()

@@ -1,0 +1,101 @@
+"""What is wrong with a cluster, in one line: packages, versions, address, resources."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from turnwise.config.load import build
+from turnwise.config.schema import ClusterConfig
+from turnwise.core.errors import UserError
+from turnwise.recipes import validate
+from turnwise.recipes.environment_mix import build_environment_mix
+from turnwise.recipes.validate import check_cluster, check_settings
+
+MISMATCH = """Version mismatch: The cluster was started with:
+    Ray: 2.59.0
+    Python: 3.11.9
+This process on node was started with:
+    Ray: 2.60.0
+    Python: 3.11.9
+"""
+
+
+def test_missing_ray_is_reported_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = build({}, [("env.kind", "bandit"), ("cluster.engines", 1)])
+    monkeypatch.setattr(validate, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"need Ray: pip install 'turnwise\[ray\]'$"):
+        check_cluster(config, build_environment_mix(config))
+
+
+def test_more_learners_than_gpus_is_reported_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(validate, "resolve_device", lambda device: torch.device("cuda"))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr(validate, "cores", lambda: 8)
+    config = build({}, [("env.kind", "bandit"), ("cluster.engines", 1), ("cluster.learners", 2)])
+    with pytest.raises(UserError, match=r"need 2 x \(1 CPU, 1 GPU\), and there is room for 1: this machine has 8 CPU"):
+        check_cluster(config, build_environment_mix(config))
+
+
+@pytest.mark.parametrize("key", ["cluster.gpus_per_engine", "cluster.gpus_per_learner"])
+def test_colocated_actors_share_one_gpu(key: str) -> None:
+    settings = [("env.kind", "bandit"), ("cluster.engines", 1), ("cluster.learners", 1), (key, 2)]
+    with pytest.raises(UserError, match=r"is above 1\. Set cluster.placement disaggregated\.$"):
+        check_settings(build({}, settings))
+    check_settings(build({}, [*settings, ("cluster.placement", "disaggregated")]))
+
+
+@pytest.mark.parametrize("package", ["turnwise", "torch", "ray"])
+def test_actor_with_another_version_is_reported(package: str) -> None:
+    pytest.importorskip("ray")
+    from turnwise.cluster.session import check_versions, process_info
+
+    here = process_info()
+    check_versions(here)
+    other = replace(here, host="node7", versions={**here.versions, package: "0.0.1"})
+    with pytest.raises(UserError) as error:
+        check_versions(other)
+    assert str(error.value) == (
+        f"node7 has {package} 0.0.1, and this machine has {here.versions[package]}. Install the same version."
+    )
+
+
+@pytest.mark.parametrize(
+    ("raised", "shown"),
+    [
+        (RuntimeError(MISMATCH), "Version mismatch: The cluster was started with: Ray: 2.59.0 Python: 3.11.9 This"),
+        (ConnectionError("no answer.\nTraceback"), "Cannot start a Ray cluster on this machine: no answer."),
+    ],
+)
+def test_ray_that_does_not_start_is_reported_in_one_line(
+    raised: Exception, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray")
+    from turnwise.cluster.session import _connect
+
+    def fail(**options: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", fail)
+    with pytest.raises(UserError) as error, _connect(None):
+        pass
+    assert str(error.value).startswith(shown)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "127.0.0.1:port", "ray://10.0.0.1:10001"])
+def test_address_without_a_cluster_is_reported_at_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+    from turnwise.cluster.session import open_session
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("Ray tries for minutes"))
+    with (
+        pytest.raises(UserError, match=r"cluster\.address"),
+        open_session(ClusterConfig(engines=1, address=address), uses_gpus=False),
+    ):
+        pass
