@@ -30,8 +30,8 @@ PUBLIC = {
     "Evaluation": "turnwise.evaluation.episodes:Evaluation",
     "EvaluationResult": "turnwise.recipes.api:EvaluationResult",
     "Group": "turnwise.core.trajectory:Group",
-    "LossInputs": "turnwise.algos.losses:LossInputs",
-    "LossResult": "turnwise.algos.losses:LossResult",
+    "LossInputs": "turnwise.algos.loss_types:LossInputs",
+    "LossResult": "turnwise.algos.loss_types:LossResult",
     "Message": "turnwise.core.messages:Message",
     "Observation": "turnwise.core.protocols:Observation",
     "Outcome": "turnwise.envs.text_env:Outcome",
@@ -72,8 +72,8 @@ if TYPE_CHECKING:
     from turnwise.algos.advantage_types import AdvantageInputs as AdvantageInputs
     from turnwise.algos.advantage_types import AdvantageResult as AdvantageResult
     from turnwise.algos.advantages import advantage as advantage
-    from turnwise.algos.losses import LossInputs as LossInputs
-    from turnwise.algos.losses import LossResult as LossResult
+    from turnwise.algos.loss_types import LossInputs as LossInputs
+    from turnwise.algos.loss_types import LossResult as LossResult
     from turnwise.algos.losses import loss as loss
     from turnwise.config.schema import Config as Config
     from turnwise.core.errors import InfrastructureFailure as InfrastructureFailure

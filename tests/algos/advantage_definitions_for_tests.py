@@ -243,6 +243,21 @@ def turn_grpo(rows: list[Row], params: AdvantageParams) -> Numbers:
     return out
 
 
+def clone(rows: list[Row], params: AdvantageParams) -> Numbers:
+    return [[1.0 for _ in row.tokens] for row in rows]
+
+
+def preference(rows: list[Row], params: AdvantageParams) -> Numbers:
+    totals = [row.total for row in rows]
+    marks = [0.0] * len(rows)
+    for group in {row.group for row in rows}:
+        members = [at for at, row in enumerate(rows) if row.group == group and row.tokens]
+        if len({round(totals[at], 9) for at in members}) > 1:
+            marks[max(members, key=lambda at: (totals[at], -at))] = 1.0
+            marks[min(members, key=lambda at: (totals[at], at))] = -1.0
+    return [[mark for _ in row.tokens] for row, mark in zip(rows, marks, strict=True)]
+
+
 DEFINITIONS: dict[str, Callable[[list[Row], AdvantageParams], Numbers]] = {
     "gae": gae,
     "turn_gae": turn_gae,
@@ -262,6 +277,8 @@ DEFINITIONS: dict[str, Callable[[list[Row], AdvantageParams], Numbers]] = {
     "remax": remax,
     "arpo": arpo,
     "brpo": brpo,
+    "clone": clone,
+    "preference": preference,
 }
 
 

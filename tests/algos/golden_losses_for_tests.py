@@ -11,7 +11,8 @@ from torch import Tensor
 
 from turnwise.algos.entropy import entropy_from_logits, logprobs_and_entropy
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient, subtract_kl
-from turnwise.algos.losses import AGGREGATIONS, LOSSES, LossInputs, LossParams, LossResult, value_loss
+from turnwise.algos.loss_types import LossInputs, LossResult
+from turnwise.algos.losses import AGGREGATIONS, LOSSES, value_loss
 from turnwise.algos.off_policy import (
     CORRECTIONS,
     OFF_POLICY_METRICS,
@@ -23,6 +24,7 @@ from turnwise.algos.off_policy import (
     compute_off_policy_metrics,
     find_rejected,
 )
+from turnwise.core.algorithm import LossParams
 
 TRL_MEMBERS = {
     "grpo": ("ppo", "seq-mean-token-mean"),

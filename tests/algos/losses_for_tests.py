@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from params_for_tests import change
 from torch import Tensor
 
-from turnwise.algos.losses import Loss, LossInputs, LossParams, LossResult
+from turnwise.algos.loss_types import Loss, LossInputs, LossResult, PairInputs
+from turnwise.core.algorithm import LossParams
 
 PARAMS = LossParams(clip_low=0.2, clip_high=0.28, dual_clip=3.0)
 
@@ -51,7 +52,18 @@ def inputs_of(tokens: Tokens) -> LossInputs:
 
 
 def select(loss: Loss, given: LossInputs, params: LossParams = PARAMS) -> LossInputs:
-    """With the tokens that the loss treats apart, chosen over these as over a whole optimiser step."""
+    """With the tokens that the loss treats apart, chosen over these as over a whole optimiser step.
+
+    A segment is a group, and the old policy the reference.
+    """
+    if loss.weigh is not None:
+        pairs = PairInputs(
+            logprobs=given.logprobs.detach(),
+            ref_logprobs=given.old_logprobs,
+            advantages=given.advantages,
+            group_ids=given.segment_ids,
+        )
+        return replace(given, factors=loss.weigh(pairs, params))
     if loss.select is None or given.selected is not None:
         return given
     draws = torch.rand(len(given.logprobs), generator=torch.Generator().manual_seed(1))

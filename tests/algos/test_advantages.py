@@ -182,7 +182,7 @@ def test_turns_that_are_equal_but_for_rounding_give_exactly_zero(name: str) -> N
 
 
 def test_a_reward_that_is_not_a_number_is_not_hidden() -> None:
-    for name in ADVANTAGES:
+    for name in ADVANTAGES.keys() - {"clone"}:  # which reads no reward
         assert compute(name, row_inputs([math.nan, 1.0, 2.0], [0, 0, 0]))[0].isnan().all(), name
 
 

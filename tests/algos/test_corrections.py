@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from losses_for_tests import PARAMS, Tokens, changed_fields, inputs, inputs_of, picked, run, token_batches
 from torch import Tensor
 
-from turnwise.algos.losses import LOSSES, RATIO_LEVELS, LossInputs, RatioLevel, unit_ids
+from turnwise.algos.loss_types import RATIO_LEVELS, LossInputs, unit_ids
+from turnwise.algos.losses import LOSSES
 from turnwise.algos.off_policy import (
     CORRECTIONS,
     CorrectionParams,
@@ -19,6 +20,7 @@ from turnwise.algos.off_policy import (
     apply_correction,
     compute_correction_scale,
 )
+from turnwise.core.algorithm import RatioLevel
 
 properties = settings(max_examples=30, deadline=None)
 every_correction = pytest.mark.parametrize("name", CORRECTIONS)

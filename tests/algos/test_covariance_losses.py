@@ -10,7 +10,9 @@ from losses_for_tests import PARAMS, inputs, run
 from params_for_tests import change
 from torch import Tensor
 
-from turnwise.algos.losses import LOSSES, LossInputs, LossParams, select_band, select_top
+from turnwise.algos.loss_types import LossInputs
+from turnwise.algos.losses import LOSSES, select_band, select_top
+from turnwise.core.algorithm import LossParams
 
 NO_DRAWS = torch.zeros(0)
 

@@ -8,7 +8,8 @@ import torch
 from losses_for_tests import PARAMS, inputs, picked, run
 from params_for_tests import change
 
-from turnwise.algos.losses import LOSSES, LossInputs, RatioLevel
+from turnwise.algos.loss_types import LossInputs
+from turnwise.algos.losses import LOSSES
 from turnwise.algos.off_policy import (
     CORRECTIONS,
     CorrectionParams,
@@ -18,6 +19,7 @@ from turnwise.algos.off_policy import (
     compute_correction_scale,
     find_rejected,
 )
+from turnwise.core.algorithm import RatioLevel
 
 LEVELS: tuple[RatioLevel, ...] = ("token", "turn", "sequence")
 STATISTICS = {

@@ -160,23 +160,23 @@ def test_replay_names_a_damaged_line(tmp_path: Path) -> None:
 
 
 def test_replay_stores_reference_logprobs_of_rendered_text(tmp_path: Path) -> None:
-    replay = open_replay(tmp_path, 10)
-    replay.add(single(1), sampled=False, scored=False)
+    replay = open_replay(tmp_path, 100)
     replay.add(single(2))
-    entry = replay.entries[0]
+    replay.add(single(1), sampled=False, scored=False)
+    entry = replay.entries[1]
     assert not entry.sampled
     assert not entry.scored
     assert np.isnan(replay.read_logprobs(entry)).all()
     assert math.isnan(replay.read(entry).turns[0].action_logprobs[0])
     replay.set_logprobs(entry, [-2.0, -3.0])
-    opened = open_replay(tmp_path, 10)
-    assert opened.read(opened.entries[0]).turns[0].action_logprobs == (-2.0, -3.0)
-    assert opened.read(opened.entries[1]) == single(2)
+    opened = open_replay(tmp_path, 100)
+    assert opened.read(opened.entries[1]).turns[0].action_logprobs == (-2.0, -3.0)
+    assert opened.read(opened.entries[0]) == single(2)
     assert not opened.add(single(1), sampled=False)
     with pytest.raises(ValueError, match="1 log-probabilities for 2 tokens"):
-        opened.set_logprobs(opened.entries[0], [-2.0])
+        opened.set_logprobs(opened.entries[1], [-2.0])
     with pytest.raises(ValueError, match="2 log-probabilities"):
-        opened.set_logprobs(opened.entries[1], [-2.0, -3.0])
+        opened.set_logprobs(opened.entries[0], [-2.0, -3.0])
 
 
 def test_transition_has_the_state_before_and_after_its_turn(tmp_path: Path) -> None:

@@ -29,14 +29,14 @@ from turnwise.sandbox.types import SandboxLimits
 DOCS = ROOT / "docs"
 QUIZ = "docs/examples/quiz.py:Quiz"
 CURVES = {
-    "algo.advantage": ADVANTAGES,
-    "algo.loss": LOSSES,
+    "algo.advantage": ADVANTAGES.keys() - {"clone", "preference"},
+    "algo.loss": LOSSES.keys() - {"awr", "dpo"},
     "algo.correction": CORRECTIONS,
     "algo.filter": FILTERS,
     "algo.normalise": NORMALISERS,
     "context.mode": ("full", "window", "turn", "summary"),
 }
-"""Settings whose names each have a curve in docs/algorithms.md."""
+"""Settings whose names each have a curve in docs/algorithms.md; methods for stored episodes are in docs/offline.md."""
 
 
 def text_of(page: str) -> str:

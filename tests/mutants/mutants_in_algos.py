@@ -39,7 +39,6 @@ IN_ALGOS = (
             "-inputs.advantages * inputs.logprobs, m",
             "inputs.advantages * inputs.logprobs, m",
         ),
-        ("approx_kl with the wrong sign", '"approx_kl": -log_ratio', '"approx_kl": log_ratio'),
     ),
     *mutants(
         "algos/losses.py",
@@ -79,6 +78,29 @@ IN_ALGOS = (
         ("covariance without the mean advantage", "(advantages - advantages.mean())", "advantages"),
     ),
     *mutants(
+        "algos/offline.py",
+        ("algos/test_offline.py",),
+        ("awr favours bad actions", "(inputs.advantages / params.awr_beta)", "(-inputs.advantages / params.awr_beta)"),
+        ("awr's weights have no bound", ".clamp(max=params.awr_max_weight)", ""),
+        (
+            "dpo trusts pairs that it gets wrong",
+            "(-params.dpo_beta * margins).sigmoid()",
+            "(params.dpo_beta * margins).sigmoid()",
+        ),
+        ("dpo without a reference", "(inputs.logprobs - inputs.ref_logprobs)", "inputs.logprobs"),
+        (
+            "dpo counts each member of a pair by itself",
+            "-2 * params.dpo_beta * inputs.factors",
+            "-params.dpo_beta * inputs.factors",
+        ),
+        ("the worse one is preferred", "best.double() - worst.double()", "worst.double() - best.double()"),
+        (
+            "several members are preferred",
+            'rows == reduce_by_group(torch.where(candidates, rows, len(rows)), groups, "amin")',
+            "candidates",
+        ),
+    ),
+    *mutants(
         "algos/kl.py",
         KL,
         ("k2 without its half", "0.5 * (logprobs - ref_logprobs).square()", "(logprobs - ref_logprobs).square()"),
@@ -105,8 +127,9 @@ IN_ALGOS = (
         within="k1",
     ),
     *mutants(
-        "algos/losses.py",
+        "algos/loss_types.py",
         (*LOSSES, "algos/test_corrections.py"),
+        ("approx_kl with the wrong sign", '"approx_kl": -log_ratio', '"approx_kl": log_ratio'),
         (
             "turns of different segments share a ratio",
             "torch.stack((segment_ids, turn_ids)).unique(dim=1, return_inverse=True)[1]",

@@ -98,9 +98,9 @@ IN_DATA = (
         ),
         ("log-probabilities of the first turn", "logprobs[before : before + end - start]", "logprobs[: end - start]"),
         (
-            "turns are counted from the end",
-            "number - ends[position] + self.entries[position].turns",
-            "ends[position] - number - 1",
+            "the last turn of an episode is the next one's",
+            'drawn, side="right"',
+            'drawn, side="left"',
         ),
         (
             "the worse one comes first",

@@ -425,6 +425,28 @@ IN_TRAINING = (
         ),
     ),
     *mutants(
+        "training/update.py",
+        ("training/test_offline_update.py",),
+        ("pairs are split over optimizer steps", "group if whole_groups else index", "index"),
+        ("one group", "group=estimated.group_ids[estimated.samples[index].trajectory]", "group=0"),
+        (
+            "the reference is the policy",
+            "ref_logprobs=gather_sampled(bare, references)[trained]",
+            "ref_logprobs=logprobs[trained]",
+        ),
+    ),
+    *mutants(
+        "training/offline.py",
+        ("training/test_offline_update.py",),
+        ("every step draws the same", "(self.run_seed, step)", "(self.run_seed,)"),
+        (
+            "log-probabilities of the first segment",
+            "torch.cat(parts).tolist()",
+            "(parts[0].tolist() * 99)[: entry.num_sampled]",
+        ),
+        ("equal rewards make a pair", "(len(rewards) > 1 or not ADVANTAGES", "(len(rewards) > 0 or not ADVANTAGES"),
+    ),
+    *mutants(
         "training/warmup.py",
         ("training/test_warmup.py",),
         ("random play is unlearnt", "(-logprobs.mean()).backward()", "logprobs.mean().backward()"),

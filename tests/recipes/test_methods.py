@@ -20,6 +20,9 @@ from turnwise.recipes.presets import find_method, method_names
 from turnwise.recipes.unused_settings import SWITCHES
 from turnwise.recipes.validate import check_environment, check_settings
 
+PAIRS = {"dpo": [("algo.advantage", "preference"), ("algo.aggregation", "seq-mean-token-sum")]}
+"""Settings that a loss of pairs needs."""
+
 
 def check(config: Config, env: str, override_keys: Iterable[str] = ()) -> None:
     check_settings(config, override_keys)
@@ -258,4 +261,4 @@ def test_every_algorithm_passes_the_checks_with_what_it_needs() -> None:
     for key, names in (("advantage", ADVANTAGES), ("loss", LOSSES), ("correction", CORRECTIONS), ("filter", FILTERS)):
         for name in names:
             count = [("algo.filter_value", 2)] if name == "top_count" else []
-            check(build({}, [(f"algo.{key}", name), *needs.items(), *count]), "frozen_lake")
+            check(build({}, [(f"algo.{key}", name), *needs.items(), *count, *PAIRS.get(name, [])]), "frozen_lake")

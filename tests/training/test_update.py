@@ -26,21 +26,21 @@ def update_of(**changes: object) -> UpdateSettings:
 @settings(max_examples=50)
 @given(count=st.integers(1, 40), mini_batch=st.integers(1, 50), epochs=st.integers(1, 3), step=st.integers(0, 5))
 def test_mini_batch_order_partitions_each_epoch(count: int, mini_batch: int, epochs: int, step: int) -> None:
-    parts = list(mini_batch_order(count, update_of(mini_batch=mini_batch, epochs=epochs), step))
+    parts = list(mini_batch_order(range(count), update_of(mini_batch=mini_batch, epochs=epochs), step))
     per_epoch = -(-count // mini_batch)
     assert len(parts) == epochs * per_epoch
     for epoch in range(epochs):
         own = parts[epoch * per_epoch : (epoch + 1) * per_epoch]
         assert sorted(index for part in own for index in part) == list(range(count))
         assert all(len(part) == mini_batch for part in own[:-1])
-    assert parts == list(mini_batch_order(count, update_of(mini_batch=mini_batch, epochs=epochs), step))
+    assert parts == list(mini_batch_order(range(count), update_of(mini_batch=mini_batch, epochs=epochs), step))
 
 
 def test_mini_batches_are_shuffled_by_run_step_and_epoch() -> None:
     orders = [
         [
             index
-            for part in mini_batch_order(20, update_of(mini_batch=5, epochs=2, run_seed=seed), step)
+            for part in mini_batch_order(range(20), update_of(mini_batch=5, epochs=2, run_seed=seed), step)
             for index in part
         ]
         for seed in (0, 1)

@@ -81,6 +81,10 @@ class Advantage:
     """Published for an outcome at the last token minus a KL term at every token: the default placement for it."""
     needs_greedy: bool = False
     """Reads `baseline`: each group has one more, greedy member, which is not trained on."""
+    compares_pairs: bool = False
+    """Compares the best and the worst member: from stored data it gets pairs with different returns."""
+    uses_rewards: bool = True
+    """False: trajectories whose reward is unknown may be trained on."""
 
 
 def broadcast_to_tokens(per_trajectory: Tensor, inputs: AdvantageInputs) -> AdvantageResult:

@@ -21,6 +21,7 @@ from turnwise.algos.advantage_types import (
     find_turns,
 )
 from turnwise.algos.custom import Function, Parts, declare_traits
+from turnwise.algos.offline import clone, preference
 from turnwise.algos.stats import (
     GroupStatistics,
     group_statistics,
@@ -379,5 +380,8 @@ ADVANTAGES: Parts[Advantage] = Parts(
         "remax": Advantage(compute=remax, along_tokens=True, needs_greedy=True),
         "arpo": Advantage(compute=arpo),
         "brpo": Advantage(compute=brpo, reads=("epsilon",)),
+        # for stored trajectories
+        "clone": Advantage(compute=clone, uses_rewards=False),
+        "preference": Advantage(compute=preference, needs_groups=True, compares_pairs=True),
     },
 )

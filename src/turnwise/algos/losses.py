@@ -3,19 +3,11 @@
 A policy loss gives one number per sampled token; the total is the sum over tokens of aggregation weight * token loss.
 r = pi / pi_old at a token, A its advantage.
 
-Ratios are per token, per turn or per sequence (a sequence is a segment here); all tokens of a segment are in one
-micro-batch, so a ratio does not depend on how the step is split:
-
-    segment_ids   0 0 0 0 0 | 1 1 1 1
-    turn_ids      0 0 1 1 1 | 0 0 0 1
-    units, turn   0 0 1 1 1   2 2 2 3      tokens of one unit share one ratio
-
 Aggregation weights are computed once over all tokens of an optimizer step, so micro-batches, packing and ranks cannot
 change the result. A sequence is a trajectory there; one without sampled tokens does not count.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -23,79 +15,10 @@ from torch import Tensor
 
 from turnwise.algos.custom import Function, Parts, declare_traits
 from turnwise.algos.kl import clamp_log_ratio
-from turnwise.core.algorithm import LossParams, RatioLevel
+from turnwise.algos.loss_types import Loss, LossInputs, LossResult, loss_metrics, mean_over, sum_over, unit_ids
+from turnwise.algos.offline import awr, dpo, dpo_factors
+from turnwise.core.algorithm import LossParams
 from turnwise.core.errors import UserError
-
-RATIO_LEVELS: tuple[RatioLevel, ...] = ("token", "turn", "sequence")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossInputs:
-    """The M sampled tokens of a packed micro-batch."""
-
-    logprobs: Tensor  # [M] of the current policy: the only ones with a gradient
-    old_logprobs: Tensor  # [M] denominator of the ratio
-    sampler_logprobs: Tensor  # [M] of the policy that sampled the tokens
-    advantages: Tensor  # [M]
-    segment_ids: Tensor  # [M] int64, equal on the tokens of one segment
-    turn_ids: Tensor  # [M] int64, equal on the tokens of one turn in a segment
-    selected: Tensor | None = None  # [M] bool, tokens chosen by `Loss.select`; None: no selection
-
-    def __post_init__(self) -> None:
-        others = (self.old_logprobs, self.sampler_logprobs, self.advantages, self.segment_ids, self.turn_ids)
-        tensors = others if self.selected is None else (*others, self.selected)
-        if self.logprobs.dim() != 1 or any(tensor.shape != self.logprobs.shape for tensor in tensors):
-            raise ValueError("Log-probabilities, advantages, ids and selected tokens must have the same shape [M].")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossResult:
-    """Result of a loss function."""
-
-    token_loss: Tensor  # [M]
-    """Loss of each token, with gradient; turnwise aggregates it over the optimizer step."""
-    metrics: dict[str, Tensor]
-    """[M] each, without gradient; the caller averages them over all tokens of the optimizer step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
-    compute: Callable[[LossInputs, LossParams], LossResult]
-    reads: tuple[str, ...] = ()
-    """Fields of LossParams that change the result."""
-    select: Callable[[LossInputs, LossParams, Tensor], Tensor] | None = None
-    """Select tokens [M] bool among all trained tokens of an optimizer step, before its first gradient, for
-    `LossInputs.selected`. The tensor holds one uniform random number per token [M]. None: no selection."""
-    adds_penalty: bool = False
-    """Has a term that is nonzero where the advantage is 0."""
-
-
-def unit_ids(segment_ids: Tensor, turn_ids: Tensor, level: RatioLevel) -> Tensor:
-    """[M] unit number of each token, from 0; tokens may come in any order."""
-    if level == "token":
-        return torch.arange(segment_ids.shape[0], device=segment_ids.device)
-    if level == "sequence":
-        return segment_ids.unique(return_inverse=True)[1]
-    if level == "turn":
-        return torch.stack((segment_ids, turn_ids)).unique(dim=1, return_inverse=True)[1]
-    raise ValueError(f'Unknown ratio level "{level}"; expected one of {", ".join(RATIO_LEVELS)}.')
-
-
-def sum_over(values: Tensor, units: Tensor) -> Tensor:
-    """[M] sum over each token's unit, with gradients to all of its tokens."""
-    totals = values.new_zeros(units.shape[0]).index_add(0, units, values)
-    return totals[units]
-
-
-def max_over(values: Tensor, units: Tensor) -> Tensor:
-    """[M] largest value of each token's unit."""
-    largest = values.new_full(units.shape, -torch.inf).scatter_reduce(0, units, values, "amax")
-    return largest[units]
-
-
-def mean_over(values: Tensor, units: Tensor) -> Tensor:
-    """[M] mean over each token's unit, with gradients to all of its tokens."""
-    return sum_over(values, units) / sum_over(torch.ones_like(values), units)
 
 
 def ppo(inputs: LossInputs, params: LossParams) -> LossResult:
@@ -129,7 +52,7 @@ def _clipped_surrogate(ratio: Tensor, inputs: LossInputs, params: LossParams) ->
         at_bound = (inputs.advantages < 0) & (token_loss > bound)
         token_loss = torch.where(at_bound, bound, token_loss)
     clips = {"clip_fraction": clipped > plain, "clip_fraction_low": at_bound, "ratio": ratio.detach()}
-    return LossResult(token_loss=token_loss, metrics=_metrics(inputs, **clips))
+    return LossResult(token_loss=token_loss, metrics=loss_metrics(inputs, **clips))
 
 
 def cispo(inputs: LossInputs, params: LossParams) -> LossResult:
@@ -141,7 +64,7 @@ def cispo(inputs: LossInputs, params: LossParams) -> LossResult:
     ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).detach().exp()
     weight = ratio.clamp(1 - params.clip_low, 1 + params.clip_high)
     token_loss = -weight * inputs.advantages * inputs.logprobs
-    return LossResult(token_loss=token_loss, metrics=_metrics(inputs, clip_fraction=weight != ratio))
+    return LossResult(token_loss=token_loss, metrics=loss_metrics(inputs, clip_fraction=weight != ratio))
 
 
 def sapo(inputs: LossInputs, params: LossParams) -> LossResult:
@@ -153,7 +76,7 @@ def sapo(inputs: LossInputs, params: LossParams) -> LossResult:
     ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).exp()
     tau = torch.full_like(ratio, params.tau_negative).masked_fill(inputs.advantages > 0, params.tau_positive)
     token_loss = -inputs.advantages * (tau * (ratio - 1)).sigmoid() * 4 / tau
-    return LossResult(token_loss=token_loss, metrics=_metrics(inputs))
+    return LossResult(token_loss=token_loss, metrics=loss_metrics(inputs))
 
 
 def geo_mean(inputs: LossInputs, params: LossParams) -> LossResult:
@@ -171,7 +94,7 @@ def geo_mean(inputs: LossInputs, params: LossParams) -> LossResult:
     ratio = mean_over(pessimistic, sequences).exp()
     outside = clipped != log_ratio
     clips = {"clip_fraction": outside & (sign > 0), "clip_fraction_low": outside & (sign < 0), "ratio": ratio.detach()}
-    return LossResult(token_loss=-inputs.advantages * ratio, metrics=_metrics(inputs, **clips))
+    return LossResult(token_loss=-inputs.advantages * ratio, metrics=loss_metrics(inputs, **clips))
 
 
 def reinforce(inputs: LossInputs, params: LossParams) -> LossResult:
@@ -179,7 +102,7 @@ def reinforce(inputs: LossInputs, params: LossParams) -> LossResult:
 
     GPG (Chu et al. 2025) uses the same loss with its own advantage, `gpg`.
     """
-    return LossResult(token_loss=-inputs.advantages * inputs.logprobs, metrics=_metrics(inputs))
+    return LossResult(token_loss=-inputs.advantages * inputs.logprobs, metrics=loss_metrics(inputs))
 
 
 def vespo(inputs: LossInputs, params: LossParams) -> LossResult:
@@ -195,7 +118,7 @@ def vespo(inputs: LossInputs, params: LossParams) -> LossResult:
     k = torch.full_like(log_w, params.vespo_k_negative).masked_fill(good, params.vespo_k_positive)
     decay = torch.full_like(log_w, params.vespo_lambda_negative).masked_fill(good, params.vespo_lambda_positive)
     phi = (decay + k * log_w - decay * log_w.exp()).exp()
-    metrics = _metrics(inputs, vespo_weight=phi)
+    metrics = loss_metrics(inputs, vespo_weight=phi)
     return LossResult(token_loss=-phi * inputs.advantages * inputs.logprobs, metrics=metrics)
 
 
@@ -232,7 +155,7 @@ def kl_cov(inputs: LossInputs, params: LossParams) -> LossResult:
     log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs)
     selected = _selected(inputs)
     penalty = torch.where(selected, params.cov_kl_coef * log_ratio.abs(), 0.0)
-    metrics = _metrics(inputs, cov_fraction=selected)
+    metrics = loss_metrics(inputs, cov_fraction=selected)
     return LossResult(token_loss=-inputs.advantages * log_ratio.exp() + penalty, metrics=metrics)
 
 
@@ -262,13 +185,6 @@ def _selected(inputs: LossInputs) -> Tensor:
     return inputs.selected
 
 
-def _metrics(inputs: LossInputs, **extra: Tensor) -> dict[str, Tensor]:
-    """Return the metrics of every loss, the ratio and an estimate of KL(pi_old | pi), and the extra ones of a loss."""
-    log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).detach()
-    shared = {"ratio": log_ratio.exp(), "approx_kl": -log_ratio}
-    return shared | {name: value.to(log_ratio.dtype) for name, value in extra.items()}
-
-
 def loss(**traits: bool) -> Callable[[Function], Function]:
     """Declare what a loss function of yours does: `@tw.loss(adds_penalty=True)` if it is nonzero for advantage 0."""
     return declare_traits(traits, ("adds_penalty",), "loss")
@@ -277,7 +193,7 @@ def loss(**traits: bool) -> Callable[[Function], Function]:
 def _wrap(function: Callable[..., Any], **traits: Any) -> Loss:
     def compute(inputs: LossInputs, params: LossParams) -> LossResult:
         found = function(inputs, params)
-        result = LossResult(token_loss=found, metrics=_metrics(inputs)) if isinstance(found, Tensor) else found
+        result = LossResult(token_loss=found, metrics=loss_metrics(inputs)) if isinstance(found, Tensor) else found
         if not isinstance(result, LossResult):
             raise UserError(f"algo.loss returned {type(found).__name__}: return a tensor [M] or LossResult")
         if result.token_loss.shape != inputs.logprobs.shape:
@@ -309,6 +225,8 @@ LOSSES: Parts[Loss] = Parts(
         ),
         "gpg": Loss(compute=reinforce),
         "reinforce": Loss(compute=reinforce),
+        "awr": Loss(compute=awr, reads=("awr_beta", "awr_max_weight"), adds_penalty=True),
+        "dpo": Loss(compute=dpo, reads=("dpo_beta",), weigh=dpo_factors),
     },
 )
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from turnwise.algos.kl import clamp_log_ratio, k2, k3
-from turnwise.algos.losses import LossInputs, LossResult, max_over, mean_over, sum_over, unit_ids
+from turnwise.algos.loss_types import LossInputs, LossResult, max_over, mean_over, sum_over, unit_ids
 from turnwise.core.algorithm import CorrectionParams, RejectionParams
 
 

@@ -64,6 +64,7 @@ def train(
     like: Annotated[str | None, Parameter(metavar="RECIPE", group=INPUT)] = None,
     start_from: Annotated[str | None, Parameter(name="--from", metavar="RUN", group=INPUT)] = None,
     resume: Annotated[str | None, Parameter(metavar="RUN", group=INPUT)] = None,
+    data: Annotated[str | None, Parameter(metavar="RUN,FILE", group=INPUT)] = None,
     seed: int | None = None,
     seeds: Annotated[str | None, Parameter(metavar="0,1,2")] = None,
     max_minutes: Annotated[float | None, Parameter(name="--max_minutes", metavar="N")] = None,
@@ -84,6 +85,8 @@ def train(
         Run whose settings the new run takes, in place of a recipe.
     resume
         Run to continue from its last checkpoint, in place of a recipe.
+    data
+        Runs, files and dataset folders whose episodes to train on instead of playing (data.sources).
     seed
         Random seed; equal seeds give equal runs.
     seeds
@@ -107,7 +110,9 @@ def train(
 
     if seeds is not None and (other := "--seed" if seed is not None else "--resume" if resume is not None else None):
         raise UserError(f"--seeds starts one run per seed and cannot be combined with {other}: remove one of them")
-    settings = merge_settings(overrides, seed=seed, train__max_minutes=max_minutes, record__name=name)
+    settings = merge_settings(
+        overrides, seed=seed, data__sources=data, train__max_minutes=max_minutes, record__name=name
+    )
     config = configure(recipe, like=like, start_from=start_from, resume=resume, overrides=settings)
     override_keys = [key for key, _ in overrides]
     several_seeds = parse_seeds(seeds) if seeds is not None else ()

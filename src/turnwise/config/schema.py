@@ -245,6 +245,21 @@ class SftConfig(Section):
     """solver: put a true sentence about the next actions before them."""
 
 
+class DataConfig(Section):
+    """Stored episodes to train on instead of playing the environment (`turnwise train --data`)."""
+
+    sources: tuple[str, ...] = ()
+    """Runs, files of conversations or episodes, and dataset folders; default: the environment is played."""
+    capacity: Positive = 100_000
+    """Maximum number of episodes; the newest are kept."""
+    episodes: Literal["training", "evaluation", "all"] = "training"
+    """Episodes of a run that are read: of its training steps, of its evaluations, or both."""
+    keep: Literal["all", "succeeded"] = "all"
+    """Episodes that are kept: all, or those that succeeded."""
+    min_reward: float | None = None
+    """Lowest total reward of an episode that is kept; none: any."""
+
+
 class DiagnoseConfig(Section):
     """Alarms about a run that goes wrong, and diagnostic measurements."""
 
@@ -381,6 +396,7 @@ class Config(Section):
     critic: CriticConfig = CriticConfig()
     train: TrainConfig = TrainConfig()
     sft: SftConfig = SftConfig()
+    data: DataConfig = DataConfig()
     diagnose: DiagnoseConfig = DiagnoseConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

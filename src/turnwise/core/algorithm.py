@@ -70,6 +70,12 @@ class LossParams(Section):
     """Exponent k for negative advantages."""
     vespo_lambda_negative: NonNegative = 2.0
     """Decay lambda for negative advantages."""
+    awr_beta: Annotated[float, Field(gt=0)] = 1.0
+    """Temperature of awr's weights exp(advantage / awr_beta): lower values imitate only the best actions."""
+    awr_max_weight: Annotated[float, Field(gt=0)] = 20.0
+    """Largest weight of awr."""
+    dpo_beta: Annotated[float, Field(gt=0)] = 0.1
+    """Strength of dpo's constraint to the reference: lower values move further away from it."""
 
 
 class CorrectionParams(Section):

@@ -45,7 +45,10 @@ class TrainSample:
     returns: Tensor | None  # [T]
     weights: Tensor  # [T] aggregation weights: the loss is the sum over tokens of weight * token loss
     value_weights: Tensor | None  # [T] the same for the critic's loss
+    group: int = 0
+    """Index of its trajectory's group in the step."""
     selected: Tensor | None = None  # [T] bool, tokens selected by the loss, see `Loss.select`
+    factors: Tensor | None = None  # [T] see `Loss.weigh`
     correction_scale: float = 1.0
     """Factor of the off-policy weights, the same on all tokens of an optimizer step."""
 
@@ -91,6 +94,7 @@ class TrainBatch:
     returns: Tensor | None  # [M]
     value_weights: Tensor | None  # [M]
     selected: Tensor | None = None  # [M]
+    factors: Tensor | None = None  # [M]
     correction_scale: float = 1.0
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from turnwise.core.messages import Message, ToolCall, ToolSpec, tool_schema
+from turnwise.core.messages import Message, ToolCall, ToolSpec, text_parts, tool_schema
 from turnwise.core.samples import Sample
-from turnwise.core.trajectory import Stop
+from turnwise.core.trajectory import Stop, Turn
 from turnwise.render.renderer import Renderer
 from turnwise.tools.call_formats import format_call
 
@@ -37,11 +37,7 @@ def build_demonstration(number: int, exchanges: Sequence[Exchange], renderer: Re
     ids: list[int] = []
     turn_ids: list[int] = []
     for turn, exchange in enumerate(exchanges):
-        if turn:
-            context = renderer.extend(exchange.messages, Stop.EOS)
-        else:
-            in_words = exchange.tools_in_words or describe_tools(exchange.tools)
-            context = renderer.start(exchange.messages, exchange.tools, in_words)
+        context = _encode_context(exchange, renderer, first=turn == 0)
         answer = encode_answer(exchange, renderer)
         ids += [*context, *answer]
         turn_ids += [-1] * len(context) + [turn if exchange.trained else -1] * len(answer)
@@ -54,6 +50,43 @@ def build_demonstration(number: int, exchanges: Sequence[Exchange], renderer: Re
         logprobs=torch.zeros(len(ids)),
         temperatures=torch.ones(len(ids)),
     )
+
+
+def build_turns(exchanges: Sequence[Exchange], renderer: Renderer) -> list[Turn]:
+    """Encode a conversation as turns of one context, with log-probabilities of 0: nobody sampled them.
+
+    An answer that is only context becomes part of the next turn's context.
+    """
+    turns: list[Turn] = []
+    context: list[int] = []
+    for number, exchange in enumerate(exchanges):
+        context += _encode_context(exchange, renderer, first=number == 0)
+        answer = encode_answer(exchange, renderer)
+        if not exchange.trained:
+            context += answer
+            continue
+        turns.append(
+            Turn(
+                context_ids=tuple(context),
+                extends=bool(turns),
+                action_ids=tuple(answer),
+                action_logprobs=(0.0,) * len(answer),
+                temperature=1.0,
+                spans=renderer.parse(answer, Stop.EOS).spans,
+                message=Message(role="assistant", parts=text_parts(exchange.answer), tool_calls=exchange.calls),
+                stop=Stop.EOS,
+                reward=0.0,
+            )
+        )
+        context = []
+    return turns
+
+
+def _encode_context(exchange: Exchange, renderer: Renderer, *, first: bool) -> list[int]:
+    if not first:
+        return renderer.extend(exchange.messages, Stop.EOS)
+    in_words = exchange.tools_in_words or describe_tools(exchange.tools)
+    return renderer.start(exchange.messages, exchange.tools, in_words)
 
 
 def encode_answer(exchange: Exchange, renderer: Renderer) -> list[int]:

@@ -146,5 +146,6 @@ def pack_train(samples: Sequence[TrainSample]) -> TrainBatch:
         returns=optional("returns"),
         value_weights=optional("value_weights"),
         selected=optional("selected"),
+        factors=optional("factors"),
         correction_scale=samples[0].correction_scale,
     )

@@ -53,7 +53,7 @@ from turnwise.rollout.collect import Collector, GroupCollector
 from turnwise.rollout.episode import Limits
 from turnwise.training.estimate import AdaptiveCoefficients, EstimateSettings, RewardSettings
 from turnwise.training.learner import LocalLearner
-from turnwise.training.objective import Objective
+from turnwise.training.objective import Objective, needs_reference
 from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule, mark_embeddings
 from turnwise.training.sharded import ShardedLearner
 from turnwise.training.sharded_optimizer import ShardedOptimizer
@@ -255,7 +255,7 @@ def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) ->
     mark_embeddings(model)
     schedule = _schedule(train)
     critic = _critic(config, model)
-    keeps_reference = algo.kl_coef > 0
+    keeps_reference = needs_reference(algo)
     return LocalLearner(
         model,
         build_objective(config.algo),
@@ -286,7 +286,7 @@ def build_sharded_learner(config: Config, model: Any | None, plan: MemoryPlan | 
     policy, critic, schedule = copy_model(plain), _critic(config, plain), _schedule(train)
     sharding.shard_model(policy, model)
     mark_embeddings(policy)
-    keeps_reference, reference = algo.kl_coef > 0, None
+    keeps_reference, reference = needs_reference(algo), None
     if keeps_reference and not has_adapter(plain):
         reference = plain.requires_grad_(False)
         sharding.shard_model(reference, model)
@@ -409,7 +409,9 @@ def estimate_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> Estim
         loss_tokens=token_rule(algo.loss_tokens),
         kl_in_reward=KL_ESTIMATORS[kl_estimator(algo)] if algo.kl_coef > 0 and kl_in_reward(algo) else None,
         needs=Needs(
-            logprobs=algo.old_logprobs == "learner", values=advantage.needs_critic, ref_logprobs=algo.kl_coef > 0
+            logprobs=algo.old_logprobs == "learner",
+            values=advantage.needs_critic,
+            ref_logprobs=needs_reference(algo),
         ),
         micro_tokens=micro_tokens,
     )

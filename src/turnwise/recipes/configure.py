@@ -16,6 +16,7 @@ from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.presets import find_method, find_recipe, method_path, recipe_names, recipe_path
 from turnwise.record.provenance import check_code_files
+from turnwise.record.run_folder import RUNS_FOLDER
 
 MODELS = Path(__file__).parent / "models"
 """Default settings by model, for targets that are not recipes."""
@@ -144,14 +145,21 @@ def _apply_method(settings: dict[str, Any], overrides: Overrides, *, from_target
 OFF_POLICY_DEFAULTS = {"correction": "truncated", "old_logprobs": "learner"}
 """Settings of `algo` if the sampler's weights or rounding may differ from the learner's."""
 
+OFF_POLICY_CAUSES: tuple[tuple[str, str, Any], ...] = (
+    ("rollout", "max_staleness", 0),
+    ("engine", "kind", "native"),
+    ("data", "sources", ()),
+)
+"""(section, setting, its value if the sampler is the learner)."""
+
 
 def _apply_off_policy_defaults(settings: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
-    """Correct for stale rollouts, and for an engine other than the learner's, unless the settings say how."""
+    """Correct for stale rollouts, stored episodes and an engine of its own, unless the settings say how."""
     algo, corrects = settings.get("algo", {}), False
-    for section, name, on_policy in (("rollout", "max_staleness", 0), ("engine", "kind", "native")):
+    for section, name, on_policy in OFF_POLICY_CAUSES:
         found = _find_override(f"{section}.{name}", overrides)
         chosen = settings.get(section, {}).get(name, on_policy) if found is None else found
-        corrects = corrects or str(chosen) != str(on_policy)
+        corrects = corrects or str(chosen or on_policy) != str(on_policy)
     if not corrects or any(
         name in algo or _find_override(f"algo.{name}", overrides) is not None for name in OFF_POLICY_DEFAULTS
     ):
@@ -198,8 +206,15 @@ def resolve_paths(config: Config) -> Config:
             "reward": config.reward.model_copy(update=_resolve_rewards(dict(config.reward), Path())),
             "algo": algo.model_copy(update=rules),
             "sft": sft.model_copy(update={"demos": _resolve(sft.demos, Path())}),
+            "data": config.data.model_copy(update={"sources": tuple(map(_resolve_source, config.data.sources))}),
         }
     )
+
+
+def _resolve_source(source: str) -> str:
+    """Make a source of stored episodes absolute: a path, or else the name of a run in runs/."""
+    paths = (Path(source).expanduser(), Path(RUNS_FOLDER) / source)
+    return next((str(path.resolve()) for path in paths if path.exists()), source)
 
 
 def _load_file(path: Path) -> dict[str, Any]:

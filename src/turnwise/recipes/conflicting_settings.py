@@ -14,6 +14,10 @@ from turnwise.rewards.scoring import ENV, FORMAT
 
 
 def check_conflicts(config: Config) -> None:
+    if config.data.sources and (name := _uses_rollouts(config)):
+        raise UserError(
+            f"{name} needs episodes that are played, and data.sources replaces them. Leave one of them out."
+        )
     for is_conflict, message in CONFLICTS:
         if is_conflict(config):
             raise UserError(message.format(**dict(config)))
@@ -44,6 +48,20 @@ def _compares_members(config: Config) -> bool:
     return any(judge.get("mode") in ("relative", "pairwise") for judge in config.reward.judges)
 
 
+def _uses_rollouts(config: Config) -> str:
+    """Return the setting that needs episodes to be played; "" if there is none."""
+    needed = {
+        "rollout.max_staleness": config.rollout.max_staleness > 0,
+        "selfplay.opponent": uses_selfplay(config),
+        "curriculum.pool": config.curriculum.pool > 0,
+        "algo.filter_refill": config.algo.filter_refill > 0,
+        "algo.advantage": ADVANTAGES[config.algo.advantage].needs_greedy,
+        "reward.functions": bool(config.reward.functions),
+        "reward.judges": bool(config.reward.judges),
+    }
+    return next((name for name, is_needed in needed.items() if is_needed), "")
+
+
 CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     (
         lambda c: bool(c.agent.command and c.agent.function),
@@ -65,6 +83,15 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     (
         lambda c: c.env.kind == AGENT_ENV and c.cluster.engines > 0,
         "agents call an engine in this process. Set cluster.engines to 0.",
+    ),
+    (
+        lambda c: c.algo.loss == "dpo" and c.algo.advantage != "preference",
+        "algo.loss dpo compares two episodes of a task, and algo.advantage {algo.advantage} does not say which is "
+        "better. Choose algo.advantage preference.",
+    ),
+    (
+        lambda c: c.algo.loss == "dpo" and c.algo.aggregation != "seq-mean-token-sum",
+        "algo.loss dpo sums over the tokens of an episode. Choose algo.aggregation seq-mean-token-sum.",
     ),
     (
         lambda c: c.rollout.max_staleness > 0 and uses_selfplay(c),

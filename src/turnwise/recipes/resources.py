@@ -17,6 +17,7 @@ from turnwise.models.loading.load import device_of
 from turnwise.models.memory.estimate import CUDA_CONTEXT, MemoryEstimate
 from turnwise.models.memory.plan import MemoryPlan, MemoryRequest, plan_memory
 from turnwise.models.memory.shapes import model_shape
+from turnwise.training.objective import needs_reference
 
 MICRO_TOKENS = 16384
 """Tokens per forward and backward pass where nothing sets another number."""
@@ -60,7 +61,7 @@ def memory_request(config: Config, *, sft: bool = False) -> MemoryRequest:
         engines=2 if has_opponent and not sft else 1,
         engine_share=_engine_share(config.engine),
         critic=critic and not sft,
-        reference=algo.kl_coef > 0 and not sft,
+        reference=needs_reference(algo) and not sft,
         weights_copy=config.rollout.max_staleness > 0 and config.engine.kind == "native" and not sft,
         muon=train.optimizer == "muon" and not sft,
         micro_tokens=train.micro_tokens,

@@ -14,6 +14,7 @@ from turnwise.core.errors import LearnerLost
 from turnwise.core.program import spell_command
 from turnwise.core.references import reference_name
 from turnwise.core.samples import Learner
+from turnwise.data.replay import Replay
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.loading.load import LoadedModel
 from turnwise.models.memory.plan import MemoryPlan
@@ -28,6 +29,7 @@ from turnwise.recipes.build import (
     share_value_head,
     update_settings,
 )
+from turnwise.recipes.datasets import fill_replay
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.resources import memory_plan
 from turnwise.recipes.selfplay import build_selfplay
@@ -41,15 +43,18 @@ from turnwise.recipes.training_run import (
     summarise_success,
 )
 from turnwise.recipes.validate import check_run
+from turnwise.record.trajectories import open_replay
 from turnwise.report.learning_curve import draw_learning_curve
 from turnwise.report.progress import Progress, explain_idle_step
 from turnwise.report.tables import run_table, seeds_table
 from turnwise.report.terminal import make_console, print_command
 from turnwise.report.trajectory_images import TrajectoryImages
+from turnwise.rollout.collect import GroupCollector
 from turnwise.training.asynchronous import AsyncRolloutStage, LearnerThread
 from turnwise.training.checkpoints import Checkpoints, State, restore
 from turnwise.training.loop import Loop
-from turnwise.training.rollout_stage import RolloutStage
+from turnwise.training.offline import ReplayStage, score_rendered
+from turnwise.training.rollout_stage import GroupSource, RolloutStage
 
 EVAL_EPISODES = 512
 """Episodes in the suggested evaluation: enough to measure success to a few percentage points."""
@@ -132,11 +137,27 @@ class ReinforcementRun(TrainingRun):
             progress.note(f"memory: {plan.describe()}")
         stack, learner = self._build_parts(loaded, plan, progress.note)
         self.stack = stack
+        replay = self._fill_replay(loaded, stack, learner, plan, progress) if config.data.sources else None
         self._restore = partial(restore_or_init, config, loaded, learner, self.folder, note=progress.note)
         checkpoints, state = self._restore(resume=resume)
         if not self.folder.read_metrics():
             self.folder.append_metrics({"step": 0, "time/warmup_s": warmup_s})
-        return self._loop(loaded, stack, learner, checkpoints, progress, limit_s, plan), state
+        return self._loop(loaded, stack, learner, checkpoints, progress, limit_s, plan, replay), state
+
+    def _fill_replay(
+        self, loaded: LoadedModel, stack: PolicyStack, learner: Learner, plan: MemoryPlan, progress: Progress
+    ) -> Replay:
+        """Read the stored episodes. The initial policy scores those whose log-probabilities nobody recorded."""
+        replay = open_replay(self.folder.replay, self.config.data.capacity)
+        vocabulary = loaded.model.get_input_embeddings().num_embeddings
+        fill_replay(replay, self.config, stack.renderer, vocabulary, progress.note)
+        scored = score_rendered(replay, learner, plan.micro_tokens, partial(progress.phase, "reference"))
+        if scored:
+            progress.note(
+                f"{scored:,} episodes have no log-probabilities of a sampler: those of the initial policy "
+                f"({loaded.name}) stand for them"
+            )
+        return replay
 
     def _build_parts(
         self, loaded: LoadedModel, plan: MemoryPlan, note: Callable[[str], None]
@@ -171,34 +192,25 @@ class ReinforcementRun(TrainingRun):
         progress: Progress,
         limit_s: float | None,
         plan: MemoryPlan,
+        replay: Replay | None,
     ) -> Loop:
         config, tokens = self.config, plan.micro_tokens
         collector, opponents = build_selfplay(
             config, self.environments, self.tasks, loaded, stack, learner, checkpoints, self.folder, progress
         )
-        staleness = config.rollout.max_staleness
-        build_stage = (
-            partial(
-                AsyncRolloutStage,
-                max_staleness=staleness,
-                steps=config.train.steps,
-                in_flight=config.rollout.in_flight,
+        if replay is None:
+            rollout_stage: GroupSource = self._rollout_stage(stack, collector, learner, tokens)
+        else:
+            rollout_stage = ReplayStage(
+                tasks=self.tasks,
+                replay=replay,
+                algo=config.algo,
+                learner=learner,
+                groups=config.rollout.groups,
+                group_size=config.rollout.group_size,
+                micro_tokens=tokens,
+                run_seed=config.seed,
             )
-            if staleness
-            else RolloutStage
-        )
-        rollout_stage = build_stage(
-            tasks=self.tasks,
-            collector=collector,
-            greedy=stack.greedy if ADVANTAGES[config.algo.advantage].needs_greedy else None,
-            rewards=build_rewards(config, self.services.judges, stack.renderer.decode),
-            algo=config.algo,
-            learner=learner,
-            groups=config.rollout.groups,
-            group_size=config.rollout.group_size,
-            refill=config.algo.filter_refill,
-            micro_tokens=tokens,
-        )
         return Loop(
             config=config,
             estimate_settings=estimate_settings(config, tokens),
@@ -225,7 +237,35 @@ class ReinforcementRun(TrainingRun):
             services=self.services,
             max_seconds=limit_s,
             release_cache=plan.releases_cache,
-            learner_thread=LearnerThread() if staleness else None,
+            learner_thread=LearnerThread() if config.rollout.max_staleness else None,
+        )
+
+    def _rollout_stage(
+        self, stack: PolicyStack, collector: GroupCollector, learner: Learner, micro_tokens: int
+    ) -> RolloutStage:
+        config = self.config
+        staleness = config.rollout.max_staleness
+        build_stage = (
+            partial(
+                AsyncRolloutStage,
+                max_staleness=staleness,
+                steps=config.train.steps,
+                in_flight=config.rollout.in_flight,
+            )
+            if staleness
+            else RolloutStage
+        )
+        return build_stage(
+            tasks=self.tasks,
+            collector=collector,
+            greedy=stack.greedy if ADVANTAGES[config.algo.advantage].needs_greedy else None,
+            rewards=build_rewards(config, self.services.judges, stack.renderer.decode),
+            algo=config.algo,
+            learner=learner,
+            groups=config.rollout.groups,
+            group_size=config.rollout.group_size,
+            refill=config.algo.filter_refill,
+            micro_tokens=micro_tokens,
         )
 
     def write_figures(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -237,10 +277,10 @@ class ReinforcementRun(TrainingRun):
 
 def summarise(rows: Sequence[dict[str, Any]], seed: int) -> Summary:
     """Return the contents of `summary.json`."""
-    steps = [row for row in rows if "rollout/episodes" in row]
+    steps = [row for row in rows if "rollout/episodes" in row or "data/episodes" in row]
     return summarise_success(rows, steps, seed) | {
         "unscored": int(sum(row.get("rollout/members_unscored", 0) for row in steps)),
         "idle_steps": sum(explain_idle_step(row) is not None for row in steps),
-        "episodes": int(sum(row["rollout/episodes"] for row in steps)),
-        "tokens": int(sum(row["rollout/sampled_tokens"] for row in steps)),
+        "episodes": int(sum(row.get("rollout/episodes", 0) for row in steps)),
+        "tokens": int(sum(row.get("rollout/sampled_tokens", 0) for row in steps)),
     }

@@ -33,6 +33,7 @@ from turnwise.report.terminal import make_console
 from turnwise.rollout.collect import CollectedGroups, DrawCounts, GroupCollector
 from turnwise.training.checkpoints import State
 from turnwise.training.loop import Loop
+from turnwise.training.rollout_stage import RolloutStage
 from turnwise.training.step_record import StepTimer
 
 if TYPE_CHECKING:  # its package is optional
@@ -188,7 +189,7 @@ class Trainer:
             raise UserError("trainer.step needs at least one group: pass what trainer.gather returned")
         opened = self._open
         loop, gateway = opened.loop, opened.run.stack.gateway
-        assert gateway is not None
+        assert gateway is not None and isinstance(loop.rollout_stage, RolloutStage)
         collected = CollectedGroups(groups=tuple(groups), counts=self._counts, last_failure=self._last_failure)
         members = sum(len(group.trajectories) for group in groups)
         rollout = await loop.rollout_stage.use(collected, episodes=members + self._counts["members_given_up"])
@@ -275,6 +276,7 @@ def _check_own_loop(config: Config) -> None:
         "rollout.max_staleness": config.rollout.max_staleness > 0,
         "curriculum.pool": config.curriculum.pool > 0,
         "eval.every": config.eval.every > 0,
+        "data.sources": bool(config.data.sources),
         "agent.command": bool(config.agent.command),
         "agent.function": bool(config.agent.function),
         "env.kind": config.env.kind != AGENT_ENV,

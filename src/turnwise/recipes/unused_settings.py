@@ -106,6 +106,14 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
         _one_of("env.kind", [AGENT_ENV]),
     ),
     (("agent.pass_env",), _on("agent.command", "set {key}")),
+    (
+        ("data.capacity", "data.episodes", "data.keep", "data.min_reward"),
+        _on("data.sources", "name stored episodes with --data"),
+    ),
+    (
+        ("rollout.temperature", "reward.format_penalty", "reward.weights", "algo.filter_scale"),
+        _off("data.sources", "play the environment: leave out --data"),
+    ),
     (("curriculum.floor", "curriculum.memory"), _on("curriculum.pool", "raise {key}")),
     (
         ("selfplay.random_moves", "selfplay.snapshot_every", "selfplay.snapshots", "selfplay.ladder_games"),

@@ -39,6 +39,7 @@ from turnwise.recipes.agents import build_agent, load_reward
 from turnwise.recipes.build import reward_names, token_rule
 from turnwise.recipes.conflicting_settings import check_conflicts, uses_selfplay
 from turnwise.recipes.contexts import check_context
+from turnwise.recipes.datasets import check_data
 from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.recipes.resources import check_threads, cores
 from turnwise.recipes.sources import use_own_adapter
@@ -90,6 +91,7 @@ def check_run(
     for spec in environments.specs.values():
         check_environment(config, spec)
     check_cluster(config, environments)
+    check_data(config)
     check_servers(environments.with_params, judges=judges.clients)
 
 

@@ -15,6 +15,7 @@
     checkpoints/                    written by `training`
     base/                           the tiny model after its warm-up, if the run started from it
     past/                           earlier policies of a self-play run
+    replay/                         episodes that an off-policy run trains on
     provenance.json                 version and source files at the start of the run; copies in sources/
 
 "step" is the number of completed steps when the row was written: 0 before training.
@@ -125,7 +126,8 @@ class RunFolder:
         """
         own_files = {"config.toml", "metrics.jsonl", "alarms.jsonl", "report.html", JUDGES_FILE, PROVENANCE, LOCK_NAME}
         own_files |= {f"{CALLS_FILE}{ending}" for ending in ("", "-wal", "-shm")}
-        own_names = own_files | {IMAGES_FOLDER, "base", "checkpoints", "trajectories", "trackers", "past", SOURCES}
+        own_folders = {IMAGES_FOLDER, "base", "checkpoints", "trajectories", "trackers", "past", "replay", SOURCES}
+        own_names = own_files | own_folders
         has_foreign = any(file.name not in own_names and not is_leftover(file) for file in self.path.glob("*"))
         if has_foreign or self._write_failed or self._holds_steps():
             return
@@ -155,6 +157,11 @@ class RunFolder:
     def past(self) -> Path:
         """Folder of earlier policies, the opponents in self-play."""
         return self.path / "past"
+
+    @property
+    def replay(self) -> Path:
+        """Folder of the episodes that an off-policy run trains on."""
+        return self.path / "replay"
 
     @property
     def trajectories(self) -> Path:

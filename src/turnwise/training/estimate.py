@@ -88,6 +88,8 @@ class Estimate:
     """Training data of a step. Lists have one tensor per sample, of its length unless noted."""
 
     trajectories: tuple[Trajectory, ...]
+    group_ids: tuple[int, ...]
+    """Group of each trajectory."""
     samples: list[Sample]
     old_logprobs: list[Tensor]
     ref_logprobs: list[Tensor] | None
@@ -166,6 +168,7 @@ def estimate(
         metrics |= {} if explained is None else {"explained_variance": explained}
     return Estimate(
         trajectories=tuple(trajectories),
+        group_ids=tuple(group_ids),
         samples=samples,
         old_logprobs=scatter_sampled(samples, old_logprobs),
         ref_logprobs=scatter_sampled(samples, torch.cat(scores["ref_logprobs"])) if "ref_logprobs" in scores else None,

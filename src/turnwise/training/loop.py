@@ -18,7 +18,7 @@ from turnwise.core.samples import Learner, StepSettings
 from turnwise.core.task import Task
 from turnwise.core.token_name import TokenName
 from turnwise.evaluation.episodes import Evaluation
-from turnwise.record.metrics import rollout_metrics, staleness_metrics
+from turnwise.record.metrics import staleness_metrics
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.report.trajectory_images import TrajectoryImages
@@ -28,7 +28,7 @@ from turnwise.training.asynchronous import LearnerThread
 from turnwise.training.checkpoints import Checkpoints, State
 from turnwise.training.diagnostics import AlarmWatcher, gradient_metrics, is_due, mutual_information_metrics, roll_back
 from turnwise.training.estimate import AdaptiveCoefficients, Estimate, EstimateSettings, estimate
-from turnwise.training.rollout_stage import RolloutResult, RolloutStage
+from turnwise.training.rollout_stage import GroupSource, RolloutResult
 from turnwise.training.selfplay import Opponents
 from turnwise.training.step_record import (
     Evaluator,
@@ -64,7 +64,7 @@ class Loop:
         config: Config,
         estimate_settings: EstimateSettings,
         update_settings: UpdateSettings,
-        rollout_stage: RolloutStage,
+        rollout_stage: GroupSource,
         evaluator: Evaluator,
         engine: EngineControl,
         learner: Learner,
@@ -273,14 +273,13 @@ class Loop:
         curriculum: dict[str, float],
         timer: StepTimer,
     ) -> dict[str, Any]:
-        metrics, estimated, stats = rollout_metrics(rollout.groups), learnt.estimated, self.engine.stats()
+        metrics, estimated, stats = rollout.metrics(), learnt.estimated, self.engine.stats()
         if number == 1 and metrics.get("rollout/length_stops", 0.0) > LENGTH_STOP_WARNING:
             share = f"{100 * metrics['rollout/length_stops']:.0f} %"
             self.progress.note(f"{share} of turns were cut at rollout.max_new_tokens: raise it to let them finish")
         row = {
             "step": number,
             **metrics,
-            **rollout.metrics(),
             **{f"rollout/{name}": float(count) for name, count in rollout.counts.items()},
             **({} if self.learner_thread is None else staleness_metrics(rollout.kept, version=number - 1)),
             **{f"train/{name}": value for name, value in learnt.metrics.items()},
@@ -289,7 +288,7 @@ class Loop:
             "train/skipped_steps": float(self.learner.skipped_steps),
             **learnt.diagnosed,
             **curriculum,
-            **timer.metrics(metrics["rollout/sampled_tokens"] + metrics["rollout/context_tokens"]),
+            **timer.metrics(rollout.num_tokens),
             "time/capture_s": stats.capture_s - self._engine_stats.capture_s,
             "time/engine_s": stats.busy_s - self._engine_stats.busy_s,
         }

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from turnwise.algos.kl import KlEstimator
-from turnwise.algos.losses import LOSSES, Loss, LossInputs, value_loss
+from turnwise.algos.loss_types import Loss, LossInputs
+from turnwise.algos.losses import LOSSES, value_loss
 from turnwise.algos.off_policy import (
     CORRECTIONS,
     OFF_POLICY_METRICS,
@@ -47,6 +48,7 @@ class Objective:
             segment_ids=torch.repeat_interleave(counts).to(logprobs.device),
             turn_ids=batch.turn_ids,
             selected=batch.selected,
+            factors=batch.factors,
         )
         result = self.loss.compute(inputs, self.algo)
         if self.correction is not CORRECTIONS["none"]:
@@ -67,6 +69,11 @@ class Objective:
         token_loss, clipped = value_loss(values, batch.old_values, batch.returns, self.algo.value_clip)
         metrics = {"value_loss": token_loss.detach(), "value_clip_fraction": clipped, "value": values.detach()}
         return self.algo.value_coef * (batch.value_weights * token_loss).sum(), metrics
+
+
+def needs_reference(algo: AlgoConfig) -> bool:
+    """Return whether a frozen copy of the initial policy is kept, for a KL term or a loss that compares with it."""
+    return algo.kl_coef > 0 or LOSSES[algo.loss].weigh is not None
 
 
 MISMATCH_METRICS = ("mismatch", "mismatch_p99", "mismatch_ratio", *OFF_POLICY_METRICS)

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from turnwise.core.errors import Outage
 from turnwise.core.samples import Learner, Needs
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.samples import build_samples
+from turnwise.record.metrics import rollout_metrics
 from turnwise.rewards.scoring import RewardSet, ScoredGroups, count_members, score_groups
 from turnwise.rollout.collect import CollectedGroups, DrawCounts, GroupCollector
 from turnwise.rollout.failures import DroppedEpisodes
@@ -39,9 +41,21 @@ class RolloutResult:
     """None if the estimator does not need them."""
     lost: DroppedEpisodes
     """Episodes that are not in the groups because they failed or their group was dropped."""
+    replayed: bool = False
+    """The groups were not played in this step but drawn from stored episodes."""
+
+    @property
+    def num_tokens(self) -> float:
+        """Number of ids in the groups, sampled or not."""
+        turns = [turn for group in self.groups for each in group.trajectories for turn in each.turns]
+        return float(sum(len(turn.context_ids) + len(turn.action_ids) for turn in turns))
 
     def metrics(self) -> dict[str, float]:
-        return {
+        """Return the metrics of the groups: `rollout/...` if they were played, else `data/...`."""
+        if self.replayed:
+            found = rollout_metrics(self.groups)
+            return {name.replace("rollout/", "data/"): value for name, value in found.items()}
+        return rollout_metrics(self.groups) | {
             "rollout/kept_groups": float(len(self.kept)),
             "rollout/kept_share": self.kept_share,
             "rollout/members_unscored": float(self.counts["members_unscored"]),
@@ -69,6 +83,19 @@ class _Totals:
     """Groups that passed the filter."""
     counts: Counter[str] = field(default_factory=Counter)
     lost: DroppedEpisodes = field(default_factory=DroppedEpisodes)
+
+
+class GroupSource(Protocol):
+    """Where a step's groups come from: the environment (`RolloutStage`), or stored episodes (`offline.ReplayStage`)."""
+
+    @property
+    def tasks(self) -> TaskSource: ...
+    async def run(self, step: int, show: ShowProgress, measured: SuccessCounts | None = None) -> RolloutResult: ...
+    def admit(
+        self, done: int, measured: SuccessCounts, drawn_with: Mapping[str, SuccessCounts] | None = None
+    ) -> None: ...
+    def drawn_with(self, done: int) -> dict[str, dict[str, tuple[float, float]]]: ...
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from turnwise.algos.losses import AGGREGATIONS, LossInputs
+from turnwise.algos.loss_types import LossInputs, PairInputs
+from turnwise.algos.losses import AGGREGATIONS
 from turnwise.algos.off_policy import compute_correction_scale
 from turnwise.config.schema import TrainConfig
 from turnwise.core.random_streams import address, random_stream
@@ -42,7 +43,7 @@ def update(
     """
     sums: dict[str, Tensor] = {}
     step_metrics: list[dict[str, float]] = []
-    for number, trajectories in enumerate(mini_batch_order(len(estimated.trajectories), settings, step)):
+    for number, trajectories in enumerate(mini_batch_order(estimated.group_ids, settings, step)):
         samples = train_samples(estimated, set(trajectories), settings)
         seed = ("selected_tokens", settings.run_seed, step, number)
         samples = add_step_statistics(samples, learner, settings.objective, settings.micro_tokens, seed)
@@ -77,13 +78,25 @@ def _mean_over_steps(steps: list[dict[str, float]]) -> dict[str, float]:
     return means | {name: value for name, value in first.items() if name in MISMATCH_METRICS}
 
 
-def mini_batch_order(count: int, settings: UpdateSettings, step: int) -> Iterator[list[int]]:
-    """Yield the trajectory indices of each optimizer step, shuffled anew in each epoch."""
+def mini_batch_order(group_ids: Sequence[int], settings: UpdateSettings, step: int) -> Iterator[list[int]]:
+    """Yield the trajectory indices of each optimizer step, shuffled anew in each epoch.
+
+    A loss of groups needs all members of a group in one optimizer step, even if they are more than train.mini_batch.
+    """
+    whole_groups = settings.objective.loss.weigh is not None
+    members: dict[int, list[int]] = {}
+    for index, group in enumerate(group_ids):
+        members.setdefault(group if whole_groups else index, []).append(index)
     for epoch in range(settings.train.epochs):
-        order = list(range(count))
-        random_stream("mini_batches", settings.run_seed, step, epoch).shuffle(order)
-        for start in range(0, count, settings.train.mini_batch):
-            yield order[start : start + settings.train.mini_batch]
+        units = list(members.values())
+        random_stream("mini_batches", settings.run_seed, step, epoch).shuffle(units)
+        batch: list[int] = []
+        for unit in units:
+            if batch and len(batch) + len(unit) > settings.train.mini_batch:
+                yield batch
+                batch = []
+            batch = [*batch, *unit]
+        yield batch
 
 
 def train_samples(estimated: Estimate, trajectories: set[int], settings: UpdateSettings) -> list[TrainSample]:
@@ -105,6 +118,7 @@ def train_samples(estimated: Estimate, trajectories: set[int], settings: UpdateS
             returns=estimated.returns[index] if estimated.returns else None,
             weights=weights[number],
             value_weights=None if value_weights is None else value_weights[number],
+            group=estimated.group_ids[estimated.samples[index].trajectory],
         )
         for number, index in enumerate(chosen)
     ]
@@ -125,12 +139,15 @@ def _weights(estimated: Estimate, chosen: list[int], masks: list[Tensor], settin
 def add_step_statistics(
     samples: list[TrainSample], learner: Learner, objective: Objective, micro_tokens: int, seed: Sequence[object]
 ) -> list[TrainSample]:
-    """Add what depends on all samples of an optimizer step: tokens that the loss selects, scale of the correction.
+    """Add what depends on all samples of an optimizer step: selected tokens, factors, scale of the correction.
 
-    A loss that selects tokens costs one more forward pass, without gradients, for the current log-probabilities. `seed`
-    addresses its random numbers, one per sampled token in the order of the samples.
+    A loss that selects or weighs tokens costs one more forward pass, without gradients, for the current
+    log-probabilities. `seed` addresses the random numbers of a selection, one per sampled token in the order of the
+    samples.
     """
     loss = objective.loss
+    if samples and loss.weigh is not None:
+        samples = _add_factors(samples, learner, objective, micro_tokens)
     if not samples or (loss.select is None and not objective.algo.correction_normalise):
         return samples
     bare = [each.sample for each in samples]
@@ -146,6 +163,34 @@ def add_step_statistics(
     return [
         replace(each, selected=tokens, correction_scale=scale) for each, tokens in zip(samples, selected, strict=True)
     ]
+
+
+def _add_factors(
+    samples: list[TrainSample], learner: Learner, objective: Objective, micro_tokens: int
+) -> list[TrainSample]:
+    """Add the factors of a loss of groups, from the trained tokens of whole groups."""
+    bare, weigh = [each.sample for each in samples], objective.loss.weigh
+    assert weigh is not None
+    scores = score_samples(bare, learner, Needs(logprobs=True), micro_tokens)
+    logprobs = torch.cat(scores["logprobs"])
+    trained = gather_sampled(bare, [each.weights for each in samples]) != 0
+    groups = torch.tensor([each.group for each in samples]).repeat_interleave(torch.tensor(count_sampled(bare)))
+    references = [_reference(each) for each in samples]
+    inputs = PairInputs(
+        logprobs=logprobs[trained],
+        ref_logprobs=gather_sampled(bare, references)[trained],
+        advantages=gather_sampled(bare, [each.advantages for each in samples])[trained],
+        group_ids=groups[trained],
+    )
+    factors = torch.zeros_like(logprobs).masked_scatter(trained, weigh(inputs, objective.algo))
+    scattered = scatter_sampled(bare, factors)
+    return [replace(each, factors=tokens) for each, tokens in zip(samples, scattered, strict=True)]
+
+
+def _reference(sample: TrainSample) -> Tensor:
+    if sample.ref_logprobs is None:
+        raise ValueError("This loss needs the log-probabilities of a reference.")
+    return sample.ref_logprobs
 
 
 def _step_inputs(samples: list[TrainSample], learner: Learner, micro_tokens: int, *, score: bool) -> LossInputs:

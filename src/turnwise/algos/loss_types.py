@@ -1,0 +1,110 @@
+"""Types of the policy losses, and sums over the tokens of a turn or sequence.
+
+Ratios are per token, per turn or per sequence (a sequence is a segment here); all tokens of a segment are in one
+micro-batch, so a ratio does not depend on how the step is split:
+
+    segment_ids   0 0 0 0 0 | 1 1 1 1
+    turn_ids      0 0 1 1 1 | 0 0 0 1
+    units, turn   0 0 1 1 1   2 2 2 3      tokens of one unit share one ratio
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from turnwise.algos.kl import clamp_log_ratio
+from turnwise.core.algorithm import LossParams, RatioLevel
+
+RATIO_LEVELS: tuple[RatioLevel, ...] = ("token", "turn", "sequence")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossInputs:
+    """The M sampled tokens of a packed micro-batch."""
+
+    logprobs: Tensor  # [M] of the current policy: the only ones with a gradient
+    old_logprobs: Tensor  # [M] denominator of the ratio
+    sampler_logprobs: Tensor  # [M] of the policy that sampled the tokens
+    advantages: Tensor  # [M]
+    segment_ids: Tensor  # [M] int64, equal on the tokens of one segment
+    turn_ids: Tensor  # [M] int64, equal on the tokens of one turn in a segment
+    selected: Tensor | None = None  # [M] bool, tokens chosen by `Loss.select`; None: no selection
+    factors: Tensor | None = None  # [M] from `Loss.weigh`; None: the loss weighs no tokens
+
+    def __post_init__(self) -> None:
+        given = (self.old_logprobs, self.sampler_logprobs, self.advantages, self.segment_ids, self.turn_ids)
+        tensors = [each for each in (*given, self.selected, self.factors) if each is not None]
+        if self.logprobs.dim() != 1 or any(tensor.shape != self.logprobs.shape for tensor in tensors):
+            raise ValueError("Log-probabilities, advantages, ids and selected tokens must have the same shape [M].")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossResult:
+    """Result of a loss function."""
+
+    token_loss: Tensor  # [M]
+    """Loss of each token, with gradient; turnwise aggregates it over the optimizer step."""
+    metrics: dict[str, Tensor]
+    """[M] each, without gradient; the caller averages them over all tokens of the optimizer step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairInputs:
+    """All trained tokens of an optimizer step, for losses that compare the members of a group."""
+
+    logprobs: Tensor  # [M] of the current policy, without gradient
+    ref_logprobs: Tensor  # [M] of the reference
+    advantages: Tensor  # [M]
+    group_ids: Tensor  # [M] int64, equal on the tokens of one group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    compute: Callable[[LossInputs, LossParams], LossResult]
+    reads: tuple[str, ...] = ()
+    """Fields of LossParams that change the result."""
+    select: Callable[[LossInputs, LossParams, Tensor], Tensor] | None = None
+    """Select tokens [M] bool among all trained tokens of an optimizer step, before its first gradient, for
+    `LossInputs.selected`. The tensor holds one uniform random number per token [M]. None: no selection."""
+    weigh: Callable[[PairInputs, LossParams], Tensor] | None = None
+    """Return the tokens' `LossInputs.factors` [M], before the first gradient of an optimizer step. The loss is then one
+    of groups under policy and reference: a group's members are trained in one optimizer step. None: no factors."""
+    adds_penalty: bool = False
+    """Has a term that is nonzero where the advantage is 0."""
+
+
+def unit_ids(segment_ids: Tensor, turn_ids: Tensor, level: RatioLevel) -> Tensor:
+    """[M] unit number of each token, from 0; tokens may come in any order."""
+    if level == "token":
+        return torch.arange(segment_ids.shape[0], device=segment_ids.device)
+    if level == "sequence":
+        return segment_ids.unique(return_inverse=True)[1]
+    if level == "turn":
+        return torch.stack((segment_ids, turn_ids)).unique(dim=1, return_inverse=True)[1]
+    raise ValueError(f'Unknown ratio level "{level}"; expected one of {", ".join(RATIO_LEVELS)}.')
+
+
+def sum_over(values: Tensor, units: Tensor) -> Tensor:
+    """[M] sum over each token's unit, with gradients to all of its tokens."""
+    totals = values.new_zeros(units.shape[0]).index_add(0, units, values)
+    return totals[units]
+
+
+def max_over(values: Tensor, units: Tensor) -> Tensor:
+    """[M] largest value of each token's unit."""
+    largest = values.new_full(units.shape, -torch.inf).scatter_reduce(0, units, values, "amax")
+    return largest[units]
+
+
+def mean_over(values: Tensor, units: Tensor) -> Tensor:
+    """[M] mean over each token's unit, with gradients to all of its tokens."""
+    return sum_over(values, units) / sum_over(torch.ones_like(values), units)
+
+
+def loss_metrics(inputs: LossInputs, **extra: Tensor) -> dict[str, Tensor]:
+    """Return the metrics of every loss, the ratio and an estimate of KL(pi_old | pi), and the extra ones of a loss."""
+    log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).detach()
+    shared = {"ratio": log_ratio.exp(), "approx_kl": -log_ratio}
+    return shared | {name: value.to(log_ratio.dtype) for name, value in extra.items()}

@@ -1,0 +1,127 @@
+"""Episodes that others recorded as text, one per row, as trajectories that can be trained on.
+
+    conversation    the columns of `conversations.py`, and perhaps
+                    reward      number: of the whole episode
+                    rewards     list: one number per trained answer
+                    success     true or false
+    steps           observations  [n or n + 1 texts], actions [n texts], rewards [n numbers], and perhaps terminations,
+                    truncations [n], system (a text): the columns of a Minari episode whose spaces are text
+
+Texts are encoded once, with the model's chat template. Nobody knows with which probability their author wrote them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from turnwise.core.errors import UserError
+from turnwise.core.messages import system, user
+from turnwise.core.random_streams import address
+from turnwise.core.task import Task
+from turnwise.core.trajectory import Status, Trajectory
+from turnwise.data.conversations import parse_conversation
+from turnwise.data.demonstrations import Exchange, build_turns
+from turnwise.render.renderer import Renderer
+
+STEP_COLUMNS = ("observations", "actions", "rewards")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    exchanges: Sequence[Exchange]
+    turn_rewards: tuple[float, ...] | None
+    """One number per trained answer; None: unknown."""
+    status: Status
+
+
+def parse_episode(row: Any, where: str) -> Episode:
+    """Return the episode of a row. `where` names it in errors."""
+    if isinstance(row, Mapping) and all(row.get(name) is not None for name in STEP_COLUMNS):
+        return _parse_steps(row, where)
+    exchanges = parse_conversation(row, where)
+    return Episode(
+        exchanges=exchanges,
+        turn_rewards=_parse_rewards(row, sum(exchange.trained for exchange in exchanges), where),
+        status=Status.FAILED if row.get("success") is False else Status.SUCCEEDED,
+    )
+
+
+def _parse_rewards(row: Mapping[str, Any], answers: int, where: str) -> tuple[float, ...] | None:
+    if row.get("rewards") is not None:
+        rewards = row["rewards"]
+        if not isinstance(rewards, list) or len(rewards) != answers:
+            raise UserError(f"{where}: rewards must be a list of {answers} numbers, one per answer.")
+        return tuple(_number(each, "rewards", where) for each in rewards)
+    success = row.get("success")
+    if success is not None and not isinstance(success, bool):
+        raise UserError(f"{where}: success is {success!r}. Write true or false.")
+    if row.get("reward") is None and success is None:
+        return None
+    total = float(bool(success)) if row.get("reward") is None else _number(row["reward"], "reward", where)
+    return (*[0.0] * (answers - 1), total)
+
+
+def _number(value: Any, name: str, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UserError(f"{where}: {name} has {value!r}, which is not a finite number.")
+    return float(value)
+
+
+def _parse_steps(row: Mapping[str, Any], where: str) -> Episode:
+    observations, actions, rewards = (_list(row[name], name, where) for name in STEP_COLUMNS)
+    if not actions or len(rewards) != len(actions) or len(observations) not in (len(actions), len(actions) + 1):
+        raise UserError(
+            f"{where} has {len(observations)} observations, {len(actions)} actions and {len(rewards)} rewards. Give as "
+            "many rewards as actions, and as many observations or one more."
+        )
+    opening = () if row.get("system") is None else (system(_text(row["system"], "system", where)),)
+    exchanges = [
+        Exchange(
+            messages=(*(opening if number == 0 else ()), user(_text(observation, "observations", where))),
+            answer=_text(action, "actions", where),
+        )
+        for number, (observation, action) in enumerate(zip(observations, actions, strict=False))
+    ]
+    turn_rewards = tuple(_number(each, "rewards", where) for each in rewards)
+    return Episode(exchanges=exchanges, turn_rewards=turn_rewards, status=_step_status(row, turn_rewards))
+
+
+def _step_status(row: Mapping[str, Any], rewards: Sequence[float]) -> Status:
+    """Return the status: success is the column of that name, or else a positive reward at the end by the rules."""
+    if isinstance(row.get("success"), bool):
+        return Status.SUCCEEDED if row["success"] else Status.FAILED
+    truncations = row.get("truncations")
+    if isinstance(truncations, list) and truncations and truncations[-1]:
+        return Status.TRUNCATED_TURNS
+    return Status.SUCCEEDED if rewards[-1] > 0 else Status.FAILED
+
+
+def _list(value: Any, name: str, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise UserError(f"{where}: {name} is not a list. Write one value per step.")
+    return value
+
+
+def _text(value: Any, name: str, where: str) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise UserError(f"{where}: {name} has a {type(value).__name__}. Write texts, which the model can read.")
+
+
+def build_episode(episode: Episode, env: str, renderer: Renderer) -> Trajectory:
+    """Encode an episode. Those with the same opening are one task, so their outcomes can be compared."""
+    rewards = episode.turn_rewards
+    turns = build_turns(episode.exchanges, renderer)
+    scored = rewards if rewards is not None else (0.0,) * len(turns)
+    turns = [replace(turn, reward=reward) for turn, reward in zip(turns, scored, strict=True)]
+    return Trajectory(
+        task=Task(env=env, seed=address("opening", list(turns[0].context_ids))),
+        member=0,
+        attempt=0,
+        turns=tuple(turns),
+        status=episode.status,
+        turn_rewards=scored,
+    )

@@ -1,0 +1,275 @@
+"""Stored episodes for `turnwise train --data`: runs, files and dataset folders, checked and put into a replay buffer.
+
+    runs/OLD          the episodes that the run recorded: exact ids and log-probabilities
+    demos.jsonl       rows of text (`data/episodes.py`), or rows of trajectories as a run records them
+    FOLDER            a dataset: .jsonl, .parquet or .arrow files, such as `turnwise data export` or `datasets` writes
+
+Ids are trained as they were sampled, so a source with ids has to name them (tokens.jsonl): the names must be those of
+the model's tokenizer. One bad row stops the run before it trains on anything, with its file and line.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turnwise.algos.advantages import ADVANTAGES
+from turnwise.config.load import CONFIG_FILE, build, read_run
+from turnwise.config.schema import Config, DataConfig
+from turnwise.core.errors import UserError, read_failure
+from turnwise.core.table_files import READERS, is_table_file, read_jsonl_rows
+from turnwise.core.trajectory import Trajectory, Turn
+from turnwise.data.episodes import build_episode, parse_episode
+from turnwise.data.replay import Replay
+from turnwise.record.disk import wrap_disk_errors, write_atomic
+from turnwise.record.run_folder import RUNS_FOLDER
+from turnwise.record.trajectories import trajectory_from_row
+from turnwise.render.renderer import Renderer
+from turnwise.training.offline import compares_members, has_comparable
+
+FILLED = "sources.json"
+"""File of a replay folder that names its sources, written when all of them are in the buffer."""
+TOKENS_FILE = "tokens.jsonl"
+DATASET_FILES = (".jsonl", ".parquet", ".arrow")
+PATTERNS = {"training": ("step_*.jsonl",), "evaluation": ("eval_*.jsonl",), "all": ("step_*.jsonl", "eval_*.jsonl")}
+
+Rows = Iterator[tuple[str, Any]]
+"""(file and line of the row; its value)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    rows: Rows
+    tokens: Path
+    """File that names the token ids of the rows."""
+    knows_sampler: bool
+    """False: episodes were not drawn from the distribution of their log-probabilities, as in a greedy evaluation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredEpisode:
+    trajectory: Trajectory
+    where: str
+    """File and line."""
+    sampled: bool
+    """See `Entry.sampled`, as for `scored`."""
+    scored: bool
+
+
+def find_data(source: str) -> Path:
+    """Return the run, file or folder that a source names: a path, or the name of a run in runs/."""
+    for path in (Path(source).expanduser(), Path(RUNS_FOLDER) / source):
+        if path.exists():
+            return path
+    raise UserError(f"data.sources: {source} does not exist. Give a run, a file or a dataset folder.")
+
+
+def check_data(config: Config) -> None:
+    """Check before anything is loaded that the sources exist and have files of episodes."""
+    if not config.data.sources and not ADVANTAGES[config.algo.advantage].uses_rewards:
+        raise UserError(
+            f"algo.advantage {config.algo.advantage} imitates every episode, and played ones are the policy's "
+            "own. Name stored ones with --data."
+        )
+    for source in config.data.sources:
+        open_source(find_data(source), config.data)
+
+
+def open_source(path: Path, data: DataConfig) -> Source:
+    if (path / CONFIG_FILE).is_file():
+        return _open_run(path, data)
+    if path.is_file():
+        if not is_table_file(str(path)):
+            raise UserError(f"data.sources: {path} does not end in {', '.join(READERS)}. Convert it, or give a run.")
+        rows = READERS[path.suffix.lower()](path)
+        return Source(rows=rows, tokens=path.with_name(TOKENS_FILE), knows_sampler=True)
+    files = sorted(file for file in path.rglob("*") if file.suffix in DATASET_FILES and file.name != TOKENS_FILE)
+    if not files:
+        raise UserError(f"data.sources: {path} has no {', '.join(DATASET_FILES)} file. Give a run, a file or a folder.")
+    rows = (row for file in files for row in _read_dataset_file(file))
+    return Source(rows=rows, tokens=path / TOKENS_FILE, knows_sampler=True)
+
+
+def _open_run(path: Path, data: DataConfig) -> Source:
+    settings = build(read_run(str(path)))
+    if settings.data.sources and data.episodes != "evaluation":
+        raise UserError(
+            f"{path} was itself trained on stored episodes. Name its own data.sources, or set data.episodes evaluation."
+        )
+    folder = path / "trajectories"
+    files = sorted(file for pattern in PATTERNS[data.episodes] for file in folder.glob(pattern))
+    if not files:
+        raise UserError(f"{path} recorded no {data.episodes} episodes. Give a run with record.trajectories above 0.")
+    plain = settings.eval.temperature > 0 and settings.eval.top_p == 1 and settings.eval.top_k == 0
+    return Source(
+        rows=(row for file in files for row in read_jsonl_rows(file)),
+        tokens=folder / TOKENS_FILE,
+        knows_sampler=plain or data.episodes == "training",
+    )
+
+
+def _read_dataset_file(file: Path) -> Rows:
+    if file.suffix == ".jsonl":
+        yield from read_jsonl_rows(file)
+        return
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(f"{file} needs pyarrow: pip install 'turnwise[datasets]', or convert it to .jsonl") from None
+    try:
+        table = (
+            pyarrow.parquet.read_table(file)
+            if file.suffix == ".parquet"
+            else pyarrow.ipc.open_stream(pyarrow.memory_map(str(file))).read_all()
+        )
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{file} is damaged ({str(error).splitlines()[0][:80]}). Restore it.") from error
+    number = 0
+    for batch in table.to_batches(max_chunksize=256):
+        for row in batch.to_pylist():
+            number += 1
+            yield f"{file} row {number}", row
+
+
+def read_episodes(path: Path, data: DataConfig, renderer: Renderer, vocabulary: int) -> Iterator[StoredEpisode]:
+    """Read the episodes of a source. Those that failed for infrastructure reasons are left out."""
+    source, checked = open_source(path, data), False
+    try:
+        for where, row in source.rows:
+            if not (isinstance(row, Mapping) and "turns" in row):
+                yield _render(row, where, path.stem, renderer)
+                continue
+            if not checked:
+                _check_tokens(source.tokens, where, renderer)
+                checked = True
+            trajectory = _read_trajectory(row, where, vocabulary)
+            if not trajectory.status.errored:
+                sampled = source.knows_sampler
+                yield StoredEpisode(trajectory=trajectory, where=where, sampled=sampled, scored=True)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{read_failure(path, error)}. Restore it, or give another source.") from error
+
+
+def _render(row: Any, where: str, env: str, renderer: Renderer) -> StoredEpisode:
+    episode = parse_episode(row, where)
+    trajectory = build_episode(episode, env, renderer)
+    return StoredEpisode(trajectory=trajectory, where=where, sampled=False, scored=episode.turn_rewards is not None)
+
+
+def _check_tokens(names: Path, where: str, renderer: Renderer) -> None:
+    """Raise UserError if ids mean other tokens than the model's."""
+    if not names.is_file():
+        raise UserError(f"{where} has token ids, and {names} is missing, which says what they mean. Restore it.")
+    for line, row in read_jsonl_rows(names):
+        try:
+            token, text = row["id"], row["text"]
+            known = renderer.name_token(token).text
+        except (KeyError, TypeError, IndexError, ValueError, OverflowError):
+            raise UserError(f"{line} does not name a token of this model. Give the model that recorded it.") from None
+        if known != text:
+            raise UserError(
+                f"{line}: token {token} is {text!r} there and {known!r} in this model. Give the model that recorded it."
+            )
+
+
+def _read_trajectory(row: Mapping[str, Any], where: str, vocabulary: int) -> Trajectory:
+    try:
+        trajectory = trajectory_from_row({"rewards": {}, "timings": {}, **row})
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    if not all(map(math.isfinite, trajectory.turn_rewards)):
+        raise UserError(f"{where}: a reward is not finite. Restore the file from a copy.")
+    for number, turn in enumerate(trajectory.turns, start=1):
+        if problem := _find_problem(turn, vocabulary, first=number == 1):
+            raise UserError(f"{where}: turn {number} {problem}. Restore the file from a copy.")
+    return trajectory
+
+
+def _find_problem(turn: Turn, vocabulary: int, *, first: bool) -> str | None:
+    """Return what makes the turn unfit for training; None if nothing does."""
+    if not all(type(each) is int and 0 <= each < vocabulary for each in (*turn.context_ids, *turn.action_ids)):
+        return "has ids that are not tokens of this model"
+    if not turn.context_ids and (first or not turn.extends):
+        return "has no context"
+    if len(turn.action_logprobs) != len(turn.action_ids):
+        return f"has {len(turn.action_ids)} sampled ids and {len(turn.action_logprobs)} log-probabilities"
+    if turn.policy_versions and len(turn.policy_versions) != len(turn.action_ids):
+        return f"has {len(turn.action_ids)} sampled ids and {len(turn.policy_versions)} policy versions"
+    if not all(-math.inf < logprob <= 0 for logprob in turn.action_logprobs):
+        return "has a log-probability that is not a finite number of at most 0"
+    if turn.images:
+        return "has images, and stored episodes with images cannot be trained on"
+    if not 0 < turn.temperature < math.inf:
+        return "has a temperature that is not a finite number above 0"
+    return None
+
+
+def fill_replay(
+    replay: Replay, config: Config, renderer: Renderer, vocabulary: int, note: Callable[[str], None]
+) -> None:
+    """Put the episodes of all sources into the buffer, unless a run that is resumed has done so."""
+    marker, data = replay.folder / FILLED, config.data
+    if marker.is_file():
+        return
+    with wrap_disk_errors(replay.folder, "start again (nothing was trained)"):
+        for source in data.sources:
+            counts: Counter[str] = Counter()
+            for episode in read_episodes(find_data(source), data, renderer, vocabulary):
+                _check_length(episode, config.rollout.max_tokens)
+                _check_reward(episode, config)
+                counts[_add(replay, episode, data)] += 1
+            note(_describe(source, counts))
+        _check_filled(replay, config)
+        write_atomic(marker, json.dumps({"sources": data.sources, "episodes": len(replay)}).encode())
+
+
+def _add(replay: Replay, episode: StoredEpisode, data: DataConfig) -> str:
+    """Add an episode that the settings keep; return what became of it."""
+    trajectory = episode.trajectory
+    if data.keep == "succeeded" and not trajectory.status.succeeded:
+        return "without success"
+    if data.min_reward is not None and trajectory.total_reward < data.min_reward:
+        return "below data.min_reward"
+    if not trajectory.num_sampled:
+        return "without answers"
+    added = replay.add(trajectory, source=episode.where, sampled=episode.sampled, scored=episode.scored)
+    return ("sampled" if episode.sampled else "rendered") if added else "known already"
+
+
+def _describe(source: str, counts: Counter[str]) -> str:
+    kept = {"sampled": "with the log-probabilities of their sampler", "rendered": "without"}
+    parts = [f"{counts[name]:,} episodes {text}" for name, text in kept.items() if counts[name]] or ["no episodes"]
+    left = [f"{count:,} {name}" for name, count in counts.items() if name not in kept]
+    return f"{source}: {', '.join(parts)}" + (f"; left out: {', '.join(left)}" if left else "")
+
+
+def _check_length(episode: StoredEpisode, limit: int) -> None:
+    for segment in episode.trajectory.segments():
+        length = sum(len(turn.context_ids) + len(turn.action_ids) for turn in segment.turns)
+        if length > limit:
+            raise UserError(f"{episode.where} has {length} tokens, and rollout.max_tokens is {limit}. Raise it.")
+
+
+def _check_reward(episode: StoredEpisode, config: Config) -> None:
+    needed = ADVANTAGES[config.algo.advantage].uses_rewards or config.data.min_reward is not None
+    if needed and not episode.scored:
+        raise UserError(
+            f"{episode.where} has no reward, which algo.advantage {config.algo.advantage} needs. Add a column reward "
+            "or success, or imitate it: algo.preset bc."
+        )
+
+
+def _check_filled(replay: Replay, config: Config) -> None:
+    names = ", ".join(config.data.sources)
+    if not len(replay):
+        raise UserError(f"{names}: no episode is left to train on. Give others, or lower data.min_reward or data.keep.")
+    if compares_members(config.algo) and not has_comparable(replay, config.algo):
+        raise UserError(
+            f"{names}: no task has two episodes with different rewards, which algo.advantage {config.algo.advantage} "
+            "compares. Give runs that played the same tasks, or choose awr or filtered_bc."
+        )

@@ -1,0 +1,107 @@
+"""Training on stored episodes: a step's groups are drawn from a replay buffer instead of being played.
+
+Everything after that is the training loop's: advantages, losses and corrections by name, checkpoints, evaluations in
+the environment. What a step draws depends on the seed and the step, so a resumed run draws the same.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from turnwise.algos.advantages import ADVANTAGES
+from turnwise.config.algorithm import AlgoConfig
+from turnwise.core.samples import Learner, Needs
+from turnwise.data.replay import Replay
+from turnwise.data.replay_files import Entry
+from turnwise.data.samples import build_samples
+from turnwise.rollout.failures import DroppedEpisodes
+from turnwise.rollout.tasks import SuccessCounts, TaskSource
+from turnwise.training.estimate import score_samples
+from turnwise.training.rollout_stage import RolloutResult, ShowProgress, filter_groups
+
+SCORED_AT_ONCE = 256
+"""Trajectories whose log-probabilities are computed before the next ones are read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayStage:
+    """Draws groups of `group_size` episodes of one task, pairs, or single episodes, by what the advantage compares."""
+
+    tasks: TaskSource
+    replay: Replay
+    algo: AlgoConfig
+    learner: Learner
+    groups: int
+    group_size: int
+    micro_tokens: int
+    run_seed: int
+
+    async def run(self, step: int, show: ShowProgress, measured: SuccessCounts | None = None) -> RolloutResult:
+        """Draw the groups of a step."""
+        groups = [self.replay.read_group(members) for members in self._draw(step)]
+        show("data", len(groups), len(groups))
+        kept = filter_groups(groups, self.learner, self.algo, self.micro_tokens)
+        return RolloutResult(
+            groups=groups,
+            kept=kept,
+            kept_share=len(kept) / len(groups),
+            rate_scale=1.0,
+            counts=Counter(),
+            baselines=None,
+            lost=DroppedEpisodes(),
+            replayed=True,
+        )
+
+    def _draw(self, step: int) -> Sequence[Sequence[Entry]]:
+        key, count = (self.run_seed, step), self.groups * self.group_size
+        advantage = ADVANTAGES[self.algo.advantage]
+        if advantage.compares_pairs:
+            return self.replay.sample_pairs(count // 2, *key)
+        if compares_members(self.algo):
+            return self.replay.sample_groups(self.groups, self.group_size, *key)
+        return [[entry] for entry in self.replay.sample(count, *key)]
+
+    def admit(self, done: int, measured: SuccessCounts, drawn_with: Mapping[str, SuccessCounts] | None = None) -> None:
+        """Do nothing: nothing is played."""
+
+    def drawn_with(self, done: int) -> dict[str, dict[str, tuple[float, float]]]:
+        return {}
+
+    async def close(self) -> None:
+        """Do nothing: nothing is played."""
+
+
+def compares_members(algo: AlgoConfig) -> bool:
+    """Return whether the algorithm compares the episodes of one task with each other."""
+    normalises = algo.normalise != "identity" and algo.normalise_over == "group"
+    return ADVANTAGES[algo.advantage].needs_groups or normalises
+
+
+def score_rendered(replay: Replay, learner: Learner, micro_tokens: int, show: Callable[[int, int], None]) -> int:
+    """Store the current policy's log-probabilities for episodes that have none; return the number of episodes.
+
+    Called before training, so that the initial policy stands for the unknown author: ratios then measure how far
+    training has moved from it.
+    """
+    unknown = [entry for entry in replay.entries if not entry.sampled and np.isnan(replay.read_logprobs(entry)).any()]
+    for start in range(0, len(unknown), SCORED_AT_ONCE):
+        chosen = unknown[start : start + SCORED_AT_ONCE]
+        samples = build_samples([replay.read(entry) for entry in chosen])
+        logprobs = score_samples(samples, learner, Needs(logprobs=True), micro_tokens)["logprobs"]
+        for number, entry in enumerate(chosen):
+            parts = [part for sample, part in zip(samples, logprobs, strict=True) if sample.trajectory == number]
+            replay.set_logprobs(entry, torch.cat(parts).tolist())
+        show(start + len(chosen), len(unknown))
+    return len(unknown)
+
+
+def has_comparable(replay: Replay, algo: AlgoConfig) -> bool:
+    """Return whether the buffer has what the advantage compares: two episodes of a task, with different rewards."""
+    for members in replay.groups.values():
+        rewards = {entry.total_reward for entry in members}
+        if len(members) > 1 and (len(rewards) > 1 or not ADVANTAGES[algo.advantage].compares_pairs):
+            return True
+    return False

@@ -1,0 +1,126 @@
+"""Methods for stored episodes against loops written from the papers."""
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from losses_for_tests import inputs
+from params_for_tests import change
+
+from turnwise.algos.advantage_types import AdvantageInputs
+from turnwise.algos.advantages import ADVANTAGES
+from turnwise.algos.loss_types import LossInputs, PairInputs
+from turnwise.algos.losses import LOSSES
+from turnwise.core.algorithm import AdvantageParams, LossParams
+
+PARAMS = LossParams()
+
+
+def rows(returns: list[float], groups: list[int]) -> AdvantageInputs:
+    """One trajectory of three sampled tokens per return, which is split over two of them."""
+    rewards = torch.tensor([[value - 1.0, 0.0, 1.0, 99.0] for value in returns])
+    mask = torch.tensor([[True, True, True, False]] * len(returns))
+    return AdvantageInputs(
+        mask=mask, token_rewards=rewards, group_ids=torch.tensor(groups), turn_ids=torch.zeros(mask.shape).long()
+    )
+
+
+def test_clone_gives_every_sampled_token_one() -> None:
+    found = ADVANTAGES["clone"].compute(rows([3.0, -2.0], [0, 0]), AdvantageParams()).advantages
+    assert found.tolist() == [[1.0, 1.0, 1.0, 0.0]] * 2
+
+
+def test_preference_marks_the_best_and_the_worst() -> None:
+    found = ADVANTAGES["preference"].compute(
+        rows([1, 3, 2, 5, 5, 0, 0, 3], [7, 7, 7, 2, 2, 9, 9, 9]), AdvantageParams()
+    )
+    assert found.advantages[:, 0].tolist() == [-1, 1, 0, 0, 0, -1, 0, 1]
+    assert found.advantages[:, 3].abs().sum() == 0
+
+
+@given(
+    st.lists(st.tuples(st.floats(-6, 6), st.floats(-4, 4)), min_size=1, max_size=8),
+    st.floats(0.1, 4),
+    st.floats(0.5, 50),
+)
+def test_awr_equals_the_weighted_likelihood_of_the_paper(
+    tokens: list[tuple[float, float]], beta: float, largest: float
+) -> None:
+    batch = inputs([ratio for _, ratio in tokens], [advantage for advantage, _ in tokens])
+    params = change(PARAMS, awr_beta=beta, awr_max_weight=largest)
+    result = LOSSES["awr"].compute(batch, params)
+    for number, (advantage, _) in enumerate(tokens):
+        weight = min(math.exp(advantage / beta), largest)
+        expected = -weight * batch.logprobs[number].item()
+        assert result.token_loss[number].item() == pytest.approx(expected, rel=1e-9)
+    gradient = torch.autograd.grad(result.token_loss.sum(), batch.logprobs)[0]
+    weights = [min(math.exp(advantage / beta), largest) for advantage, _ in tokens]
+    torch.testing.assert_close(gradient, -torch.tensor(weights, dtype=torch.float64))
+
+
+def dpo_by_hand(pairs: list[tuple[list[int], list[int]]], policy: torch.Tensor, reference: torch.Tensor, beta: float):
+    """Equation 7 of Rafailov et al. 2023 in a loop: `pairs` are the tokens of the chosen and the rejected answer."""
+    total = torch.zeros((), dtype=torch.float64)
+    for chosen, rejected in pairs:
+        margin = torch.zeros((), dtype=torch.float64)
+        for token in chosen:
+            margin = margin + policy[token] - reference[token]
+        for token in rejected:
+            margin = margin - (policy[token] - reference[token])
+        total = total - torch.nn.functional.logsigmoid(beta * margin)
+    return total / len(pairs)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_dpo_has_the_gradient_of_the_papers_loss(seed: int) -> None:
+    """Two segments per trajectory, in any order of tokens, and micro-batches that split the pairs."""
+    rng = random.Random(seed)
+    count, beta = 3, 0.3
+    trajectories = [(pair, sign) for pair in range(count) for sign in (1, -1) for _ in range(rng.randint(2, 5))]
+    rng.shuffle(trajectories)
+    policy = torch.tensor([-rng.random() * 3 for _ in trajectories], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([-rng.random() * 3 for _ in trajectories], dtype=torch.float64)
+    tokens = {key: [at for at, each in enumerate(trajectories) if each == key] for key in set(trajectories)}
+    pairs = [(tokens[pair, 1], tokens[pair, -1]) for pair in range(count)]
+    expected = torch.autograd.grad(dpo_by_hand(pairs, policy, reference, beta), policy)[0]
+
+    loss, params = LOSSES["dpo"], change(PARAMS, dpo_beta=beta)
+    advantages = torch.tensor([float(sign) for _, sign in trajectories], dtype=torch.float64)
+    assert loss.weigh is not None
+    factors = loss.weigh(
+        PairInputs(
+            logprobs=policy.detach(),
+            ref_logprobs=reference,
+            advantages=advantages,
+            group_ids=torch.tensor([10 * pair for pair, _ in trajectories]),
+        ),
+        params,
+    )
+    total = torch.zeros((), dtype=torch.float64)
+    for part in torch.arange(len(trajectories)).split(3):
+        batch = LossInputs(
+            logprobs=policy[part],
+            old_logprobs=reference[part],
+            sampler_logprobs=reference[part],
+            advantages=advantages[part],
+            segment_ids=torch.zeros(len(part)).long(),
+            turn_ids=torch.zeros(len(part)).long(),
+            factors=factors[part],
+        )
+        total = total + loss.compute(batch, params).token_loss.sum() / (2 * count)  # seq-mean-token-sum
+    torch.testing.assert_close(torch.autograd.grad(total, policy)[0], expected)
+
+
+def test_dpo_reports_the_loss_and_accuracy_of_its_pairs() -> None:
+    batch = inputs([0.0, 0.0], [1.0, -1.0])
+    factors = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    found = LOSSES["dpo"].compute(
+        LossInputs(**{name: getattr(batch, name) for name in batch.__slots__} | {"factors": factors}), PARAMS
+    )
+    assert found.metrics["dpo_accuracy"].tolist() == [1.0, 0.0]
+    torch.testing.assert_close(found.metrics["dpo_loss"], -torch.log(1 - factors))
+    with pytest.raises(ValueError, match=r"needs LossInputs\.factors"):
+        LOSSES["dpo"].compute(batch, PARAMS)
