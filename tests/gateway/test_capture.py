@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,10 +18,13 @@ from gateway_for_tests import FunctionPolicy, RecordingPolicy, full_contexts, op
 from turnwise.core.messages import Message, ToolCall, ToolSpec, assistant, system, text_parts, user
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.trajectory import Stop
+from turnwise.engine.native.engine import NativeEngine
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.gateway.chat import ContextOverflow, GatewayError, RequestError
 from turnwise.gateway.sessions import SessionPool
 from turnwise.gateway.store import CallStore
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.loading.load import load_model
 from turnwise.render.renderer import Renderer
 
 ADD = ToolSpec(name="add", description="Add.", parameters={"type": "object", "properties": {"a": {"type": "number"}}})
@@ -442,3 +446,52 @@ def test_pool_pause_waits_for_running_calls_and_blocks_new_ones():
 
     asyncio.run(run())
     assert events == ["begins", "ends", "update", "resume", "begins", "ends"]
+
+
+def test_episode_without_end_forgets_old_branches_and_still_answers():
+    policy = RecordingPolicy(says("hello"))
+
+    async def talk(episode):
+        (first,) = await episode.reply(request_of(user("first")))
+        for number in range(5):
+            await episode.reply(request_of(user(f"other {number}")))
+        kept = episode.calls
+        (again,) = await episode.reply(request_of(user("first"), first.message, user("More")))
+        return kept, again.message.content
+
+    found, turns, _ = run_episode(policy, talk, keep=3)
+    assert found == (3, "hello")
+    assert [turn.extends for turn in turns] == [False, False, False]
+    assert policy.open_sessions == 0
+
+
+def test_episode_native_engine_logprobs_are_those_of_the_context():
+    """Branches, evicted sessions and weight updates in between do not change what tokens are conditioned on."""
+    loaded = load_model("tiny", dtype="float32", device="cpu", attn_implementation=ATTENTION)
+    tokens = Renderer(loaded.tokenizer, loaded.stop_ids)
+    engine = NativeEngine(loaded.model, slots=2, stop_ids=tokens.stop_ids, decode=tokens.decode)
+
+    async def run():
+        pool = SessionPool(engine, 2)
+        bounds = limits(max_new_tokens=12)
+        async with open_episode(engine, sessions=pool, renderer=tokens, limits=bounds) as episode:
+            said = [user("Hi")]
+            for number in range(3):
+                replies = await episode.reply(request_of(*said, n=3))
+                said += [replies[number].message, user("More")]
+                if number == 1:
+                    await pool.pause()
+                    await engine.publish(5, loaded.model)
+                    pool.resume()
+            return episode.turns()
+
+    turns = asyncio.run(run())
+    assert len(turns) == 9
+    assert {version for turn in turns for version in turn.policy_versions} == {0, 5}
+    plain = load_model("tiny", dtype="float32", device="cpu", attn_implementation="eager").model
+    for context, turn in full_contexts(turns):
+        ids = torch.tensor([[*context, *turn.action_ids]])
+        with torch.no_grad():
+            logprobs = plain(ids).logits[0].log_softmax(-1)
+        expected = logprobs[len(context) - 1 : -1].gather(-1, ids[0, len(context) :, None])[:, 0]
+        assert torch.allclose(expected, torch.tensor(turn.action_logprobs), atol=1e-4)

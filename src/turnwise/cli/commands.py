@@ -55,6 +55,16 @@ turnwise eval RUN smollm2-135m sokoban --episodes 64 --tries 4
 turnwise eval sokoban --endpoint http://localhost:8000/v1 --model NAME
 turnwise eval --resume FOLDER""",
     ),
+    "serve": Command(
+        group=TRAIN,
+        path="turnwise.cli.serve:serve_app",
+        help="""\
+Serve a model to agents through the APIs of OpenAI and Anthropic.
+
+turnwise serve --model.name RUN
+turnwise serve --model.name Qwen/Qwen2.5-0.5B-Instruct --port 8000
+turnwise serve --model.name RUN --rollout.temperature 0.7 --rollout.max_new_tokens 512""",
+    ),
     "export": Command(
         group=TRAIN,
         path="turnwise.cli.models:export_app",

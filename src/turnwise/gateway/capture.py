@@ -42,7 +42,9 @@ class Episode:
         limits: Limits,
         sessions: SessionPool,
         store: CallStore,
+        keep: int | None = None,
     ) -> None:
+        """`keep`: number of branches to keep in memory, for an episode without end; None: all."""
         self.key, self.bearer = key, bearer
         self.id = f"{key.address:016x}"
         self.closed = False
@@ -55,6 +57,7 @@ class Episode:
         self.history = ResponseHistory()
         """Items of the replies in the Responses dialect."""
         self._renderer, self._limits, self._sessions, self._store = renderer, limits, sessions, store
+        self._keep = keep
         self._tree = CallTree(key)
         self._requests: dict[Digest, list[PendingRequest]] = {}
         self._count = 0
@@ -119,6 +122,7 @@ class Episode:
             pending = PendingRequest(asyncio.get_running_loop().create_future())
             pending.replies.set_result(tuple(replies))
             self._requests.setdefault(name, []).append(pending)
+        await self._forget()
 
     async def close(self) -> None:
         """Revoke the bearer, stop running calls and close the sessions. Recorded calls remain."""
@@ -175,7 +179,17 @@ class Episode:
             self._tree.release(branches)
         replies = tuple(call.reply for call in calls)
         self.history.add(request, replies)
+        await self._forget()
         return replies
+
+    async def _forget(self) -> None:
+        """Forget branches and answered requests beyond the latest `keep`."""
+        if self._keep is None:
+            return
+        await self._sessions.close(*(branch.session for branch in self._tree.forget(self._keep)))
+        for name in list(self._requests)[: -self._keep]:
+            if all(pending.replies.done() for pending in self._requests[name]):
+                del self._requests[name]
 
     def _locate(self, request: ChatRequest) -> Place:
         if request.messages[-1].role == "assistant":

@@ -19,6 +19,7 @@ from turnwise.core.protocols import Policy
 from turnwise.core.task import EpisodeKey
 from turnwise.gateway import anthropic_messages, openai_chat, openai_responses
 from turnwise.gateway.access import Bearers, read_bearer
+from turnwise.gateway.admin import AdminSettings, admin_routes
 from turnwise.gateway.capture import Episode
 from turnwise.gateway.chat import (
     ChatReply,
@@ -70,13 +71,15 @@ class Gateway:
         model: str = "turnwise",
         host: str = "127.0.0.1",
         port: int = 0,
+        admin: AdminSettings | None = None,
     ) -> None:
         """`store`: SQLite file of the calls; None keeps them in memory.
 
         `max_sessions`: contexts that the policy keeps open at the same time. `limits`: of episodes without their own.
-        `model`: name in replies, whatever the caller asks for. `port`: 0 is any free port.
+        `model`: name in replies, whatever the caller asks for. `port`: 0 is any free port. `admin`: adds routes that
+        open and close episodes.
         """
-        self.model, self._host, self._port = model, host, port
+        self.model, self._host, self._port, self._admin = model, host, port, admin
         self._policy, self._renderer, self._limits = policy, renderer, limits
         self._store_file, self._max_sessions = store, max_sessions
         self._bearers, self._bodies = Bearers(), BodyReader()
@@ -97,7 +100,7 @@ class Gateway:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._sessions.resume()
-        for episode in self._bearers.episodes():
+        for episode in self.episodes():
             await self.close_episode(episode)
         self._server.should_exit = self._server.force_exit = True
         await self._serving
@@ -110,12 +113,23 @@ class Gateway:
         host, port = self._listener.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
+    def episodes(self) -> list[Episode]:
+        """Return the open episodes."""
+        return self._bearers.episodes()
+
     async def open_episode(
-        self, key: EpisodeKey, limits: Limits | None = None, *, bearer: str | None = None, restore: bool = False
+        self,
+        key: EpisodeKey,
+        limits: Limits | None = None,
+        *,
+        bearer: str | None = None,
+        restore: bool = False,
+        keep: int | None = None,
     ) -> Episode:
         """Open an episode with a new bearer, or with the given one.
 
         `restore`: continue what an earlier process recorded under this key. Otherwise that is deleted.
+        `keep`: number of branches to keep in memory, for an episode without end; None: all.
         """
         episode = Episode(
             key,
@@ -124,6 +138,7 @@ class Gateway:
             limits=limits or self._limits,
             sessions=self._sessions,
             store=self._store,
+            keep=keep,
         )
         await (episode.restore() if restore else self._store.clear(episode.id))
         self._bearers.add(episode)
@@ -149,6 +164,8 @@ class Gateway:
             Route("/v1/models", self._guarded(self._list_models), methods=["GET"]),
             Route("/v1/turnwise/reward", self._guarded(self._set_reward), methods=["POST"]),
         ]
+        if self._admin is not None:
+            routes += admin_routes(self, self._admin)
         return Starlette(routes=routes, exception_handlers={HTTPException: self._respond_to_http_error})
 
     def _chat_route(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:

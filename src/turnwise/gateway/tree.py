@@ -140,12 +140,27 @@ class CallTree:
             branch.busy = False
         self.branches = [branch for branch in self.branches if branch.calls or branch.busy]
 
+    def forget(self, keep: int) -> list[Branch]:
+        """Remove and return branches, those that were extended least recently, until `keep` are left."""
+        idle = sorted((each for each in self.branches if not each.busy), key=lambda each: each.calls[-1].stored.number)
+        gone = idle[: max(0, len(self.branches) - keep)]
+        if gone:
+            self.branches = [branch for branch in self.branches if branch not in gone]
+            calls = [call for branch in self.branches for call in branch.calls]
+            self._conversations, self._replies = {}, {}
+            for call in sorted(calls, key=lambda call: (call.stored.number, call.stored.choice)):
+                self._index(call)
+        return gone
+
+    def _index(self, call: RecordedCall) -> None:
+        self._conversations.setdefault(call.stored.conversation, []).append(call)
+        self._replies[call.stored.reply] = call
+
     def add(self, call: RecordedCall) -> None:
         """Add a call at the end of its branch."""
         call.branch.calls.append(call)
         call.branch.session.sampled = sum(len(each.completion.ids) for each in call.branch.calls)
-        self._conversations.setdefault(call.stored.conversation, []).append(call)
-        self._replies[call.stored.reply] = call
+        self._index(call)
 
     def calls(self) -> Iterator[RecordedCall]:
         """Yield the calls, one branch after another. The branch of the latest request comes last."""

@@ -1,0 +1,67 @@
+"""Routes for who runs the gateway: open and close episodes. They exist only if the gateway has an admin token.
+
+POST   /v1/turnwise/episodes          -> {"id", "api_key"}
+DELETE /v1/turnwise/episodes/{id}     -> {"id", "calls", "reward"}
+"""
+
+import hmac
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from turnwise.core.task import EpisodeKey
+from turnwise.gateway import openai_chat
+from turnwise.gateway.access import read_bearer
+from turnwise.gateway.chat import GatewayError
+
+if TYPE_CHECKING:
+    from turnwise.gateway.server import Gateway
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminSettings:
+    """Access to the routes."""
+
+    token: str
+    make_key: Callable[[int], EpisodeKey]
+    """Key of the n-th episode that they open, counted from 1."""
+
+
+def admin_routes(gateway: "Gateway", settings: AdminSettings) -> list[Route]:
+    """Return the routes."""
+    numbers = count(1)
+
+    async def open_episode(request: Request) -> Response:
+        episode = await gateway.open_episode(settings.make_key(next(numbers)))
+        return JSONResponse({"id": episode.id, "api_key": episode.bearer}, status_code=201)
+
+    async def close_episode(request: Request) -> Response:
+        found = [each for each in gateway.episodes() if each.id == request.path_params["id"]]
+        if not found:
+            raise GatewayError(404, "not_found", f"There is no open episode {request.path_params['id'][:80]}.")
+        await gateway.close_episode(found[0])
+        return JSONResponse({"id": found[0].id, "calls": found[0].calls, "reward": found[0].posted})
+
+    return [
+        Route("/v1/turnwise/episodes", _guarded(open_episode, settings.token), methods=["POST"]),
+        Route("/v1/turnwise/episodes/{id}", _guarded(close_episode, settings.token), methods=["DELETE"]),
+    ]
+
+
+def _guarded(handle: Handler, token: str) -> Handler:
+    async def route(request: Request) -> Response:
+        try:
+            if not hmac.compare_digest(read_bearer(request.headers).encode(), token.encode()):
+                raise GatewayError(401, "authentication", "The admin token is wrong.")
+            return await handle(request)
+        except GatewayError as error:
+            return JSONResponse(openai_chat.error(error.status, error.kind, error.message), status_code=error.status)
+
+    return route

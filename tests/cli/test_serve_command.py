@@ -1,0 +1,69 @@
+"""`turnwise serve`."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+
+from turnwise.config.load import build, save_toml
+from turnwise.core.errors import UserError
+from turnwise.recipes import serving
+
+
+def test_serve_prints_what_clients_need_and_records_their_calls(tmp_path: Path):
+    command = [sys.executable, "-m", "turnwise", "serve", "--port", "0", "--admin-token", "the-admin"]
+    settings = ["--model.name", "tiny", "--rollout.max_new_tokens", "8"]
+    server = subprocess.Popen([*command, *settings], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    with server, server.stdout as lines:
+        exports = dict(lines.readline().strip().removeprefix("export ").split("=", 1) for _ in range(4))
+        assert "Ctrl-C" in lines.readline()
+        url, key = exports["OPENAI_BASE_URL"], exports["OPENAI_API_KEY"]
+        with openai.OpenAI(base_url=url, api_key=key) as client:
+            reply = client.chat.completions.create(model="any", messages=[{"role": "user", "content": "Hi"}])
+        episodes = f"{url}/turnwise/episodes"
+        refused = httpx2.post(episodes, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+        admin = {"Authorization": "Bearer the-admin"}
+        opened = httpx2.post(episodes, headers=admin, timeout=60).json()
+        with openai.OpenAI(base_url=url, api_key=opened["api_key"]) as client:
+            client.chat.completions.create(model="any", messages=[{"role": "user", "content": "Hi"}])
+        closed = httpx2.delete(f"{episodes}/{opened['id']}", headers=admin, timeout=60)
+        again = httpx2.delete(f"{episodes}/{opened['id']}", headers=admin, timeout=60)
+        os.kill(server.pid, signal.SIGINT)
+    assert server.returncode == 0
+    assert exports["ANTHROPIC_BASE_URL"] == url.removesuffix("/v1")
+    assert exports["ANTHROPIC_API_KEY"] == key
+    assert reply.model == "tiny"
+    assert 1 <= reply.usage.completion_tokens <= 8
+    assert (refused.status_code, again.status_code) == (401, 404)
+    assert closed.json() == {"id": opened["id"], "calls": 1, "reward": None}
+    with sqlite3.connect(tmp_path / "runs" / "serve" / "calls.sqlite") as calls:
+        assert calls.execute("SELECT COUNT(*) FROM calls").fetchone() == (2,)
+
+
+def test_serve_run_uses_its_settings_and_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save_toml(build({"rollout": {"temperature": 0.5, "max_tokens": 3000}}), tmp_path / "config.toml")
+    monkeypatch.setattr(serving, "find_run_or_none", lambda name: (tmp_path, None))
+    monkeypatch.setattr(serving, "find_checkpoint", lambda path, checkpoint: path / "checkpoints" / "step-3")
+    config = serving.configure_serving([("model.name", "runs/x"), ("rollout.max_tokens", "4000")])
+    assert config.model.name == str(tmp_path / "checkpoints" / "step-3")
+    assert (config.rollout.temperature, config.rollout.max_tokens) == (0.5, 4000)
+
+
+def test_serve_unknown_model_is_an_error_of_the_user():
+    with pytest.raises(UserError, match="no-such-model"):
+        serving.serve(
+            [("model.name", "no-such-model")],
+            host="127.0.0.1",
+            port=0,
+            api_key=None,
+            admin_token=None,
+            out=Path("unused.sqlite"),
+            write=print,
+        )
