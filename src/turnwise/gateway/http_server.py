@@ -1,6 +1,7 @@
 """The web server in the current event loop: bounded headers, slow clients cut off, no signal handlers."""
 
 import asyncio
+import resource
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -65,6 +66,14 @@ def _with_write_timeout(app: ASGIApp) -> ASGIApp:
         await app(scope, receive, send_in_time)
 
     return bounded
+
+
+def allow_connections() -> None:
+    """Raise the process's soft limit of open files, which is often 1,024, as each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def listen(host: str, port: int) -> socket.socket:

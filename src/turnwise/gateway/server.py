@@ -31,7 +31,7 @@ from turnwise.gateway.chat import (
     RequestError,
 )
 from turnwise.gateway.conversation import digest
-from turnwise.gateway.http_server import QuietServer, listen, server_config
+from turnwise.gateway.http_server import QuietServer, allow_connections, listen, server_config
 from turnwise.gateway.request_body import BodyReader, read_json
 from turnwise.gateway.sessions import SessionPool
 from turnwise.gateway.store import CallStore
@@ -87,6 +87,7 @@ class Gateway:
         """Last requests without a valid bearer or route, such as "POST /chat/completions (404)"."""
 
     async def __aenter__(self) -> "Gateway":
+        allow_connections()
         self._listener = listen(self._host, self._port)
         self._store = CallStore(self._store_file)
         self._sessions = SessionPool(self._policy, self._max_sessions)
