@@ -35,6 +35,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
+from turnwise.core.messages import ImagePart
 from turnwise.models.loading.tiny import SPECIAL_TOKENS, tiny_pieces, tiny_tokenizer
 from turnwise.models.vision.processor import images_only
 
@@ -195,3 +196,10 @@ def png(width: int, height: int, seed: int = 0) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def plain_image(color: tuple[int, int, int], size: int = 16) -> ImagePart:
+    """Return a square of one color."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (size, size), color).save(buffer, "PNG")
+    return ImagePart(data=buffer.getvalue())

@@ -18,6 +18,7 @@ from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Stop
 from turnwise.data.packing import pack, unpack
 from turnwise.engine.native.engine import NativeEngine
+from turnwise.engine.paged.runner import build_paged_runner
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.forward import packed_logits
 from turnwise.models.loading.load import LoadedModel, load_model
@@ -149,8 +150,10 @@ async def play(
     ), logprobs
 
 
-def engine_of(loaded: LoadedModel, renderer: Renderer) -> NativeEngine:
-    return NativeEngine(loaded.model, slots=4, stop_ids=renderer.stop_ids, decode=renderer.decode)
+def engine_of(loaded: LoadedModel, renderer: Renderer, *, paged: bool = False) -> NativeEngine:
+    common: dict[str, Any] = {"slots": 4, "stop_ids": renderer.stop_ids, "decode": renderer.decode}
+    runner = build_paged_runner(loaded.model, **common, longest=1024) if paged else None
+    return NativeEngine(loaded.model, **common, runner=runner)
 
 
 async def play_all(engine: NativeEngine, renderer: Renderer) -> list[tuple[Sample, list[float]]]:
@@ -162,11 +165,12 @@ async def play_all(engine: NativeEngine, renderer: Renderer) -> list[tuple[Sampl
     )
 
 
+@pytest.mark.parametrize("paged", [False, True], ids=["slots", "paged"])
 @ALL
-def test_engine_and_learner_logprobs_agree_with_images(name: str, folders: Path) -> None:
+def test_engine_and_learner_logprobs_agree_with_images(name: str, paged: bool, folders: Path) -> None:
     loaded = load(name, folders)
     renderer = renderer_of(loaded)
-    played = asyncio.run(play_all(engine_of(loaded, renderer), renderer))
+    played = asyncio.run(play_all(engine_of(loaded, renderer, paged=paged), renderer))
     batch = pack([sample for sample, _ in played])
     with torch.no_grad():
         found, *_ = token_logprobs(loaded.model, batch)

@@ -44,6 +44,7 @@ from turnwise.recipes.contexts import build_context
 from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.recipes.resources import MICRO_TOKENS, plan_without_limits
 from turnwise.recipes.sources import use_own_adapter
+from turnwise.record.images import IMAGES_FOLDER
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.factory import build_group_judges, judge_weights
 from turnwise.rewards.functions import trajectory_reward
@@ -120,6 +121,8 @@ def load_policy(
         add_lora(loaded.model, loaded.name, settings)
     if config.system.compile and device_of(loaded.model).type == "cuda":
         compile_layers(loaded.model)
+    if run is not None and loaded.images is not None:
+        loaded.images.store.keep_in(run / IMAGES_FOLDER)
     return loaded, seconds
 
 

@@ -73,6 +73,11 @@ class Renderer:
         self._start_programs = lru_cache(maxsize=CACHED_SHAPES)(self._start_program)
         self._extend_programs = lru_cache(maxsize=CACHED_SHAPES)(self._extend_program)
 
+    @property
+    def reads_images(self) -> bool:
+        """Whether messages may contain images."""
+        return self._images is not None
+
     @cached_property
     def renders_tools(self) -> bool:
         """Whether the chat template shows tools. False if it refuses them."""
@@ -109,7 +114,7 @@ class Renderer:
         return [*self._extend_programs(self._shape(messages), stop is Stop.EOS).ids(messages), *self._prefix_ids]
 
     def _shape(self, messages: Sequence[Message]) -> ConversationShape:
-        if self._images is None and any(message.images for message in messages):
+        if not self.reads_images and any(message.images for message in messages):
             raise UserError(
                 "The model reads text only, and the messages contain an image. Use a vision-language model such as "
                 "tiny_vlm, or observations without images (--env.params.observation text)."

@@ -87,7 +87,9 @@ def warm_up(loaded: LoadedModel, environments: Environments, *, steps: int, seed
         for step in range(steps):
             numbers = range(step * EPISODES_PER_STEP, (step + 1) * EPISODES_PER_STEP)
             try:
-                samples = runner.run(_play_episodes(environments, renderer, seed, numbers))
+                samples = list[Sample]()
+                # Not as the task's result, which asyncio's signal handling formats as text after every run.
+                runner.run(_play_episodes(environments, renderer, seed, numbers, samples))
             except (EnvironmentFailure, InfrastructureFailure) as failure:  # random actions cannot be to blame
                 raise UserError(f"the environment failed during the warm-up of {loaded.name}: {failure}") from failure
             batch = on_device(pack(samples), device)
@@ -99,11 +101,12 @@ def warm_up(loaded: LoadedModel, environments: Environments, *, steps: int, seed
 
 
 async def _play_episodes(
-    environments: Environments, renderer: Renderer, seed: int, numbers: Iterable[int]
-) -> list[Sample]:
+    environments: Environments, renderer: Renderer, seed: int, numbers: Iterable[int], samples: list[Sample]
+) -> None:
+    """Play an episode for each number and append the samples."""
     chosen = [(number, *environments[number // EPISODES_PER_START % len(environments)]) for number in numbers]
     with skip_judges():
-        return await asyncio.gather(
+        samples += await asyncio.gather(
             *(random_episode(spec, params, renderer, seed, number) for number, spec, params in chosen)
         )
 

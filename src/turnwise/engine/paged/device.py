@@ -17,6 +17,7 @@ from turnwise.engine.paged.state import SampledTokens, SessionState
 from turnwise.models.attention.operator import use_plan
 from turnwise.models.head import OutputHead
 from turnwise.models.memory.allocator import freeze_gc
+from turnwise.models.vision.encoder import embed_images, image_encoder
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,8 @@ class SessionUpdate:
     top_p: float
     top_k: int
     pages: Sequence[int]
+    shift: int
+    """Rotary position of the next token minus `length`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,12 @@ class PrefillChunk:
     slot: int
     past: int
     ids: Sequence[int]
+    rotary: Tensor | None = None
+    """Rotary positions [3, T] if they are not those in the cache: after images in models that place them in a grid."""
+
+    def __getitem__(self, part: slice) -> "PrefillChunk":
+        rotary = None if self.rotary is None else self.rotary[:, part]
+        return PrefillChunk(self.slot, self.past + part.start, self.ids[part], rotary)
 
 
 def bucket(size: int, least: int) -> int:
@@ -126,6 +135,8 @@ class Device:
         prefill_tokens: int,
     ) -> None:
         self.trunk, self.head = model.base_model, head
+        self.encoder = image_encoder(model)
+        self.grid = None if self.encoder is None or self.encoder.merge_size is None else self.encoder
         self.device = head.weight.device
         self.sessions = SessionState.empty(slots, width, self.device)
         self.pages = PagedCache(shape, pages, head.weight.dtype, self.device)
@@ -163,9 +174,10 @@ class Device:
     def update_sessions(self, updates: Sequence[SessionUpdate]) -> None:
         """Write the state of these sessions."""
         ints = [
-            [each.slot, each.last, each.length, each.counter, each.address, each.left, each.top_k] for each in updates
+            [each.slot, each.last, each.length, each.counter, each.address, each.left, each.top_k, each.shift]
+            for each in updates
         ]
-        slot, last, length, counter, address, left, top_k = self._to_device(torch.tensor(ints).T).unbind()
+        slot, last, length, counter, address, left, top_k, shift = self._to_device(torch.tensor(ints).T).unbind()
         floats = self._to_device(torch.tensor([[each.temperature, each.top_p] for each in updates]).T)
         width = self.sessions.tables.shape[1]
         tables = [[*each.pages, *[0] * (width - len(each.pages))] for each in updates]
@@ -175,6 +187,8 @@ class Device:
         sessions.counters[slot] = counter
         sessions.addresses[slot] = address
         sessions.left[slot] = left.int()
+        if self.grid is not None:
+            sessions.shifts[slot] = shift
         sessions.top_k[slot] = top_k
         sessions.temperatures[slot], sessions.top_p[slot] = floats[0], floats[1]
         sessions.tables[slot] = self._to_device(torch.tensor(tables, dtype=torch.int32))
@@ -187,13 +201,29 @@ class Device:
         size = bucket(tokens, MIN_TOKENS)
         block_count = size // self.block_tokens + len(self.rows)
         key = "prefill", size
-        if not self.graphs.has(key):
+        with_images = self.encoder is not None and any(min(each.ids) < 0 or each.rotary is not None for each in chunks)
+        if not with_images and not self.graphs.has(key):
             self._set_padding(size)
             self.graphs.add(key, lambda: self._prefill(size, block_count))
         self.new[:, :size].copy_(self._to_device(torch.from_numpy(self._columns(chunks, size))), non_blocking=True)
         self.blocks[3].zero_()
         self.blocks[:, : blocks.shape[1]].copy_(self._to_device(torch.from_numpy(blocks)), non_blocking=True)
-        self.graphs.run(key)
+        if with_images:  # features are computed on demand, which a graph cannot
+            with embed_images(self.trunk, self.new[0, :size].clone()) as ids:
+                self._prefill(size, block_count, ids, self._rotary(chunks, size))
+        else:
+            self.graphs.run(key)
+
+    def _rotary(self, chunks: Sequence[PrefillChunk], size: int) -> Tensor | None:
+        """Return the rotary positions of the tokens, followed by padding, [3, N]; None: those in the cache."""
+        if self.grid is None:
+            return None
+        rows = [
+            torch.arange(each.past, each.past + len(each.ids)).expand(3, -1) if each.rotary is None else each.rotary
+            for each in chunks
+        ]
+        rows.append(torch.zeros(3, size - sum(row.shape[1] for row in rows), dtype=torch.int64))
+        return torch.cat(rows, dim=1).to(self.device)
 
     def _columns(self, chunks: Sequence[PrefillChunk], size: int) -> np.ndarray:
         """Return ids, positions and slots of the tokens, followed by padding."""
@@ -222,8 +252,9 @@ class Device:
         self.new[:, :size] = torch.tensor([[0], [0], [self.sessions.padding_slot]], device=self.device)
         self.blocks.zero_()
 
-    def _prefill(self, size: int, block_count: int) -> None:
-        ids, positions, slots = self.new[:, :size].unbind()
+    def _prefill(self, size: int, block_count: int, ids: Tensor | None = None, rotary: Tensor | None = None) -> None:
+        """`ids`, `rotary`: in place of the ids to embed and of the positions in the cache."""
+        own, positions, slots = self.new[:, :size].unbind()
         plan = PagedPlan(
             self.pages,
             self.sessions.tables,
@@ -232,11 +263,11 @@ class Device:
             blocks=self.blocks[:, :block_count],
             tokens=self.block_tokens,
         )
-        self._hidden(plan, ids, positions)
+        self._hidden(plan, own if ids is None else ids, positions if rotary is None else rotary)
 
     def _hidden(self, plan: PagedPlan, ids: Tensor, positions: Tensor) -> Tensor:
         with use_plan(plan):
-            output = self.trunk(input_ids=ids[None], position_ids=positions[None], use_cache=False)
+            output = self.trunk(input_ids=ids[None], position_ids=positions.unsqueeze(-2), use_cache=False)
         return output.last_hidden_state[0]
 
     @torch.no_grad()
@@ -268,7 +299,8 @@ class Device:
             blocks=torch.stack([self.starts[:size], rows, positions, active.int()]),
             tokens=1,
         )
-        logits = self.head.logits(self._hidden(plan, ids, positions.long()))
+        rotary = positions.long() if self.grid is None else positions.long() + sessions.shifts[slots]
+        logits = self.head.logits(self._hidden(plan, ids, rotary))
         if logits.is_cuda and not truncates:
             from turnwise.engine.paged import kernels
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from turnwise.core.errors import UserError
 from turnwise.engine.native.requests import Request, stop_reason
 from turnwise.engine.paged.cache import cache_shape, max_pages, page_bytes, pages_that_fit
@@ -155,7 +157,16 @@ class PagedRunner:
         self.counts["shared_tokens"] += shared
         self.counts["context_tokens"] += end + 1 - past
         slot.cached = end
-        return PrefillChunk(slot.index, past, slot.ids[past:end])
+        rotary, _ = self._place(slot)
+        return PrefillChunk(slot.index, past, slot.ids[past:end], None if rotary is None else rotary[:, past:end])
+
+    def _place(self, slot: PagedSlot) -> tuple[Tensor | None, int]:
+        """Return the rotary positions of the context, if it has images that are placed in a grid, and their shift."""
+        grid = self._device.grid
+        if grid is None or min(slot.ids) >= 0:
+            return None, 0
+        rotary, end = grid.place(slot.ids, 0)
+        return rotary, end - len(slot.ids)
 
     def _evict(self) -> bool:
         """Free the pages of the idle session that was used longest ago. Its context is prefilled again when needed."""
@@ -181,6 +192,7 @@ class PagedRunner:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             pages=slot.pages,
+            shift=self._place(slot)[1],
         )
 
     def _batches(self, chunks: list[PrefillChunk]) -> list[list[PrefillChunk]]:
@@ -188,7 +200,7 @@ class PagedRunner:
         batches, tokens, max_tokens = list[list[PrefillChunk]](), 0, self._device.prefill_tokens
         for chunk in chunks:
             for start in range(0, len(chunk.ids), max_tokens):
-                piece = PrefillChunk(chunk.slot, chunk.past + start, chunk.ids[start : start + max_tokens])
+                piece = chunk[start : start + max_tokens]
                 if not batches or tokens + len(piece.ids) > max_tokens:
                     batches.append([])
                     tokens = 0

@@ -22,6 +22,7 @@ class SessionState:
     top_k: Tensor  # [S] int64
     left: Tensor  # [S] int32, tokens that it may still sample; 0: the turn is over
     tables: Tensor  # [S, W] int32, the pages of its positions
+    shifts: Tensor  # [S] int64, rotary position minus position, in models that place images in a grid
 
     @classmethod
     def empty(cls, slots: int, width: int, device: torch.device) -> "SessionState":
@@ -38,6 +39,7 @@ class SessionState:
             top_k=full(0, torch.int64),
             left=full(0, torch.int32),
             tables=full(0, torch.int32, width),
+            shifts=full(0, torch.int64),
         )
 
     @property

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -130,8 +131,14 @@ class ImageEncoder:
         """Return the position of each token of an image in its grid: time, row and column. [3, T]"""
         merge_size = self.merge_size or 1
         time, rows, columns = self.processor.process(key).inputs["image_grid_thw"][0].tolist()
-        sides = (torch.arange(time), torch.arange(rows // merge_size), torch.arange(columns // merge_size))
-        return torch.stack([axis.flatten() for axis in torch.meshgrid(*sides, indexing="ij")])
+        return grid_of(time, rows // merge_size, columns // merge_size)
+
+
+@lru_cache(maxsize=256)
+def grid_of(*sizes: int) -> Tensor:
+    """Return the coordinates of all cells of a grid. [len(sizes), cells]"""
+    axes = torch.meshgrid(*(torch.arange(size) for size in sizes), indexing="ij")
+    return torch.stack([axis.flatten() for axis in axes])
 
 
 def attach_encoder(model: Any, encoder: ImageEncoder) -> None:

@@ -3,6 +3,7 @@
 import io
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -44,6 +45,7 @@ class ImageProcessor:
         self.marker: str = processor.image_token
         """Text that chat templates write in place of an image."""
         self._settings = dict(processor.valid_processor_kwargs._defaults.get("images_kwargs", {}))
+        self._encode = lru_cache(maxsize=256)(self._encode_text)
         self._processed: OrderedDict[str, ProcessedImage] = OrderedDict()
         self._bytes = 0
 
@@ -67,7 +69,7 @@ class ImageProcessor:
             [decode_image(self.store.get(key))], return_tensors="pt", **self._settings
         )
         text = self.processor.replace_image_token(found, image_idx=0)
-        tokens = self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        tokens = list(self._encode(text))
         places = [position for position, token in enumerate(tokens) if token == self.placeholder_id]
         if len(places) > 1 << INDEX_BITS:
             raise UserError(f"An image has {len(places)} tokens, more than {1 << INDEX_BITS}. Return smaller images.")
@@ -75,6 +77,10 @@ class ImageProcessor:
             tokens[position] = image_token_id(key, index)
         inputs = {name: value for name, value in found.items() if isinstance(value, Tensor)}
         return ProcessedImage(ids=tuple(tokens), count=len(places), inputs=inputs)
+
+    def _encode_text(self, text: str) -> list[int]:
+        """Encode what stands for an image, which is the same for all images of its size."""
+        return self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def save(self, folder: Any) -> None:
         """Write the processor's files beside the model's."""

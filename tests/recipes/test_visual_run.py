@@ -1,0 +1,107 @@
+"""Training from pixels: tiny_vlm runs, resumes with the same bits, and learns to tell images apart."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from runs_for_tests import learnt, metrics, quiet, small
+from turnwise.core.errors import UserError
+from turnwise.core.messages import user
+from turnwise.data.demonstrations import Exchange, build_demonstration
+from turnwise.data.packing import pack, unpack
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.loading.load import load_model
+from turnwise.models.loading.lora import RUN_BASE
+from turnwise.recipes.run import train
+from turnwise.record.run_folder import RunFolder
+from turnwise.record.trajectories import trajectory_from_row
+from turnwise.render.renderer import Renderer
+from turnwise.training.learner import token_logprobs
+from turnwise.training.loop import Loop
+from vision_models_for_tests import plain_image
+
+SETTINGS: dict[str, Any] = {
+    "env__kind": "frozen_lake",
+    "env__params__observation": "image",
+    "env__params__cell_pixels": 8,
+    "env__params__max_turns": 3,
+    "env__params__max_actions_per_turn": 1,
+    "model__name": "tiny_vlm",
+    "model__warmup_steps": 2,
+    "eval__episodes": 1,
+    "eval__every": 0,
+    "rollout__group_size": 2,
+    "train__steps": 2,
+}
+
+
+class Killed(BaseException):
+    """What nothing catches, as SIGKILL."""
+
+
+def kill_at_second_call(function: Callable[..., Any]) -> Callable[..., Any]:
+    calls = list[int]()
+
+    def called(*given: Any, **others: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise Killed
+        return function(*given, **others)
+
+    return called
+
+
+def test_visual_run_resumes_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, half = tmp_path / "whole" / "run", tmp_path / "half" / "run"
+    train(small(whole.parent, **SETTINGS), console=quiet())
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Loop, "_learn", kill_at_second_call(Loop._learn))
+        train(small(half.parent, **SETTINGS), console=quiet())
+    train(small(half.parent, **SETTINGS), resume=True, console=quiet())
+    first, second = learnt(whole, 2), learnt(half, 2)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not changed_vision(whole, 2)
+    assert all(row["train/mismatch"] < 1e-4 for row in metrics(whole) if "train/mismatch" in row)
+
+
+def test_visual_run_trains_the_vision_tower_and_keeps_its_images(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(small(tmp_path, **SETTINGS | {"train__steps": 1, "model__train_vision": True}), console=quiet())
+    assert changed_vision(run, 1)
+    folder = RunFolder.open(run)
+    turn = trajectory_from_row(folder.read_trajectory(next(iter(folder.read_index())))).turns[0]
+    assert [(span.end - span.start) for span in turn.images] == [16]  # one token per cell of a 4x4 map
+    assert all((run / "images" / f"{span.hash}.png").is_file() for span in turn.images)
+
+
+def changed_vision(run: Path, step: int) -> list[str]:
+    """Return the parameters of the vision tower that training changed."""
+    before, after = load_file(run / RUN_BASE / "model.safetensors"), learnt(run, step)
+    return [name for name in before if "visual" in name and not torch.equal(before[name], after[name])]
+
+
+def test_text_model_given_images_is_a_user_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="image"):
+        train(small(tmp_path, **SETTINGS | {"model__name": "tiny"}), console=quiet())
+
+
+def test_tiny_vlm_learns_to_name_what_it_sees() -> None:
+    loaded = load_model("tiny_vlm", attn_implementation=ATTENTION, train_vision=True)
+    renderer = Renderer(loaded.tokenizer, loaded.stop_ids, images=loaded.images)
+    shown = {"Up": (255, 0, 0), "Down": (0, 0, 255), "Left": (0, 160, 0)}
+    samples = [
+        build_demonstration(0, [Exchange(messages=(user([plain_image(color)]),), answer=word)], renderer)
+        for word, color in shown.items()
+    ]
+    optimizer, batch = torch.optim.AdamW(loaded.model.parameters(), lr=2e-3), pack(samples)
+    for _ in range(25):
+        logprobs, *_ = token_logprobs(loaded.model, batch)
+        optimizer.zero_grad()
+        (-logprobs.mean()).backward()
+        optimizer.step()
+    found = unpack(batch, token_logprobs(loaded.model, batch)[0].detach())
+    assert all(float(each.sum().exp()) > 0.9 for each in found)
