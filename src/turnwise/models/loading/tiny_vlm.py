@@ -14,6 +14,8 @@ from turnwise.models.vision.processor import images_only
 
 IMAGE = "<|image_pad|>"
 PIXELS, MERGE = 8, 2
+ROTARY_SECTIONS = [0, 1, 1] * 4
+"""Frequencies of time, row and column by turns. Row and column both get high ones, which tell neighbours apart."""
 MAX_TOKENS = 256
 """Tokens of an image; larger ones are made smaller."""
 
@@ -33,7 +35,7 @@ def tiny_vlm_config() -> Qwen2VLConfig:
             **{name: getattr(text, name) for name in ("max_position_embeddings", "pad_token_id", "eos_token_id")},
             "bos_token_id": None,
             "vocab_size": text.vocab_size + 1,
-            "rope_parameters": {**text.rope_parameters, "mrope_section": [2, 3, 3]},
+            "rope_parameters": {**text.rope_parameters, "mrope_section": ROTARY_SECTIONS},
         },
         vision_config={
             "depth": 0,
