@@ -8,7 +8,7 @@ import hmac
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,12 +17,18 @@ from starlette.routing import Route
 from turnwise.core.task import EpisodeKey
 from turnwise.gateway import openai_chat
 from turnwise.gateway.access import read_bearer
+from turnwise.gateway.capture import Episode
 from turnwise.gateway.chat import GatewayError
 
-if TYPE_CHECKING:
-    from turnwise.gateway.server import Gateway
-
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+class EpisodeHost(Protocol):
+    """What the routes do with the gateway."""
+
+    def episodes(self) -> list[Episode]: ...
+    async def open_episode(self, key: EpisodeKey) -> Episode: ...
+    async def close_episode(self, episode: Episode) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +40,7 @@ class AdminSettings:
     """Key of the n-th episode that they open, counted from 1."""
 
 
-def admin_routes(gateway: "Gateway", settings: AdminSettings) -> list[Route]:
+def admin_routes(gateway: EpisodeHost, settings: AdminSettings) -> list[Route]:
     """Return the routes."""
     numbers = count(1)
 
