@@ -1,12 +1,35 @@
-"""Mutants of turnwise.gateway: dialects."""
+"""Mutants of turnwise.gateway: captured calls and dialects."""
 
 from mutant_for_tests import mutants
 
 MESSAGES = ("gateway/test_anthropic_messages.py", "gateway/test_dialects_round_trip.py")
 RESPONSES = ("gateway/test_openai_responses.py", "gateway/test_dialects_round_trip.py")
 HOSTILE = ("gateway/test_dialects_hostile.py",)
+CAPTURE = ("gateway/test_capture.py",)
 
 IN_GATEWAY = (
+    *mutants(
+        "gateway/tree.py",
+        CAPTURE,
+        ("an extended context is extended again", "self.branch.calls[-1] is self", "True"),
+        ("a running call's context is extended again", "return not self.branch.busy and", "return"),
+        ("branches share a random stream", "replace(self._key, branch=stream)", "replace(self._key, branch=0)"),
+        ("tools are not compared", "= digest_tools(tools), None, 0", "= digest_tools(()), None, 0"),
+    ),
+    *mutants(
+        "gateway/sessions.py",
+        CAPTURE,
+        ("an open session gets the whole context", "context[len(context) - appended :]", "context"),
+        ("sessions are not limited", "> self._max_open", "> 2 * self._max_open"),
+        ("caches outlive their weights", "await self.close(*self._idle)", "pass"),
+    ),
+    *mutants(
+        "gateway/conversation.py",
+        CAPTURE,
+        ("re-serialised arguments diverge", "canonical_json(call.arguments).encode()", "call.arguments.encode()"),
+        ("stripped replies diverge", "strip_thinking(content).strip()", "strip_thinking(content)"),
+        ("ids of calls are compared", "numbers.get(message.call_id, message.call_id)", "message.call_id"),
+    ),
     *mutants(
         "gateway/anthropic_messages.py",
         MESSAGES,
