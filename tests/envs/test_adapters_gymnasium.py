@@ -1,9 +1,11 @@
 """Gymnasium's own environments in words."""
 
 import asyncio
+import io
 import random
 
 import pytest
+from PIL import Image as PillowImage
 
 from turnwise.core.errors import UserError
 from turnwise.core.messages import assistant
@@ -219,3 +221,38 @@ def test_gymnasium_loads_modules_and_names_colours(tmp_path, monkeypatch) -> Non
     assert last.success and last.reward == 0.5
     cut = begun(id="coloured_env:Coloured-v0")
     assert [each.over for each in acted(cut, "5", "5")] == [False, True]
+
+
+def test_gymnasium_images_show_the_state_at_the_given_size() -> None:
+    pytest.importorskip("minigrid")
+    runner = begun(1, id="MiniGrid-Empty-5x5-v0", observation="image", image_side=64)
+    first = runner.opening.messages[-1]
+    assert PillowImage.open(io.BytesIO(first.images[0].data)).size == (64, 64)
+    assert first.content.strip() == "mission: get to the green goal square"
+    turned, moved = acted(runner, "left", "left")
+    states = [first.images[0], turned.messages[0].images[0], moved.messages[0].images[0]]
+    assert len(set(states)) == 3 and len({turned.info["state"], moved.info["state"]}) == 2
+    again = begun(1, id="MiniGrid-Empty-5x5-v0", observation="image", image_side=64)
+    assert again.opening.messages[-1] == first
+
+
+def test_gymnasium_solves_minigrid_by_turns_and_moves() -> None:
+    pytest.importorskip("minigrid")
+    runner = begun(2, id="MiniGrid-SimpleCrossingS9N1-v0", observation="image", max_turns=40)
+    way = runner.env.solve()
+    results = acted(runner, *way)
+    assert results[-1].success and results[-1].reward > 0.5 and not any(each.over for each in results[:-1])
+    assert "red triangle" in runner.opening.messages[0].content and "forward" in runner.opening.messages[0].content
+
+
+def test_gymnasium_without_frames_rejects_images_in_one_line() -> None:
+    with pytest.raises(UserError, match="draws no rgb_array"):
+        begun(1, id="gymnasium.envs.registration:GymV26Environment-v0", observation="image")
+
+
+def test_gymnasium_view_params_leave_tasks_and_starts_unchanged() -> None:
+    spec = spec_of(GymnasiumEnv)
+    assert not {"observation", "image_side"} & set(spec.check_params({}))
+    assert spec.cls.stream_params(spec.check_params({"observation": "image"})) == spec.cls.stream_params(
+        spec.check_params({})
+    )

@@ -97,7 +97,7 @@ def test_import_error_of_a_package_is_a_user_error(odd: str, tmp_path: Path) -> 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("code", ["time.sleep(3600)", "os._exit(3)", "os.kill(os.getpid(), 9)", "'x' * 2**21"])
+@pytest.mark.parametrize("code", ["time.sleep(3600)", "os._exit(3)", "os.kill(os.getpid(), 9)", "'x' * 2**23"])
 def test_process_death_fails_only_the_running_call(remote_env: Callable[..., RemoteEnv], code: str) -> None:
     guilty, beside = remote_env(timeout_s=2.0), remote_env()
     first = pid(beside)

@@ -104,9 +104,14 @@ CATALOGUE: dict[str, EnvEntry] = {
         summary="Answer the question in a few words; it takes several searches, each for what the last one told.",
         needs={"bm25s": "'turnwise[search]'"},
     ),
+    "svg_reconstruction": EnvEntry(
+        entry_point="turnwise.envs.svg_reconstruction.env:SvgReconstruction",
+        summary="Write SVG that draws the picture.",
+        needs={"resvg_py": "'turnwise[svg]'", "PIL": "'turnwise[svg]'"},
+    ),
     "gymnasium": EnvEntry(
         entry_point="turnwise.envs.adapters.package_envs:GymnasiumEnv",
-        summary="An environment of Gymnasium with discrete actions, in words.",
+        summary="An environment of Gymnasium with discrete actions, in words or images.",
         needs={"gymnasium": "'turnwise[gymnasium]'"},
     ),
     "reasoning_gym": EnvEntry(

@@ -79,7 +79,7 @@ def _with_record(settings: dict[str, Any], **record: Any) -> dict[str, Any]:
 def load_target(target: str) -> dict[str, Any]:
     """Return the settings that `turnwise train TARGET` starts from, not yet checked.
 
-    These are a recipe, a file of settings, or the defaults with that environment.
+    These are a recipe, a file of settings, or the defaults with that environment; gymnasium:ID names one of Gymnasium.
     """
     if target in recipe_names():
         return load_recipe(target)
@@ -87,6 +87,8 @@ def load_target(target: str) -> dict[str, Any]:
         return _load_file(Path(target))
     if target in (NO_ENV, AGENT_ENV, *ENVIRONMENTS) or ".py" in target or target.startswith(IN_MEMORY):
         return {"env": {"kind": target}}
+    if target.startswith(GYMNASIUM):
+        return {"env": {"kind": "gymnasium", "params": {"id": target.removeprefix(GYMNASIUM)}}}
     if closest_match(Path(target).suffix, [".toml", ".py"]) or Path(target).is_file():
         raise UserError(f"{target}: settings are read from FILE.toml and environments from FILE.py:Class. Rename it.")
     near = suggest(target, [*recipe_names(), *ENVIRONMENTS])
@@ -184,6 +186,7 @@ def load_recipe(name: str) -> dict[str, Any]:
 
 # Paths in settings
 
+GYMNASIUM = "gymnasium:"
 CODE = re.compile(r"[^\n]+\.py:\w+")
 FILE = re.compile(rf"[^\n]+\.(?:jsonl?|csv)|{CODE.pattern}")
 PATH_OPTIONS = ("index", "database", "cwd", "key_file", "cache")

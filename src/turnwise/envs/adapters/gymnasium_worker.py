@@ -1,11 +1,13 @@
 """Gymnasium environments in words, inside their worker process."""
 
+import base64
 import json
 import random
 import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from importlib import import_module
 from typing import Any
 
@@ -13,6 +15,9 @@ import gymnasium
 import numpy
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
+from turnwise.core.image_encoding import Image, import_pillow
+from turnwise.envs.adapters.minigrid import MODULE as MINIGRID
+from turnwise.envs.adapters.minigrid import MOVES, RULES, is_minigrid, shortest_path
 from turnwise.envs.adapters.worker import IllegalAction, InvalidSetting, WorkerEnv, WorkerStep
 
 MAX_DRAWS = 200
@@ -21,6 +26,7 @@ IDLE: defaultdict[str, list[Any]] = defaultdict(list)
 """Environments of finished episodes by their arguments, for reuse: building their tables takes longer than an episode,
 and `reset` restarts Gymnasium's own environments completely."""
 MAX_NUMBERS = 32
+RGB = "rgb_array"
 COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 COLOURED = re.compile(r"\x1b\[([0-9;]+)m(.*?)\x1b\[0m", re.DOTALL)
 
@@ -168,8 +174,12 @@ class GymnasiumWorkerEnv(WorkerEnv):
         success_at: float | None,
         invalid_reward: float | None,
         action_budget: int,
+        observation: str,
+        image_side: int,
     ) -> None:
         module, _, name = id.rpartition(":")
+        self.is_minigrid = is_minigrid(name)
+        module = module or (MINIGRID if self.is_minigrid else "")
         try:
             if module:
                 import_module(module)
@@ -177,15 +187,17 @@ class GymnasiumWorkerEnv(WorkerEnv):
         except (gymnasium.error.Error, ImportError) as error:
             raise InvalidSetting(f"env.params.id: {error}") from error
         self.options, self.action_budget = options, action_budget
+        self.shows_text, self.shows_image = observation != "image", observation != "text"
+        self.image_side = image_side
         self.known = KNOWN.get(self.spec.name) if self.spec.namespace is None else None
         self.success_at = self.known.success_at if success_at is None and self.known is not None else success_at
         step_reward = self.known.step_reward if self.known is not None else 0.0
         self.invalid_reward = step_reward if invalid_reward is None else invalid_reward
         self.reusable = self.known is not None and self.known.draw_options(options, 0) is options
-        self.key = json.dumps([self.spec.id, options], sort_keys=True)
+        self.key = json.dumps([self.spec.id, options, self.shows_image], sort_keys=True)
         self.env = IDLE[self.key].pop() if self.reusable and IDLE[self.key] else self._make(seed=0)
         self.first, count = self._actions()
-        self.names = actions or (self.known.actions if self.known else [str(self.first + n) for n in range(count)])
+        self.names = actions or (self.known.actions if self.known else self._default_names(count))
         if len(set(self.names)) != count:
             raise InvalidSetting(f"env.params.actions: {id} has {count} actions: give as many different names")
 
@@ -194,7 +206,7 @@ class GymnasiumWorkerEnv(WorkerEnv):
             IDLE[self.key].append(self.env)
 
     def about(self) -> dict[str, Any]:
-        rules = f"Gymnasium's {self.spec.id}."
+        rules = RULES if self.is_minigrid else f"Gymnasium's {self.spec.id}."
         if self.known:
             randomness = self.known.describe_randomness(self.spec.kwargs | self.options)
             rules = f"{self.known.rules}\n{randomness}".strip()
@@ -210,7 +222,7 @@ class GymnasiumWorkerEnv(WorkerEnv):
             self.observation, _ = self.env.reset(seed=number)
             solution = self.solve()
             if solution is None or len(solution) <= self.action_budget:
-                return {"text": self._text()}
+                return self._observe()
         raise InvalidSetting(
             f"no start of {self.spec.id} can be solved in {self.action_budget} actions: raise env.params.max_turns"
         )
@@ -226,10 +238,12 @@ class GymnasiumWorkerEnv(WorkerEnv):
         least = self.success_at
         success = bool(terminated) and (reward > 0 if least is None else reward >= least)
         over = bool(terminated or truncated)
-        return {"text": self._text(), "reward": float(reward), "over": over, "success": bool(success)}
+        return {**self._observe(), "reward": float(reward), "over": over, "success": bool(success)}
 
     def solve(self) -> list[str] | None:
         """Return the shortest solution if the environment has a deterministic transition table."""
+        if self.is_minigrid:
+            return shortest_path(self.env.unwrapped) if set(MOVES) <= set(self.names) else None
         table = getattr(self.env.unwrapped, "P", None)
         if not isinstance(table, Mapping) or self.success_at is None:
             return None
@@ -240,6 +254,10 @@ class GymnasiumWorkerEnv(WorkerEnv):
         creator = entry if callable(entry) else gymnasium.envs.registration.load_env_creator(entry)
         modes = getattr(creator, "metadata", {}).get("render_modes", [])
         mode = "ansi" if self.known is None and "ansi" in modes else None
+        if self.shows_image:
+            mode = RGB
+            if RGB not in modes:
+                raise InvalidSetting(f"env.params.observation: {self.spec.id} draws no {RGB} images: choose text")
         options = self.known.draw_options(self.options, seed) if self.known else self.options
         try:
             # max_episode_steps -1: only the limit in the prompt applies
@@ -255,12 +273,40 @@ class GymnasiumWorkerEnv(WorkerEnv):
             raise InvalidSetting(f"env.params.id: the actions of {self.spec.id} are not discrete: choose another")
         return int(space.start), int(space.n)
 
+    def _default_names(self, count: int) -> list[str]:
+        """Return the names of an enumeration of the actions, if the environment has one, else their numbers."""
+        listed = getattr(self.env.unwrapped, "actions", None)
+        if isinstance(listed, type) and issubclass(listed, IntEnum) and [*listed] == [*range(self.first, count)]:
+            return [action.name for action in listed]
+        return [str(self.first + number) for number in range(count)]
+
+    def _observe(self) -> WorkerStep:
+        text = self._text() if self.shows_text else describe_goal(self.observation)
+        return {"text": text, "image": self._image()} if self.shows_image else {"text": text}
+
+    def _image(self) -> str:
+        """Return the environment's frame, scaled down to `image_side`, in base64."""
+        try:
+            frame = self.env.render()
+        except gymnasium.error.Error as error:
+            raise InvalidSetting(f"env.params.observation: {self.spec.id} cannot draw: {error}") from error
+        image = import_pillow().Image.fromarray(numpy.asarray(frame))
+        image.thumbnail((self.image_side, self.image_side))
+        return base64.b64encode(Image(image).data).decode("ascii")
+
     def _text(self) -> str:
         if self.known:
             return self.known.describe(self.env.unwrapped, self.observation)
         if self.env.render_mode == "ansi":
             return COLOURED.sub(_name_colours, str(self.env.render())).strip()
         return format_observation(self.observation, self.spec.id)
+
+
+def describe_goal(observation: Any) -> str:
+    """Return the texts of an observation, such as MiniGrid's mission, which no image shows."""
+    if not isinstance(observation, Mapping):
+        return ""
+    return "; ".join(f"{key}: {value}" for key, value in observation.items() if isinstance(value, str))
 
 
 def _name_colours(coloured: re.Match[str]) -> str:

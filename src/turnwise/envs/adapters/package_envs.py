@@ -1,5 +1,6 @@
 """Environments of other packages: TextEnvs whose state is in their package's worker process."""
 
+import base64
 import random
 import re
 from collections.abc import Mapping
@@ -9,7 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from turnwise.core.errors import EnvironmentFailure
+from turnwise.core.image_encoding import Image, import_pillow
+from turnwise.core.images import image_hash
+from turnwise.core.messages import Content
 from turnwise.envs.adapters.process import RemoteEnv
+from turnwise.envs.picture_env import Observation
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
 
 MAX_ACTION_CHARS = 2_000
@@ -36,13 +41,14 @@ class PackageEnv(TextEnv):
         self.action_names = tuple(self.about.get("actions", ()))
         self.text = ""
         self.moves: tuple[str, ...] = ()
+        self.image: Image | None = None
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments of the worker's environment, as plain JSON values."""
         params: dict[str, Any] = self.params.model_dump(mode="json", include=set(type(self).Params.model_fields))
         return params | {name: getattr(self, name) for name in self.worker_limits}
 
-    def reset(self, rng: random.Random) -> str:
+    def reset(self, rng: random.Random) -> Content:
         first = self.remote.call("begin", start_seed=rng.getrandbits(63), later_seed=self.rng.getrandbits(63))
         return self._observe(first)
 
@@ -62,24 +68,26 @@ class PackageEnv(TextEnv):
     def solve(self) -> list[str] | None:
         return self.remote.call("solve")
 
-    def _observe(self, result: Any) -> str:
-        text, moves = result["text"], result.get("moves", ())
-        if not isinstance(text, str) or not all(isinstance(move, str) for move in moves):
+    def _observe(self, result: Any) -> Content:
+        text, moves, image = result["text"], result.get("moves", ()), result.get("image")
+        if not all(isinstance(each, str) for each in (text, image or "", *moves)):
             raise EnvironmentFailure("the package's observation is not text")
         text = CONTROL_CHARACTERS.sub("", text).strip()
         if len(text) > MAX_OBSERVATION_CHARS:
             raise EnvironmentFailure(f"an observation has {len(text)} characters, more than {MAX_OBSERVATION_CHARS}")
         self.text, self.moves = text, tuple(moves)
-        return text
+        self.image = None if image is None else Image(base64.b64decode(image))
+        return text if self.image is None else (self.image, f"\n{text}" if text else "")
 
 
 class GymnasiumEnv(PackageEnv):
-    """An environment of Gymnasium with discrete actions, in words."""
+    """An environment of Gymnasium with discrete actions, in words or images."""
 
     max_turns = 20
     needs = MappingProxyType({"gymnasium": "'turnwise[gymnasium]'"})
     worker_env = "turnwise.envs.adapters.gymnasium_worker:GymnasiumWorkerEnv"
     worker_limits = ("action_budget",)
+    view_params = (*PackageEnv.view_params, "observation", "image_side")
 
     class Params(StrictParams):
         id: str = "Taxi-v4"
@@ -93,6 +101,10 @@ class GymnasiumEnv(PackageEnv):
 
         invalid_reward: float | None = None
         """Reward of an invalid action. Default: the known cost of a step, else 0."""
+        observation: Observation = "text"
+        """Form of the observation: text, image (the environment's rgb_array), or both."""
+        image_side: Annotated[int, Field(ge=16, le=512)] = 224
+        """Pixels of an image's longer side, at most; larger ones are scaled down."""
 
     params: Params
 
@@ -103,8 +115,17 @@ class GymnasiumEnv(PackageEnv):
     def invalid_reward(self) -> float:
         return float(self.about["invalid_reward"])
 
+    @classmethod
+    def check(cls, params: Any) -> None:
+        if cls.shows_images(params):
+            import_pillow()
+
+    @classmethod
+    def shows_images(cls, params: Any) -> bool:
+        return params.observation in ("image", "both")
+
     def state_key(self) -> str:
-        return self.text
+        return self.text if self.image is None else f"{image_hash(self.image.data)} {self.text}".strip()
 
 
 class ReasoningGymEnv(PackageEnv):

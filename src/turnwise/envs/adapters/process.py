@@ -24,7 +24,7 @@ from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, User
 WORKER = "from turnwise.envs.adapters.worker import main; main()"
 START_S = 180.0
 """Seconds for the first reply, which includes the import of the package."""
-MAX_REPLY_BYTES = 2**20
+MAX_REPLY_BYTES = 2**22
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "NLTK_DATA")
 """Environment variables of the worker. API keys stay out: packages read text that a model wrote."""
 

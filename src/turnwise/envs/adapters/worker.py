@@ -37,6 +37,8 @@ class WorkerStep(TypedDict, total=False):
     """Observation, reward and status after an action."""
 
     text: str
+    image: str
+    """PNG file in base64, if the observation has an image."""
     reward: float
     over: bool
     success: bool

@@ -1,0 +1,1 @@
+"""See a picture and write SVG that draws it."""
