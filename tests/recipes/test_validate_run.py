@@ -291,3 +291,13 @@ def test_dry_run_asks_the_hub_for_a_model(
     expected = "checked: someone/7b is on the Hugging Face hub" if is_there else 'no model "someone/7b"'
     assert expected in capsys.readouterr().err
     assert main(["train", "bandit", "--dry-run"]) == 0 and len(asked) == 1
+
+
+@pytest.mark.parametrize("env", ["frozen_lake", "svg_reconstruction"])
+def test_text_only_model_given_images_is_one_line_before_any_work(env: str, tmp_path: Path) -> None:
+    pytest.importorskip("resvg_py")
+    params = {"observation": "image"} if env == "frozen_lake" else {}
+    with pytest.raises(UserError, match="shows images, and the model tiny reads text only") as caught:
+        train(small(tmp_path, env__kind=env, env__params=params, record__name="blind"), console=quiet())
+    assert ("observation text" in str(caught.value)) == bool(params) and "\n" not in str(caught.value)
+    assert not (tmp_path / "blind").exists()

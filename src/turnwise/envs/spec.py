@@ -122,6 +122,10 @@ class EnvSpec:
         if (text_env := self.text_env) is not None:
             text_env.check(self.params_model.model_validate(dict(params)))
 
+    def shows_images(self, params: Mapping[str, Any]) -> bool:
+        """Return whether observations contain images, as far as that is known before an episode."""
+        return self.text_env is not None and self.text_env.shows_images(self.params_model.model_validate(dict(params)))
+
     def split_sizes(self, params: Mapping[str, Any]) -> dict[Split, int]:
         """Return the number of tasks of each split that has a fixed number."""
         if (text_env := self.text_env) is None:

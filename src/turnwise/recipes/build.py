@@ -16,6 +16,7 @@ from turnwise.algos.losses import LOSSES
 from turnwise.algos.turn_discount import AdaptiveDiscount
 from turnwise.config.algorithm import AlgoConfig
 from turnwise.config.schema import Config, TrainConfig
+from turnwise.core.errors import UserError
 from turnwise.core.protocols import Engine, EngineControl, Sampling
 from turnwise.core.references import load_function
 from turnwise.core.samples import Needs
@@ -91,7 +92,13 @@ def load_policy(
     The folder `run` keeps a copy of a warmed-up tiny, and of the base model of an adapter, so that it can be resumed
     without the cache and without the run that trained the adapter.
     """
-    load = model_loader(config)
+    load_any = model_loader(config)
+
+    def load(name: str) -> LoadedModel:
+        loaded = load_any(name)
+        check_sees_images(loaded, environments)
+        return loaded
+
     base = None if run is None else run / RUN_BASE
     seconds = 0.0
     can_play = bool(environments.specs) and not environments.has_agent
@@ -124,6 +131,19 @@ def load_policy(
     if run is not None and loaded.images is not None:
         loaded.images.store.keep_in(run / IMAGES_FOLDER)
     return loaded, seconds
+
+
+def check_sees_images(loaded: LoadedModel, environments: EnvironmentMix) -> None:
+    """Raise UserError if an environment shows images to a model that reads text only, before any work is done."""
+    if loaded.images is not None:
+        return
+    for spec, params in environments.with_params:
+        if spec.shows_images(params):
+            other = ", or set env.params.observation text" if "observation" in spec.params_model.model_fields else ""
+            raise UserError(
+                f"{spec.name} shows images, and the model {loaded.name} reads text only. Choose a vision-language "
+                f"model with --model.name{other}."
+            )
 
 
 def _keep_base_of_adapter(loaded: LoadedModel, base: Path) -> None:
