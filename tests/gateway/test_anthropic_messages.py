@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,6 +32,12 @@ def test_parse_keeps_order_of_texts_and_results() -> None:
     request = anthropic_messages.parse({"messages": [{"role": "user", "content": content}]})
     assert [message.role for message in request.messages] == ["user", "tool", "tool", "user"]
     assert [message.content for message in request.messages] == ["before", "", "", "after"]
+
+
+def test_parse_merges_consecutive_assistant_messages() -> None:
+    parted = [{"role": "assistant", "content": [block]} for block in ANTHROPIC["messages"][1]["content"]]
+    messages = [ANTHROPIC["messages"][0], *parted, ANTHROPIC["messages"][2]]
+    assert anthropic_messages.parse({**ANTHROPIC, "messages": messages}) == anthropic_messages.parse(ANTHROPIC)
 
 
 def test_parse_leaves_tools_out_if_none_may_be_called() -> None:
@@ -77,6 +84,14 @@ def test_response_hides_thinking_unless_asked_for(thinking: Any) -> None:
 def test_response_names_the_reason_to_stop(stop: tuple[str, str]) -> None:
     request = anthropic_messages.parse(ANTHROPIC)
     assert anthropic_messages.response(request, [reply("x", stop=stop[0])], "tiny")["stop_reason"] == stop[1]
+
+
+def test_response_names_the_stop_sequence() -> None:
+    request = anthropic_messages.parse(ANTHROPIC)
+    body = anthropic_messages.response(request, [replace(reply("x"), stop_string="END")], "tiny")
+    assert (body["stop_reason"], body["stop_sequence"]) == ("stop_sequence", "END")
+    body = anthropic_messages.response(request, [replace(reply("x"), stop_string="of the gateway")], "tiny")
+    assert (body["stop_reason"], body["stop_sequence"]) == ("end_turn", None)
 
 
 @pytest.mark.parametrize(

@@ -389,6 +389,7 @@ def test_episode_stop_string_ends_the_reply_and_extends():
 
     first, turns, _ = run_episode(FunctionPolicy(generate), talk)
     assert first.message.content == "Action: look\n"
+    assert first.stop_string == "Observation:"
     assert [turn.extends for turn in turns] == [False, True]
 
 

@@ -55,7 +55,6 @@ IN_GATEWAY = (
         ("namespaces are lost", 'item["namespace"] = tool.namespace', "pass"),
         ("truncated replies are complete", '"incomplete" if cut else "completed"', '"completed"'),
         ("hosted tools are refused", "if kind not in OMITTED_TOOLS", "if kind"),
-        ("structured output is accepted", 'if format_type != "text"', 'if format_type == "text"'),
     ),
     *mutants(
         "gateway/fields.py",
@@ -63,6 +62,7 @@ IN_GATEWAY = (
         ("texts are glued together", "{before.text}\\n{part.text}", "{before.text}{part.text}"),
         ("base64 is not checked", "validate=True", "validate=False"),
         ("True is a number of tokens", "(found, bool) or not isinstance(found, int) or", "(found, str) or"),
+        ("schemas are accepted", '("text", "json_object")', '("text", "json_schema")'),
         ("refused fields are accepted", "if body.get(name):", "if not body.get(name, 1):"),
     ),
 )

@@ -6,10 +6,11 @@ sampled ids are kept anyway.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from turnwise.core.messages import ContentPart, Message, Role, TextPart, ToolCall, ToolSpec
-from turnwise.gateway.chat import ChatReply, ChatRequest, ErrorKind, RequestError
+from turnwise.gateway.chat import ChatReply, ChatRequest, ErrorKind, RequestError, read_wishes
 from turnwise.gateway.fields import (
     decode_image,
     join_texts,
@@ -20,6 +21,7 @@ from turnwise.gateway.fields import (
     read_stop,
     read_text,
     refuse,
+    refuse_schema,
     sse,
 )
 
@@ -47,7 +49,8 @@ ERROR_TYPES: dict[ErrorKind, str] = {
 def parse(body: Mapping[str, Any]) -> ChatRequest:
     """Read a request. Raises RequestError."""
     _refuse_unsupported(body)
-    messages = [each for index, row in enumerate(read_list(body, "messages")) for each in _messages(row, index)]
+    rows = enumerate(read_list(body, "messages"))
+    messages = _merge_assistants([each for index, row in rows for each in _messages(row, index)])
     if not messages:
         raise RequestError("messages", "must have at least one message")
     if messages[-1].role == "assistant":
@@ -60,7 +63,7 @@ def parse(body: Mapping[str, Any]) -> ChatRequest:
         stop=read_stop(read_list(body, "stop_sequences"), "stop_sequences"),
         stream=bool(body.get("stream")),
         options={"show_thinking": _type_of(body, "thinking") not in ("", "disabled")},
-        wishes={name: body[name] for name in WISHES if body.get(name) is not None},
+        wishes=read_wishes(body, WISHES),
     )
 
 
@@ -70,8 +73,7 @@ def response(request: ChatRequest, replies: Sequence[ChatReply], model: str) -> 
     return {
         **_head(reply, model),
         "content": _blocks(request, reply),
-        "stop_reason": STOP_REASONS[reply.stop],
-        "stop_sequence": None,
+        **_stop(request, reply),
         "usage": _usage(reply, reply.sampled_tokens),
     }
 
@@ -79,17 +81,16 @@ def response(request: ChatRequest, replies: Sequence[ChatReply], model: str) -> 
 def events(request: ChatRequest, replies: Sequence[ChatReply], model: str) -> Iterator[bytes]:
     """Yield the server-sent events of a finished reply: each block with its start, its content and its end."""
     [reply] = replies
-    stop: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
-    yield _event("message_start", message={**_head(reply, model), "content": [], **stop, "usage": _usage(reply, 0)})
+    start = {**_head(reply, model), "content": [], "stop_reason": None, "stop_sequence": None}
+    yield _event("message_start", message={**start, "usage": _usage(reply, 0)})
     yield _event("ping")
     for index, block in enumerate(_blocks(request, reply)):
-        start, deltas = _split(block)
-        yield _event("content_block_start", index=index, content_block=start)
+        empty, deltas = _split(block)
+        yield _event("content_block_start", index=index, content_block=empty)
         for delta in deltas:
             yield _event("content_block_delta", index=index, delta=delta)
         yield _event("content_block_stop", index=index)
-    stop["stop_reason"] = STOP_REASONS[reply.stop]
-    yield _event("message_delta", delta=stop, usage=_usage(reply, reply.sampled_tokens))
+    yield _event("message_delta", delta=_stop(request, reply), usage=_usage(reply, reply.sampled_tokens))
     yield _event("message_stop")
 
 
@@ -113,7 +114,7 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     refuse(body, "mcp_servers", "connect to the servers in the agent and send their tools")
     refuse(body, "container", "run code in the agent")
     output = read_object(body.get("output_config") or {}, "output_config")
-    refuse(output, "format", "sampling is unconstrained; describe the format in the prompt", "output_config.format")
+    refuse_schema(output, "format", "output_config.format")
 
 
 def _type_of(body: Mapping[str, Any], name: str) -> str:
@@ -167,6 +168,18 @@ def _messages(value: Any, index: int) -> Iterator[Message]:
         start = position + 1
 
 
+def _merge_assistants(messages: Sequence[Message]) -> list[Message]:
+    """Merge consecutive assistant messages, as the provider does: clients may send each block as one."""
+    merged: list[Message] = []
+    for message in messages:
+        if message.role == "assistant" and merged and merged[-1].role == "assistant":
+            before = merged.pop()
+            calls = before.tool_calls + message.tool_calls
+            message = replace(message, parts=join_texts([*before.parts, *message.parts]), tool_calls=calls)
+        merged.append(message)
+    return merged
+
+
 def _assistant(blocks: Sequence[Mapping[str, Any]], param: str) -> Message:
     hidden = ("thinking", "redacted_thinking", "tool_use")
     texts = [block for block in blocks if block.get("type") not in hidden]
@@ -218,6 +231,12 @@ def _call(block: Mapping[str, Any], param: str) -> ToolCall:
 
 def _head(reply: ChatReply, model: str) -> dict[str, Any]:
     return {"id": f"msg_{reply.call}", "type": "message", "role": "assistant", "model": model}
+
+
+def _stop(request: ChatRequest, reply: ChatReply) -> dict[str, Any]:
+    if reply.stop == "stop" and reply.stop_string in request.stop:
+        return {"stop_reason": "stop_sequence", "stop_sequence": reply.stop_string}
+    return {"stop_reason": STOP_REASONS[reply.stop], "stop_sequence": None}
 
 
 def _usage(reply: ChatReply, output_tokens: int) -> dict[str, Any]:

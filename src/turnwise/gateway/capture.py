@@ -194,7 +194,7 @@ class Episode:
     def _locate(self, request: ChatRequest) -> Place:
         if request.messages[-1].role == "assistant":
             raise RequestError("messages", "the last message is the assistant's own: end with a user or tool message")
-        if any(message.images for message in request.messages):
+        if not self._renderer.reads_images and any(message.images for message in request.messages):
             raise RequestError("messages", "this model does not read images: remove them")
         if not self._renderer.can_fit(request.messages, self._limits.max_tokens):
             self.overflowed = True

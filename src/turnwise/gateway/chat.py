@@ -88,6 +88,8 @@ class ChatReply:
     """Text without thinking and without the markup of calls; the calls have ids of their own."""
     thinking: str
     stop: ReplyStop
+    stop_string: str = ""
+    """Stop string that ended it; empty if none did."""
     prompt_tokens: int
     sampled_tokens: int
     policy_version: int | None

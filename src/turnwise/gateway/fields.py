@@ -90,10 +90,16 @@ def read_count(body: Mapping[str, Any], name: str, most: int | None = None) -> i
     return found
 
 
-def refuse(body: Mapping[str, Any], name: str, instead: str, param: str = "") -> None:
+def refuse(body: Mapping[str, Any], name: str, instead: str) -> None:
     """Raise RequestError if the request sets a field that the gateway cannot honour."""
     if body.get(name):
-        raise RequestError(param or name, f"is not supported: {instead}")
+        raise RequestError(name, f"is not supported: {instead}")
+
+
+def refuse_schema(body: Mapping[str, Any], name: str, param: str) -> None:
+    """Raise RequestError for a reply by a JSON schema: sampling is unconstrained, and the model would not see it."""
+    if body.get(name) and read_object(body[name], param).get("type") not in ("text", "json_object"):
+        raise RequestError(param, "has a schema, which the gateway cannot enforce: describe the format in the prompt")
 
 
 def join_texts(parts: Sequence[ContentPart]) -> tuple[ContentPart, ...]:

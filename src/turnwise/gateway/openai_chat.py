@@ -16,6 +16,7 @@ from turnwise.gateway.fields import (
     read_stop,
     read_text,
     read_tool,
+    refuse_schema,
     sse,
 )
 
@@ -49,6 +50,7 @@ ERROR_TYPES: dict[ErrorKind, tuple[str, str | None]] = {
 
 def parse(body: Mapping[str, Any]) -> ChatRequest:
     """Read a request. Raises RequestError."""
+    refuse_schema(body, "response_format", "response_format")
     messages = read_list(body, "messages")
     if not messages:
         raise RequestError("messages", "must have at least one message")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from turnwise.core.messages import ContentPart, Message, Role, TextPart, ToolCall, ToolSpec, system
-from turnwise.gateway.chat import ChatReply, ChatRequest, RequestError
+from turnwise.gateway.chat import ChatReply, ChatRequest, RequestError, read_wishes
 from turnwise.gateway.fields import (
     join_texts,
     read_count,
@@ -22,6 +22,7 @@ from turnwise.gateway.fields import (
     read_text,
     read_tool,
     refuse,
+    refuse_schema,
     sse,
 )
 from turnwise.gateway.openai_chat import error, error_event
@@ -119,7 +120,7 @@ def parse(body: Mapping[str, Any]) -> ChatRequest:
             "tools": tools,
             "echo": {name: body[name] for name in ECHOED if body.get(name) is not None},
         },
-        wishes={name: body[name] for name in WISHES if body.get(name) is not None},
+        wishes=read_wishes(body, WISHES),
     )
 
 
@@ -154,10 +155,7 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     refuse(body, "top_logprobs", "the gateway records log-probabilities itself")
     if body.get("truncation") == "auto":
         raise RequestError("truncation", "'auto' is not supported: shorten the input in the agent")
-    text = read_object(body.get("text") or {}, "text")
-    format_type = read_object(text.get("format") or {"type": "text"}, "text.format").get("type")
-    if format_type != "text":
-        raise RequestError("text.format", "must be text: sampling is unconstrained; describe the format in the prompt")
+    refuse_schema(read_object(body.get("text") or {}, "text"), "format", "text.format")
 
 
 def _tools_by_name(body: Mapping[str, Any]) -> dict[str, ResponseTool]:

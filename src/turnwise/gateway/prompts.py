@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.messages import Message, ToolSpec
 from turnwise.core.trajectory import Stop
 from turnwise.data.demonstrations import describe_tools
@@ -20,13 +20,20 @@ HOW_TO_CALL = 'Call a tool: <tool_call>{"name": NAME, "arguments": {...}}</tool_
 
 async def render_prompt(renderer: Renderer, tree: CallTree, place: Place, tools: Sequence[ToolSpec]) -> list[int]:
     """Return the ids that follow the parent's. Raises RequestError for messages that the template refuses."""
-    chars = sum(len(message.content) for message in place.messages[place.shared :])
+    appended = place.messages[place.shared :]
     try:
-        if chars > LARGE_CHARS:
+        if has_much_text(appended):
             return await asyncio.to_thread(_render, renderer, tree, place, tools)
         return _render(renderer, tree, place, tools)
-    except UserError as error:
+    except (UserError, EnvironmentFailure) as error:
         raise RequestError("messages", str(error)) from error
+
+
+def has_much_text(messages: Sequence[Message]) -> bool:
+    """Return whether to encode in a thread. Image processors are not for several threads."""
+    return sum(len(message.content) for message in messages) > LARGE_CHARS and not any(
+        message.images for message in messages
+    )
 
 
 def _render(renderer: Renderer, tree: CallTree, place: Place, tools: Sequence[ToolSpec]) -> list[int]:

@@ -29,21 +29,26 @@ class ReplyText:
     content: str
     calls: tuple[ToolCall, ...]
     """Numbered call00000, call00001, ... as in the rendered context."""
+    stop_string: str
+    """String that ended it; empty if none did."""
 
 
 def read_reply(
     completion: Completion, parsed: ParsedAction, tools: Sequence[ToolSpec], stop: Sequence[str]
 ) -> ReplyText:
     """Split the sampled text. Calls are only looked for if the request has tools; malformed ones remain content."""
-    text = _with_think_start(parsed)
+    text, stop_string = _with_think_start(parsed), ""
     if completion.stop is Stop.STRING:
-        text = text[: min((at for each in stop if (at := text.find(each)) >= 0), default=len(text))]
+        found = [(at, each) for each in stop if (at := text.find(each)) >= 0]
+        end, stop_string = min(found, default=(len(text), ""))
+        text = text[:end]
     thinking = "\n".join(match[1].strip() for match in _THOUGHTS.finditer(text)).strip()
     answer = strip_thinking(text)
     style = _call_style(answer) if tools else None
     calls = tuple(map(_encodable, parse_calls(answer, style).calls)) if style is not None else ()
     content = _without_calls(answer, style) if calls and style is not None else answer
-    return ReplyText(thinking=thinking, content=content.strip() if calls or thinking else content, calls=calls)
+    content = content.strip() if calls or thinking else content
+    return ReplyText(thinking=thinking, content=content, calls=calls, stop_string=stop_string)
 
 
 def _encodable(call: ToolCall) -> ToolCall:

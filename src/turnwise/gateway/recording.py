@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from turnwise.core.images import find_images
 from turnwise.core.messages import Message, ToolCall
 from turnwise.core.protocols import Completion
 from turnwise.core.random_streams import address
@@ -65,13 +66,14 @@ def record_choice(
             "prompt_tokens": sampled.prompt_tokens,
             "content": text.content,
             "thinking": text.thinking,
+            "stop_string": text.stop_string,
             "calls": [[each.name, each.arguments] for each in text.calls],
             "asked": dict(request.wishes),
             "stream": branch.session.key.branch,
             "branch_conversation": branch.conversation.hex(),
         },
     )
-    reply = _reply(message, text.thinking, completion, sampled.prompt_tokens, call)
+    reply = _reply(message, stored, completion)
     return RecordedCall(stored=stored, branch=branch, completion=completion, parsed=parsed, reply=reply)
 
 
@@ -93,7 +95,7 @@ def restore_call(stored: StoredCall, tree: CallTree, renderer: Renderer) -> Reco
         branch=tree.restore(stored),
         completion=completion,
         parsed=renderer.parse(completion.ids, completion.stop),
-        reply=_reply(message, details["thinking"], completion, details["prompt_tokens"], stored.id),
+        reply=_reply(message, stored, completion),
     )
 
 
@@ -113,17 +115,19 @@ def make_turn(call: RecordedCall, reward: float) -> Turn:
         info={"call": stored.id, "branch": stored.branch, "asked": stored.details["asked"]},
         policy_versions=completion.policy_versions,
         values=completion.values,
+        images=find_images(stored.context_ids),
     )
 
 
-def _reply(message: Message, thinking: str, completion: Completion, prompt_tokens: int, call: str) -> ChatReply:
+def _reply(message: Message, stored: StoredCall, completion: Completion) -> ChatReply:
     ended: ReplyStop = "length" if completion.stop is Stop.LENGTH else "stop"
     return ChatReply(
         message=message,
-        thinking=thinking,
+        thinking=stored.details["thinking"],
         stop="tool_calls" if message.tool_calls else ended,
-        prompt_tokens=prompt_tokens,
+        stop_string=stored.details["stop_string"],
+        prompt_tokens=stored.details["prompt_tokens"],
         sampled_tokens=len(completion.ids),
         policy_version=completion.policy_versions[-1] if completion.policy_versions else None,
-        call=call,
+        call=stored.id,
     )
