@@ -197,19 +197,22 @@ def test_episode_keeps_the_thinking_that_a_client_drops():
 def test_episode_extends_reserialised_tool_calls_under_other_ids():
     call = '<tool_call>{"name": "add", "arguments": {"b": 2, "a": 1.0}}</tool_call>'
 
+    def history(call_id: str) -> list[Message]:
+        again = ToolCall(name="add", arguments='{"a":1,"b":2}', call_id=call_id)
+        answer = Message(role="tool", parts=text_parts("3"), call_id=call_id)
+        return [user("Add"), Message(role="assistant", tool_calls=(again,)), answer]
+
     async def talk(episode):
         (first,) = await episode.reply(request_of(user("Add"), tools=(ADD,)))
-        again = ToolCall(name="add", arguments='{"a":1,"b":2}', call_id="mine")
-        answer = Message(role="tool", parts=text_parts("3"), call_id="mine")
-        calls = Message(role="assistant", tool_calls=(again,))
-        await episode.reply(request_of(user("Add"), calls, answer, tools=(ADD,)))
+        (second,) = await episode.reply(request_of(*history("mine"), tools=(ADD,)))
+        await episode.reply(request_of(*history("another"), second.message, user("Thanks"), tools=(ADD,)))
         return first
 
     first, turns, _ = run_episode(RecordingPolicy(says(call, "3")), talk)
     assert first.stop == "tool_calls"
     assert first.message.content == ""
     assert first.message.tool_calls[0].arguments == '{"b": 2, "a": 1.0}'
-    assert [turn.extends for turn in turns] == [False, True]
+    assert [turn.extends for turn in turns] == [False, True, True]
 
 
 def test_episode_with_other_tools_starts_a_branch():
