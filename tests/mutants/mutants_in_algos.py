@@ -101,6 +101,18 @@ IN_ALGOS = (
         ),
     ),
     *mutants(
+        "algos/off_policy_evaluation.py",
+        ("algos/test_off_policy_evaluation.py",),
+        (
+            "every turn has the weight of its own action",
+            "log_ratios.double(), 0.0).cumsum(dim=1)",
+            "log_ratios.double(), 0.0)",
+        ),
+        ("the ratio upside down", "(log_weights.exp() * discounted)", "((-log_weights).exp() * discounted)"),
+        ("the effective size of equal weights", "final.mul(2).exp().sum()", "final.exp().sum()"),
+        ("a tiny sample is enough", "self.effective_size >= SMALLEST_EFFECTIVE_SIZE", "self.effective_size >= 0"),
+    ),
+    *mutants(
         "algos/kl.py",
         KL,
         ("k2 without its half", "0.5 * (logprobs - ref_logprobs).square()", "(logprobs - ref_logprobs).square()"),

@@ -117,6 +117,21 @@ IN_DATA = (
         ("reference log-probabilities of the first entry", "file.seek(4 * entry.first_logprob)", "file.seek(0)"),
     ),
     *mutants(
+        "data/episodes.py",
+        ("data/test_episodes.py",),
+        (
+            "a failure counts as a success",
+            'Status.FAILED if row.get("success") is False else',
+            "Status.FAILED if False else",
+        ),
+        ("the reward comes first", "(*[0.0] * (answers - 1), total)", "(total, *[0.0] * (answers - 1))"),
+        (
+            "every episode is a task of its own",
+            'address("opening", list(turns[0].context_ids))',
+            'address("opening", [list(each.action_ids) for each in turns])',
+        ),
+    ),
+    *mutants(
         "core/trajectory.py",
         (*SAMPLES, "training/test_update.py", "rollout/test_context_summary.py"),
         ("every segment begins with turn 0", "first_turn=start", "first_turn=0"),

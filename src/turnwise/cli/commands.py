@@ -118,6 +118,16 @@ turnwise play sokoban --seed 3
 turnwise play frozen_lake --env.params.slippery true
 turnwise play my_env.py:GuessNumber""",
     ),
+    "data": Command(
+        group=INSPECT,
+        path="turnwise.cli.data:data_app",
+        help="""\
+Inspect, export and evaluate on the episodes that runs recorded.
+
+turnwise data inspect RUN
+turnwise data export RUN --to FOLDER
+turnwise data evaluate RUN --on OTHER_RUN""",
+    ),
     "recipes": Command(
         group=INSPECT, path="turnwise.cli.environments:recipes_app", help="List the recipes for train, or print one."
     ),

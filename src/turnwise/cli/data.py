@@ -1,0 +1,94 @@
+"""`turnwise data`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from turnwise.cli.output import print_line, print_table
+from turnwise.cli.parsing import command_app
+from turnwise.core.errors import UserError
+
+Episodes = Literal["training", "evaluation", "all"]
+
+data_app = command_app("data", "inspect|export|evaluate RUN [OPTIONS]")
+
+
+@data_app.default
+def data(
+    action: Literal["inspect", "export", "evaluate"],
+    run: str,
+    /,
+    *,
+    to: Annotated[Path | None, Parameter(metavar="FOLDER")] = None,
+    on: Annotated[str | None, Parameter(metavar="RUN,FOLDER")] = None,
+    episodes: Episodes = "training",
+) -> None:
+    """Work with recorded episodes.
+
+    Parameters
+    ----------
+    action
+        `inspect`: print what a run or dataset holds. `export`: write a run's episodes as a dataset folder. `evaluate`:
+        estimate the run's return from episodes that other policies played (off-policy evaluation).
+    run
+        Run, or for inspect also a dataset folder.
+    to
+        export: new folder, readable by `datasets.load_dataset` and `turnwise train --data`.
+    on
+        evaluate: runs or dataset folders with the episodes.
+    episodes
+        Episodes of a run that are read: of its training steps (default), of its evaluations, or all.
+    """
+    if action == "inspect":
+        _print_summary(run, episodes)
+    elif action == "export":
+        from turnwise.recipes.data_tools import export_data
+
+        if to is None:
+            raise UserError("turnwise data export needs --to FOLDER")
+        print_line(f"wrote {export_data(run, to, episodes):,} episodes to {to}")
+    else:
+        if on is None:
+            raise UserError("turnwise data evaluate needs --on RUN, the episodes to evaluate on")
+        _print_estimate(run, on, episodes)
+
+
+def _print_summary(run: str, episodes: Episodes) -> None:
+    from turnwise.recipes.data_tools import inspect_data
+    from turnwise.report.formatting import format_decimal, format_percent
+
+    found = inspect_data(run, episodes)
+    if not found.episodes:
+        raise UserError(f"{run} has no episodes. Give another source.")
+    last = len(found.rewards) - 1
+    quantiles = [found.rewards[round(share * last)] for share in (0, 0.25, 0.5, 0.75, 1)]
+    rows = [
+        ("episodes", f"{found.episodes:,}"),
+        ("success", format_percent(found.succeeded / found.episodes)),
+        ("statuses", ", ".join(f"{name} {count:,}" for name, count in found.statuses.items())),
+        ("reward: 0, 25, 50, 75, 100 %", ", ".join(format_decimal(each) for each in quantiles)),
+        ("tasks", f"{found.tasks:,}, {found.comparable:,} of them with different rewards"),
+        ("turns per episode", f"{found.turns / found.episodes:.1f}"),
+        ("sampled tokens", f"{found.sampled_tokens:,}"),
+        ("policy versions", "unknown" if found.versions is None else f"{found.versions[0]} to {found.versions[1]}"),
+    ]
+    print_table(("", ""), rows)
+
+
+def _print_estimate(run: str, on: str, episodes: Episodes) -> None:
+    from turnwise.recipes.data_tools import evaluate_offline
+    from turnwise.report.formatting import format_decimal
+
+    found = evaluate_offline(run, [each.strip() for each in on.split(",")], episodes)
+    if found.refusal is not None:
+        raise UserError(
+            f"No estimate of {run}: {found.refusal}. Play it (turnwise eval), or give episodes nearer to it."
+        )
+    rows = [
+        ("expected return", format_decimal(found.value)),
+        ("95 % interval", f"{format_decimal(found.low)} to {format_decimal(found.high)}"),
+        ("return of the episodes", format_decimal(found.behaviour)),
+        ("effective sample size", f"{found.effective_size:.1f} of {found.episodes:,} episodes"),
+    ]
+    print_table(("", ""), rows)

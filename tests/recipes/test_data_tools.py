@@ -1,0 +1,111 @@
+"""`turnwise data`, and datasets that go out of a run and into another."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runs_for_tests import quiet, small
+from turnwise.cli.main import main
+from turnwise.recipes.run import train
+from turnwise.record.run_folder import RunFolder
+from turnwise.record.trajectories import open_replay, trajectory_from_row
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("played")
+    still = {"train__learning_rate": 1e-12, "algo__entropy_coef": 0.0}
+    config = small(folder, train__steps=8, algo__advantage="grpo", algo__kl_coef=0.0, eval__every=0, **still)
+    train(config, console=quiet())
+    return folder / "run"
+
+
+def test_inspect_prints_what_a_run_holds(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "inspect", str(played)]) == 0
+    printed = capsys.readouterr().out
+    entries = RunFolder.open(played).read_index()
+    assert f"{len(entries)}" in printed
+    assert f"{sum(entry['tokens'] for entry in entries):,}" in printed
+    assert "0 to 7" in printed
+
+
+def test_export_keeps_ids_and_logprobs_exactly(
+    played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "dataset"
+    assert main(["data", "export", str(played), "--to", str(folder)]) == 0
+    assert "wrote 64 episodes" in capsys.readouterr().out
+    run = RunFolder.open(played)
+    recorded = [trajectory_from_row(run.read_trajectory(entry)) for entry in run.read_index()]
+    rows = [json.loads(line) for line in (folder / "data" / "train.jsonl").read_text().splitlines()]
+    assert [trajectory_from_row(row) for row in rows] == recorded
+    assert all("action" in turn and "context" in turn for row in rows for turn in row["turns"])
+    assert main(["data", "export", str(played), "--to", str(folder)]) == 2
+
+    settings = {"algo__advantage": "clone", "algo__loss": "reinforce", "algo__kl_coef": 0.0, "eval__every": 0}
+    config = small(tmp_path, data__sources=[str(folder), str(played)], train__steps=1, **settings)
+    train(config, console=quiet())
+    replay = open_replay(tmp_path / "run" / "replay", 1000)
+    assert len(replay) == 64
+    assert all(entry.sampled for entry in replay.entries)
+
+
+def test_evaluate_returns_the_mean_for_the_policy_that_played(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "evaluate", str(played), "--on", str(played)]) == 0
+    printed = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line.strip())
+    found = {name.strip(): value.strip() for name, value in printed.items()}
+    assert found["effective sample size"] == "64.0 of 64 episodes"
+    assert found["expected return"] == found["return of the episodes"]
+
+
+def test_evaluate_refuses_what_the_data_cannot_tell(
+    played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "few"
+    folder.mkdir()
+    lines = (played / "trajectories" / "step_000001.jsonl").read_text().splitlines(keepends=True)
+    (folder / "some.jsonl").write_text("".join(lines[:5]))
+    (folder / "tokens.jsonl").write_bytes((played / "trajectories" / "tokens.jsonl").read_bytes())
+    assert main(["data", "evaluate", str(played), "--on", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert "the 5 episodes are worth only 5.0" in error
+    text = tmp_path / "text.jsonl"
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    text.write_text(json.dumps({"messages": messages, "reward": 1.0}) + "\n")
+    assert main(["data", "evaluate", str(played), "--on", str(text)]) == 2
+    assert "line 1 lacks its sampler's log-probabilities" in capsys.readouterr().err
+    assert main(["data", "inspect", str(text)]) == 2
+    assert "line 1 is not a trajectory of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_dataset_files_need_pyarrow(tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    file = folder / f"data.{ending}"
+    file.write_bytes(b"not a table")
+    assert main(["data", "inspect", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert str(file) in error
+    assert "needs pyarrow: pip install 'turnwise[datasets]'" in error or "is damaged" in error
+
+
+def test_dataset_files_are_read_with_pyarrow(tmp_path: Path, played: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet, ipc = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow.ipc")
+    lines = (played / "trajectories" / "step_000001.jsonl").read_text().splitlines()
+    kept = ("status", "task", "reward", "turns")
+    rows = [{name: row[name] for name in kept} for row in map(json.loads, lines)]
+    for row in rows:
+        row["task"] = {"env": "bandit", "seed": row["task"]["seed"]}
+        row["turns"] = [{name: turn[name] for name in ("action_ids", "policy_version")} for turn in row["turns"]]
+    table = pyarrow.Table.from_pylist(rows)
+    for name in ("parquet", "arrow"):
+        (tmp_path / name).mkdir()
+    parquet.write_table(table, tmp_path / "parquet" / "a.parquet")
+    with ipc.new_stream(str(tmp_path / "arrow" / "a.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    for name in ("parquet", "arrow"):
+        assert main(["data", "inspect", str(tmp_path / name)]) == 0
+        assert f"{len(rows)}" in capsys.readouterr().out
