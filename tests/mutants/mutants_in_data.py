@@ -118,7 +118,7 @@ IN_DATA = (
     ),
     *mutants(
         "data/episodes.py",
-        ("data/test_episodes.py",),
+        ("data/test_text_episodes.py",),
         (
             "a failure counts as a success",
             'Status.FAILED if row.get("success") is False else',

@@ -16,7 +16,6 @@ from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.presets import find_method, find_recipe, method_path, recipe_names, recipe_path
 from turnwise.record.provenance import check_code_files
-from turnwise.record.run_folder import RUNS_FOLDER
 
 MODELS = Path(__file__).parent / "models"
 """Default settings by model, for targets that are not recipes."""
@@ -209,14 +208,16 @@ def resolve_paths(config: Config) -> Config:
             "reward": config.reward.model_copy(update=_resolve_rewards(dict(config.reward), Path())),
             "algo": algo.model_copy(update=rules),
             "sft": sft.model_copy(update={"demos": _resolve(sft.demos, Path())}),
-            "data": config.data.model_copy(update={"sources": tuple(map(_resolve_source, config.data.sources))}),
+            "data": config.data.model_copy(
+                update={"sources": tuple(_resolve_source(each, config.record.folder) for each in config.data.sources)}
+            ),
         }
     )
 
 
-def _resolve_source(source: str) -> str:
-    """Make a source of stored episodes absolute: a path, or else the name of a run in runs/."""
-    paths = (Path(source).expanduser(), Path(RUNS_FOLDER) / source)
+def _resolve_source(source: str, runs: str) -> str:
+    """Make a source of stored episodes absolute: a path, or else the name of a run in the folder of runs."""
+    paths = (Path(source).expanduser(), Path(runs) / source)
     return next((str(path.resolve()) for path in paths if path.exists()), source)
 
 
