@@ -478,4 +478,22 @@ IN_ALGOS = (
             "settings.hysteresis if kind not in active",
         ),
     ),
+    *mutants(
+        "algos/archer.py",
+        ("algos/test_archer_formulas.py",),
+        (
+            "a sign in the expectile",
+            "torch.where(differences < 0, 1 - expectile",
+            "torch.where(differences > 0, 1 - expectile",
+        ),
+        (
+            "the reward is discounted",
+            "rewards[:, None] + discounts[:, None] * next_values",
+            "discounts[:, None] * (rewards[:, None] + next_values)",
+        ),
+        ("the optimistic Q", "return q_values.amin(dim=1)", "return q_values.amax(dim=1)"),
+        ("V is added", "q_values.amin(dim=1) - values", "q_values.amin(dim=1) + values"),
+        ("overestimation has the wrong sign", "(q - returns).mean()", "(returns - q).mean()"),
+        ("effective samples are not divided", " / len(log_weights))", ")"),
+    ),
 )

@@ -28,6 +28,8 @@ class AlgorithmChoice(Section):
 
     advantage: str = "grpo"
     """Advantage estimator."""
+    method: Literal["on_policy", "archer"] = "on_policy"
+    """on_policy: train on a step's own episodes; archer: on a replay, with a critic of utterances."""
     loss: str = "ppo"
     """Policy loss."""
     correction: str = "none"
@@ -96,3 +98,20 @@ class CriticConfig(Section):
     """Learning rate of the critic."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps at the start in which only the critic is trained."""
+
+
+class ArcherConfig(Section):
+    """ArCHer: a critic of whole utterances, trained off-policy, and its token-level actor (algo.method)."""
+
+    replay: Positive = 10000
+    """Newest trajectories that the critic's updates are drawn from."""
+    critic_updates: Positive = 8
+    """Critic updates per step, before the actor's."""
+    critic_batch: Positive = 32
+    """Trajectories per critic update; all of their turns are transitions."""
+    states: Positive = 64
+    """Turns per step, drawn from the replay, at which the policy acts again to train V and itself."""
+    target_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Polyak averaging: share of the critic in its target copy after each update."""
+    token_baseline: bool = False
+    """Subtract a learnt baseline of the utterance's advantage from that of each of its tokens."""

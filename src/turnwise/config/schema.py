@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from turnwise.config.agent import AGENT_ENV, AgentConfig
-from turnwise.config.algorithm import AlgoConfig, CriticConfig, RewardConfig
+from turnwise.config.algorithm import AlgoConfig, ArcherConfig, CriticConfig, RewardConfig
 from turnwise.core.section import LearningRate, NonNegative, Positive, Section, Seed, Share, is_plain
 
 
@@ -394,6 +394,7 @@ class Config(Section):
     reward: RewardConfig = RewardConfig()
     algo: AlgoConfig = AlgoConfig()
     critic: CriticConfig = CriticConfig()
+    archer: ArcherConfig = ArcherConfig()
     train: TrainConfig = TrainConfig()
     sft: SftConfig = SftConfig()
     data: DataConfig = DataConfig()

@@ -1,5 +1,7 @@
 """Critics: estimate the value of a position before its next token is chosen. They start at zero everywhere."""
 
+import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,3 +42,53 @@ class HeadCritic(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.head(hidden.float()).squeeze(-1).clone()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UtteranceValues:
+    """Estimates of D utterances by both critics."""
+
+    q: Tensor  # [D, 2] of the state and the utterance
+    v: Tensor  # [D, 2] of the state before the utterance
+
+
+class UtteranceCritic(nn.Module):
+    """Double Q and V of whole utterances, over an encoder of its own: a copy of the policy's trunk.
+
+        tokens   s s s a a o o b b     two utterances a and b; the trunk is causal, so one pass reads all of them
+        V_i          ^       ^         hidden state of the last token before the utterance
+        Q_i              ^       ^     hidden state of the last token of the utterance
+
+    The critics share the encoder and differ in the random first layer of their heads. The last layer starts at 0.
+    """
+
+    def __init__(self, policy: Any, seed: int) -> None:
+        super().__init__()
+        self.trunk = copy_model(policy.base_model)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            self.q_heads = nn.ModuleList(_two_layer_head(policy) for _ in range(2))
+            self.v_heads = nn.ModuleList(_two_layer_head(policy) for _ in range(2))
+
+    def frozen_copy(self) -> "UtteranceCritic":
+        copied = copy.deepcopy(self)
+        copied.trunk = copy_model(self.trunk)
+        return copied.requires_grad_(False)
+
+    def forward(self, batch: Batch, before: Tensor, last: Tensor) -> UtteranceValues:
+        """Judge the utterances between the packed positions `before` [D], exclusive, and `last` [D]."""
+        # A position may be both, and must be read once: the gradient of a duplicate would count twice.
+        positions, chosen = torch.cat([before, last]).unique(return_inverse=True)
+        hidden = packed_hidden(self.trunk, batch, positions).float()[chosen]
+        states, utterances = hidden.tensor_split([len(before)])
+        return UtteranceValues(
+            q=torch.cat([head(utterances) for head in self.q_heads], dim=1),
+            v=torch.cat([head(states) for head in self.v_heads], dim=1),
+        )
+
+
+def _two_layer_head(policy: Any) -> nn.Sequential:
+    """Return a head that is random inside and 0 at its output: two of them start equal and learn differently."""
+    output = value_head(policy)
+    inner = nn.Linear(output.in_features, output.in_features, dtype=torch.float32).to(output.weight.device)
+    return nn.Sequential(inner, nn.ReLU(), output)

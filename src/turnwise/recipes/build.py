@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import Parameter
 
+from turnwise.algos.advantage_types import Advantage
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient
 from turnwise.algos.losses import LOSSES
@@ -270,13 +271,26 @@ def kl_estimator(algo: AlgoConfig) -> str:
     return algo.kl_estimator or ("k1" if kl_in_reward(algo) else "k3")
 
 
+def advantage_traits(config: Config) -> Advantage:
+    """Return what the estimator of algo.advantage needs. ArCHer replaces it, and needs no groups or greedy episodes."""
+    if config.algo.method == "on_policy":
+        return ADVANTAGES[config.algo.advantage]
+    baseline = config.algo.method == "archer" and config.archer.token_baseline
+    return replace(ADVANTAGES["reinforce"], needs_critic=baseline, reads=("gamma_turn",))
+
+
+def has_critic(config: Config) -> bool:
+    """Return whether a critic is trained, of tokens or of whole utterances."""
+    return config.algo.method != "on_policy" or advantage_traits(config).needs_critic
+
+
 def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) -> LocalLearner:
     """Build the learner with its critic and optimizers. `plan` None: the settings without a memory plan."""
     algo, train, plan = config.algo, config.train, plan or plan_without_limits(config)
     if plan.recompute:
         recompute_layers(model)  # before a critic copies them
     mark_embeddings(model)
-    schedule = _schedule(train)
+    schedule = build_schedule(train)
     critic = _critic(config, model)
     keeps_reference = needs_reference(algo)
     return LocalLearner(
@@ -290,7 +304,7 @@ def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) ->
         critic_optimizer=None
         if critic is None
         else build_optimizer(train, critic.parameters(), config.critic.learning_rate, schedule, plan),
-        critic_warmup_steps=config.critic.warmup_steps if critic is not None else 0,
+        critic_warmup_steps=config.critic.warmup_steps if has_critic(config) else 0,
     )
 
 
@@ -306,7 +320,7 @@ def build_sharded_learner(config: Config, model: Any | None, plan: MemoryPlan | 
     plain = copy_model(skeleton)
     if plan.recompute:
         recompute_layers(plain)
-    policy, critic, schedule = copy_model(plain), _critic(config, plain), _schedule(train)
+    policy, critic, schedule = copy_model(plain), _critic(config, plain), build_schedule(train)
     sharding.shard_model(policy, model)
     mark_embeddings(policy)
     keeps_reference, reference = needs_reference(algo), None
@@ -345,7 +359,7 @@ def build_sharded_learner(config: Config, model: Any | None, plan: MemoryPlan | 
     )
 
 
-def _schedule(train: TrainConfig) -> Schedule:
+def build_schedule(train: TrainConfig) -> Schedule:
     return Schedule(
         kind=train.schedule,
         total_steps=train.steps,
@@ -355,7 +369,7 @@ def _schedule(train: TrainConfig) -> Schedule:
 
 
 def _critic(config: Config, model: Any) -> TrunkCritic | HeadCritic | None:
-    if not ADVANTAGES[config.algo.advantage].needs_critic:
+    if not advantage_traits(config).needs_critic:
         return None
     return TrunkCritic(model) if config.critic.kind == "trunk" else HeadCritic(model)
 
@@ -405,7 +419,7 @@ def update_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> UpdateS
     only_advantages = (
         algo.entropy_coef == 0
         and algo.kl_coef == 0
-        and not ADVANTAGES[algo.advantage].needs_critic
+        and not advantage_traits(config).needs_critic
         and not LOSSES[algo.loss].adds_penalty
     )
     return UpdateSettings(
@@ -418,7 +432,7 @@ def update_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> UpdateS
 
 
 def estimate_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> EstimateSettings:
-    algo, advantage = config.algo, ADVANTAGES[config.algo.advantage]
+    algo, advantage = config.algo, advantage_traits(config)
     return EstimateSettings(
         algo=algo,
         rewards=RewardSettings(

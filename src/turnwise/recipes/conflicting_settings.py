@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from turnwise.algos.advantages import ADVANTAGES
 from turnwise.config.agent import AGENT_ENV
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.models.loading.catalogue import WARMED_UP
 from turnwise.models.loading.lora import is_adapter
-from turnwise.recipes.build import kl_in_reward, reward_names
+from turnwise.recipes.build import advantage_traits, has_critic, kl_in_reward, reward_names
 from turnwise.rewards.scoring import ENV, FORMAT
 
 
@@ -55,11 +54,15 @@ def _uses_rollouts(config: Config) -> str:
         "selfplay.opponent": uses_selfplay(config),
         "curriculum.pool": config.curriculum.pool > 0,
         "algo.filter_refill": config.algo.filter_refill > 0,
-        "algo.advantage": ADVANTAGES[config.algo.advantage].needs_greedy,
+        "algo.advantage": advantage_traits(config).needs_greedy,
         "reward.functions": bool(config.reward.functions),
         "reward.judges": bool(config.reward.judges),
     }
     return next((name for name, is_needed in needed.items() if is_needed), "")
+
+
+def _uses_archer(config: Config) -> bool:
+    return config.algo.method != "on_policy"
 
 
 CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
@@ -104,7 +107,7 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         "cache for them. Set rollout.max_staleness 0, or system.keep_cache on.",
     ),
     (
-        lambda c: ADVANTAGES[c.algo.advantage].needs_groups and c.rollout.group_size < 2,
+        lambda c: advantage_traits(c).needs_groups and c.rollout.group_size < 2,
         "algo.advantage {algo.advantage} compares the members of a group, and rollout.group_size is 1. Raise it, or "
         "choose gae or reinforce_pp.",
     ),
@@ -128,17 +131,17 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         "Raise it, or choose mode absolute.",
     ),
     (
-        lambda c: _compares_members(c) and ADVANTAGES[c.algo.advantage].needs_greedy,
+        lambda c: _compares_members(c) and advantage_traits(c).needs_greedy,
         "algo.advantage {algo.advantage} scores a greedy episode on its own, but reward.judges with mode relative or "
         "pairwise compare the members of a group. Choose mode absolute, or another advantage.",
     ),
     (
-        lambda c: ADVANTAGES[c.algo.advantage].needs_greedy and c.algo.normalise != "identity",
+        lambda c: advantage_traits(c).needs_greedy and c.algo.normalise != "identity",
         "algo.advantage {algo.advantage} subtracts the return of a greedy episode, which is not normalised. With "
         "algo.normalise {algo.normalise} the two returns would have different units. Leave out algo.normalise.",
     ),
     (
-        lambda c: ADVANTAGES[c.algo.advantage].needs_greedy and c.reward.combine != "sum",
+        lambda c: advantage_traits(c).needs_greedy and c.reward.combine != "sum",
         "algo.advantage {algo.advantage} subtracts the return of a greedy episode, which is not normalised. With "
         "reward.combine {reward.combine} the two returns would have different units. Choose sum.",
     ),
@@ -153,9 +156,48 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         "would be trained. Swap them.",
     ),
     (
-        lambda c: ADVANTAGES[c.algo.advantage].needs_critic and c.critic.warmup_steps >= c.train.steps,
+        lambda c: has_critic(c) and c.critic.warmup_steps >= c.train.steps,
         "critic.warmup_steps {critic.warmup_steps} takes all of train.steps {train.steps}, so the policy would never "
         "be trained. Lower it.",
+    ),
+    (
+        lambda c: _uses_archer(c) and c.rollout.max_staleness > 0,
+        "algo.method {algo.method} samples fresh utterances between rollout and update, and rollout.max_staleness "
+        "{rollout.max_staleness} runs the two side by side. Set rollout.max_staleness to 0.",
+    ),
+    (
+        lambda c: _uses_archer(c) and (c.cluster.engines > 0 or c.cluster.learners > 0),
+        "algo.method {algo.method} trains its critic in this process. Set cluster.engines and cluster.learners to 0.",
+    ),
+    (
+        lambda c: _uses_archer(c) and (bool(c.data.sources) or c.env.kind == AGENT_ENV),
+        "algo.method {algo.method} samples utterances of its own and fills its replay by playing an environment. Leave "
+        "out data.sources, and choose env.kind.",
+    ),
+    (
+        lambda c: _uses_archer(c) and c.algo.gamma_turn == "adaptive",
+        "algo.gamma_turn adaptive follows the error of a critic of tokens, and algo.method {algo.method} has one of "
+        "utterances. Give a number.",
+    ),
+    (
+        lambda c: _uses_archer(c) and c.algo.kl_coef > 0 and kl_in_reward(c.algo),
+        "algo.kl_in reward adds the KL term to rewards, which the critic of algo.method {algo.method} learns from old "
+        "episodes. Choose algo.kl_in loss.",
+    ),
+    (
+        lambda c: _uses_archer(c) and (c.reward.combine != "sum" or c.algo.normalise != "identity"),
+        "algo.method {algo.method} learns from turn rewards as they are. Leave out reward.combine {reward.combine} and "
+        "algo.normalise {algo.normalise}.",
+    ),
+    (
+        lambda c: _uses_archer(c) and c.diagnose.gradients_every > 0,
+        "diagnose.gradients_every compares groups that a step trains on, and algo.method {algo.method} trains on turns "
+        "of many steps. Set it to 0.",
+    ),
+    (
+        lambda c: c.algo.method == "archer" and c.train.mini_batch > c.archer.states,
+        "train.mini_batch {train.mini_batch} is more than the utterances of a step, archer.states {archer.states}. "
+        "Lower it.",
     ),
     (
         lambda c: 0 < c.curriculum.pool < c.rollout.groups * (1 + c.algo.filter_refill),
@@ -181,7 +223,7 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         "selfplay.opponent {selfplay.opponent} plays its matches in this process. Set cluster.engines to 0.",
     ),
     (
-        lambda c: uses_selfplay(c) and ADVANTAGES[c.algo.advantage].needs_greedy,
+        lambda c: uses_selfplay(c) and advantage_traits(c).needs_greedy,
         "algo.advantage {algo.advantage} adds a greedy episode per group, which has no opponent with "
         "selfplay.opponent {selfplay.opponent}. Choose another advantage.",
     ),
@@ -236,12 +278,12 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         "train.epochs to 1, or choose ppo.",
     ),
     (
-        lambda c: c.algo.truncated == "bootstrap" and not ADVANTAGES[c.algo.advantage].needs_critic,
+        lambda c: c.algo.truncated == "bootstrap" and not has_critic(c),
         "algo.truncated bootstrap uses the critic's value, and algo.advantage {algo.advantage} has no critic. Choose "
         "zero or drop, or gae.",
     ),
     (
-        lambda c: c.train.mini_batch > c.rollout.groups * c.rollout.group_size,
+        lambda c: c.algo.method != "archer" and c.train.mini_batch > c.rollout.groups * c.rollout.group_size,
         "train.mini_batch {train.mini_batch} is more than the trajectories of a step, rollout.groups {rollout.groups} "
         "x rollout.group_size {rollout.group_size}. Lower it.",
     ),
@@ -291,12 +333,12 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         "algo.cov_share is 0, so algo.loss {algo.loss} would select no token. Raise it, or choose ppo.",
     ),
     (
-        lambda c: c.algo.gamma_turn == "adaptive" and not ADVANTAGES[c.algo.advantage].needs_critic,
+        lambda c: c.algo.gamma_turn == "adaptive" and not advantage_traits(c).needs_critic,
         "algo.gamma_turn adaptive follows the critic's error, and algo.advantage {algo.advantage} has no critic. "
         "Choose bi_level_gae, turn_gae or step_gae, or a number.",
     ),
     (
-        lambda c: c.algo.gamma_turn == "adaptive" and "gamma_turn" not in ADVANTAGES[c.algo.advantage].reads,
+        lambda c: c.algo.gamma_turn == "adaptive" and "gamma_turn" not in advantage_traits(c).reads,
         "algo.advantage {algo.advantage} does not discount by turn. Choose bi_level_gae, turn_gae or step_gae, or "
         "leave out algo.gamma_turn.",
     ),

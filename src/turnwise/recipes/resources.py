@@ -51,7 +51,8 @@ def memory_request(config: Config, *, sft: bool = False) -> MemoryRequest:
     algo, train, selfplay = config.algo, config.train, config.selfplay
     keeps = True if config.rollout.max_staleness else SWITCH[config.system.keep_cache]
     has_opponent = selfplay.opponent == "past" or (selfplay.opponent == "self" and selfplay.ladder_games > 0)
-    critic = ADVANTAGES[algo.advantage].needs_critic and config.critic.kind == "trunk"
+    off_policy = algo.method != "on_policy"  # a trunk critic, and its target copy, frozen like a reference
+    critic = off_policy or (ADVANTAGES[algo.advantage].needs_critic and config.critic.kind == "trunk")
     return MemoryRequest(
         slots=config.rollout.in_flight,
         max_context=config.rollout.max_tokens,
@@ -61,7 +62,7 @@ def memory_request(config: Config, *, sft: bool = False) -> MemoryRequest:
         engines=2 if has_opponent and not sft else 1,
         engine_share=_engine_share(config.engine),
         critic=critic and not sft,
-        reference=needs_reference(algo) and not sft,
+        reference=(needs_reference(algo) or off_policy) and not sft,
         weights_copy=config.rollout.max_staleness > 0 and config.engine.kind == "native" and not sft,
         muon=train.optimizer == "muon" and not sft,
         micro_tokens=train.micro_tokens,

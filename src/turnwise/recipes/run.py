@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.console import Console
 
-from turnwise.algos.advantages import ADVANTAGES
 from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost
 from turnwise.core.program import spell_command
@@ -18,8 +17,10 @@ from turnwise.data.replay import Replay
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.loading.load import LoadedModel
 from turnwise.models.memory.plan import MemoryPlan
+from turnwise.recipes.archer import build_archer
 from turnwise.recipes.build import (
     PolicyStack,
+    advantage_traits,
     build_coefficients,
     build_learner,
     build_policy_stack,
@@ -50,8 +51,10 @@ from turnwise.report.tables import run_table, seeds_table
 from turnwise.report.terminal import make_console, print_command
 from turnwise.report.trajectory_images import TrajectoryImages
 from turnwise.rollout.collect import GroupCollector
+from turnwise.training.archer import Archer
 from turnwise.training.asynchronous import AsyncRolloutStage, LearnerThread
 from turnwise.training.checkpoints import Checkpoints, State, restore
+from turnwise.training.learner import LocalLearner
 from turnwise.training.loop import Loop
 from turnwise.training.offline import ReplayStage, score_rendered
 from turnwise.training.rollout_stage import GroupSource, RolloutStage
@@ -77,11 +80,12 @@ def train(
     check_run(config, environments, override_keys, resume=resume)
     console = console or make_console()
     config = resolve(config)
+    algo = config.algo
     with open_run(
         config,
         environments,
         console,
-        method=reference_name(config.algo.advantage),
+        method=reference_name(algo.advantage) if algo.method == "on_policy" else algo.method,
         command="train",
         resume=resume,
         if_finished="Start another run with --from PATH, or evaluate it with `turnwise eval PATH`.",
@@ -138,11 +142,18 @@ class ReinforcementRun(TrainingRun):
         stack, learner = self._build_parts(loaded, plan, progress.note)
         self.stack = stack
         replay = self._fill_replay(loaded, stack, learner, plan, progress) if config.data.sources else None
+        archer = (
+            build_archer(config, stack, learner, self.folder.replay, plan)
+            if isinstance(learner, LocalLearner)
+            else None
+        )
         self._restore = partial(restore_or_init, config, loaded, learner, self.folder, note=progress.note)
         checkpoints, state = self._restore(resume=resume)
+        if archer is not None:
+            archer.rewind(state.step)
         if not self.folder.read_metrics():
             self.folder.append_metrics({"step": 0, "time/warmup_s": warmup_s})
-        return self._loop(loaded, stack, learner, checkpoints, progress, limit_s, plan, replay), state
+        return self._loop(loaded, stack, learner, archer, checkpoints, progress, limit_s, plan, replay), state
 
     def _fill_replay(
         self, loaded: LoadedModel, stack: PolicyStack, learner: Learner, plan: MemoryPlan, progress: Progress
@@ -188,6 +199,7 @@ class ReinforcementRun(TrainingRun):
         loaded: LoadedModel,
         stack: PolicyStack,
         learner: Learner,
+        archer: Archer | None,
         checkpoints: Checkpoints,
         progress: Progress,
         limit_s: float | None,
@@ -238,6 +250,7 @@ class ReinforcementRun(TrainingRun):
             max_seconds=limit_s,
             release_cache=plan.releases_cache,
             learner_thread=LearnerThread() if config.rollout.max_staleness else None,
+            archer=archer,
         )
 
     def _rollout_stage(
@@ -258,7 +271,7 @@ class ReinforcementRun(TrainingRun):
         return build_stage(
             tasks=self.tasks,
             collector=collector,
-            greedy=stack.greedy if ADVANTAGES[config.algo.advantage].needs_greedy else None,
+            greedy=stack.greedy if advantage_traits(config).needs_greedy else None,
             rewards=build_rewards(config, self.services.judges, stack.renderer.decode),
             algo=config.algo,
             learner=learner,

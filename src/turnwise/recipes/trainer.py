@@ -280,6 +280,7 @@ def _check_own_loop(config: Config) -> None:
         "agent.command": bool(config.agent.command),
         "agent.function": bool(config.agent.function),
         "env.kind": config.env.kind != AGENT_ENV,
+        "algo.method": config.algo.method != "on_policy",
         "algo.advantage": ADVANTAGES[config.algo.advantage].needs_greedy,
     }
     for key, is_set in refused.items():

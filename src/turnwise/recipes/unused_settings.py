@@ -13,6 +13,7 @@ from turnwise.algos.losses import LOSSES
 from turnwise.algos.off_policy import CORRECTIONS
 from turnwise.algos.rewards import NORMALISERS
 from turnwise.config.agent import AGENT_ENV
+from turnwise.config.algorithm import ArcherConfig
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.references import is_reference
@@ -32,9 +33,25 @@ def check_setting_is_used(config: Config, key: str) -> None:
     """Raise UserError if the setting has no effect with this configuration."""
     name = key.replace("-", "_")
     for keys, switch in SWITCHES:
-        if name in keys and not switch.enables(value := _value(config, switch.key)):
+        if name not in keys:
+            continue
+        if switch.key == "algo.advantage" and config.algo.method != "on_policy":
+            if name in _archer_settings(config):
+                continue
+            switch = ON_POLICY
+        if not switch.enables(value := _value(config, switch.key)):
             shown = "none" if value is None else str(value).lower() if isinstance(value, bool) else value
             raise UserError(f"{name} has no effect with {switch.key} {shown}. Leave it out, or {switch.fix}.")
+
+
+def _archer_settings(config: Config) -> tuple[str, ...]:
+    """Return the settings of advantages and critics that ArCHer uses, which replaces algo.advantage."""
+    used: tuple[str, ...] = ("algo.gamma_turn", "critic.learning_rate", "critic.warmup_steps")
+    if config.algo.method == "archer":
+        used += ("algo.whiten",)
+        if config.archer.token_baseline:
+            used += ("critic.kind", "algo.value_clip", "algo.value_coef")
+    return used
 
 
 def _value(config: Config, key: str) -> Any:
@@ -70,6 +87,7 @@ def _algorithm_switches() -> Iterator[tuple[tuple[str, ...], Switch]]:
             yield (f"algo.{field}",), _one_of(f"algo.{table}", users)
 
 
+ON_POLICY = _one_of("algo.method", ["on_policy"])
 WITH_CRITIC = [name for name, advantage in ADVANTAGES.items() if advantage.needs_critic]
 
 SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
@@ -78,6 +96,8 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
         ("critic.kind", "critic.learning_rate", "critic.warmup_steps", "algo.value_clip", "algo.value_coef"),
         _one_of("algo.advantage", WITH_CRITIC),
     ),
+    (("algo.advantage", "algo.filter", "algo.loss_tokens", "algo.advantage_tokens", "algo.placement"), ON_POLICY),
+    (tuple(f"archer.{name}" for name in ArcherConfig.model_fields), _one_of("algo.method", ["archer"])),
     (("algo.normalise_over",), _one_of("algo.normalise", [name for name in NORMALISERS if name != "identity"])),
     (("algo.placement",), _one_of("algo.normalise", ["identity"])),
     (("algo.placement",), _one_of("reward.combine", ["sum"])),

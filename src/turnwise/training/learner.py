@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -28,6 +28,13 @@ STATE_FILE = "learner.safetensors"
 """File of a checkpoint with the learner's state besides the policy's weights."""
 STATE_FOLDER = "learner"
 """Folder of a checkpoint with the state of a sharded learner instead, written by all ranks."""
+
+
+class Companion(Protocol):
+    """Networks beside the policy that a checkpoint holds too, such as a critic of whole utterances."""
+
+    def tensors(self) -> dict[str, Tensor]: ...
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None: ...
 
 
 class LocalLearner:
@@ -60,6 +67,8 @@ class LocalLearner:
         self.critic_warmup_steps = critic_warmup_steps
         self.settings = StepSettings(step=0, kl_coef=kl_coef)
         self.reference, self.reference_adapter = reference, reference_adapter
+        self.companions: dict[str, Companion] = {}
+        """Networks that are trained beside the policy and saved with it, by name."""
         self._skipped_steps = 0
         self._mismatch = SamplerMismatch()
 
@@ -240,6 +249,8 @@ class LocalLearner:
             tensors |= {f"critic_optimizer.{name}": value for name, value in self.critic_optimizer.tensors().items()}
         if self.reference_adapter is not None:
             tensors |= {f"reference.{name}": value for name, value in self.reference_adapter.items()}
+        for companion, each in self.companions.items():
+            tensors |= {f"{companion}.{name}": value for name, value in each.tensors().items()}
         return {"tensors": tensors, "skipped_steps": self.skipped_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -255,6 +266,8 @@ class LocalLearner:
         if self.reference_adapter is not None:
             for name, value in part("reference.").items():
                 self.reference_adapter[name].copy_(value)
+        for companion, each in self.companions.items():
+            each.load_tensors(part(f"{companion}."))
         self._skipped_steps = state["skipped_steps"]
 
 

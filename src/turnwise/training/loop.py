@@ -24,8 +24,9 @@ from turnwise.report.progress import Progress
 from turnwise.report.trajectory_images import TrajectoryImages
 from turnwise.rewards.services import RewardServices
 from turnwise.rollout.failures import DropMonitor
+from turnwise.training.archer import Archer, FreshUtterance
 from turnwise.training.asynchronous import LearnerThread
-from turnwise.training.checkpoints import Checkpoints, State
+from turnwise.training.checkpoints import Checkpoints, State, step_of
 from turnwise.training.diagnostics import AlarmWatcher, gradient_metrics, is_due, mutual_information_metrics, roll_back
 from turnwise.training.estimate import AdaptiveCoefficients, Estimate, EstimateSettings, estimate
 from turnwise.training.rollout_stage import GroupSource, RolloutResult
@@ -82,11 +83,12 @@ class Loop:
         max_seconds: float | None = None,
         release_cache: bool = False,
         learner_thread: LearnerThread | None = None,
+        archer: Archer | None = None,
     ) -> None:
         """`release_cache`: free the engines' KV caches after each rollout, for updates that need the memory.
 
         `learner_thread`: where the learner works while episodes of later steps run; None: in the event loop, with
-        nothing beside it.
+        nothing beside it. `archer`: estimates the steps instead of algo.advantage.
         """
         self.config = config
         self.estimate_settings, self.update_settings = estimate_settings, update_settings
@@ -100,7 +102,7 @@ class Loop:
         self.validation_tasks, self.opponents = validation_tasks, opponents
         self.services = services or RewardServices()
         self.max_seconds, self.release_cache = max_seconds, release_cache
-        self.learner_thread = learner_thread
+        self.learner_thread, self.archer = learner_thread, archer
         self._published: int | None = None
         """Version of the weights that the engine generates with."""
         self._engine_stats = EngineStats()
@@ -147,6 +149,8 @@ class Loop:
             state, judges=self.services.judges.counts(), drawn_with=self.rollout_stage.drawn_with(state.step)
         )
         self.checkpoints.save(self.learner, state, best=best)
+        if self.archer is not None:
+            self.archer.prune(min(map(step_of, self.checkpoints.steps()), default=0))
         if self.opponents is not None and not best:
             self.opponents.drop_unneeded(state.step)
 
@@ -166,16 +170,18 @@ class Loop:
         number, coefficients = state.step + 1, self._begin_step(state)
         self.dropped.add(rollout.lost)
         timer.lap("rollout")
+        fresh = [] if self.archer is None else await self.archer.act_again(number, rollout.groups)
         if self.release_cache:
             await self._sleep()
         self.progress.phase("update", 0, 1)
-        learn = partial(self._learn, number, rollout, coefficients, timer)
+        learn = partial(self._learn, number, rollout, fresh, coefficients, timer)
         learnt = learn() if self.learner_thread is None else await self.learner_thread.run(learn)
         curriculum, measured = self.rollout_stage.tasks.curriculum, state.measured
         if curriculum is not None:
             measured = curriculum.update(measured, rollout.groups)
         if learnt.statistics is not None:
-            rows = trajectory_rows(number, rollout.groups, learnt.estimated, self.decode, learnt.statistics)
+            trained = learnt.estimated if self.archer is None else None  # which trains on tokens of other turns
+            rows = trajectory_rows(number, rollout.groups, trained, self.decode, learnt.statistics)
             self.folder.write_trajectories(number, rows, self.name_token)
             self.pictures.write(number, rows)
         timer.lap("record")
@@ -190,10 +196,18 @@ class Loop:
         return await self._answer_alarms(row, state)
 
     def _learn(
-        self, number: int, rollout: RolloutResult, coefficients: AdaptiveCoefficients, timer: StepTimer
+        self,
+        number: int,
+        rollout: RolloutResult,
+        fresh: list[FreshUtterance],
+        coefficients: AdaptiveCoefficients,
+        timer: StepTimer,
     ) -> "_Learnt":
         """Do the learner's part of a step."""
-        estimated = estimate(rollout.kept, self.learner, self.estimate_settings, coefficients, rollout.baselines)
+        if self.archer is None:
+            estimated = estimate(rollout.kept, self.learner, self.estimate_settings, coefficients, rollout.baselines)
+        else:
+            estimated = self.archer.estimate(number, rollout.groups, fresh, self.learner)
         timer.lap("score")
         diagnosed = self._diagnose(number, rollout, estimated)
         timer.lap("diagnose")
@@ -258,6 +272,8 @@ class Loop:
             self.progress.note("no checkpoint to go back to yet: training continues")
             return state
         self._published = None
+        if self.archer is not None:
+            self.archer.rewind(restored.step)
         await self.rollout_stage.close()  # the steps that have started are repeated with the earlier weights
         self.progress.note(
             f"went back to an earlier checkpoint; learning rate multiplied by {restored.rate_scale:g} from now on"

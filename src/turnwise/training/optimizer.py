@@ -176,7 +176,8 @@ EMBEDDING = "turnwise_embedding"
 def mark_embeddings(model: Any) -> None:
     """Mark the input and output embeddings, which AdamW trains instead of Muon."""
     for module in (model.get_input_embeddings(), model.get_output_embeddings()):
-        setattr(module.weight, EMBEDDING, True)
+        if module is not None:  # a trunk has no output layer
+            setattr(module.weight, EMBEDDING, True)
 
 
 class CpuMuon(torch.optim.Muon):

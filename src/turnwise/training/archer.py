@@ -1,0 +1,241 @@
+"""ArCHer: train a critic of utterances from a replay, then the tokens of the policy on its advantages.
+
+    a step's episodes -> replay
+    replay -> trajectories -> critic       several updates: Q by TD over turns, V by the policy's fresh utterances
+    replay -> states -> fresh utterances   the policy acts again where it has been before; no environment is stepped
+    fresh utterances -> Q - V -> actor     token-level policy gradient: an `Estimate` like that of any other method
+
+The formulas are in `algos/archer.py`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from turnwise.algos.archer import calibration_metrics, compute_advantages, effective_sample_share
+from turnwise.algos.stats import whiten
+from turnwise.config.algorithm import AlgoConfig, ArcherConfig
+from turnwise.core.errors import InfrastructureFailure
+from turnwise.core.protocols import Policy, Sampling
+from turnwise.core.random_streams import address, random_stream
+from turnwise.core.samples import Learner, Needs, Sample
+from turnwise.core.task import EpisodeKey, Task
+from turnwise.core.trajectory import Group, Trajectory
+from turnwise.data.replay import Replay, Transition
+from turnwise.data.samples import count_sampled, gather_sampled, scatter_sampled
+from turnwise.training.estimate import COLUMNS, Estimate, score_samples, select_trajectories
+from turnwise.training.utterance_critic import (
+    Decisions,
+    UtteranceCriticLearner,
+    build_decisions,
+    utterance_lengths,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreshUtterance:
+    """State of the replay at which the policy acted again."""
+
+    trajectory: Trajectory
+    stored: Transition
+    sample: Sample
+    """The state and the new utterance, whose tokens alone are marked as sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorSettings:
+    archer: ArcherConfig
+    algo: AlgoConfig
+    needs: Needs
+    micro_tokens: int
+    run_seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UtteranceSampler:
+    """Lets the policy act at states of the replay."""
+
+    policy: Policy
+    sampling: Sampling
+    summary_tokens: int
+    """Limit of sampled tokens where the stored utterance is a summary of the context."""
+    max_tokens: int
+    """Longest context, in tokens."""
+    run_seed: int
+
+    async def sample(self, stored: Sequence[tuple[Trajectory, Transition]], step: int) -> list[FreshUtterance]:
+        """Sample one utterance per state. States at which the engine fails are left out."""
+        found = await asyncio.gather(*(self._sample(*each, step, index) for index, each in enumerate(stored)))
+        return [each for each in found if each is not None]
+
+    async def _sample(self, trajectory: Trajectory, stored: Transition, step: int, index: int) -> FreshUtterance | None:
+        state = stored.ids[: stored.start].tolist()
+        most = self.summary_tokens if trajectory.turns[stored.turn].is_summary else self.sampling.max_tokens
+        most = min(most, self.max_tokens - len(state))
+        key = EpisodeKey(
+            run_seed=address("fresh utterances", self.run_seed),
+            round=step,
+            task=Task(env="replay", seed=0),
+            member=index,
+        )
+        try:
+            async with self.policy.open(key) as session:
+                completion = await session.generate(state, replace(self.sampling, max_tokens=most))
+        except InfrastructureFailure:
+            return None
+        sample = utterance_sample([*state, *completion.ids], len(state), completion.logprobs, completion.temperature)
+        return FreshUtterance(trajectory=trajectory, stored=stored, sample=sample)
+
+
+def utterance_sample(ids: Sequence[int], start: int, logprobs: Sequence[float], temperature: float) -> Sample:
+    """Return a sample whose only utterance begins at `start`."""
+    mask = torch.arange(len(ids)) >= start
+    return Sample(
+        trajectory=0,
+        ids=torch.tensor(ids, dtype=torch.long),
+        mask=mask,
+        turn_ids=torch.where(mask, 0, -1),
+        logprobs=torch.zeros(len(ids)).masked_scatter_(mask, torch.tensor(logprobs, dtype=torch.float32)),
+        temperatures=torch.where(mask, temperature, 1.0),
+    )
+
+
+class Archer:
+    def __init__(
+        self, *, settings: ActorSettings, critic: UtteranceCriticLearner, replay: Replay, sampler: UtteranceSampler
+    ) -> None:
+        self.settings, self.critic, self.replay, self.sampler = settings, critic, replay, sampler
+
+    async def act_again(self, step: int, groups: Sequence[Group]) -> list[FreshUtterance]:
+        """Add the episodes of training step `step` to the replay; sample fresh utterances at states of it."""
+        for trajectory in usable_trajectories(groups, self.settings.algo):
+            self.replay.add(trajectory, step=step)
+        states = self.replay.sample_transitions(self.settings.archer.states, self.settings.run_seed, step)
+        return await self.sampler.sample([(self.replay.read(each.entry), each) for each in states], step)
+
+    def estimate(
+        self, step: int, groups: Sequence[Group], fresh: Sequence[FreshUtterance], learner: Learner
+    ) -> Estimate | None:
+        """Train the critic; return the advantages of the fresh utterances. None if there are none."""
+        played = decisions_of(usable_trajectories(groups, self.settings.algo), self.settings.algo)
+        metrics = measure_calibration(self.critic, played)
+        if not fresh:
+            return None
+        samples = [replace(each.sample, trajectory=index) for index, each in enumerate(fresh)]
+        metrics |= train_critic(self.critic, self._batches(step), samples, self.settings, step)
+        judged = self.critic.judge(samples)
+        metrics |= {"replay_trajectories": float(len(self.replay))} | self._off_policy_metrics(fresh, learner)
+        advantages = compute_advantages(judged.q, judged.v)
+        if self.settings.algo.whiten:
+            advantages = whiten(advantages, torch.ones_like(advantages, dtype=torch.bool))
+        trajectories = [each.trajectory for each in fresh]
+        return build_estimate(trajectories, samples, advantages, metrics, self.settings, learner)
+
+    def rewind(self, step: int) -> None:
+        """Forget what was played after training step `step`, whose checkpoint was restored."""
+        self.replay.discard_from(step + 1)
+
+    def prune(self, step: int) -> None:
+        """Free the disk of trajectories that no run needs which resumes after `step`."""
+        self.replay.prune(step)
+
+    def _batches(self, step: int) -> list[Decisions]:
+        """Return the decisions of each critic update."""
+        settings, algo = self.settings.archer, self.settings.algo
+        keys = [(self.settings.run_seed, step, number) for number in range(settings.critic_updates)]
+        drawn = [self.replay.sample(settings.critic_batch, *key) for key in keys]
+        return [decisions_of([self.replay.read(entry) for entry in entries], algo) for entries in drawn]
+
+    def _off_policy_metrics(self, fresh: Sequence[FreshUtterance], learner: Learner) -> dict[str, float]:
+        """Compare the policy with those that sampled the replay, by the utterances that they chose at these states."""
+        stored = [each.stored for each in fresh if each.stored.entry.sampled]
+        if not stored:
+            return {}
+        samples = [
+            utterance_sample(each.ids.tolist(), each.start, each.logprobs.tolist(), each.temperature) for each in stored
+        ]
+        now = score_samples(samples, learner, Needs(logprobs=True), self.settings.micro_tokens)["logprobs"]
+        ratios = [each.sum() - sample.logprobs.sum() for each, sample in zip(now, samples, strict=True)]
+        return {"effective_samples": effective_sample_share(torch.stack(ratios))}
+
+
+def usable_trajectories(groups: Sequence[Group], algo: AlgoConfig) -> list[Trajectory]:
+    """Return the trajectories whose every turn is an utterance, so that turns and utterances are the same."""
+    trajectories, _ = select_trajectories(groups, algo.truncated)
+    return [each for each in trajectories if all(turn.action_ids for turn in each.turns)]
+
+
+def decisions_of(trajectories: Sequence[Trajectory], algo: AlgoConfig) -> Decisions:
+    return build_decisions(trajectories, float(algo.gamma_turn), bootstrap=algo.truncated == "bootstrap")
+
+
+def measure_calibration(critic: UtteranceCriticLearner, played: Decisions) -> dict[str, float]:
+    """Compare the critic with the returns of decisions that it has not been trained on yet; see `algos/archer.py`."""
+    if not played.samples:
+        return {}
+    judged = critic.judge(played.samples)
+    return calibration_metrics(judged.q, judged.v, played.discounted_returns())
+
+
+def train_critic(
+    critic: UtteranceCriticLearner,
+    batches: Sequence[Decisions],
+    fresh: Sequence[Sample],
+    settings: ActorSettings,
+    step: int,
+) -> dict[str, float]:
+    """Take an optimizer step per batch. Returns mean metrics, and how far the target lags behind."""
+    found = [
+        critic.update(batch, fresh_part(fresh, settings, step, number), step - 1)
+        for number, batch in enumerate(batches)
+        if batch.samples
+    ]
+    means = {name: sum(each[name] for each in found) / len(found) for name in (found[0] if found else {})}
+    return means | {"target_drift": critic.target_distance()}
+
+
+def fresh_part(fresh: Sequence[Sample], settings: ActorSettings, step: int, number: int) -> list[Sample]:
+    """Draw the fresh utterances of one critic update: as many as trajectories."""
+    random = random_stream("fresh utterances", settings.run_seed, step, number)
+    return random.sample(list(fresh), min(settings.archer.critic_batch, len(fresh)))
+
+
+def build_estimate(
+    trajectories: Sequence[Trajectory],
+    samples: list[Sample],
+    advantages: Tensor,
+    metrics: dict[str, float],
+    settings: ActorSettings,
+    learner: Learner,
+) -> Estimate:
+    """Give every token of an utterance its advantage [D], less the token baseline if there is one.
+
+    The baseline of a token predicts the utterance's advantage from the tokens before it (the critic of
+    `Learner.score`, whose targets are the advantages), so that a token is credited with what it changed.
+    """
+    scores = score_samples(samples, learner, settings.needs, settings.micro_tokens)
+    sampler_logprobs = gather_sampled(samples, [each.logprobs for each in samples])
+    columns = {name: scatter_sampled(samples, torch.cat(scores[name])) for name in COLUMNS if name in scores}
+    per_token = advantages.repeat_interleave(
+        torch.tensor([length for each in samples for length in utterance_lengths(each)])
+    )
+    baseline = torch.cat(scores["values"]) if "values" in scores else torch.zeros_like(per_token)
+    masks = [torch.ones(count, dtype=torch.bool) for count in count_sampled(samples)]
+    return Estimate(
+        trajectories=tuple(trajectories),
+        group_ids=tuple(range(len(trajectories))),
+        samples=samples,
+        old_logprobs=columns.get("logprobs") or scatter_sampled(samples, sampler_logprobs),
+        ref_logprobs=columns.get("ref_logprobs"),
+        old_values=columns.get("values"),
+        advantages=scatter_sampled(samples, per_token - baseline),
+        returns=scatter_sampled(samples, per_token) if "values" in scores else None,
+        loss_masks=masks,
+        advantage_masks=masks,
+        critic_fit=None,
+        metrics=metrics
+        | {"advantage_std": float(per_token.std(correction=0)), "advantage_mean": float(per_token.mean())},
+    )

@@ -1,0 +1,181 @@
+"""Train the utterance critic: TD over turns for Q, the policy's or the data's actions for V, and slow target copies."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from turnwise.algos.archer import compute_q_targets, expectile_loss
+from turnwise.core.samples import Batch, Sample, on_device
+from turnwise.core.trajectory import Trajectory
+from turnwise.data.packing import micro_batches, pack
+from turnwise.data.samples import build_samples
+from turnwise.models.critic import UtteranceCritic, UtteranceValues
+from turnwise.models.forward import batch_attention
+from turnwise.training.optimizer import Optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decisions:
+    """All D utterances of some trajectories, in order: the next state of one is the state of the one after it."""
+
+    samples: list[Sample]
+    rewards: Tensor  # [D]
+    discounts: Tensor  # [D] of what follows: gamma; 1 after a summary, which is not an environment turn; 0 at the end
+    has_target: Tensor  # [D] bool, False where an episode was cut short: its next state is not known
+
+    def discounted_returns(self) -> Tensor:
+        """Return the rewards that followed each decision, discounted by turn. [D]"""
+        returns, after = torch.zeros_like(self.rewards), 0.0
+        for index in reversed(range(len(returns))):
+            after = float(self.rewards[index] + self.discounts[index] * after)
+            returns[index] = after
+        return returns
+
+
+def build_decisions(trajectories: Sequence[Trajectory], gamma: float, *, bootstrap: bool) -> Decisions:
+    """Build the decisions of whole trajectories, every turn of which has sampled tokens.
+
+    `bootstrap`: the state after a token or time limit has a value, which is unknown; otherwise it is 0.
+    """
+    rewards, discounts, has_target = list[float](), list[float](), list[bool]()
+    for trajectory in trajectories:
+        rewards += trajectory.turn_rewards
+        discounts += [1.0 if turn.is_summary else gamma for turn in trajectory.turns[:-1]] + [0.0]
+        has_target += [True] * (len(trajectory.turns) - 1) + [not (bootstrap and trajectory.status.cut_short)]
+    return Decisions(
+        samples=build_samples(trajectories),
+        rewards=torch.tensor(rewards),
+        discounts=torch.tensor(discounts),
+        has_target=torch.tensor(has_target),
+    )
+
+
+class UtteranceCriticLearner:
+    """Holds the online critic, its target copy and its optimizer.
+
+    The target's averages are float32, since bfloat16 would round small steps away; they are the target's own weights
+    where these are float32.
+    """
+
+    def __init__(
+        self, critic: UtteranceCritic, optimizer: Optimizer, *, target_rate: float, expectile: float, micro_tokens: int
+    ) -> None:
+        """`expectile`: of Q that V learns; 0.5 is its mean."""
+        self.critic, self.optimizer = critic, optimizer
+        self.target_rate, self.expectile, self.micro_tokens = target_rate, expectile, micro_tokens
+        self.target = critic.frozen_copy()
+        self.averages = [each.detach().float() for each in self.target.parameters()]
+        self.device = self.averages[0].device
+
+    @torch.no_grad()
+    def judge(self, samples: Sequence[Sample], *, by_target: bool = False) -> UtteranceValues:
+        """Return both critics' estimates of all utterances of the samples, in their order."""
+        critic = self.target if by_target else self.critic
+        total = sum(len(utterance_lengths(each)) for each in samples)
+        q, v = torch.zeros(total, 2), torch.zeros(total, 2)
+        for batch, positions, rows in self._parts(samples):
+            with batch_attention(batch):
+                values = critic(batch, *positions)
+            q[rows], v[rows] = values.q.cpu(), values.v.cpu()
+        return UtteranceValues(q=q, v=v)
+
+    def update(self, played: Decisions, fresh: Sequence[Sample], step: int) -> dict[str, float]:
+        """Take one optimizer step and move the target. Returns metrics.
+
+        Q learns from what was played. V learns from `fresh`, utterances that the policy sampled at states of the
+        replay; without any, from what was played.
+        """
+        samples, count = [*played.samples, *fresh], len(played.rewards)
+        judged = self.judge(samples, by_target=True)
+        next_values = torch.cat([judged.v[1:count], torch.zeros(1, 2)])
+        q_targets, q_weights = torch.zeros_like(judged.q), torch.zeros(len(judged.q))
+        q_targets[:count] = compute_q_targets(played.rewards, played.discounts, next_values)
+        q_weights[:count] = played.has_target / played.has_target.sum().clamp(min=1)
+        v_weights = torch.zeros_like(q_weights)
+        v_weights[count if fresh else 0 :] = 1 / (len(v_weights) - count if fresh else count)
+        losses = self._backward(samples, q_targets, q_weights, judged.q, v_weights)
+        norm, _ = self.optimizer.step(step)
+        self.move_target()
+        return losses | {"utterance_critic_grad_norm": norm}
+
+    def _backward(
+        self, samples: Sequence[Sample], q_targets: Tensor, q_weights: Tensor, v_targets: Tensor, v_weights: Tensor
+    ) -> dict[str, float]:
+        """Accumulate the gradients of the weighted losses: targets [D, 2], weights [D]. Returns both losses."""
+        q_loss = v_loss = 0.0
+        for batch, positions, rows in self._parts(samples):
+            columns = (each[rows].to(self.device) for each in (q_targets, q_weights, v_targets, v_weights))
+            part_q_targets, part_q_weights, part_v_targets, part_v_weights = columns
+            with batch_attention(batch):
+                values = self.critic(batch, *positions)
+                q_term = (part_q_weights[:, None] * (values.q - part_q_targets).square()).sum()
+                v_term = (part_v_weights[:, None] * expectile_loss(part_v_targets - values.v, self.expectile)).sum()
+                (q_term + v_term).backward()
+            q_loss, v_loss = q_loss + float(q_term.detach()), v_loss + float(v_term.detach())
+        return {"q_loss": q_loss, "v_loss": v_loss}
+
+    def _parts(self, samples: Sequence[Sample]) -> Iterator[tuple[Batch, tuple[Tensor, Tensor], Tensor]]:
+        """Yield micro-batches, the packed positions of their utterances, and which rows these are among all."""
+        counts = [len(utterance_lengths(each)) for each in samples]
+        ends = list(itertools.accumulate(counts))
+        for part in micro_batches(samples, self.micro_tokens):
+            batch = pack([samples[index] for index in part])
+            order = [part[index] for index in batch.order]
+            rows = torch.cat([torch.arange(ends[index] - counts[index], ends[index]) for index in order])
+            batch = on_device(batch, self.device)
+            yield batch, utterance_positions([samples[index] for index in order], batch), rows
+
+    @torch.no_grad()
+    def move_target(self) -> None:
+        """Polyak averaging: target <- (1 - rate) target + rate online."""
+        torch._foreach_lerp_(self.averages, [each.float() for each in self.critic.parameters()], self.target_rate)
+        torch._foreach_copy_(list(self.target.parameters()), self.averages)
+
+    def target_distance(self) -> float:
+        """Return |target - online| / |online| over all parameters."""
+        online = [each.detach().float() for each in self.critic.parameters()]
+        apart = torch.nn.utils.get_total_norm(torch._foreach_sub(self.averages, online))
+        return float(apart / torch.nn.utils.get_total_norm(online))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the state for a checkpoint: both critics and the optimizer."""
+        return {
+            **{f"critic.{name}": value for name, value in self.critic.state_dict().items()},
+            **{f"average.{number}": value for number, value in enumerate(self.averages)},
+            **{f"optimizer.{name}": value for name, value in self.optimizer.tensors().items()},
+        }
+
+    @torch.no_grad()
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        parts: dict[str, dict[str, Tensor]] = {"critic": {}, "average": {}, "optimizer": {}}
+        for key, value in tensors.items():
+            part, _, name = key.partition(".")
+            parts[part][name] = value
+        self.critic.load_state_dict(parts["critic"])
+        for number, average in enumerate(self.averages):
+            average.copy_(parts["average"][str(number)])
+        torch._foreach_copy_(list(self.target.parameters()), self.averages)
+        self.optimizer.load_tensors(parts["optimizer"])
+
+
+def utterance_lengths(sample: Sample) -> list[int]:
+    """Return the number of tokens of each utterance, which is a turn with sampled tokens."""
+    lengths: list[int] = sample.turn_ids[sample.mask].unique_consecutive(return_counts=True)[1].tolist()
+    return lengths
+
+
+def utterance_positions(samples: Sequence[Sample], batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the packed positions before the first token and of the last token of each utterance. [D] each
+
+    `samples` are in the order of the packed rows.
+    """
+    turns = torch.cat([sample.turn_ids[sample.mask] for sample in samples])
+    owners = torch.repeat_interleave(torch.tensor(batch.counts))
+    changes = (turns[1:] != turns[:-1]) | (owners[1:] != owners[:-1])
+    edge = torch.ones(1, dtype=torch.bool)
+    starts, ends = torch.cat([edge, changes]), torch.cat([changes, edge])
+    device = batch.sources.device
+    return batch.sources[starts.to(device)], batch.sources[ends.to(device)] + 1

@@ -1,0 +1,229 @@
+"""ArCHer's step: fresh utterances at states of the replay, and the advantages that their tokens get."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from episodes_for_tests import task_of, trajectory_of, turn_of
+from learners_for_tests import make_learner, settings_of
+from models_for_tests import random_model
+from turnwise.algos.archer import compute_advantages
+from turnwise.core.protocols import Sampling
+from turnwise.core.samples import Needs
+from turnwise.core.trajectory import Group, Status, Trajectory
+from turnwise.engine.scripted import ScriptedEngine
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.critic import UtteranceCritic
+from turnwise.recipes.build import update_settings
+from turnwise.record.trajectories import open_replay
+from turnwise.training.archer import (
+    ActorSettings,
+    Archer,
+    UtteranceSampler,
+    build_estimate,
+    usable_trajectories,
+    utterance_sample,
+)
+from turnwise.training.optimizer import Optimizer, OptimizerSettings
+from turnwise.training.update import update
+from turnwise.training.utterance_critic import UtteranceCriticLearner
+
+SETTINGS = OptimizerSettings(learning_rate=1e-3, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
+
+
+def talk(index: int, *, status: Status = Status.FAILED) -> Trajectory:
+    """Return three turns, the last in a new context."""
+    return trajectory_of(
+        [
+            turn_of([3, 4, 5 + index], [20, 21], extends=False, reward=0.25, temperature=0.8),
+            turn_of([6], [22 + index], reward=1.0, temperature=0.8),
+            turn_of([7, 8], [23], extends=False, reward=-1.0, temperature=0.8),
+        ],
+        task=task_of("test", index),
+        status=status,
+    )
+
+
+def groups(count: int = 4) -> list[Group]:
+    return [Group(task=each.task, trajectories=(each,)) for each in map(talk, range(count))]
+
+
+def actor_settings(*, needs: Needs | None = None, **settings: Any) -> ActorSettings:
+    config = settings_of(algo__method="archer", algo__kl_coef=0.0, algo__gamma_turn=0.9, **settings)
+    return ActorSettings(
+        archer=config.archer, algo=config.algo, needs=needs or Needs(), micro_tokens=1000, run_seed=config.seed
+    )
+
+
+def make_archer(folder: Path, policy: Any, **settings: Any) -> Archer:
+    critic = UtteranceCritic(random_model("llama", ATTENTION), seed=1)
+    learner = UtteranceCriticLearner(
+        critic,
+        Optimizer(list(critic.parameters()), SETTINGS, lambda step: 1.0),
+        target_rate=0.5,
+        expectile=0.5,
+        micro_tokens=1000,
+    )
+    sampler = UtteranceSampler(
+        policy=policy, sampling=Sampling(max_tokens=6, temperature=0.8), summary_tokens=2, max_tokens=12, run_seed=0
+    )
+    given = {"archer__critic_updates": 2, "archer__critic_batch": 3, "archer__states": 5, "algo__whiten": False}
+    return Archer(
+        settings=actor_settings(**(given | settings)), critic=learner, replay=open_replay(folder, 100), sampler=sampler
+    )
+
+
+class Echo:
+    """A policy that answers with the last id of its context."""
+
+    def __init__(self) -> None:
+        self.engine = ScriptedEngine(self._answer, [1])
+
+    def _answer(self, key: Any, turn: int, ids: Any) -> list[int]:
+        return [int(ids[-1]), 1]
+
+    def open(self, key: Any) -> Any:
+        return self.engine.open(key)
+
+
+def act(archer: Archer, step: int = 1) -> Any:
+    return asyncio.run(archer.act_again(step, groups()))
+
+
+def test_fresh_utterances_continue_stored_states(tmp_path: Path) -> None:
+    archer = make_archer(tmp_path, Echo())
+    fresh = act(archer)
+    assert len(fresh) == 5
+    for each in fresh:
+        state = each.stored.ids[: each.stored.start].tolist()
+        assert each.sample.ids.tolist() == [*state, state[-1], 1]
+        assert each.sample.mask.tolist() == [False] * len(state) + [True, True]
+        trajectory, turn = each.trajectory, each.stored.turn
+        segment = next(part for part in trajectory.segments() if 0 <= turn - part.first_turn < len(part.turns))
+        before = segment.turns[: turn - segment.first_turn]
+        told = [token for part in before for token in (*part.context_ids, *part.action_ids)]
+        assert state == [*told, *trajectory.turns[turn].context_ids], "all tokens before the utterance, none after it"
+
+
+def test_fresh_utterances_are_the_same_when_repeated_and_differ_by_step(tmp_path: Path) -> None:
+    archer = make_archer(tmp_path, Echo())
+    first = act(archer)
+    archer.rewind(0)
+    assert len(archer.replay) == 0
+    again, later = act(archer), act(archer, step=2)
+    told = [[each.sample.ids.tolist() for each in part] for part in (first, again, later)]
+    assert told[0] == told[1] != told[2]
+
+
+def test_estimate_gives_each_token_the_advantage_of_its_utterance(tmp_path: Path) -> None:
+    archer, learner = make_archer(tmp_path, Echo()), make_learner(settings_of(algo__kl_coef=0.0))
+    fresh = act(archer)
+    found = archer.estimate(1, groups(), fresh, learner)
+    assert found is not None and len(found.trajectories) == len(fresh)
+    judged = archer.critic.judge([each.sample for each in fresh])
+    expected = compute_advantages(judged.q, judged.v)
+    assert expected.abs().min() > 0, "the critic was trained first"
+    for sample, tokens, advantage in zip(found.samples, found.advantages, expected, strict=True):
+        torch.testing.assert_close(tokens, torch.where(sample.mask, advantage, 0.0))
+    assert found.metrics["replay_trajectories"] == 4 and found.returns is None
+
+
+def test_whitened_advantages_have_mean_zero(tmp_path: Path) -> None:
+    archer = make_archer(tmp_path, Echo(), algo__whiten=True)
+    fresh = act(archer)
+    found = archer.estimate(1, groups(), fresh, make_learner(settings_of(algo__kl_coef=0.0)))
+    assert found is not None
+    numbers = torch.stack([each[each != 0][0] for each in found.advantages])
+    assert float(numbers.mean()) == pytest.approx(0, abs=1e-5) and float(numbers.std()) == pytest.approx(1, abs=1e-3)
+
+
+def test_token_baseline_is_subtracted_and_learns_the_advantage() -> None:
+    learner = make_learner(settings_of("trunk", algo__kl_coef=0.0), moved=0.05)
+    settings = actor_settings(needs=Needs(values=True))
+    samples = [replace(utterance_sample([3, 4, 20, 21], 2, [-1.0, -2.0], 0.8), trajectory=0)]
+    found = build_estimate([talk(0)], samples, torch.tensor([0.7]), {}, settings, learner)
+    assert found.old_values is not None and found.returns is not None
+    mask = samples[0].mask
+    assert found.returns[0][mask].tolist() == pytest.approx([0.7, 0.7])
+    torch.testing.assert_close(found.advantages[0][mask], 0.7 - found.old_values[0][mask])
+    assert found.old_values[0][mask].abs().min() > 0
+
+
+def test_actor_raises_the_probability_of_advantageous_utterances() -> None:
+    config = settings_of(algo__kl_coef=0.0, algo__entropy_coef=0.0, algo__loss="reinforce", algo__method="archer")
+    learner = make_learner(config)
+    samples = [
+        replace(utterance_sample([3, 4, token], 2, [-4.0], 1.0), trajectory=index)
+        for index, token in enumerate((20, 21))
+    ]
+
+    def logprobs() -> torch.Tensor:
+        found = build_estimate(
+            [talk(0)] * 2, samples, torch.zeros(2), {}, actor_settings(needs=Needs(logprobs=True)), learner
+        )
+        return torch.stack([each[2] for each in found.old_logprobs])
+
+    before = logprobs()
+    estimated = build_estimate([talk(0)] * 2, samples, torch.tensor([1.0, -1.0]), {}, actor_settings(), learner)
+    update(learner, estimated, update_settings(config), 0)
+    after = logprobs()
+    assert after[0] > before[0] and after[1] < before[1]
+
+
+def test_effective_samples_fall_as_the_policy_leaves_the_replay(tmp_path: Path) -> None:
+    archer = make_archer(tmp_path, Echo())
+    fresh = act(archer)
+    near = archer._off_policy_metrics(fresh, make_learner(settings_of()))["effective_samples"]
+    far = archer._off_policy_metrics(fresh, make_learner(settings_of(), moved=0.3))["effective_samples"]
+    assert 1 / 5 <= far < near <= 1
+
+
+def test_sampler_limits_tokens_by_context_and_summaries(tmp_path: Path) -> None:
+    sizes: list[int] = []
+    addresses: list[int] = []
+
+    class Recorder(Echo):
+        def open(self, key: Any) -> Any:
+            recorder = self
+            addresses.append(key.address)
+
+            class Session:
+                async def __aenter__(self) -> Any:
+                    return self
+
+                async def __aexit__(self, *error: object) -> None: ...
+
+                async def generate(self, ids: Any, sampling: Sampling, restart: bool = False) -> Any:
+                    sizes.append(sampling.max_tokens)
+                    async with recorder.engine.open(key) as session:
+                        return await session.generate(ids, sampling)
+
+            return Session()
+
+    sampler = UtteranceSampler(
+        policy=Recorder(), sampling=Sampling(max_tokens=6), summary_tokens=2, max_tokens=12, run_seed=0
+    )
+    summary = turn_of([3, 4], [5], extends=False, info={"summary": True})
+    played = trajectory_of([turn_of([3] * 9, [4], extends=False), summary])
+    replay = open_replay(tmp_path, 10)
+    replay.add(played)
+    replay.add(talk(0))
+    first, second = replay.entries
+    states = [(played, replay.transition(first, 0)), (played, replay.transition(first, 1))]
+    states.append((talk(0), replay.transition(second, 0)))
+    for step in (1, 2):
+        asyncio.run(sampler.sample(states, step=step))
+    assert sizes == [3, 2, 6] * 2
+    assert len(set(addresses)) == 6, "each state and step has random numbers of its own"
+
+
+def test_usable_trajectories_leave_out_turns_without_tokens() -> None:
+    empty = trajectory_of([turn_of([3], [], extends=False), turn_of([4], [5])])
+    cut = talk(1, status=Status.TRUNCATED_TIME)
+    group = Group(task=empty.task, trajectories=(empty, cut, talk(2)))
+    assert usable_trajectories([group], settings_of().algo) == [cut, talk(2)]
+    assert usable_trajectories([group], settings_of(algo__truncated="drop").algo) == [talk(2)]
