@@ -14,6 +14,7 @@ from replay_to_kill import CAPACITY, numbered
 
 from episodes_for_tests import task_of, trajectories, trajectory_of, turn_of
 from turnwise.core.errors import UserError
+from turnwise.core.images import image_token_id
 from turnwise.core.trajectory import Status, Trajectory
 from turnwise.data.replay import Replay
 from turnwise.record.trajectories import open_replay
@@ -45,6 +46,15 @@ def test_replay_returns_trajectories_as_added(
         assert [opened.read(entry) for entry in opened.entries] == given
         assert [entry.total_reward for entry in opened.entries] == [each.total_reward for each in given]
         assert {entry.step for entry in opened.entries} == {3}
+
+
+def test_replay_keeps_the_ids_of_images(tmp_path: Path) -> None:
+    turn = turn_of((1, 2), (3, 4))
+    image = image_token_id("1ffffffffffff", 7)
+    added = trajectory_of([replace(turn, context_ids=(1, image, 2))])
+    open_replay(tmp_path, 4).add(added)
+    replay = open_replay(tmp_path, 4)
+    assert replay.read(replay.entries[0]).turns[0].context_ids == (1, image, 2)
 
 
 def test_replay_ignores_duplicates(tmp_path: Path) -> None:

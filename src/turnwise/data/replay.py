@@ -2,7 +2,7 @@
 
     replay/
         part_000000/
-            ids.bin         int32: context and action ids of every turn, one trajectory after the other
+            ids.bin         int64: context and action ids of every turn, one trajectory after the other
             logprobs.bin    float32: log-probability of every sampled token; NaN: not known yet
             entries.jsonl   one line per trajectory, written after its arrays
         part_000001/        later trajectories

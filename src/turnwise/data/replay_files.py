@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from turnwise.core.errors import UserError
 
-Ids = NDArray[np.int32]
+Ids = NDArray[np.int64]
+"""64 bits, since the ids of images need them."""
 Logprobs = NDArray[np.float32]
+ID_BYTES, LOGPROB_BYTES = 8, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +111,8 @@ class Part:
     def _cut(self) -> None:
         """Truncate the files to the entries. Shorter arrays than their lines say are damage, not a kill."""
         last = self.entries[-1] if self.entries else None
-        ids = 4 * (last.first_id + last.tokens) if last else 0
-        logprobs = 4 * (last.first_logprob + last.num_sampled) if last else 0
+        ids = ID_BYTES * (last.first_id + last.tokens) if last else 0
+        logprobs = LOGPROB_BYTES * (last.first_logprob + last.num_sampled) if last else 0
         self._maps = None
         for path, size in ((self._lines, self._offsets[-1]), (self._ids, ids), (self._logprobs, logprobs)):
             if path.stat().st_size < size:
@@ -135,7 +137,7 @@ class Part:
     def arrays(self, entry: Entry) -> tuple[Ids, Logprobs]:
         """Return the entry's ids and log-probabilities, memory-mapped."""
         if self._maps is None:
-            self._maps = np.memmap(self._ids, np.int32, "r"), np.memmap(self._logprobs, np.float32, "r")
+            self._maps = np.memmap(self._ids, np.int64, "r"), np.memmap(self._logprobs, np.float32, "r")
         ids, logprobs = self._maps
         return (
             ids[entry.first_id : entry.first_id + entry.tokens],
@@ -144,7 +146,7 @@ class Part:
 
     def write_logprobs(self, entry: Entry, logprobs: Logprobs) -> None:
         with self._logprobs.open("r+b", buffering=0) as file:
-            file.seek(4 * entry.first_logprob)
+            file.seek(LOGPROB_BYTES * entry.first_logprob)
             file.write(logprobs.tobytes())
 
     def read_line(self, entry: Entry) -> dict[str, Any]:
@@ -172,7 +174,7 @@ def take_arrays(row: dict[str, Any]) -> tuple[Ids, Logprobs]:
         counts = {"context_ids": len(turn["context_ids"]), "action_ids": len(turn["action_ids"])}
         turns.append({name: value for name, value in turn.items() if name != "action_logprobs"} | counts)
     row["turns"] = turns
-    return np.array(ids, dtype=np.int32), np.array(logprobs, dtype=np.float32)
+    return np.array(ids, dtype=np.int64), np.array(logprobs, dtype=np.float32)
 
 
 def put_arrays(row: dict[str, Any], ids: Ids, logprobs: Logprobs) -> None:
