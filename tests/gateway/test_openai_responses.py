@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -117,6 +118,18 @@ def test_history_puts_earlier_items_before_the_input() -> None:
     assert messages[0] == system("Be polite.")
     assert messages[2] == reply("Hm.", CALLS).message
     assert history.resolve(body) is body
+
+
+def test_history_forgets_the_oldest_responses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_responses, "MAX_RESPONSES", 4)
+    history = ResponseHistory()
+    for number in range(20):
+        request = openai_responses.parse({**RESPONSES, "input": f"Question {number}"})
+        history.add(request, [replace(reply("Hm.", ()), call=str(number))])
+    assert len(history._responses) <= 4 and len(history._items) <= 2 * 4
+    assert history.resolve({"input": "x", "previous_response_id": "resp_19"})["input"][0]["content"] == "Question 19"
+    with pytest.raises(RequestError, match="previous_response_id"):
+        history.resolve({"input": "x", "previous_response_id": "resp_0"})
 
 
 @pytest.mark.parametrize("previous", ["resp_x", 5, [], {}])

@@ -70,6 +70,10 @@ class ResponseTool:
     """Its input is text instead of JSON."""
 
 
+MAX_RESPONSES = 1000
+"""Responses that an episode remembers for `previous_response_id`."""
+
+
 class ResponseHistory:
     """Items of an episode's responses, for requests with `previous_response_id`. Equal items are kept once."""
 
@@ -97,6 +101,13 @@ class ResponseHistory:
         items = [*request.options["items"], *_output(reply, {})]
         kept = tuple(self._items.setdefault(json.dumps(item, sort_keys=True), item) for item in items)
         self._responses[f"{RESPONSE_PREFIX}{reply.call}"] = kept
+        if len(self._responses) > MAX_RESPONSES:
+            self._forget_older_half()
+
+    def _forget_older_half(self) -> None:
+        self._responses = dict(list(self._responses.items())[MAX_RESPONSES // 2 :])
+        kept = {id(item) for items in self._responses.values() for item in items}
+        self._items = {name: item for name, item in self._items.items() if id(item) in kept}
 
 
 def parse(body: Mapping[str, Any]) -> ChatRequest:
