@@ -39,14 +39,8 @@ from turnwise.core.protocols import Sampling
 from turnwise.core.trajectory import Trajectory
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.models.loading.load import LoadedModel
-from turnwise.recipes.build import (
-    build_coefficients,
-    build_learner,
-    build_rewards,
-    estimate_settings,
-    load_policy,
-    update_settings,
-)
+from turnwise.recipes.build import build_rewards, load_policy
+from turnwise.recipes.build_learner import build_coefficients, build_learner, estimate_settings, update_settings
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.resources import memory_plan
 from turnwise.render.renderer import Renderer

@@ -25,7 +25,7 @@ from turnwise.models.loading.load import load_model
 from turnwise.models.loading.lora import LoraSettings, add_lora
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.models.sharding import local_of
-from turnwise.recipes.build import build_learner, build_sharded_learner, update_settings
+from turnwise.recipes.build_learner import build_learner, build_sharded_learner, update_settings
 from turnwise.training.learner import LocalLearner
 from turnwise.training.sharded import ShardedLearner
 from turnwise.training.update import train_samples

@@ -22,7 +22,8 @@ from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.samples import build_samples
 from turnwise.models.layers import copy_model
 from turnwise.models.loading.load import LoadedModel
-from turnwise.recipes.build import PolicyStack, build_learner, build_policy_stack, load_policy
+from turnwise.recipes.build import PolicyStack, build_policy_stack, load_policy
+from turnwise.recipes.build_learner import build_learner
 from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix, build_task_source
 from turnwise.rollout.collect import GroupCollector
 from turnwise.training.estimate import sampler_values, score_samples

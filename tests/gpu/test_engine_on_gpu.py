@@ -17,7 +17,7 @@ from turnwise.engine.native.engine import NativeEngine
 from turnwise.engine.paged.runner import build_paged_runner
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.layers import compile_layers
-from turnwise.recipes.build import build_learner
+from turnwise.recipes.build_learner import build_learner
 
 pytestmark = [
     pytest.mark.gpu,

@@ -282,7 +282,7 @@ IN_TRAINING = (
         ("master weights are not saved", "enumerate(self.parameters) if self.saves_weights else ()", "()"),
     ),
     *mutants(
-        "recipes/build.py",
+        "recipes/build_learner.py",
         ("training/test_step_critic.py", "training/test_learner.py", "training/test_gradient_metrics.py"),
         (
             "the reference follows the policy",

@@ -11,7 +11,8 @@ from learners_for_tests import learn, make_learner, random_groups, settings_of
 from runs_for_tests import metrics, quiet, small
 from turnwise.config.schema import Config
 from turnwise.core.samples import StepSettings
-from turnwise.recipes.build import build_learner, load_policy, model_loader
+from turnwise.recipes.build import load_policy, model_loader
+from turnwise.recipes.build_learner import build_learner
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.run import train
 from turnwise.training.checkpoints import last_checkpoint, read_state, restore

@@ -29,7 +29,9 @@ def settings(folder: Path, **others: object) -> Config:
 def test_a_run_trains_the_adapter_alone_and_is_measured_against_its_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("turnwise.recipes.build.copy_model", lambda _: pytest.fail("a second copy of the model"))
+    monkeypatch.setattr(
+        "turnwise.recipes.build_learner.copy_model", lambda _: pytest.fail("a second copy of the model")
+    )
     train(settings(tmp_path), console=quiet())
     (run,) = tmp_path.iterdir()
     checkpoint = run / "checkpoints" / "step_000003"

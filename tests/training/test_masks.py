@@ -12,7 +12,7 @@ from turnwise.algos.advantages import ADVANTAGES
 from turnwise.core.errors import UserError
 from turnwise.core.trajectory import Group, Span, Turn
 from turnwise.data.samples import TOKEN_RULES, rule_masks
-from turnwise.recipes.build import update_settings
+from turnwise.recipes.build_learner import update_settings
 from turnwise.training.update import train_samples
 
 THINK, ANSWER = Span(name="think", start=0, end=2), Span(name="answer", start=2, end=4)

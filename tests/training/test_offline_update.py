@@ -15,7 +15,7 @@ from turnwise.core.samples import Needs
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.replay import Replay
 from turnwise.data.samples import build_samples
-from turnwise.recipes.build import update_settings
+from turnwise.recipes.build_learner import update_settings
 from turnwise.record.trajectories import open_replay
 from turnwise.rollout.tasks import TaskSource
 from turnwise.training.estimate import score_samples

@@ -21,12 +21,8 @@ from turnwise.core.protocols import WeightSource
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group
 from turnwise.engine.scripted import ScriptedEngine
-from turnwise.recipes.build import (
-    build_coefficients,
-    build_rewards,
-    estimate_settings,
-    update_settings,
-)
+from turnwise.recipes.build import build_rewards
+from turnwise.recipes.build_learner import build_coefficients, estimate_settings, update_settings
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.tasks import Curriculum, EnvMixEntry, TaskSource, task_name

@@ -6,13 +6,8 @@ from turnwise.config.schema import Config
 from turnwise.core.random_streams import address
 from turnwise.models.critic import UtteranceCritic
 from turnwise.models.memory.plan import MemoryPlan
-from turnwise.recipes.build import (
-    PolicyStack,
-    build_optimizer,
-    build_schedule,
-    estimate_settings,
-    training_sampling,
-)
+from turnwise.recipes.build import PolicyStack, training_sampling
+from turnwise.recipes.build_learner import build_optimizer, build_schedule, estimate_settings
 from turnwise.record.trajectories import open_replay
 from turnwise.rollout.collect import Collector
 from turnwise.training.archer import ActorSettings, Archer, UtteranceSampler

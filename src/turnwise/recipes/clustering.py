@@ -28,14 +28,8 @@ from turnwise.models.layers import copy_parameters
 from turnwise.models.loading.catalogue import WARMED_UP
 from turnwise.models.loading.load import LoadedModel, resolve_device
 from turnwise.models.memory.plan import MemoryPlan
-from turnwise.recipes.build import (
-    PolicyStack,
-    build_learner,
-    build_policy_stack,
-    build_renderer,
-    build_sharded_learner,
-    load_policy,
-)
+from turnwise.recipes.build import PolicyStack, build_policy_stack, build_renderer, load_policy
+from turnwise.recipes.build_learner import build_learner, build_sharded_learner
 from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix
 from turnwise.recipes.sources import use_own_adapter
 from turnwise.rewards.services import RewardServices

@@ -8,7 +8,8 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.models.loading.catalogue import WARMED_UP
 from turnwise.models.loading.lora import is_adapter
-from turnwise.recipes.build import advantage_traits, has_critic, kl_in_reward, reward_names
+from turnwise.recipes.build import reward_names
+from turnwise.recipes.build_learner import advantage_traits, has_critic, kl_in_reward
 from turnwise.rewards.scoring import ENV, FORMAT
 
 

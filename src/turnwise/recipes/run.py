@@ -18,15 +18,12 @@ from turnwise.envs.spec import EnvSpec
 from turnwise.models.loading.load import LoadedModel
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.recipes.archer import build_archer
-from turnwise.recipes.build import (
-    PolicyStack,
+from turnwise.recipes.build import PolicyStack, build_policy_stack, build_rewards, model_loader
+from turnwise.recipes.build_learner import (
     advantage_traits,
     build_coefficients,
     build_learner,
-    build_policy_stack,
-    build_rewards,
     estimate_settings,
-    model_loader,
     share_value_head,
     update_settings,
 )

@@ -14,7 +14,8 @@ from turnwise.core.errors import UserError
 from turnwise.core.program import spell_command
 from turnwise.models.layers import recompute_layers
 from turnwise.models.memory.plan import MemoryPlan
-from turnwise.recipes.build import build_objective, build_optimizer, build_policy_stack, build_renderer
+from turnwise.recipes.build import build_policy_stack, build_renderer
+from turnwise.recipes.build_learner import build_objective, build_optimizer
 from turnwise.recipes.demos import build_demonstrations, check_demos, hash_samples, hold_out
 from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix
 from turnwise.recipes.presets import recipe_names

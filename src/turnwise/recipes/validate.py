@@ -36,7 +36,8 @@ from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
 from turnwise.models.loading.load import resolve_device
 from turnwise.recipes.agents import build_agent, load_reward
-from turnwise.recipes.build import reward_names, token_rule
+from turnwise.recipes.build import reward_names
+from turnwise.recipes.build_learner import token_rule
 from turnwise.recipes.conflicting_settings import check_conflicts, uses_selfplay
 from turnwise.recipes.contexts import check_context
 from turnwise.recipes.datasets import check_data
