@@ -114,7 +114,11 @@ IN_DATA = (
         ("a partial line counts", '                if not line.endswith(b"\\n"):\n                    break\n', ""),
         ("arrays without a line stay", "            os.truncate(path, size)\n", ""),
         ("changed log-probabilities pass", "    if logprobs is not None:\n", "    if False:\n"),
-        ("reference log-probabilities of the first entry", "file.seek(4 * entry.first_logprob)", "file.seek(0)"),
+        (
+            "reference log-probabilities of the first entry",
+            "file.seek(LOGPROB_BYTES * entry.first_logprob)",
+            "file.seek(0)",
+        ),
     ),
     *mutants(
         "data/episodes.py",
