@@ -31,6 +31,8 @@ def ray_cluster(optional_part: Callable[..., NoReturn]) -> Iterator[Any]:
     try:
         import ray
         from ray.cluster_utils import Cluster
+
+        from turnwise.cluster.session import keep_sigterm
     except ImportError:
         optional_part("ray is not installed")
     folder = tempfile.mkdtemp(prefix="tw", dir="/tmp")  # sockets need short paths
@@ -42,7 +44,8 @@ def ray_cluster(optional_part: Callable[..., NoReturn]) -> Iterator[Any]:
         cluster = Cluster(initialize_head=True, head_node_args=head)
         cluster.add_node(**NODE)
         cluster.add_node(**NODE)
-        ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+        with keep_sigterm():
+            ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
         try:
             yield cluster
         finally:

@@ -1,5 +1,6 @@
 """What is wrong with a cluster, in one line: packages, versions, address, resources."""
 
+import signal
 from dataclasses import replace
 from typing import Any
 
@@ -99,3 +100,11 @@ def test_address_without_a_cluster_is_reported_at_once(address: str, monkeypatch
         open_session(ClusterConfig(engines=1, address=address), uses_gpus=False),
     ):
         pass
+
+
+def test_keep_sigterm_restores_the_handler_that_ray_replaces() -> None:
+    session = pytest.importorskip("turnwise.cluster.session")
+    before = signal.getsignal(signal.SIGTERM)
+    with session.keep_sigterm():
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -3,7 +3,9 @@
 import os
 import platform
 import re
+import signal
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,16 +76,28 @@ def _connect(address: str | None) -> Iterator[bool]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     common = {"log_to_driver": False, "configure_logging": False}
     try:
-        if address is None:
-            ray.init(address="local", include_dashboard=False, **common)
-        else:
-            ray.init(address=address, **common)
+        with keep_sigterm():
+            if address is None:
+                ray.init(address="local", include_dashboard=False, **common)
+            else:
+                ray.init(address=address, **common)
     except (RuntimeError, ValueError, OSError, RayError) as error:
         raise _connection_error(address, error) from error
     try:
         yield address is None
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def keep_sigterm() -> Iterator[None]:
+    """Restore the handler of SIGTERM, which Ray replaces: ours saves a checkpoint, Ray's exits at once."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _connection_error(address: str | None, error: Exception) -> UserError:
