@@ -47,6 +47,8 @@ ENVIRONMENTS: dict[str, Settings] = {
 }
 """Environments of several kinds, with episodes that are short."""
 MIXED = ("frozen_lake", "countdown")
+STORED = ("clone", "preference", "dpo")
+"""Advantages and losses for stored episodes."""
 WARMUP_STEPS = 8
 
 REWARDS = """\
@@ -75,8 +77,8 @@ def draw_settings(rng: random.Random, rewards: Path) -> Settings:
         **ENVIRONMENTS[kind],
     }
     given |= {
-        "algo.advantage": pick(list(ADVANTAGES)),
-        "algo.loss": pick(list(LOSSES)),
+        "algo.advantage": pick([name for name in ADVANTAGES if name not in STORED]),
+        "algo.loss": pick([name for name in LOSSES if name not in STORED]),
         "algo.correction": pick(list(CORRECTIONS)),
         "algo.correction_level": pick(["token", "turn", "sequence"]),
         "algo.old_logprobs": pick(["sampler", "learner"]),
@@ -161,6 +163,9 @@ def draw_settings(rng: random.Random, rewards: Path) -> Settings:
         "diagnose.information_every": pick([0, 0, 0, 2]),
         "diagnose.gradients_every": pick([0, 0, 0, 2]),
     }
+    if given.get("selfplay.opponent") == "self":  # else few of them would fit
+        given = {name: value for name, value in given.items() if not name.startswith("curriculum.")}
+        given["rollout.groups"] += given["rollout.groups"] % 2
     return given
 
 

@@ -24,15 +24,20 @@ SHORT = {
 }
 
 
+STORED = {"clone", "preference", "dpo"}
+"""Advantages and losses for stored episodes: test_offline_run.py."""
+PLAYED = [name for name in ADVANTAGES if name not in STORED]
+
+
 def others(names: Any) -> list[str]:
     """One for each advantage, all of them in turn."""
-    return list(islice(cycle(names), len(ADVANTAGES)))
+    return list(islice(cycle(name for name in names if name not in STORED), len(PLAYED)))
 
 
 COMBINATIONS = [
     dict(zip(("advantage", "loss", "correction", "filter", "filter_by", "normalise"), names, strict=True))
     for names in zip(
-        ADVANTAGES,
+        PLAYED,
         others(LOSSES),
         others(CORRECTIONS),
         others(FILTERS),

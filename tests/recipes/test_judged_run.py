@@ -22,7 +22,9 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import Outage, UserError
 from turnwise.core.task import Task
 from turnwise.envs.registry import load_spec
+from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import seed_for
+from turnwise.envs.tool_env import ToolEnvRunner
 from turnwise.recipes.configure import configure
 from turnwise.recipes.eval_plan import plan_evaluation
 from turnwise.recipes.evaluation import evaluate_into_folder
@@ -183,7 +185,8 @@ def test_rubric_judge_outage_stops_the_run_and_resume_continues_it(
     assert summary["unscored"] == sum(row["rollout/members_unscored"] for row in steps_of(tmp_path / "run"))
 
 
-def test_an_evaluation_that_a_judge_leaves_stops(tmp_path: Path) -> None:
+def test_an_evaluation_that_a_judge_leaves_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ToolEnvRunner, "random_answer", TextEnvRunner.random_answer)  # tiny answers and never calls
     with serving(JudgeServer(Tiring(gone=True))) as url:
         config = rubric_run(tmp_path, url)
         with pytest.raises(Outage, match=r"episodes were dropped.* the judge m gave no verdict"):

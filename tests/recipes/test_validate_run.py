@@ -211,7 +211,7 @@ def test_tests_that_code_could_claim_to_pass_are_told(test: str, notes: int, tmp
 
 
 def test_a_run_begins_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run._ReinforcementRun, "train", lambda self, resume: {"finished": False, "steps": 0})
+    monkeypatch.setattr(run.ReinforcementRun, "train", lambda self, resume: {"finished": False, "steps": 0})
     console = quiet()
     train(small(tmp_path / "runs", **tools(tmp_path)), console=console)
     assert printed(console).startswith(

@@ -81,6 +81,9 @@ MISSED = {
     "gigpo": [2.0, 0.0],
     # 2, 0, -2 on three tokens each, whitened over the nine: variance 24 / 8
     "reinforce_pp_baseline": [2 / 3**0.5, 0.0],
+    "clone": [1.0, 1.0],
+    # the best and the worst member; the worst has no answer
+    "preference": [1.0, 0.0],
 }
 
 
