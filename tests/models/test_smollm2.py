@@ -3,7 +3,9 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import patch
 
+import gguf
 import pytest
 import torch
 
@@ -12,12 +14,17 @@ from turnwise.models.loading import pretrained, smollm2
 from turnwise.models.loading.catalogue import SMOLLM2, SMOLLM2_KEY, cached_model_folder
 from turnwise.models.loading.load import LoadedModel, load_model
 
+BUILD_FIELDS = gguf.GGUFReader._build_fields
+
 
 @pytest.fixture(scope="module")
 def real(optional_part: Callable[[str], NoReturn]) -> LoadedModel:
-    """The real model, downloaded and converted in this test run."""
+    """The real model, downloaded and converted in this test run. Its file is parsed once."""
     try:
-        return load_model(SMOLLM2)
+        with patch.object(gguf.GGUFReader, "_build_fields", autospec=True, side_effect=BUILD_FIELDS) as parsed:
+            loaded = load_model(SMOLLM2)
+        assert parsed.call_count <= 1  # 0: another worker has converted it
+        return loaded
     except UserError as error:
         if "cannot download" not in str(error):
             raise

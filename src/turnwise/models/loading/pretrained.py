@@ -7,6 +7,7 @@ sampler and learner must compute the same function, and the code never toggles b
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,28 @@ def read_gguf(file: Path, *, dtype: torch.dtype, attn_implementation: str) -> tu
             raise UserError(f"{file} is not a GGUF file, or is damaged: download it again")
     options = {"gguf_file": file.name, "local_files_only": True}
     dequantize = {"quantization_config": GgufConfig(dequantize=True)}
-    with quiet_transformers(), redirect_stderr(io.StringIO()):  # the GGUF reader's progress bar cannot be turned off
+    # the GGUF reader's progress bar cannot be turned off
+    with quiet_transformers(), redirect_stderr(io.StringIO()), _parse_gguf_once():
         return _read(str(file.parent), str(file), dtype, attn_implementation, options, dequantize)
+
+
+@contextmanager
+def _parse_gguf_once() -> Iterator[None]:
+    """Let transformers share what it reads of a GGUF file for configuration, tokenizer and weights.
+
+    It parses the file for each of them, and maps the names of all tensors for every module: half of the time.
+    """
+    import gguf
+
+    names = ("GGUFReader", "get_tensor_name_map")
+    originals = {name: getattr(gguf, name) for name in names}
+    for name, original in originals.items():
+        setattr(gguf, name, cache(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(gguf, name, original)
 
 
 def require_gguf() -> None:
