@@ -1,3 +1,4 @@
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -56,8 +57,13 @@ def assert_close(ours: Trained, theirs: Trained) -> None:
             )
 
 
-@pytest.mark.parametrize("case", ["head critic", "trunk critic", "lora"])
-@pytest.mark.parametrize("count", [1, 2, 4])
+SOAK = "TURNWISE_SOAK" in os.environ
+COUNTS_AND_CASES = [(count, case) for count in (1, 2, 4) for case in ("head critic", "trunk critic", "lora")]
+if not SOAK:
+    COUNTS_AND_CASES = [(1, "head critic"), (2, "trunk critic"), (2, "lora"), (4, "head critic"), (4, "trunk critic")]
+
+
+@pytest.mark.parametrize(("count", "case"), COUNTS_AND_CASES)
 def test_sharded_learner_trains_like_the_local_one(ranks: Ranks, case: str, count: int) -> None:
     results = ranks.run(count, train_steps, case, 3)
     assert_close(results[0], trained_locally(case))
@@ -85,7 +91,7 @@ def test_sharded_learner_measures_like_the_local_one(ranks: Ranks) -> None:
 @pytest.mark.parametrize("case", ["trunk critic", "bfloat16"])
 def test_sharded_state_continues_with_other_numbers_of_ranks(ranks: Ranks, tmp_path: Path, case: str) -> None:
     saved, expected = ranks.run(2, train_and_save, case, tmp_path)[0]
-    for count in (1, 3):
+    for count in (1, 3) if case != "bfloat16" or SOAK else (3,):
         loaded, continued = ranks.run(count, load_and_train, case, tmp_path)[0]
         for ours, theirs in zip(loaded[2:], saved[2:], strict=True):
             assert ours.keys() == theirs.keys()
