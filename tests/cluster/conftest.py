@@ -41,10 +41,10 @@ def ray_cluster(optional_part: Callable[..., NoReturn]) -> Iterator[Any]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("OMP_NUM_THREADS", "1")
         head = {**NODE, "temp_dir": folder, "_system_config": SYSTEM}
-        cluster = Cluster(initialize_head=True, head_node_args=head)
-        cluster.add_node(**NODE)
-        cluster.add_node(**NODE)
         with keep_sigterm():
+            cluster = Cluster(initialize_head=True, head_node_args=head)
+            cluster.add_node(**NODE)
+            cluster.add_node(**NODE)
             ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
         try:
             yield cluster
