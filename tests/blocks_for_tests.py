@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import asyncio
 import importlib
 import io
 import re
@@ -266,4 +267,5 @@ def patch_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     server = importlib.import_module("turnwise.tools.search.server")
     monkeypatch.setattr(uvicorn.Server, "run", lambda *given, **named: None)
     monkeypatch.setattr(server.SearchServer, "serve_forever", lambda *given: None)
+    monkeypatch.setattr("turnwise.recipes.serving.wait_for_stop", lambda: asyncio.sleep(0))
     monkeypatch.setattr("webbrowser.open", lambda address: True)

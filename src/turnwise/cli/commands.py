@@ -63,7 +63,7 @@ Serve a model to agents through the APIs of OpenAI and Anthropic.
 
 turnwise serve --model.name RUN
 turnwise serve --model.name Qwen/Qwen2.5-0.5B-Instruct --port 8000
-turnwise serve --model.name RUN --rollout.temperature 0.7 --rollout.max_new_tokens 512""",
+turnwise serve --model.name RUN --rollout.temperature 0.7""",
     ),
     "export": Command(
         group=TRAIN,
@@ -125,8 +125,7 @@ turnwise play my_env.py:GuessNumber""",
 Inspect, export and evaluate on the episodes that runs recorded.
 
 turnwise data inspect RUN
-turnwise data export RUN --to FOLDER
-turnwise data evaluate RUN --on OTHER_RUN""",
+turnwise data export RUN --to FOLDER""",
     ),
     "recipes": Command(
         group=INSPECT, path="turnwise.cli.environments:recipes_app", help="List the recipes for train, or print one."

@@ -56,7 +56,7 @@ def serve(
 
 
 async def _serve(gateway: Gateway, api_key: str | None, out: Path, write: Callable[[str], None]) -> None:
-    """Wait until the task is cancelled."""
+    """Serve until the task is cancelled."""
     bearer = api_key or f"tw-{secrets.token_urlsafe(24)}"
     key = _episode_key(0, address("served", bearer))
     async with gateway:
@@ -64,7 +64,12 @@ async def _serve(gateway: Gateway, api_key: str | None, out: Path, write: Callab
         for name, value in environment_variables(gateway.url, bearer).items():
             write(f"export {name}={value}")
         write(f"serving {gateway.model} and recording calls in {out}  (Ctrl-C to stop)")
-        await asyncio.Event().wait()
+        await wait_for_stop()
+
+
+async def wait_for_stop() -> None:
+    """Wait until the task is cancelled, by Ctrl-C or a signal."""
+    await asyncio.Event().wait()
 
 
 def environment_variables(url: str, bearer: str) -> dict[str, str]:
