@@ -56,8 +56,12 @@ def test_padding_and_observations_change_nothing(given: AdvantageInputs, name: s
     assert (result[~wide.mask] == 0).all()
 
 
+UNORDERED = sorted(name for name, each in ADVANTAGES.items() if not each.compares_pairs)
+"""Advantages that do not depend on the order of trajectories; the others take the first of equally good ones."""
+
+
 @properties
-@given(inputs(), st.sampled_from(sorted(ADVANTAGES)), st.randoms(use_true_random=False))
+@given(inputs(), st.sampled_from(UNORDERED), st.randoms(use_true_random=False))
 def test_the_order_of_trajectories_changes_nothing(given: AdvantageInputs, name: str, random: Random) -> None:
     order = list(range(given.mask.shape[0]))
     random.shuffle(order)
