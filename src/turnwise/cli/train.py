@@ -2,13 +2,17 @@
 
 import shutil
 import textwrap
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from turnwise.cli.output import print_line, print_table
 from turnwise.cli.parsing import INFORMATION, INPUT, Settings, command_app, merge_settings
 from turnwise.core.errors import UserError
+
+if TYPE_CHECKING:  # takes longer to import than help to print
+    from turnwise.config.schema import Config
 
 COMMON_SETTINGS = {
     "--env.params.NAME": ("{}", "Parameters of the environment; `turnwise envs NAME` lists them."),
@@ -117,19 +121,7 @@ def train(
     override_keys = [key for key, _ in overrides]
     several_seeds = parse_seeds(seeds) if seeds is not None else ()
     if dry_run:
-        from turnwise.config.keys import describe
-        from turnwise.recipes.environment_mix import build_environment_mix
-        from turnwise.recipes.validate import check_hub, check_run
-
-        check_run(config, build_environment_mix(config), override_keys, resume=resume is not None)
-        check_hub(config.model)
-        print_line(describe(config))
-        if config.cluster.engines and config.cluster.learners:
-            from turnwise.recipes.cluster_report import report_memory
-
-            memory = report_memory(config)
-            print_line()
-            print_table(memory.headers, memory.rows)
+        _print_plan(config, override_keys, resume=resume is not None)
         return
     from turnwise.recipes.run import train as train_run
     from turnwise.recipes.run import train_seeds
@@ -138,6 +130,23 @@ def train(
         train_seeds(config, several_seeds, override_keys=override_keys)
     else:
         train_run(config, resume=resume is not None, override_keys=override_keys)
+
+
+def _print_plan(config: "Config", override_keys: Sequence[str], *, resume: bool) -> None:
+    """Check and print the settings of a run, and the memory per GPU of one on a cluster."""
+    from turnwise.config.keys import describe
+    from turnwise.recipes.environment_mix import build_environment_mix
+    from turnwise.recipes.validate import check_hub, check_run
+
+    check_run(config, build_environment_mix(config), override_keys, resume=resume)
+    check_hub(config.model)
+    print_line(describe(config))
+    if config.cluster.engines and config.cluster.learners:
+        from turnwise.recipes.cluster_report import report_memory
+
+        memory = report_memory(config)
+        print_line()
+        print_table(memory.headers, memory.rows)
 
 
 @sft_app.default

@@ -22,7 +22,7 @@ POLL_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaParts:
-    """What a replica runs episodes with."""
+    """The engine and collectors of a replica."""
 
     engine: EngineControl
     collectors: Mapping[str, GroupCollector]
@@ -33,7 +33,7 @@ class ReplicaParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class EpisodeJob:
     """Episodes that are run together: one, or the two of a match."""
 
     number: int
@@ -62,7 +62,7 @@ class EngineReplica:
         self._parts = build()
         return process_info()
 
-    async def submit(self, jobs: Sequence[Job], cancelled: Sequence[int]) -> None:
+    async def submit(self, jobs: Sequence[EpisodeJob], cancelled: Sequence[int]) -> None:
         """Start episodes, and cancel others."""
         for number in cancelled:
             if (task := self._running.get(number)) is not None:
@@ -70,7 +70,7 @@ class EngineReplica:
         for job in jobs:
             self._running[job.number] = asyncio.create_task(self._run(job))
 
-    async def _run(self, job: Job) -> None:
+    async def _run(self, job: EpisodeJob) -> None:
         try:
             result: Sequence[Trajectory] | Exception = await self._parts.collectors[job.collector].episodes(job.keys)
         except Exception as error:

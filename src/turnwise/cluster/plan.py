@@ -27,7 +27,7 @@ MAX_GPUS = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class TrainingJob:
     """A training job to place."""
 
     estimate: MemoryEstimate
@@ -35,7 +35,7 @@ class Job:
     workload: Workload
     in_flight: int
     max_staleness: int
-    """Of the asynchronous layouts to try."""
+    """Bound of the asynchronous layouts to try."""
     optimizer_steps: int
     epochs: int
     score_passes: int
@@ -80,7 +80,7 @@ class PredictedDivision:
         return (engines * found.engine_idle + layout.learners * found.learner_idle) / (engines + layout.learners)
 
 
-def plan_cluster(job: Job, gpu: Gpu, gpus: int, *, steps: int = 4, seed: int = 0) -> list[PredictedDivision]:
+def plan_cluster(job: TrainingJob, gpu: Gpu, gpus: int, *, steps: int = 4, seed: int = 0) -> list[PredictedDivision]:
     """Return the simulated divisions, the fastest first. Raises UserError if none fits."""
     if gpus < 2:
         raise UserError(
@@ -97,7 +97,7 @@ def plan_cluster(job: Job, gpu: Gpu, gpus: int, *, steps: int = 4, seed: int = 0
     return sorted(predicted, key=lambda each: each.prediction.step_s)
 
 
-def find_divisions(job: Job, gpu: Gpu, gpus: int) -> Iterator[Division]:
+def find_divisions(job: TrainingJob, gpu: Gpu, gpus: int) -> Iterator[Division]:
     """Yield the divisions that fit: colocated, and shares of the GPUs for learners, synchronous and asynchronous.
 
     A synchronous division with separate GPUs, half of which always wait, is yielded only if no colocated one fits.
@@ -118,7 +118,9 @@ def find_divisions(job: Job, gpu: Gpu, gpus: int) -> Iterator[Division]:
                 yield replace(division, layout=replace(division.layout, max_staleness=staleness))
 
 
-def fit_division(job: Job, gpu: Gpu, *, learners: int, engines: int, tensor_parallel: int | None) -> Division | None:
+def fit_division(
+    job: TrainingJob, gpu: Gpu, *, learners: int, engines: int, tensor_parallel: int | None
+) -> Division | None:
     """Return a synchronous division if it fits. `tensor_parallel` None: colocated, each engine on one GPU."""
     colocated, split = tensor_parallel is None, tensor_parallel or 1
     available = usable(gpu.memory)
@@ -148,7 +150,7 @@ def fit_division(job: Job, gpu: Gpu, *, learners: int, engines: int, tensor_para
     return Division(layout=layout, tensor_parallel=split, learner=learner, engine=engine)
 
 
-def division_rates(job: Job, gpu: Gpu, division: Division) -> tuple[EngineRates, LearnerRates]:
+def division_rates(job: TrainingJob, gpu: Gpu, division: Division) -> tuple[EngineRates, LearnerRates]:
     shape, (_, episode_tokens) = job.estimate.shape, mean_tokens(job.workload)
     work = LearnerWork(
         optimizer_steps=job.optimizer_steps,
@@ -175,7 +177,7 @@ def division_rates(job: Job, gpu: Gpu, division: Division) -> tuple[EngineRates,
     return engine, learner
 
 
-def bound_step_s(job: Job, gpu: Gpu, division: Division) -> float:
+def bound_step_s(job: TrainingJob, gpu: Gpu, division: Division) -> float:
     """Return the seconds that a step takes if engines are never idle and always have all slots in use."""
     engine, learner = division_rates(job, gpu, division)
     layout, (sampled, tokens) = division.layout, mean_tokens(job.workload)
@@ -187,13 +189,13 @@ def bound_step_s(job: Job, gpu: Gpu, division: Division) -> float:
     return learner.transfer_s + (max(generate_s, update_s) if overlap else generate_s + update_s)
 
 
-def predict(job: Job, gpu: Gpu, division: Division, *, steps: int, seed: int) -> PredictedDivision:
+def predict(job: TrainingJob, gpu: Gpu, division: Division, *, steps: int, seed: int) -> PredictedDivision:
     engine, learner = division_rates(job, gpu, division)
     prediction = simulate(job.workload, engine, learner, division.layout, steps=steps, seed=seed)
     return PredictedDivision(division=division, learner_rates=learner, prediction=prediction)
 
 
-def _describe_misfit(job: Job, gpu: Gpu, gpus: int) -> str:
+def _describe_misfit(job: TrainingJob, gpu: Gpu, gpus: int) -> str:
     """Return what is missing, and what would fit."""
     enough = gpus
     while enough <= MAX_GPUS and not any(find_divisions(job, gpu, enough)):

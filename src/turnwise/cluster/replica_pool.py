@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from torch import Tensor
 
-from turnwise.cluster.engine_replica import POLL_S, EngineReplica, FinishedJobs, Job, ReplicaParts
+from turnwise.cluster.engine_replica import POLL_S, EngineReplica, EpisodeJob, FinishedJobs, ReplicaParts
 from turnwise.cluster.placement import ActorSlot
 from turnwise.cluster.session import (
     ClusterSession,
@@ -65,7 +65,7 @@ class _Replica:
     """True once it has the latest weights."""
     where: str = ""
     running: dict[int, asyncio.Future[bytes]] = field(default_factory=dict)
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[EpisodeJob] = field(default_factory=list)
     """Not sent yet: all of one turn of the event loop are sent together."""
     cancelled: list[int] = field(default_factory=list)
     stats: EngineStats = field(default_factory=EngineStats)
@@ -98,7 +98,7 @@ class ReplicaPool:
         self._latest: _Published | None = None
         self._waiting: list[asyncio.Future[None]] = []
         self._past_stats: list[EngineStats] = []
-        """Of replicas that were lost."""
+        """Statistics of replicas that were lost."""
         self.replicas = [
             _Replica(index=index, slot=slot, actor=self._launch(slot))
             for index, slot in enumerate(session.placement.engines)
@@ -123,7 +123,7 @@ class ReplicaPool:
         number, done = next(self._numbers), asyncio.get_running_loop().create_future()
         replica.running[number] = done
         self._send_soon(replica)
-        replica.jobs.append(Job(number=number, collector=collector, keys=tuple(keys)))
+        replica.jobs.append(EpisodeJob(number=number, collector=collector, keys=tuple(keys)))
         if replica.pump is None or replica.pump.done():
             replica.pump = asyncio.create_task(self._pump(replica))
         try:

@@ -131,7 +131,7 @@ class _Episode:
     observations: list[float]
     tool_s: list[float]
     turn: int = 0
-    replica: "_Replica | None" = None
+    replica: "_SimulatedReplica | None" = None
 
 
 @dataclass(slots=True, eq=False)
@@ -144,7 +144,7 @@ class _Step:
     """Version of the weights at the start of each turn."""
 
 
-class _Replica:
+class _SimulatedReplica:
     """Processor sharing: all running turns have sampled `served` tokens since the start, or since they arrived."""
 
     def __init__(self, speeds: list[float], prefill_tokens_per_s: float) -> None:
@@ -207,7 +207,7 @@ class _Simulation:
         self.workload, self.learner, self.layout, self.seed = workload, learner, layout, seed
         slots = min(layout.slots, workload.episodes * (layout.max_staleness + 1))
         speeds = [0.0, *(engine.total(running) / running for running in range(1, slots + 1))]
-        self.replicas = [_Replica(speeds, engine.prefill_tokens_per_s) for _ in range(layout.engines)]
+        self.replicas = [_SimulatedReplica(speeds, engine.prefill_tokens_per_s) for _ in range(layout.engines)]
         self.now = 0.0
         self.version = 0
         """Steps trained whose weights are in the engines."""
@@ -294,19 +294,19 @@ class _Simulation:
             self.running += 1
             self._generate(episode, replica)
 
-    def _generate(self, episode: _Episode, replica: _Replica) -> None:
+    def _generate(self, episode: _Episode, replica: _SimulatedReplica) -> None:
         self.steps[episode.step].versions.append(self.version)
         replica.advance(self.now)
         replica.add(episode)
         self._set_timer(replica)
 
-    def _set_timer(self, replica: _Replica) -> None:
+    def _set_timer(self, replica: _SimulatedReplica) -> None:
         replica.timer += 1
         completion = replica.next_completion()
         if completion is not None:
             self._after(completion - self.now, partial(self._complete_turn, replica, replica.timer))
 
-    def _complete_turn(self, replica: _Replica, timer: int) -> None:
+    def _complete_turn(self, replica: _SimulatedReplica, timer: int) -> None:
         if timer != replica.timer:
             return
         replica.advance(self.now)
@@ -316,7 +316,7 @@ class _Simulation:
         episode.turn += 1
         self._after(seconds, partial(self._answer, episode, replica))
 
-    def _answer(self, episode: _Episode, replica: _Replica) -> None:
+    def _answer(self, episode: _Episode, replica: _SimulatedReplica) -> None:
         """The environment has answered: generate the next turn, or end the episode."""
         if episode.turn < len(episode.actions):
             self._generate(episode, replica)

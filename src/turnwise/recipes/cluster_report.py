@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.cluster.gpu_memory import peak
-from turnwise.cluster.plan import Division, Job, PredictedDivision, fit_division, plan_cluster
+from turnwise.cluster.plan import Division, PredictedDivision, TrainingJob, fit_division, plan_cluster
 from turnwise.cluster.rates import GPUS, EpisodesTable, Gpu, MeasuredRates, find_gpu, mean_tokens, read_rates
 from turnwise.cluster.simulate import Amount, Workload
 from turnwise.config.schema import Config
@@ -39,7 +39,7 @@ class Table:
 class ClusterReport:
     title: str
     roles: Table
-    """What goes where."""
+    """Processes and the GPUs that they get."""
     memory: Table
     """GiB per GPU."""
     choices: Table
@@ -107,7 +107,7 @@ def _division_sizes(division: Division) -> tuple[str, str, str]:
     return _gib(first), _gib(second), f"{division.learner.micro_tokens:,}, {activations}"
 
 
-def build_job(config: Config, rates: MeasuredRates, model_config: Any = None) -> Job:
+def build_job(config: Config, rates: MeasuredRates, model_config: Any = None) -> TrainingJob:
     lora, rollout = config.lora, config.rollout
     parameter_bytes = 2 if config.model.dtype == "auto" else DTYPES[config.model.dtype].itemsize
     shape = config_shape(
@@ -118,7 +118,7 @@ def build_job(config: Config, rates: MeasuredRates, model_config: Any = None) ->
     )
     request = memory_request(config)
     trajectories = rollout.groups * rollout.group_size
-    return Job(
+    return TrainingJob(
         estimate=MemoryEstimate(shape=shape, compiled=config.system.compile),
         request=request,
         workload=build_workload(config, rates.episodes),
@@ -232,7 +232,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _notes(best: PredictedDivision, job: Job, config: Config, rates_file: Path | None) -> list[str]:
+def _notes(best: PredictedDivision, job: TrainingJob, config: Config, rates_file: Path | None) -> list[str]:
     work, learner = job.workload, best.division.learner
     _, tokens = mean_tokens(work)
     tool = f"{work.tool_s.median:g} s per tool call" if work.tool_s.median else "tools without delay"

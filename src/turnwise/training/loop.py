@@ -106,7 +106,7 @@ class Loop:
         self._published: int | None = None
         """Version of the weights that the engine generates with."""
         self._engine_stats = EngineStats()
-        """Of the last step that is in the metrics."""
+        """Statistics at the last step that is in the metrics."""
 
     @property
     def steps(self) -> int:
