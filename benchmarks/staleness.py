@@ -31,16 +31,20 @@ def measure_speed(steps: int, staleness: list[int], out: Path) -> Table:
     settings = ["--rollout.groups=16", "--rollout.group_size=8", "--train.mini_batch=128", "--algo.advantage=grpo"]
     train(f"{ENV}:Slow", out, "warm-up", [*settings, "--train.steps=1", "--eval.episodes=1"])
     os.environ[PARTIES] = "1"
-    table = Table("max_staleness", "seconds per step", "waiting for rollouts", "staleness, mean", "speed-up")
+    table = Table(
+        "max_staleness", "seconds per step", "waiting for rollouts", "engine idle", "staleness, mean", "speed-up"
+    )
     first = 0.0
     for each in staleness:
         options = [*settings, f"--train.steps={steps}", "--eval.episodes=1", f"--rollout.max_staleness={each}"]
         rows = training_rows(train(f"{ENV}:Slow", out, f"staleness-{each}", options))
         step_s = statistics.mean(row["time/total_s"] for row in rows)
         waiting_s = statistics.mean(row["time/rollout_s"] for row in rows)
+        idle = statistics.mean(row["time/engine_idle_share"] for row in rows)
         age = statistics.mean(row.get("rollout/staleness", 0.0) for row in rows)
         first = first or step_s
-        table.add_row(str(each), f"{step_s:.2f}", f"{waiting_s:.2f}", f"{age:.2f}", f"{first / step_s:.2f}")
+        shown = (f"{step_s:.2f}", f"{waiting_s:.2f}", f"{100 * idle:.0f} %", f"{age:.2f}", f"{first / step_s:.2f}")
+        table.add_row(str(each), *shown)
     return table
 
 

@@ -73,6 +73,7 @@ def test_session_sends_its_whole_context_and_returns_exact_tokens() -> None:
     assert prompts == [[3, 4], [3, 4, 8, 9, END, 5], [6]]
     assert len(set(seeds)) == 3, "turns of an episode draw different numbers"
     assert engine.stats().counts["sampled_tokens"] == 8
+    assert engine.stats().active_s > 0
     assert second.ids == first.ids
 
 

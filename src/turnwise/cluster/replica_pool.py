@@ -262,7 +262,7 @@ class ReplicaPool:
         await asyncio.gather(*(one(each, each.actor) for each in self.replicas if each.live))
 
     def stats(self) -> EngineStats:
-        """Return the totals of the replicas as of their last answers; `busy_s` is their mean."""
+        """Return the totals of the replicas as of their last answers; `busy_s` and `active_s` are means."""
         found, counts = [*self._past_stats, *(each.stats for each in self.replicas)], Counter[str]()
         for each in found:
             counts.update(each.counts)
@@ -270,6 +270,7 @@ class ReplicaPool:
             counts=dict(counts),
             capture_s=sum(each.capture_s for each in found),
             busy_s=sum(each.busy_s for each in found) / len(self.replicas),
+            active_s=sum(each.active_s for each in found) / len(self.replicas),
         )
 
     def close(self) -> None:

@@ -142,6 +142,8 @@ class EngineStats:
     """Seconds spent capturing CUDA graphs."""
     busy_s: float = 0.0
     """Seconds of forward passes; 0 if unknown."""
+    active_s: float = 0.0
+    """Seconds with at least one request to answer; 0 if unknown."""
 
 
 class EngineControl(Protocol):

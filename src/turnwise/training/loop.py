@@ -13,7 +13,7 @@ from typing import Any
 from turnwise.algos.alarms import AlarmSettings
 from turnwise.config.schema import Config
 from turnwise.core.errors import DivergedError, UserError
-from turnwise.core.protocols import EngineControl, EngineStats
+from turnwise.core.protocols import EngineControl
 from turnwise.core.samples import Learner, StepSettings
 from turnwise.core.task import Task
 from turnwise.core.token_name import TokenName
@@ -32,6 +32,7 @@ from turnwise.training.estimate import AdaptiveCoefficients, Estimate, EstimateS
 from turnwise.training.rollout_stage import GroupSource, RolloutResult
 from turnwise.training.selfplay import Opponents
 from turnwise.training.step_record import (
+    EngineTimer,
     Evaluator,
     StepTimer,
     TokenStatistics,
@@ -105,8 +106,7 @@ class Loop:
         self.learner_thread, self.archer = learner_thread, archer
         self._published: int | None = None
         """Version of the weights that the engine generates with."""
-        self._engine_stats = EngineStats()
-        """Statistics at the last step that is in the metrics."""
+        self._engine_timer = EngineTimer()
 
     @property
     def steps(self) -> int:
@@ -289,7 +289,7 @@ class Loop:
         curriculum: dict[str, float],
         timer: StepTimer,
     ) -> dict[str, Any]:
-        metrics, estimated, stats = rollout.metrics(), learnt.estimated, self.engine.stats()
+        metrics, estimated = rollout.metrics(), learnt.estimated
         if number == 1 and metrics.get("rollout/length_stops", 0.0) > LENGTH_STOP_WARNING:
             share = f"{100 * metrics['rollout/length_stops']:.0f} %"
             self.progress.note(f"{share} of turns were cut at rollout.max_new_tokens: raise it to let them finish")
@@ -305,10 +305,8 @@ class Loop:
             **learnt.diagnosed,
             **curriculum,
             **timer.metrics(rollout.num_tokens),
-            "time/capture_s": stats.capture_s - self._engine_stats.capture_s,
-            "time/engine_s": stats.busy_s - self._engine_stats.busy_s,
+            **self._engine_timer.metrics(self.engine.stats()),
         }
-        self._engine_stats = stats
         self.folder.append_metrics(row)
         self.progress.step(number - 1, row)
         return row

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from turnwise.core.protocols import EngineStats
 from turnwise.core.samples import Batch, Sample, TrainSample
 from turnwise.core.task import Task
 from turnwise.core.token_name import TokenName
@@ -107,6 +108,23 @@ class StepTimer:
         total = self._now() - self._began
         out = {f"time/{name}_s": seconds for name, seconds in self._laps.items()} | {"time/total_s": total}
         return out if tokens is None else out | {"time/tokens_per_s": tokens / total}
+
+
+class EngineTimer:
+    """Times of the engine since the last record."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._last, self._stats = now(), EngineStats()
+
+    def metrics(self, stats: EngineStats) -> dict[str, float]:
+        """Return the metrics of a record, given the engine's totals."""
+        before, elapsed = self._stats, self._now() - self._last
+        self._stats, self._last = stats, self._now()
+        out = {"time/capture_s": stats.capture_s - before.capture_s, "time/engine_s": stats.busy_s - before.busy_s}
+        if stats.active_s:
+            out["time/engine_idle_share"] = max(0.0, 1.0 - (stats.active_s - before.active_s) / elapsed)
+        return out
 
 
 TurnColumns = dict[str, list[list[float] | None]]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from turnwise.core.loop_clock import count_blocked
 from turnwise.core.protocols import Completion, EngineStats, Sampling, WeightSource
 from turnwise.core.task import EpisodeKey
+from turnwise.engine.active_time import ActiveTime
 from turnwise.engine.native.requests import PassRunner, Request, SessionSlot
 from turnwise.engine.native.runner import SlotRunner
 from turnwise.models.layers import copy_parameters
@@ -64,6 +65,7 @@ class NativeEngine:
         self._slots = slots
         self._live = 0
         self._pass_s = 0.0
+        self._active = ActiveTime()
         self._arrived: list[Request] = []
         self._waiting: list[Request] = []
         """Requests that no pass has included yet: they have just arrived, or the runner has no memory for them."""
@@ -77,7 +79,12 @@ class NativeEngine:
             self._runner.value_head = head
 
     def stats(self) -> EngineStats:
-        return EngineStats(counts=dict(self._runner.counts), capture_s=self._runner.capture_s, busy_s=self._pass_s)
+        return EngineStats(
+            counts=dict(self._runner.counts),
+            capture_s=self._runner.capture_s,
+            busy_s=self._pass_s,
+            active_s=self._active.seconds,
+        )
 
     async def publish(self, version: int, weights: WeightSource) -> None:
         """Generate with these weights from the next pass on. Nothing is copied if they are the engine's own.
@@ -133,7 +140,8 @@ class NativeEngine:
         self._answers[request.slot] = request, answer
         self._arrived.append(request)
         self._changed.set()
-        return await answer
+        with self._active:
+            return await answer
 
     def _forget(self, slot: SessionSlot) -> None:
         """Drop the pending request of a session that was cancelled or failed, and free its slot."""

@@ -6,13 +6,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 from turnwise.core.errors import InfrastructureFailure, Outage
 from turnwise.core.protocols import Completion, EngineStats, Sampling, WeightSource
 from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey
+from turnwise.engine.active_time import ActiveTime
 from turnwise.engine.native.requests import Request, stop_reason
 from turnwise.engine.vllm.requests import Replica, ReplicaFailure, TokenRequest
 from turnwise.engine.vllm.weights import PublishedWeights, Publisher
@@ -29,6 +30,7 @@ class ReplicaState:
     answered: bool = True
     """Whether it has sampled a turn since it was last started."""
     sessions: int = 0
+    active: ActiveTime = field(default_factory=ActiveTime)
 
 
 class VllmSession:
@@ -104,7 +106,9 @@ class VllmEngine:
             session.state.sessions -= 1
 
     def stats(self) -> EngineStats:
-        return EngineStats(counts=dict(self._counts))
+        """Return the totals; `active_s` is the mean of the replicas."""
+        active_s = sum(state.active.seconds for state in self._states) / len(self._states)
+        return EngineStats(counts=dict(self._counts), active_s=active_s)
 
     async def sleep(self) -> None:
         """Release GPU memory; the next request allocates it again."""
@@ -175,7 +179,8 @@ class VllmEngine:
             try:
                 if not state.live:
                     raise ReplicaFailure("it is down")
-                completion = await self._sample(state.replica, request)
+                with state.active:
+                    completion = await self._sample(state.replica, request)
             except ReplicaFailure as failure:
                 state.sessions -= 1
                 session.state = await self._replace(state, starts, failure)
