@@ -5,7 +5,8 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from ray_nodes_for_tests import NODE
 from runs_for_tests import episodes, metrics, printed, quiet, small
 from turnwise.recipes.run import train
+from work_for_tests import wait_until
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 RANDOM = random.Random(SOAK)
@@ -24,7 +26,7 @@ LATEST_S = 0.0 if SOAK == 1 else 2.0
 
 
 class Killer:
-    """Kills a process after each of the first steps, and knows the newest actors of the run."""
+    """Kills a process after each of the first steps, and measures how long its replacement takes."""
 
     def __init__(self, cluster: Any, patch: pytest.MonkeyPatch) -> None:
         from turnwise.cluster.learners import RemoteLearner
@@ -32,6 +34,10 @@ class Killer:
 
         self.cluster = cluster
         self.killed: list[str] = []
+        self.recovery_s: dict[str, list[float]] = {}
+        """Seconds from a kill until the replacement is ready, by what was killed."""
+        self._threads: list[threading.Thread] = []
+        self._over = False
         for cls in (RemoteLearner, ReplicaPool):
             patch.setattr(cls, "__init__", self._remember(cls.__init__))
 
@@ -43,28 +49,60 @@ class Killer:
         return remember
 
     def __call__(self, row: Mapping[str, Any]) -> None:
-        if len(self.killed) < len(KILLS) and row["step"] == len(self.killed) + 1:
-            kill = getattr(self, f"kill_{KILLS[row['step'] - 1]}")
-            threading.Timer(RANDOM.uniform(0, LATEST_S), kill).start() if LATEST_S else kill()
-            self.killed.append(kill.__name__.removeprefix("kill_"))
+        if row["step"] == len(self._threads) + 1 <= len(KILLS):
+            kind = KILLS[row["step"] - 1]
+            if kind == "node" and len(self.cluster.worker_nodes) < 2:
+                self._add_node()
+            self._threads.append(threading.Thread(target=self._kill, args=(kind,)))
+            self._threads[-1].start()
+            if not LATEST_S:
+                self._threads[-1].join()
 
-    def kill_replica(self) -> None:
-        live = [each.where for each in self.ReplicaPool.replicas if each.live]  # type: ignore[attr-defined]
-        os.kill(int(RANDOM.choice(live).rpartition(" ")[2]), signal.SIGKILL)
+    def _add_node(self) -> None:
+        """Add a node in place of the next one that is killed. Ray can do that in the main thread only."""
+        from turnwise.cluster.session import keep_sigterm
 
-    def kill_rank(self) -> None:
-        os.kill(RANDOM.choice(self.RemoteLearner.pids), signal.SIGKILL)  # type: ignore[attr-defined]
+        with keep_sigterm():
+            self.cluster.add_node(**NODE)
 
-    def kill_node(self) -> None:
+    def _kill(self, kind: str) -> None:
+        time.sleep(RANDOM.uniform(0, LATEST_S))
+        replaced = getattr(self, f"kill_{kind}")()
+        self.killed.append(kind)
+        began = time.perf_counter()
+        if LATEST_S and wait_until(lambda: replaced() or self._over, 300) and not self._over:
+            self.recovery_s.setdefault(kind, []).append(round(time.perf_counter() - began, 1))
+
+    def end(self) -> None:
+        """Wait for the kills; the run is over, so nothing more is replaced."""
+        self._over = True
+        for each in self._threads:
+            each.join()
+
+    def kill_replica(self) -> Callable[[], bool]:
+        def live() -> list[str]:
+            return [each.where for each in self.ReplicaPool.replicas if each.live]  # type: ignore[attr-defined]
+
+        assert wait_until(live, 300)
+        victim = RANDOM.choice(live())
+        os.kill(int(victim.rpartition(" ")[2]), signal.SIGKILL)
+        return lambda: len(live()) == 2 and victim not in live()
+
+    def kill_rank(self) -> Callable[[], bool]:
+        before = self.RemoteLearner.pids  # type: ignore[attr-defined]
+        os.kill(RANDOM.choice(before), signal.SIGKILL)
+        return lambda: self.RemoteLearner.pids != before  # type: ignore[attr-defined]
+
+    def kill_node(self) -> Callable[[], bool]:
         """Kill a node with actors. Another takes its place: a third one that is idle, or a new one."""
         from ray.util.placement_group import placement_group_table
 
-        if len(self.cluster.worker_nodes) < 2:
-            self.cluster.add_node(**NODE)
         group = self.RemoteLearner._session.group  # type: ignore[attr-defined]
         used = set(placement_group_table(group)["bundles_to_node_id"].values())
         node = next(each for each in self.cluster.worker_nodes if each._node_id in used)
+        before = self.RemoteLearner.pids  # type: ignore[attr-defined]
         self.cluster.remove_node(node, allow_graceful=False)
+        return lambda: self.RemoteLearner.pids != before  # type: ignore[attr-defined]
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
@@ -74,9 +112,13 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 @pytest.mark.parametrize("staleness", [0] if SOAK == 1 else [0, 1])
 def test_cluster_run_survives_kills_and_learns_as_a_local_run(
-    ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staleness: int
+    ray_cluster: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    record_testsuite_property: Callable[[str, object], None],
+    staleness: int,
 ) -> None:
-    steps = len(KILLS) + 1
+    steps = len(KILLS) + (1 if SOAK == 1 else 3)
     common = {"env__kind": "frozen_lake", "train__steps": steps, "eval__every": 0, "eval__episodes": 4}
     common |= {"critic__kind": "head"}  # its values come from the replicas
     train(small(tmp_path / "local", **common), console=quiet())
@@ -84,8 +126,10 @@ def test_cluster_run_survives_kills_and_learns_as_a_local_run(
     cluster |= {"cluster__address": ray_cluster.address, "rollout__max_staleness": staleness}
     console, killer = quiet(), Killer(ray_cluster, monkeypatch)
     summary = train(small(tmp_path / "ray", **common, **cluster), console=console, on_step=killer)
+    killer.end()
     assert summary["finished"]
-    assert killer.killed == KILLS
+    assert sorted(killer.killed) == sorted(KILLS)
+    record_testsuite_property(f"recovery_s, staleness {staleness}", killer.recovery_s)
     text = printed(console)
     assert "engine replica" in text
     assert "a learner rank was lost" in text
