@@ -236,7 +236,7 @@ def test_killed_replica_loses_and_doubles_no_episode(world: World, kill: int) ->
     remote, counts, again = asyncio.run(run())
     local, _ = asyncio.run(collect(world.local.collector, tasks, step))
     assert counts["infra_errors"] > 0
-    assert not counts["members_given_up"]
+    assert not counts["dropped"]
     assert count_forks(remote, local) <= MAX_FORKS
     assert count_forks(again, local) <= MAX_FORKS  # the new replica too has the published weights
     assert versions(again) == {step}

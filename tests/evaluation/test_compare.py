@@ -35,7 +35,7 @@ def played(task: int, success: bool, member: int = 0, reward: float | None = Non
 
 
 def once(outcomes: Sequence[bool], errors: int = 0) -> Evaluation:
-    return Evaluation(trajectories=tuple(played(n, each) for n, each in enumerate(outcomes)), errors=errors)
+    return Evaluation(trajectories=tuple(played(n, each) for n, each in enumerate(outcomes)), dropped=errors)
 
 
 def several(tasks: Sequence[Sequence[bool]]) -> Evaluation:
@@ -43,7 +43,7 @@ def several(tasks: Sequence[Sequence[bool]]) -> Evaluation:
         trajectories=tuple(
             played(n, each, member) for n, tries in enumerate(tasks) for member, each in enumerate(tries)
         ),
-        errors=0,
+        dropped=0,
     )
 
 
@@ -76,7 +76,7 @@ def test_only_tasks_that_both_tried_are_compared() -> None:
     found = compare_paired(first, second)
     assert found is not None
     assert (found.tasks, found.success) == (3, 0.0)
-    others = Evaluation(trajectories=(played(7, True),), errors=0)
+    others = Evaluation(trajectories=(played(7, True),), dropped=0)
     assert compare_paired(first, others) is None
 
 
@@ -88,7 +88,7 @@ def test_several_comparisons_raise_their_p_but_not_their_differences() -> None:
     assert together[0] is not None and alone[0] is not None and together[0].p == pytest.approx(alone[0].p)
     assert together[1] is not None and alone[1] is not None and together[1].p == pytest.approx(2 * alone[1].p)
     assert compare_all([base]) == []
-    strange = Evaluation(trajectories=(played(99, True),), errors=0)
+    strange = Evaluation(trajectories=(played(99, True),), dropped=0)
     mixed = compare_all([base, strange, best])
     assert mixed[0] is None
     assert mixed[1] is not None and alone[1] is not None and mixed[1].p == pytest.approx(alone[1].p)
@@ -117,5 +117,5 @@ def test_one_try_tells_no_pass_at_k() -> None:
 def test_equal_seeds_of_two_environments_are_two_tasks() -> None:
     here = played(0, True)
     there = replace(here, task=replace(here.task, env="other"), status=Status.FAILED)
-    mixed = Evaluation(trajectories=(here, there), errors=0)
+    mixed = Evaluation(trajectories=(here, there), dropped=0)
     assert (mixed.tries, mixed.success) == (1, 0.5)

@@ -166,8 +166,7 @@ IN_ROLLOUT = (
         TASKS,
         ("solved tasks are drawn most", "4 * rate * (1 - rate)", "rate"),
         ("the floor is a ceiling", "max(self.floor, 4", "min(self.floor, 4"),
-        ("old tries are never forgotten", "self.memory * tries + len(sound)", "tries + len(sound)"),
-        ("broken members count as failures", "if not each.status.errored]", "]"),
+        ("old tries are never forgotten", "self.memory * tries + len(", "tries + len("),
     ),
     *mutants(
         "rollout/failures.py",

@@ -35,4 +35,3 @@ def test_a_recipe_trains(name: str, tmp_path: Path, optional_part) -> None:
     assert [row["step"] for row in metrics(run) if "train/policy_loss" in row] == [1]
     played = episodes(run)
     assert len(played) >= 4 and {entry["environment"] for entry in played} == {kind.name}
-    assert not {entry["status"] for entry in played} & {"env_error", "infra_error"}

@@ -20,7 +20,7 @@ def test_the_solvers_answers_fit_into_the_recipe(name: str) -> None:
     for index in range(120):
         task = Task(env=kind.name, params=kind.check_params(config.env.params), seed=seed_for("train", index))
         exchanges, result = asyncio.run(
-            play_demonstration(partial(kind.make, task), partial(solver_script, config.sft.think))
+            play_demonstration(partial(kind.make, task), partial(solver_script, config.sft.think), attempts=3)
         )
         assert result.success
         longest = max(longest, *(len(tokenizer(exchange.answer)["input_ids"]) for exchange in exchanges))

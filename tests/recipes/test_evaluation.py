@@ -95,7 +95,7 @@ def test_every_seed_is_evaluated_once_whatever_the_endpoint_does(env: str, tmp_p
     solved = sum(start % 3 != 0 for start in starts)
     assert 0 < solved < 24
     metrics = results.evaluations[0].metrics()
-    assert (metrics["eval/success"], metrics["eval/errors"]) == (solved / 24, 0)
+    assert (metrics["eval/success"], metrics["eval/dropped"]) == (solved / 24, 0)
     assert (metrics["eval/turns"], metrics["eval/sampled_tokens"]) == (2, 10)
     assert server.most_busy <= 4 + 2, "the concurrency, and requests that were given up"
     sent_again = sum(turn["info"]["chat_usage"]["retries"] for row in saved(tmp_path / "out") for turn in row["turns"])
@@ -294,11 +294,11 @@ def test_episodes_that_broke_are_told_and_tried_again_later(env: str, tmp_path: 
     endpoint_options = EndpointOptions(concurrency=2, retries=0)
     with serving(server) as url:
         results, text = run(env, url, out=tmp_path / "out", seeds="0-4", endpoint_options=endpoint_options)
-        assert (results.missing, results.evaluations[0].episodes) == (1, 4)
-        assert "1 episodes failed. Retry them: turnwise eval --resume" in text
+        assert (results.dropped, results.evaluations[0].episodes) == (1, 4)
+        assert "1 episodes were dropped. Retry them: turnwise eval --resume" in text
         assert json.loads((tmp_path / "out/summary.json").read_text())["finished"] is False
         down[0] = False
-        assert resume_evaluation(tmp_path / "out", endpoint_options=endpoint_options, console=quiet()).missing == 0
+        assert resume_evaluation(tmp_path / "out", endpoint_options=endpoint_options, console=quiet()).dropped == 0
     assert seeds_of(saved(tmp_path / "out")) == expected(5)
 
 

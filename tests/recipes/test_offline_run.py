@@ -152,7 +152,7 @@ def test_foreign_tokens_are_refused(tmp_path: Path, played: Path) -> None:
     [
         ({"data__sources": ["nowhere"]}, "data.sources: nowhere does not exist"),
         ({"data__min_reward": 99.0}, "no episode is left to train on"),
-        ({"rollout__max_tokens": 13}, "and rollout.max_tokens is 13. Raise it"),
+        ({"rollout__max_tokens": 13}, "and rollout.max_tokens is 13. Set rollout.max_tokens to"),
         ({"rollout__max_staleness": 1}, "rollout.max_staleness needs episodes that are played"),
         ({"data__episodes": "evaluation", "data__keep": "all"}, None),
     ],

@@ -1,6 +1,7 @@
 import json
 import math
 import random
+import re
 import signal
 import tomllib
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import turnwise as tw
 from runs_for_tests import STEPS, WARMUP_STEPS, episodes, learnt, metrics, printed, quiet, small
 from turnwise.cli.main import main
 from turnwise.config.load import build, read_settings, to_toml
-from turnwise.core.errors import UserError
+from turnwise.core.errors import Outage, UserError
 from turnwise.core.samples import Needs
 from turnwise.envs.text_env import Outcome
 from turnwise.models.loading.load import load_model
@@ -92,7 +93,8 @@ def test_the_summary_says_what_the_metrics_say(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert set(summary) == {
         *("success_before", "success_after", "interval", "wall_s"),
-        *("steps", "unscored", "idle_steps", "episodes", "tokens", "seed"),
+        *("steps", "dropped", "dropped_no_reward", "dropped_reason", "eval_dropped"),
+        *("idle_steps", "episodes", "tokens", "seed"),
     }
     rows = RunFolder.open(run).read_metrics()
     evaluations = {row["eval/name"]: row for row in rows if "eval/name" in row}
@@ -416,7 +418,7 @@ class Flaky(tw.TextEnv):
 
 
 def test_what_breaks_is_run_again_counted_and_never_trained_on(tmp_path: Path) -> None:
-    tw.train(
+    result = tw.train(
         env=Flaky,
         steps=2,
         model__warmup_steps=0,
@@ -432,14 +434,26 @@ def test_what_breaks_is_run_again_counted_and_never_trained_on(tmp_path: Path) -
     )
     rows = [row for row in metrics(tmp_path / "flaky") if "rollout/episodes" in row]
     assert sum(row.get("rollout/env_errors", 0) for row in rows) > 0
+    dropped = [row for row in rows if row["rollout/dropped"]]
+    assert dropped and result.summary["dropped"] == sum(row["rollout/dropped"] for row in dropped)
+    reason = dropped[-1]["rollout/dropped_reason"]
+    assert re.fullmatch(r".* raised ConnectionError: the server is gone at test_run\.py:\d+", reason)
+    assert result.summary["dropped_reason"] == reason
     for row in rows:
-        given_up = row.get("rollout/members_given_up", 0)
-        assert row["rollout/episodes"] >= 12 - given_up - row.get("rollout/groups_dropped", 0)
-        assert row["rollout/env_error"] == 0, "none of them is among the trajectories"
+        assert row["rollout/episodes"] == 12 - row["rollout/dropped"]
     index = RunFolder.open(tmp_path / "flaky").read_index()
     assert len(index) == sum(row["rollout/episodes"] for row in rows)
     attempts = [RunFolder.open(tmp_path / "flaky").read_trajectory(entry)["attempt"] for entry in index]
     assert set(attempts) == {0, 1}
+
+
+@pytest.mark.parametrize(("step", "saved"), [(0, "No step has finished yet"), (2, "Finished steps are saved")])
+def test_explain_failure_says_whether_steps_are_saved(step: int, saved: str, tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", "") as folder:
+        (folder.checkpoints / f"step_{step:06d}").mkdir(parents=True)
+        message = rf"^gone\. {saved}; resume with: turnwise train --resume .*run$"
+        with pytest.raises(Outage, match=message), training_run.explain_failure(folder, resume=False, command="train"):
+            raise Outage("gone.")
 
 
 def test_an_environment_that_always_breaks_is_one_clear_error(tmp_path: Path) -> None:

@@ -99,4 +99,4 @@ def test_a_tool_that_hangs_cuts_no_other_episode_short() -> None:
     (group,) = collected.groups
     assert [each.member for each in group.trajectories] == [1, 2, 3, 4, 5]
     assert {each.status for each in group.trajectories} == {Status.TRUNCATED_TURNS}
-    assert collected.counts == {"infra_errors": 1, "members_given_up": 1}
+    assert collected.counts == {"infra_errors": 1, "dropped": 1}

@@ -38,7 +38,7 @@ def test_names_that_do_not_exist_are_refused_and_the_nearest_is_named() -> None:
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
 def test_a_group_of_one_has_nothing_to_compare(advantage: str) -> None:
     told = refused(algo__advantage=advantage, rollout__group_size=1, rollout__groups=64)
-    assert advantage in told and "Raise it, or choose gae" in told
+    assert advantage in told and "Set rollout.groups 32 and rollout.group_size 8, or choose algo.advantage gae" in told
     check_settings(build({}, [("algo.advantage", "gae"), ("rollout.group_size", 1), ("rollout.groups", 64)]))
 
 
@@ -50,7 +50,7 @@ def test_bootstrapping_needs_a_critic() -> None:
 def test_a_mini_batch_of_more_than_there_is_is_refused() -> None:
     told = refused(train__mini_batch=9, rollout__groups=2, rollout__group_size=4)
     assert told.startswith("train.mini_batch 9 is more than the trajectories of a step, rollout.groups 2 x ")
-    assert told.endswith("Lower it.")
+    assert told.endswith("Set train.mini_batch to at most 8.")
     check_settings(build({}, [("train.mini_batch", 8), ("rollout.groups", 2), ("rollout.group_size", 4)]))
 
 
@@ -81,7 +81,7 @@ JUDGE = {"model": "m", "rubric": "r", "endpoint": "http://127.0.0.1:1/v1"}
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"algo__advantage": "gae", "rollout__group_size": 1, "rollout__groups": 64}, "rollout.group_size is 1. Raise"),
+        ({"algo__advantage": "gae", "rollout__group_size": 1, "rollout__groups": 64}, "rollout.group_size is 1. Set"),
         ({"algo__advantage": "remax"}, "algo.advantage remax scores a greedy episode on its own"),
     ],
 )

@@ -78,8 +78,6 @@ def test_rollout_metrics_of_two_groups() -> None:
         "rollout/truncated_turns": 0.25,
         "rollout/truncated_tokens": 0.25,
         "rollout/truncated_time": 0.0,
-        "rollout/env_error": 0.0,
-        "rollout/infra_error": 0.0,
     }
     assert metrics == pytest.approx(expected)
 
@@ -97,14 +95,6 @@ def test_rollout_metrics_count_a_missing_named_reward_as_0() -> None:
     assert some["reward/judge"] == 0.25 and "reward/judge" not in none
     rows = [{"step": 1, **some}, {"step": 2, **none}, {"step": 3, **some}]
     assert metric_points(rows, "reward/judge") == [(1, 0.25), (3, 0.25)], "not drawn as 0"
-
-
-def test_rollout_metrics_exclude_errored_members_from_means() -> None:
-    metrics = rollout_metrics([group(member(Status.SUCCEEDED, 1.0), member(Status.ENV_ERROR, -9.0, turn(50)))])
-    assert metrics["rollout/success"] == metrics["rollout/reward"] == 1.0
-    assert metrics["rollout/response_tokens"] == 4
-    assert metrics["rollout/env_error"] == 0.5
-    assert "rollout/reward_group_std" not in metrics  # one member left: nothing to compare
 
 
 def test_rollout_metrics_of_no_groups_have_no_nan() -> None:

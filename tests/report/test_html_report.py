@@ -245,7 +245,7 @@ def make_evaluation(folder: Path, name: str = "tiny") -> Path:
 def test_evaluation_report_has_all_sections(tmp_path: Path) -> None:
     folder = make_evaluation(tmp_path / "eval")
     result = {"label": "the <b>tiny</b> one", "success": 0.5, "success_low": 0.25, "success_high": 0.75, "reward": 1.0,
-              "episodes": 2, "errors": 0, "turns": 1.0, "invalid": 0.0, "sampled_tokens": 8.0}  # fmt: skip
+              "episodes": 2, "dropped": 0, "turns": 1.0, "invalid": 0.0, "sampled_tokens": 8.0}  # fmt: skip
     pair = {"first": "a", "second": "b", "success": 0.125, "low": -0.1, "high": 0.3, "p": 0.04, "test": "McNemar"}
     summary = {"finished": True, "tasks": 10, "models": [result, {"label": "broken"}], "comparisons": [pair]}
     (folder / "summary.json").write_text(json.dumps(summary))

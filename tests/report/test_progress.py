@@ -63,6 +63,23 @@ def test_progress_lines_are_aligned() -> None:
     assert "\x1b" not in written(file)
 
 
+def test_progress_shows_dropped_episodes_and_explains_the_first() -> None:
+    out, file = console(terminal=False)
+    clock = Clock()
+    counts = [{"rollout/dropped": count, "rollout/episodes": 64.0 - count} for count in (0.0, 8.0, 3.0)]
+    reason = {"rollout/dropped_reason": "the environment's step raised KeyError: 'x' at my_env.py:12"}
+    with Progress(3, out, clock=clock) as progress:
+        for step, count in enumerate(counts):
+            clock.now += 5
+            progress.step(step, {**metrics(0.5), **count, **(reason if count["rollout/dropped"] else {})})
+    first, note, second, third = written(file).splitlines()
+    assert "dropped" not in first
+    assert note == (
+        "step 2 dropped 8 of 64 episodes. Last failure: the environment's step raised KeyError: 'x' at my_env.py:12"
+    )
+    assert "tokens/s  12.4k  dropped   8  left" in second and "dropped   3" in third
+
+
 def test_progress_lines_are_throttled_but_end_with_the_last_step() -> None:
     out, file = console(terminal=False)
     clock = Clock()

@@ -22,7 +22,7 @@ METRICS = {
     "eval/success_low": 0.4,
     "eval/success_high": 0.6,
     "eval/episodes": 256,
-    "eval/errors": 2,
+    "eval/dropped": 2,
     "eval/reward": 0.25,
     "eval/turns": 3.21,
     "eval/invalid": 0.125,
@@ -81,6 +81,13 @@ def test_tables_show_missing_values_as_a_dash() -> None:
     assert shown(seeds_table([cut, cut]))[-1] == "mean 26.2 % - - 2:22 30.7k"
 
 
+def test_run_table_shows_dropped_episodes_and_the_last_failure() -> None:
+    dropped = {"dropped": 8, "eval_dropped": 3, "dropped_reason": "the environment's step raised [x] at my_env.py:12"}
+    lines = shown(run_table(SUMMARY | dropped, Path("runs/a")))
+    assert "dropped episodes 8" in lines and "dropped in evaluations 3" in lines
+    assert "last failure the environment's step raised [x] at my_env.py:12" in lines
+
+
 def test_evaluation_table_lists_one_models_results() -> None:
     passes = {"eval/pass_at_2": 0.6, "eval/pass_at_10": 0.9}
     assert shown(evaluation_table("runs/[red]a", "sokoban, 256 tasks", {**METRICS, **passes})) == [
@@ -91,7 +98,7 @@ def test_evaluation_table_lists_one_models_results() -> None:
         "pass@2 60.0 %",
         "pass@10 90.0 %",
         "episodes 256",
-        "errors 2",
+        "dropped 2",
         "mean return 0.250",
         "turns 3.2",
         "invalid turns 12.5 %",
@@ -100,17 +107,17 @@ def test_evaluation_table_lists_one_models_results() -> None:
 
 
 def test_models_table_has_one_row_per_model() -> None:
-    other = {**METRICS, "eval/success": 1.0, "eval/sampled_tokens": math.nan, "eval/errors": 0}
+    other = {**METRICS, "eval/success": 1.0, "eval/sampled_tokens": math.nan, "eval/dropped": 0}
     assert shown(models_table([("tiny", METRICS), ("gpt", other)], "sokoban")) == [
         "sokoban",
-        "model success 95 % interval return turns invalid tokens errors",
+        "model success 95 % interval return turns invalid tokens dropped",
         "tiny 50.0 % 40.0 to 60.0 % 0.250 3.2 12.5 % 31.4 2",
         "gpt 100.0 % 40.0 to 60.0 % 0.250 3.2 12.5 % - 0",
     ]
 
 
 def test_models_table_fits_a_narrow_terminal() -> None:
-    whole = {**METRICS, "eval/errors": 0, "eval/pass_at_2": 0.6, "eval/pass_at_4": 0.75}
+    whole = {**METRICS, "eval/dropped": 0, "eval/pass_at_2": 0.6, "eval/pass_at_4": 0.75}
     lines = shown(models_table([("a", whole), ("Qwen2.5-0.5B-Instruct", whole)], "sokoban"), width=80)
     assert lines[1:] == [
         "model success 95 % interval pass@4 return turns invalid tokens",

@@ -123,8 +123,7 @@ def test_attempts_are_bounded_and_the_group_goes_on_with_those_left() -> None:
     assert members(collected) == [[(0, 0), (2, 0), (3, 0)]]
     assert [attempt for member, attempt in made if member == 1] == [0, 1]
     assert len(made) == 5
-    assert collected.counts == {"env_errors": 2, "members_given_up": 1}
-    assert all(not each.status.errored for each in collected.groups[0].trajectories)
+    assert collected.counts == {"env_errors": 2, "dropped": 1}
 
 
 def test_members_that_lacked_a_reward_alone_are_counted_apart() -> None:
@@ -133,7 +132,7 @@ def test_members_that_lacked_a_reward_alone_are_counted_apart() -> None:
 
     collected = collect(collector(make, attempts=2), TASKS[:1])
     errors = {"infra_errors": 2, "env_errors": 2}
-    assert collected.counts == {**errors, "members_given_up": 2, "members_unscored": 1}
+    assert collected.counts == {**errors, "dropped": 2, "dropped_no_reward": 1}
     assert "it broke" in str(collected.last_failure)
 
 
@@ -143,7 +142,7 @@ def test_a_group_with_fewer_than_two_left_is_dropped_and_counted() -> None:
 
     collected = collect(collector(make, attempts=1), group_size=3)
     assert [group.task for group in collected.groups] == TASKS[1:]
-    assert collected.counts == {"env_errors": 2, "members_given_up": 2, "groups_dropped": 1}
+    assert collected.counts == {"env_errors": 2, "dropped": 3, "dropped_groups": 1}
 
 
 def test_a_group_meant_to_be_of_one_needs_only_one() -> None:

@@ -61,7 +61,7 @@ def test_summaries_are_no_turns_in_the_metrics() -> None:
     metrics = rollout_metrics([Group(task=scored.task, trajectories=(scored,))])
     assert metrics["rollout/turns"] == 5.0
     assert metrics["rollout/sampled_tokens"] == scored.num_sampled
-    assert Evaluation(trajectories=(scored,), errors=0).metrics()["eval/turns"] == 5.0
+    assert Evaluation(trajectories=(scored,), dropped=0).metrics()["eval/turns"] == 5.0
 
 
 def test_a_summary_is_due_at_so_many_tokens_the_observation_counted() -> None:

@@ -29,7 +29,7 @@ from turnwise.rollout.context import FullContext
 from turnwise.rollout.context_modes import _written
 from turnwise.tools.function import from_function
 from turnwise.tools.toolbox import ToolBox
-from turnwise.training.sft import ATTEMPTS, play_demonstration
+from turnwise.training.sft import play_demonstration
 
 PLACES = ["__init__", "reset", "step", "draw", "state_key", "rules"]
 
@@ -122,12 +122,12 @@ def test_warm_up_retries_an_environment_that_dies(where: str) -> None:
         return kind.make(task, attempt=attempt)
 
     Leaves.left[:] = [0, 0]
-    _, result = asyncio.run(play_demonstration(make, _script))
+    _, result = asyncio.run(play_demonstration(make, _script, attempts=4))
     assert result.success and attempts == [0, 1, 2], "with other luck each time"
     Leaves.left[:] = [0] * 100
     with pytest.raises(EnvironmentFailure, match="SystemExit"):
-        asyncio.run(play_demonstration(make, _script))
-    assert len(attempts) == 3 + ATTEMPTS
+        asyncio.run(play_demonstration(make, _script, attempts=4))
+    assert len(attempts) == 3 + 4
 
 
 def leave(*_: Any) -> Any:

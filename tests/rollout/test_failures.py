@@ -10,6 +10,11 @@ def step(dropped: int, reason: str = "") -> DroppedEpisodes:
     return DroppedEpisodes(dropped=dropped, total=100, reason=reason)
 
 
+def test_check_dropped_says_what_the_episodes_are_for() -> None:
+    with pytest.raises(Outage, match="too many to evaluate without them"):
+        check_dropped(step(26), purpose="evaluate")
+
+
 def test_check_dropped_raises_above_the_allowed_share() -> None:
     check_dropped(step(round(100 * MAX_DROPPED_SHARE)))
     with pytest.raises(Outage, match=r"^26 of 100 episodes were dropped, .*the last failure: the judge is gone$"):

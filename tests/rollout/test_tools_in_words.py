@@ -33,7 +33,7 @@ def opening(renderer: Renderer, style: str) -> tuple[str, list[int], list[int]]:
             await env.close()
 
     shown = asyncio.run(started())
-    exchanges, _ = asyncio.run(play_demonstration(partial(kind.make, task), partial(solver_script, False)))
+    exchanges, _ = asyncio.run(play_demonstration(partial(kind.make, task), partial(solver_script, False), attempts=3))
     sample = build_demonstration(0, exchanges, renderer)
     return renderer.decode(shown), shown, sample.ids[: len(shown)].tolist()
 

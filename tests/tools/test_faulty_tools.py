@@ -125,6 +125,6 @@ def test_demonstrations_are_retried_with_faulty_tools() -> None:
     def make(*, attempt: int) -> TextEnvRunner:
         return Watched(kind.make(task).env, random.Random(0))
 
-    exchanges, result = asyncio.run(play_demonstration(make, lambda: solver_script(think=False)))
+    exchanges, result = asyncio.run(play_demonstration(make, lambda: solver_script(think=False), attempts=3))
     assert result.success and len(exchanges) == 1
     assert made == closed and len(made) == 3

@@ -17,12 +17,14 @@ from turnwise.core.errors import DivergedError, UserError
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.loading.tiny import tiny_tokenizer
+from turnwise.recipes.sources import find_checkpoint, resolve_model_name
 from turnwise.record import disk
 from turnwise.training import checkpoints as checkpoints_module
 from turnwise.training import learner as learner_module
 from turnwise.training.checkpoints import (
     Checkpoints,
     State,
+    find_folder,
     last_checkpoint,
     read_state,
     restore,
@@ -155,6 +157,32 @@ def test_kill_between_the_renames_leaves_no_leftovers_after_a_save(tmp_path: Pat
     checkpoints_in(tmp_path).save(learner, state(2), best=True)
     assert read_state(folder / "best") == state(2)
     assert not list(folder.glob(".*best*"))
+
+
+def test_find_folder_returns_the_old_checkpoint_after_a_kill(
+    tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, learner, renames = copy_of(saved, tmp_path), make_learner(CONFIG), []
+    before, rename = read_state(folder / "best"), Path.rename
+
+    def die_before_the_second(path: Path, target: Path) -> Path:
+        if renames:
+            raise Kill
+        renames.append(target.name)
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(Kill):
+        patch.setattr(Path, "rename", die_before_the_second)
+        checkpoints_in(tmp_path).save(learner, state(2), best=True)
+    assert renames == [".old-best"] and not (folder / "best").exists()
+    assert find_folder(folder / "best") == folder / ".old-best"
+    assert find_checkpoint(tmp_path, "best") == folder / ".old-best"
+    assert resolve_model_name(str(folder / "best")) == str(folder / ".old-best")
+    assert read_state(find_folder(folder / "best")) == before
+    with pytest.raises(UserError, match='did you mean "best"'):
+        find_checkpoint(tmp_path, "bset")
+    checkpoints_in(tmp_path).sweep()
+    assert find_folder(folder / "best") == folder / "best"
 
 
 def test_sweep_puts_back_a_checkpoint_that_was_being_replaced(tmp_path: Path, saved: Path) -> None:

@@ -122,18 +122,18 @@ def judged_unless(fails: Any) -> RewardSet:
 
 
 def test_rollout_counts_members_without_a_reward() -> None:
-    assert gathered(FakeCollector()).metrics()["rollout/members_unscored"] == 0.0
+    assert gathered(FakeCollector()).metrics()["rollout/dropped_no_reward"] == 0.0
     found = gathered(FakeCollector(), rewards=judged_unless(lambda each: each.total_reward > 0))
-    assert found.metrics()["rollout/members_unscored"] == 2.0 and len(found.kept) == 4
-    assert found.lost == DroppedEpisodes(dropped=2, total=12, reason="the reward taste: the judge is gone")
+    assert found.metrics()["rollout/dropped_no_reward"] == 2.0 and len(found.kept) == 4
+    assert found.dropped == DroppedEpisodes(dropped=2, total=12, reason="the reward taste: the judge is gone")
     with pytest.raises(Outage, match=r"no group of this step could be scored .*taste: the judge is gone"):
         gathered(FakeCollector(), rewards=judged_unless(lambda each: True))
 
 
-def test_members_of_dropped_groups_count_as_lost() -> None:
+def test_members_of_dropped_groups_count_as_dropped() -> None:
     found = gathered(FakeCollector(broken=1))
-    assert (found.lost.dropped, found.lost.total) == (3, 12)
-    assert gathered(FakeCollector(), FakeCollector(broken=1), algo__advantage="remax").lost.dropped == 3
+    assert (found.dropped.dropped, found.dropped.total) == (3, 12)
+    assert gathered(FakeCollector(), FakeCollector(broken=1), algo__advantage="remax").dropped.dropped == 3
 
 
 @pytest.mark.parametrize("by", ["entropy", "entropy_std", "length", "reward", "reward_sum", "reward_std"])

@@ -8,14 +8,14 @@ import torch
 from episodes_for_tests import renderer
 from turnwise.algos.entropy import logprobs_and_entropy
 from turnwise.config.load import build
-from turnwise.core.errors import UserError
+from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.samples import Sample, StepSettings
 from turnwise.data.demonstrations import build_demonstration
 from turnwise.data.packing import pack
 from turnwise.envs.answers import read_answer
 from turnwise.envs.registry import load_spec, spec_of
 from turnwise.envs.seeds import split_of_seed
-from turnwise.envs.text_env import Outcome, TextEnv, goes_on
+from turnwise.envs.text_env import Outcome, TextEnv, goes_on, won
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.forward import packed_logits
 from turnwise.models.loading.load import load_model
@@ -34,7 +34,7 @@ def played(kind_name: str = "frozen_lake", count: int = 4, think: bool = False) 
     kind = load_spec(kind_name)
     show = lambda done, total: None  # noqa: E731
     return asyncio.run(
-        solve_demonstrations([(kind, kind.check_params({}))], count=count, seed=0, think=think, show=show)
+        solve_demonstrations([(kind, kind.check_params({}))], count=count, seed=0, think=think, attempts=3, show=show)
     )
 
 
@@ -135,10 +135,13 @@ class Unsolved(TextEnv):
         return goes_on()
 
 
+OPTIONS = {"attempts": 3, "show": lambda done, total: None}
+
+
 def test_environment_without_a_solver_reports_the_fix() -> None:
     kind = spec_of(Unsolved)
     with pytest.raises(UserError, match=r"sft\.demos"):
-        asyncio.run(solve_demonstrations([(kind, {})], count=1, seed=0, think=False, show=lambda done, total: None))
+        asyncio.run(solve_demonstrations([(kind, {})], count=1, seed=0, think=False, **OPTIONS))
 
 
 class Hopeless(Unsolved):
@@ -152,13 +155,39 @@ class Hopeless(Unsolved):
 
 def test_solver_that_never_succeeds_is_reported() -> None:
     with pytest.raises(UserError, match="never succeeded"):
-        asyncio.run(
-            solve_demonstrations([(spec_of(Hopeless), {})], count=2, seed=0, think=False, show=lambda done, total: None)
+        asyncio.run(solve_demonstrations([(spec_of(Hopeless), {})], count=2, seed=0, think=False, **OPTIONS))
+
+
+class FailingNow(Hopeless):
+    """Fails for the first `failures` episodes, then succeeds."""
+
+    failures = 0
+    tries = 0
+
+    def step(self, action: str) -> Outcome:
+        type(self).tries += 1
+        if self.tries <= self.failures:
+            raise ConnectionError("the server is gone")
+        return won()
+
+
+@pytest.mark.parametrize("attempts", [1, 4])
+def test_solve_demonstrations_replaces_dropped_episodes(attempts: int) -> None:
+    def solve(failures: int) -> int:
+        FailingNow.failures, FailingNow.tries = failures, 0
+        options = OPTIONS | {"attempts": attempts}
+        return len(
+            asyncio.run(solve_demonstrations([(spec_of(FailingNow), {})], count=8, seed=0, think=False, **options))
         )
+
+    assert solve(2 * attempts) == 8 and FailingNow.tries == 8 + 2 * attempts, "two of eight may be dropped"
+    with pytest.raises(EnvironmentFailure, match="the server is gone"):
+        solve(3 * attempts)
+    assert FailingNow.tries == 3 * attempts
 
 
 def test_solve_demonstrations_alternates_environments() -> None:
     worlds = [(load_spec(name), load_spec(name).check_params({})) for name in ("frozen_lake", "sokoban")]
-    talks = asyncio.run(solve_demonstrations(worlds, count=4, seed=0, think=False, show=lambda done, total: None))
+    talks = asyncio.run(solve_demonstrations(worlds, count=4, seed=0, think=False, **OPTIONS))
     prompts = [talk[0].messages[0].content for talk in talks]
     assert prompts[0] == prompts[2] != prompts[1] == prompts[3]

@@ -120,7 +120,7 @@ class RolloutConfig(Section):
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds per episode for its sampling, and as many for its environment; waiting for others is not counted."""
     attempts: Positive = 3
-    """Attempts per episode when its environment or infrastructure fails."""
+    """Attempts per episode before it is dropped, if its environment or infrastructure fails; 3 means two retries."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature in training."""
     max_staleness: Annotated[int, Field(ge=0)] = 0

@@ -3,14 +3,22 @@
 import difflib
 from collections.abc import Iterable, Sequence
 
-MAX_LISTED = 12
+MAX_LISTED = 40
+MIN_SHARED = 3
+"""Minimum length of a name that is looked for within another one."""
 
 
 def closest_match(name: str, options: Iterable[str]) -> str | None:
-    """Return the most similar option; None if none is similar."""
-    by_lower = {option.lower(): option for option in options}
-    matches = difflib.get_close_matches(name.lower(), sorted(by_lower), n=1, cutoff=0.6)
-    return by_lower[matches[0]] if matches else None
+    """Return the most similar option, else one that contains the name or is contained in it; None if there is none."""
+    by_lower, lower = {option.lower(): option for option in options}, name.lower()
+    matches = difflib.get_close_matches(lower, sorted(by_lower), n=1, cutoff=0.6)
+    if matches:
+        return by_lower[matches[0]]
+    longer = [each for each in by_lower if len(lower) >= MIN_SHARED and lower in each]
+    shorter = [each for each in by_lower if len(each) >= MIN_SHARED and each in lower]
+    if longer:
+        return by_lower[min(longer, key=lambda each: (not each.startswith(lower), each))]
+    return by_lower[max(shorter, key=len)] if shorter else None
 
 
 def suggest(name: str, options: Iterable[str]) -> str:

@@ -17,8 +17,6 @@ class Status(StrEnum):
     TRUNCATED_TURNS = "truncated_turns"
     TRUNCATED_TOKENS = "truncated_tokens"
     TRUNCATED_TIME = "truncated_time"
-    ENV_ERROR = "env_error"
-    INFRA_ERROR = "infra_error"
 
     @property
     def ongoing(self) -> bool:
@@ -27,11 +25,6 @@ class Status(StrEnum):
     @property
     def succeeded(self) -> bool:
         return self is Status.SUCCEEDED
-
-    @property
-    def errored(self) -> bool:
-        """The environment or infrastructure failed; never trained on."""
-        return self in (Status.ENV_ERROR, Status.INFRA_ERROR)
 
     @property
     def cut_short(self) -> bool:

@@ -30,8 +30,10 @@ class Evaluation:
 
     trajectories: tuple[Trajectory, ...]
     """The finished episodes."""
-    errors: int
+    dropped: int
     """Episodes that failed on every attempt. No mean includes them."""
+    dropped_reason: str = ""
+    """Failure of the last dropped episode."""
 
     @property
     def episodes(self) -> int:
@@ -74,7 +76,7 @@ class Evaluation:
             "eval/success_low": low,
             "eval/success_high": high,
             "eval/episodes": self.episodes,
-            "eval/errors": self.errors,
+            "eval/dropped": self.dropped,
             "eval/reward": self._mean([each.total_reward for each in self.trajectories]),
             "eval/turns": len(turns) / max(1, self.episodes),
             "eval/invalid": sum(turn.invalid for turn in turns) / max(1, len(turns)),
@@ -109,10 +111,15 @@ async def evaluate(
     """Run one episode per task. `round` is always 0, so policies compared on equal tasks get equal random numbers."""
     collected = await collector.collect(tasks, group_size=1, round=0, progress=progress)
     trajectories = tuple(trajectory for group in collected.groups for trajectory in group.trajectories)
-    errors = collected.counts["members_given_up"]
-    last = collected.last_failure
-    check_dropped(DroppedEpisodes(dropped=errors, total=len(tasks), reason=str(last), cause=last))
-    return Evaluation(trajectories=trajectories, errors=errors)
+    return checked_evaluation(trajectories, len(tasks), collected.last_failure)
+
+
+def checked_evaluation(trajectories: tuple[Trajectory, ...], total: int, last_failure: Exception | None) -> Evaluation:
+    """Return the evaluation; raise Outage if too many of its `total` episodes are missing."""
+    dropped, reason = total - len(trajectories), str(last_failure or "")
+    counts = DroppedEpisodes(dropped=dropped, total=total, reason=reason, cause=last_failure)
+    check_dropped(counts, purpose="evaluate")
+    return Evaluation(trajectories=trajectories, dropped=dropped, dropped_reason=reason)
 
 
 RUN_SEED = ROUND = 0

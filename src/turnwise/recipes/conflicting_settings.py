@@ -20,7 +20,16 @@ def check_conflicts(config: Config) -> None:
         )
     for is_conflict, message in CONFLICTS:
         if is_conflict(config):
-            raise UserError(message.format(**dict(config)))
+            raise UserError(message.format(**dict(config), **_derived_numbers(config)))
+
+
+def _derived_numbers(config: Config) -> dict[str, int]:
+    """Return the numbers that messages name besides the settings."""
+    rollout = config.rollout
+    return {
+        "step_episodes": rollout.groups * rollout.group_size,
+        "step_tasks": rollout.groups * (1 + config.algo.filter_refill),
+    }
 
 
 def uses_selfplay(config: Config) -> bool:
@@ -109,27 +118,28 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     ),
     (
         lambda c: advantage_traits(c).needs_groups and c.rollout.group_size < 2,
-        "algo.advantage {algo.advantage} compares the members of a group, and rollout.group_size is 1. Raise it, or "
-        "choose gae or reinforce_pp.",
+        "algo.advantage {algo.advantage} compares the members of a group, and rollout.group_size is 1. "
+        "Set rollout.groups 32 and rollout.group_size 8, or choose algo.advantage gae or reinforce_pp.",
     ),
     (
         lambda c: _ranks_by_spread(c) and c.rollout.group_size < 2,
-        "algo.filter_by {algo.filter_by} compares the members of a group, and rollout.group_size is 1. Raise it, or "
-        "choose another score.",
+        "algo.filter_by {algo.filter_by} compares the members of a group, and rollout.group_size is 1. "
+        "Set rollout.groups 32 and rollout.group_size 8, or choose another algo.filter_by.",
     ),
     (
         lambda c: c.reward.combine == "each" and c.rollout.group_size < 2,
-        "reward.combine each compares the members of a group, and rollout.group_size is 1. Raise it, or choose sum.",
+        "reward.combine each compares the members of a group, and rollout.group_size is 1. "
+        "Set rollout.groups 32 and rollout.group_size 8, or reward.combine sum.",
     ),
     (
         lambda c: _normalises_in_groups(c) and c.rollout.group_size < 2,
-        "algo.normalise {algo.normalise} over a group of 1 makes every return 0. Raise rollout.group_size, or choose "
-        "algo.normalise_over batch.",
+        "algo.normalise {algo.normalise} over a group of 1 makes every return 0. "
+        "Set rollout.groups 32 and rollout.group_size 8, or algo.normalise_over batch.",
     ),
     (
         lambda c: _compares_members(c) and c.rollout.group_size < 2,
         "reward.judges with mode relative or pairwise compare the members of a group, and rollout.group_size is 1. "
-        "Raise it, or choose mode absolute.",
+        "Set rollout.groups 32 and rollout.group_size 8, or choose mode absolute.",
     ),
     (
         lambda c: _compares_members(c) and advantage_traits(c).needs_greedy,
@@ -159,7 +169,7 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     (
         lambda c: has_critic(c) and c.critic.warmup_steps >= c.train.steps,
         "critic.warmup_steps {critic.warmup_steps} takes all of train.steps {train.steps}, so the policy would never "
-        "be trained. Lower it.",
+        "be trained. Set critic.warmup_steps below {train.steps}.",
     ),
     (
         lambda c: _uses_archer(c) and c.rollout.max_staleness > 0,
@@ -172,13 +182,13 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     ),
     (
         lambda c: _uses_archer(c) and (bool(c.data.sources) or c.env.kind == AGENT_ENV),
-        "algo.method {algo.method} samples utterances of its own and fills its replay by playing an environment. Leave "
-        "out data.sources, and choose env.kind.",
+        "algo.method {algo.method} needs an environment to fill its replay buffer. Remove data.sources and set "
+        "env.kind to an environment.",
     ),
     (
         lambda c: _uses_archer(c) and c.algo.gamma_turn == "adaptive",
-        "algo.gamma_turn adaptive follows the error of a critic of tokens, and algo.method {algo.method} has one of "
-        "utterances. Give a number.",
+        "algo.gamma_turn adaptive needs a token-level critic; algo.method {algo.method} has an utterance-level one. "
+        "Set algo.gamma_turn to a number, such as 0.98.",
     ),
     (
         lambda c: _uses_archer(c) and c.algo.kl_coef > 0 and kl_in_reward(c.algo),
@@ -193,17 +203,17 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     (
         lambda c: _uses_archer(c) and c.diagnose.gradients_every > 0,
         "diagnose.gradients_every compares groups that a step trains on, and algo.method {algo.method} trains on turns "
-        "of many steps. Set it to 0.",
+        "of many steps. Set diagnose.gradients_every 0.",
     ),
     (
         lambda c: c.algo.method == "archer" and c.train.mini_batch > c.archer.states,
         "train.mini_batch {train.mini_batch} is more than the utterances of a step, archer.states {archer.states}. "
-        "Lower it.",
+        "Set train.mini_batch to at most {archer.states}.",
     ),
     (
         lambda c: 0 < c.curriculum.pool < c.rollout.groups * (1 + c.algo.filter_refill),
         "curriculum.pool {curriculum.pool} has fewer tasks than a step may draw: rollout.groups {rollout.groups} in "
-        "each of 1 + algo.filter_refill {algo.filter_refill} rounds. Raise it.",
+        "each of 1 + algo.filter_refill {algo.filter_refill} rounds. Set curriculum.pool to at least {step_tasks}.",
     ),
     (
         lambda c: uses_selfplay(c) and bool(c.env.mix),
@@ -231,7 +241,7 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     (
         lambda c: c.selfplay.opponent == "self" and c.rollout.groups % 2 == 1,
         "selfplay.opponent self trains both players of a match, one group each, and rollout.groups {rollout.groups} "
-        "is odd. Make it even.",
+        "is odd. Set rollout.groups to an even number.",
     ),
     (
         lambda c: c.selfplay.opponent == "self" and c.rollout.in_flight < 2,
@@ -250,7 +260,7 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     (
         lambda c: c.lora.rank > 0 and c.model.name in WARMED_UP and not c.model.warmup_steps,
         "lora.rank trains an adapter for a base model that is saved, and {model.name} without a warm-up is not saved. "
-        "Raise model.warmup_steps.",
+        "Set model.warmup_steps 60, for example.",
     ),
     (
         lambda c: c.lora.rank > 0 and is_adapter(Path(c.model.name).expanduser()),
@@ -258,7 +268,7 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     ),
     (
         lambda c: c.diagnose.rollback and not c.diagnose.alarms,
-        "diagnose.rollback reacts to alarms, and diagnose.alarms is false. Set it to true.",
+        "diagnose.rollback reacts to alarms, and diagnose.alarms is false. Set diagnose.alarms true.",
     ),
     (
         lambda c: len(set(reward_names(c))) < len(reward_names(c)) or bool({ENV, FORMAT} & set(reward_names(c))),
@@ -266,7 +276,7 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     ),
     (
         lambda c: max(c.train.betas) >= 1,
-        "train.betas must be below 1, or AdamW ignores the gradients. Lower them.",
+        "train.betas must be below 1, or AdamW ignores the gradients. Set train.betas 0.9,0.95, for example.",
     ),
     (
         lambda c: c.algo.clip_low > 1 and c.algo.loss in ("ppo", "gspo", "cispo", "clip_cov"),
@@ -286,7 +296,7 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     (
         lambda c: c.algo.method != "archer" and c.train.mini_batch > c.rollout.groups * c.rollout.group_size,
         "train.mini_batch {train.mini_batch} is more than the trajectories of a step, rollout.groups {rollout.groups} "
-        "x rollout.group_size {rollout.group_size}. Lower it.",
+        "x rollout.group_size {rollout.group_size}. Set train.mini_batch to at most {step_episodes}.",
     ),
     (
         lambda c: c.algo.filter_refill > 0 and c.algo.filter != "absolute",
@@ -295,7 +305,7 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     ),
     (
         lambda c: c.algo.kl_target is not None and c.algo.kl_coef == 0,
-        "algo.kl_target adapts algo.kl_coef, which is 0. Give it a value to start from.",
+        "algo.kl_target adapts algo.kl_coef, which is 0. Set algo.kl_coef to an initial value, such as 0.001.",
     ),
     (
         lambda c: c.algo.kl_coef > 0 and not kl_in_reward(c.algo) and c.algo.kl_estimator == "k1",
@@ -327,11 +337,12 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     (
         lambda c: c.algo.loss == "clip_cov" and c.algo.cov_low >= c.algo.cov_high,
         "algo.cov_low {algo.cov_low} is not below algo.cov_high {algo.cov_high}, so clip_cov would select no token. "
-        "Lower it.",
+        "Set algo.cov_low below {algo.cov_high}.",
     ),
     (
         lambda c: c.algo.loss in ("clip_cov", "kl_cov") and c.algo.cov_share == 0,
-        "algo.cov_share is 0, so algo.loss {algo.loss} would select no token. Raise it, or choose ppo.",
+        "algo.cov_share is 0, so algo.loss {algo.loss} would select no token. Set algo.cov_share 0.0002, or "
+        "algo.loss ppo.",
     ),
     (
         lambda c: c.algo.gamma_turn == "adaptive" and not advantage_traits(c).needs_critic,

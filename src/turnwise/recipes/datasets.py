@@ -137,7 +137,7 @@ def _read_dataset_file(file: Path) -> Rows:
 
 
 def read_episodes(path: Path, data: DataConfig, renderer: Renderer, vocabulary: int) -> Iterator[StoredEpisode]:
-    """Read the episodes of a source. Those that failed for infrastructure reasons are left out."""
+    """Read the episodes of a source."""
     source, checked = open_source(path, data), False
     try:
         for where, row in source.rows:
@@ -148,9 +148,7 @@ def read_episodes(path: Path, data: DataConfig, renderer: Renderer, vocabulary: 
                 _check_tokens(source.tokens, where, renderer)
                 checked = True
             trajectory = _read_trajectory(row, where, vocabulary)
-            if not trajectory.status.errored:
-                sampled = source.knows_sampler
-                yield StoredEpisode(trajectory=trajectory, where=where, sampled=sampled, scored=True)
+            yield StoredEpisode(trajectory=trajectory, where=where, sampled=source.knows_sampler, scored=True)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{read_failure(path, error)}. Restore it, or give another source.") from error
 
@@ -252,7 +250,10 @@ def _check_length(episode: StoredEpisode, limit: int) -> None:
     for segment in episode.trajectory.segments():
         length = sum(len(turn.context_ids) + len(turn.action_ids) for turn in segment.turns)
         if length > limit:
-            raise UserError(f"{episode.where} has {length} tokens, and rollout.max_tokens is {limit}. Raise it.")
+            raise UserError(
+                f"{episode.where} has {length} tokens, and rollout.max_tokens is {limit}. "
+                f"Set rollout.max_tokens to at least {length}."
+            )
 
 
 def _check_reward(episode: StoredEpisode, config: Config) -> None:

@@ -96,9 +96,15 @@ def build_demonstrations(
     """Build the samples, in an order that depends on the seed alone."""
     demos, count = config.sft.demos or SOLVER, config.sft.count
     if demos == SOLVER:
-        think = config.sft.think
         solved = asyncio.run(
-            solve_demonstrations(environments.with_params, count=count, seed=config.seed, think=think, show=show)
+            solve_demonstrations(
+                environments.with_params,
+                count=count,
+                seed=config.seed,
+                think=config.sft.think,
+                attempts=config.rollout.attempts,
+                show=show,
+            )
         )
         samples = [build_demonstration(number, each, renderer) for number, each in enumerate(solved)]
     elif is_table_file(demos):
@@ -142,7 +148,8 @@ def _check_lengths(samples: Sequence[Sample], config: Config, demos: str, *, sam
     longest = max(map(len, samples))
     if longest > config.rollout.max_tokens:
         raise UserError(
-            f"A demonstration has {longest} tokens, and rollout.max_tokens is {config.rollout.max_tokens}. Raise it."
+            f"A demonstration has {longest} tokens, and rollout.max_tokens is {config.rollout.max_tokens}. "
+            f"Set rollout.max_tokens to at least {longest}."
         )
     if not samples_answers:
         return
@@ -152,7 +159,8 @@ def _check_lengths(samples: Sequence[Sample], config: Config, demos: str, *, sam
         or_less = ", or leave out the thinking with --sft.think false" if thinks else ""
         raise UserError(
             f"An answer of the demonstrations has {answer} tokens, which rollout.max_new_tokens "
-            f"{config.rollout.max_new_tokens} would cut. Raise it{or_less}."
+            f"{config.rollout.max_new_tokens} would cut. "
+            f"Set rollout.max_new_tokens to at least {answer}{or_less}."
         )
 
 

@@ -36,8 +36,8 @@ class EvaluationResults:
         )
 
     @property
-    def missing(self) -> int:
-        return sum(evaluation.errors for evaluation in self.evaluations)
+    def dropped(self) -> int:
+        return sum(evaluation.dropped for evaluation in self.evaluations)
 
     def rows(self) -> list[tuple[str, dict[str, float]]]:
         both = zip(self.contestants, self.evaluations, strict=True)
@@ -86,7 +86,7 @@ def summarise_results(results: EvaluationResults) -> dict[str, Any]:
         "split": results.split,
         "tasks": results.tasks,
         "tries": results.tries,
-        "finished": results.missing == 0,
+        "finished": results.dropped == 0,
         "models": [
             {"label": each.label, "source": each.source, "endpoint": each.url, **_without_prefix(metrics)}
             for each, (_, metrics) in zip(results.contestants, results.rows(), strict=True)

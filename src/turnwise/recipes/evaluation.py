@@ -14,7 +14,15 @@ from turnwise.core.images import ImageStore
 from turnwise.core.program import spell_command
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Trajectory
-from turnwise.evaluation.episodes import Evaluation, TaskId, TaskTry, list_tries, run_episodes, task_id
+from turnwise.evaluation.episodes import (
+    Evaluation,
+    TaskId,
+    TaskTry,
+    checked_evaluation,
+    list_tries,
+    run_episodes,
+    task_id,
+)
 from turnwise.recipes.eval_contestants import (
     DEFAULT_ENDPOINT_OPTIONS,
     Contestant,
@@ -33,7 +41,6 @@ from turnwise.report.evaluation_progress import EvaluationProgress
 from turnwise.report.html_report import write_report
 from turnwise.report.terminal import make_console, print_command, sanitize_line
 from turnwise.rewards.services import RewardServices
-from turnwise.rollout.failures import DroppedEpisodes, check_dropped
 
 EpisodeId = tuple[TaskId, int]
 """A task and the number of the try."""
@@ -63,9 +70,9 @@ def evaluate_into_folder(
         folder.write_results(summarise_results(results), draw_figure(results))
         write_report(folder.path)
     console.print(f"Saved in {path}", markup=False, soft_wrap=True)
-    if results.missing:
+    if results.dropped:
         print_command(
-            console, f"{results.missing} episodes failed. Retry them:", spell_command("eval", "--resume", path)
+            console, f"{results.dropped} episodes were dropped. Retry them:", spell_command("eval", "--resume", path)
         )
     return results
 
@@ -157,10 +164,7 @@ class _ContestantEvaluation:
             last = failures[-1]
             raise UserError(f"Every episode of {self.contestant.label} failed. Last failure: {last}") from last
         trajectories = tuple(done[episode_id(*each)] for each in tries if episode_id(*each) in done)
-        errors = len(tries) - len(trajectories)
-        cause = failures[-1] if failures else None
-        check_dropped(DroppedEpisodes(dropped=errors, total=len(tries), reason=str(cause or ""), cause=cause))
-        return Evaluation(trajectories=trajectories, errors=errors)
+        return checked_evaluation(trajectories, len(tries), failures[-1] if failures else None)
 
     def _read_saved(self, tries: Sequence[TaskTry]) -> dict[EpisodeId, Trajectory]:
         """Return the saved episodes among these."""

@@ -289,7 +289,8 @@ def summarise(rows: Sequence[dict[str, Any]], seed: int) -> Summary:
     """Return the contents of `summary.json`."""
     steps = [row for row in rows if "rollout/episodes" in row or "data/episodes" in row]
     return summarise_success(rows, steps, seed) | {
-        "unscored": int(sum(row.get("rollout/members_unscored", 0) for row in steps)),
+        "dropped": int(sum(row.get("rollout/dropped", 0) for row in steps)),
+        "dropped_no_reward": int(sum(row.get("rollout/dropped_no_reward", 0) for row in steps)),
         "idle_steps": sum(explain_idle_step(row) is not None for row in steps),
         "episodes": int(sum(row.get("rollout/episodes", 0) for row in steps)),
         "tokens": int(sum(row.get("rollout/sampled_tokens", 0) for row in steps)),

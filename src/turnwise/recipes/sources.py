@@ -8,7 +8,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.suggestions import suggest
 from turnwise.models.loading.lora import is_adapter
-from turnwise.training.checkpoints import last_checkpoint, read_state, step_folders
+from turnwise.training.checkpoints import OLD, find_folder, last_checkpoint, read_state, step_folders
 
 CHECKPOINTS = "checkpoints"
 
@@ -24,6 +24,8 @@ def find_source(source: str) -> tuple[Path, str | None]:
 def resolve_model_name(name: str) -> str:
     """Return the newest checkpoint if `model.name` is a run's folder, else the name itself."""
     folder = Path(name).expanduser()
+    if folder.parent.name == CHECKPOINTS and (found := find_folder(folder)) != folder:
+        return str(found)
     if not (folder / CHECKPOINTS).is_dir() or not (folder / "config.toml").is_file():
         return name
     return str(find_checkpoint(folder, None))
@@ -48,8 +50,9 @@ def find_checkpoint(run: Path, name: str | None) -> Path:
     folder = run / CHECKPOINTS
     if name is None:
         return last_checkpoint(folder)
-    names = sorted(path.name for path in folder.glob("[!.]*"))
-    if name not in names:
+    found = find_folder(folder / name)
+    if not found.is_dir():
+        names = sorted(path.name.removeprefix(OLD) for path in (*folder.glob("[!.]*"), *folder.glob(f"{OLD}*")))
         raise UserError(f'{run} has no checkpoint "{name}":{suggest(name, names)}')
-    read_state(folder / name)
-    return folder / name
+    read_state(found)
+    return found

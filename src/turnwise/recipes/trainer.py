@@ -192,7 +192,7 @@ class Trainer:
         assert gateway is not None and isinstance(loop.rollout_stage, RolloutStage)
         collected = CollectedGroups(groups=tuple(groups), counts=self._counts, last_failure=self._last_failure)
         members = sum(len(group.trajectories) for group in groups)
-        rollout = await loop.rollout_stage.use(collected, episodes=members + self._counts["members_given_up"])
+        rollout = await loop.rollout_stage.use(collected, episodes=members + self._counts["dropped"])
         await gateway.pause()
         try:
             state = await loop.train_on(rollout, opened.state, self._timer)

@@ -36,7 +36,7 @@ from turnwise.report.progress import Progress
 from turnwise.report.terminal import sanitize_line
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.services import RewardServices
-from turnwise.training.checkpoints import Checkpoints, State, restore, step_folders
+from turnwise.training.checkpoints import Checkpoints, State, restore, step_folders, step_of
 from turnwise.training.step_record import Evaluator
 
 OWN_LOOP = "tw.Trainer"
@@ -124,12 +124,17 @@ def explain_failure(folder: RunFolder, resume: bool, command: str) -> Iterator[N
         reason = str(error).rstrip(".")
         if isinstance(error, Outage) and has_checkpoint:
             how = _spell_resume(command, folder.path)
-            raise Outage(f"{reason}. Finished steps are saved; resume with: {how}") from None
+            saved = "Finished steps are saved" if _has_finished_steps(folder) else "No step has finished yet"
+            raise Outage(f"{reason}. {saved}; resume with: {how}") from None
         if resume and isinstance(error, UserError) and not has_checkpoint:
             raise UserError(
                 f"{reason}. {folder.path} has no checkpoint yet: if its settings were wrong, delete it and start again."
             ) from error
         raise
+
+
+def _has_finished_steps(folder: RunFolder) -> bool:
+    return any(step_of(each) for each in step_folders(folder.checkpoints))
 
 
 def _spell_resume(command: str, path: Path) -> str:
@@ -324,6 +329,7 @@ def summarise_success(rows: Sequence[dict[str, Any]], steps: Sequence[dict[str, 
     """
     before, after = (next(row for row in rows if row.get("eval/name") == name) for name in ("before", "after"))
     validations = [row for row in rows if row.get("eval/name") == "validation"]
+    reasons = [row[key] for row in rows for key in ("rollout/dropped_reason", "eval/dropped_reason") if key in row]
     return {
         "success_before": before["eval/success"],
         "success_after": after["eval/success"],
@@ -331,4 +337,6 @@ def summarise_success(rows: Sequence[dict[str, Any]], steps: Sequence[dict[str, 
         "wall_s": rows[0]["time/warmup_s"] + sum(row["time/total_s"] for row in [*steps, *validations]),
         "steps": len(steps),
         "seed": seed,
+        "eval_dropped": int(sum(row.get("eval/dropped", 0) for row in rows)),
+        "dropped_reason": reasons[-1] if reasons else None,
     }

@@ -16,18 +16,17 @@ REPORTED = tuple(status for status in Status if not (status.ongoing or status.su
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Compute flat metrics of a step's scored groups. A mean over nothing is left out.
 
-    Success comes from `Trajectory.status` alone. Errored members are counted but not part of any mean.
+    Success comes from `Trajectory.status` alone. Dropped episodes are not in the groups.
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    completed = [trajectory for trajectory in trajectories if not trajectory.status.errored]
     return {
         "rollout/groups": float(len(groups)),
         "rollout/episodes": float(len(trajectories)),
-        **_outcomes(completed),
-        **_by_environment(completed),
+        **_outcomes(trajectories),
+        **_by_environment(trajectories),
         **_group_spread(groups),
         **_repetition(groups),
-        **_lengths(completed),
+        **_lengths(trajectories),
         **_statuses(trajectories),
     }
 
@@ -74,7 +73,7 @@ def _by_environment(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 def _group_spread(groups: Sequence[Group]) -> dict[str, float]:
     """Return the spread of rewards within groups. A group with equal rewards has no relative advantage."""
-    rewards_of_groups = [[t.total_reward for t in group.trajectories if not t.status.errored] for group in groups]
+    rewards_of_groups = [[each.total_reward for each in group.trajectories] for group in groups]
     comparable = [rewards for rewards in rewards_of_groups if len(rewards) > 1]
     if not comparable:
         return {}

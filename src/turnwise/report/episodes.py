@@ -21,8 +21,6 @@ STATUS_WORDS = {
     "truncated_turns": "out of turns",
     "truncated_tokens": "out of tokens",
     "truncated_time": "out of time",
-    "env_error": "environment failed",
-    "infra_error": "infrastructure failed",
 }
 """Plain words for statuses, as in the viewer."""
 SUCCEEDED = "succeeded"

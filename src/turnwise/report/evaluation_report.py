@@ -76,7 +76,7 @@ def _result_cells(result: Row) -> tuple[str, ...]:
         format_percent(finite_number(result.get("invalid"))),
         format_length(finite_number(result.get("sampled_tokens"))),
         format_count(finite_number(result.get("episodes"))),
-        format_count(finite_number(result.get("errors"))),
+        format_count(finite_number(result.get("dropped"))),
     )
 
 

@@ -59,6 +59,11 @@ def format_points(difference: float) -> str:
     return f"{100 * difference:+.1f}"
 
 
+def first_line(text: str, max_chars: int = 300) -> str:
+    """Return the first line that is not blank, shortened; empty if there is none."""
+    return shorten(next((line.strip() for line in text.splitlines() if line.strip()), ""), max_chars)
+
+
 def shorten(text: str, max_chars: int) -> str:
     """Return the beginning of the text, and how many characters follow it if it is longer."""
     if len(text) <= max_chars:

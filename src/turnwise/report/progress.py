@@ -40,9 +40,9 @@ COLUMNS = (
     ProgressColumn("KL", "train/kl", format_decimal, 8),
     ProgressColumn("step KL", "train/approx_kl", format_decimal, 8),
     ProgressColumn("tokens/s", "time/tokens_per_s", format_count, 6),
+    ProgressColumn("dropped", "rollout/dropped", format_count, 3),
 )
-"""Metrics of a training step, in the order shown.
-
+"""Metrics of a training step, in the order shown. "dropped" is shown if any episode was dropped.
 "KL" is the KL to the reference policy. Without a reference, "step KL" replaces it: the KL between the policy that
 sampled the episodes and the updated one.
 """
@@ -62,8 +62,10 @@ RECENT_STEPS = 20
 def choose_columns(metrics: Mapping[str, float]) -> list[ProgressColumn]:
     if "train/loss" in metrics:
         return list(SFT_COLUMNS)
-    left_out = "KL" if "train/approx_kl" in metrics and "train/kl" not in metrics else "step KL"
-    return [column for column in COLUMNS if column.label != left_out]
+    left_out = {"KL" if "train/approx_kl" in metrics and "train/kl" not in metrics else "step KL"}
+    if not metrics.get("rollout/dropped"):
+        left_out.add("dropped")
+    return [column for column in COLUMNS if column.label not in left_out]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +116,7 @@ class Progress:
         self._successes: list[float] = []
         self._view: ProgressView = LiveView(console) if console.is_interactive else LineView(console)
         self._drawn = self._started
-        self._explained_idle = False
+        self._explained_idle = self._explained_drop = False
 
     def __enter__(self) -> Self:
         self._view.start(self._snapshot())
@@ -137,8 +139,11 @@ class Progress:
         if self._clock() - self._drawn >= self._view.phase_interval_s:
             self._draw()
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show the metrics of the completed step `step`, counted from 0. Explain the first one without an update."""
+    def step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Show the metrics of the completed step `step`, counted from 0.
+
+        Explain the first step without an update and the first one with dropped episodes.
+        """
         self._step_ends.append(self._clock())
         self._done = step + 1
         self._phase = ("", 0, 0)
@@ -149,6 +154,9 @@ class Progress:
         if not self._explained_idle and (reason := explain_idle_step(metrics)) is not None:
             self._explained_idle = True
             self.note(f"step {self._done} trained nothing: {reason}")
+        if not self._explained_drop and metrics.get("rollout/dropped"):
+            self._explained_drop = True
+            self.note(f"step {self._done} {describe_dropped(metrics)}")
         if self._done >= self._total or self._clock() - self._drawn >= self._view.step_interval_s:
             self._draw()
 
@@ -286,6 +294,13 @@ def _metrics_table(snapshot: ProgressSnapshot) -> Table:
 def _success_sparkline(snapshot: ProgressSnapshot) -> Text:
     line = draw_sparkline(snapshot.successes, SPARKLINE_WIDTH)
     return Text.assemble(("success ", "dim"), (line.ljust(SPARKLINE_WIDTH), "green"), no_wrap=True)
+
+
+def describe_dropped(row: Mapping[str, Any]) -> str:
+    """Return how many episodes of a step were dropped, and the last failure."""
+    dropped = int(row["rollout/dropped"])
+    total = dropped + int(row.get("rollout/episodes", 0))
+    return f"dropped {dropped} of {total} episodes. Last failure: {row.get('rollout/dropped_reason', 'unknown')}"
 
 
 def explain_idle_step(row: Mapping[str, Any]) -> str | None:

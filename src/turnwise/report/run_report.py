@@ -121,6 +121,8 @@ def _headline_numbers(rows: Sequence[Row], summary: Row | None, settings: Mappin
     numbers.append(("training time", format_duration(_total(training, "time/total_s"))))
     if episodes := _total(rows, "rollout/episodes"):
         numbers.append(("episodes", format_count(episodes)))
+    if dropped := _total(rows, "rollout/dropped"):
+        numbers.append(("dropped episodes", format_count(dropped)))
     if tokens := _total(rows, "rollout/sampled_tokens"):
         numbers.append(("sampled tokens", format_count(tokens)))
     return numbers

@@ -28,7 +28,8 @@ LABEL_WIDTH = 12
 """Minimum width of a model's name in a narrow terminal."""
 COUNTS = (
     ("episodes", "episodes"),
-    ("dropped, no reward", "unscored"),
+    ("dropped episodes", "dropped"),
+    ("dropped in evaluations", "eval_dropped"),
     ("sampled tokens", "tokens"),
     ("demonstrations", "demonstrations"),
     ("held out", "held_out"),
@@ -56,6 +57,8 @@ def run_table(summary: Mapping[str, Any], run_folder: Path) -> RenderableType:
     for label, key in COUNTS:
         if summary.get(key):
             table.add_row(label, format_count(summary[key]))
+    if summary.get("dropped_reason"):
+        table.add_row("last failure", sanitize_line(summary["dropped_reason"]))
     table.add_row("run folder", sanitize_line(str(run_folder)))
     return Group(Text(), table, Text())
 
@@ -109,7 +112,7 @@ def evaluation_table(label: str, tasks: str, metrics: Metrics) -> RenderableType
     for name, value in _passes(metrics):
         table.add_row(name, format_percent(value))
     table.add_row("episodes", format_count(metrics["eval/episodes"]))
-    table.add_row("errors", format_count(metrics["eval/errors"]))
+    table.add_row("dropped", format_count(metrics["eval/dropped"]))
     table.add_row("mean return", format_decimal(metrics["eval/reward"]))
     table.add_row("turns", format_length(metrics["eval/turns"]))
     table.add_row("invalid turns", format_percent(metrics["eval/invalid"]))
@@ -121,9 +124,9 @@ def models_table(rows: Sequence[tuple[str, Metrics]], tasks: str) -> RenderableT
     """Tabulate several models on the same tasks. Turns and tokens are means per episode; pass@k uses all attempts."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     passes = [name for name, _ in _passes(rows[0][1])[-1:]]
-    errors = any(metrics["eval/errors"] for _, metrics in rows)
+    dropped = any(metrics["eval/dropped"] for _, metrics in rows)
     table.add_column("model", overflow="fold", min_width=min(LABEL_WIDTH, max(len(label) for label, _ in rows)))
-    for label in ("success", "95 % interval", *passes, "return", "turns", "invalid", "tokens", *["errors"] * errors):
+    for label in ("success", "95 % interval", *passes, "return", "turns", "invalid", "tokens", *["dropped"] * dropped):
         table.add_column(label, justify="right", no_wrap=True)
     for label, metrics in rows:
         table.add_row(
@@ -135,7 +138,7 @@ def models_table(rows: Sequence[tuple[str, Metrics]], tasks: str) -> RenderableT
             format_length(metrics["eval/turns"]),
             format_percent(metrics["eval/invalid"]),
             format_length(metrics["eval/sampled_tokens"]),
-            *[format_count(metrics["eval/errors"])] * errors,
+            *[format_count(metrics["eval/dropped"])] * dropped,
         )
     return Group(Text(), sanitize_line(tasks), table, Text())
 

@@ -26,9 +26,9 @@ MakeEnv = Callable[[Task, int, int], Env]
 class CollectedGroups:
     groups: tuple[Group, ...]
     counts: Counter[str]
-    """Failed attempts by type, members given up, members given up for lack of a reward, groups dropped."""
+    """Failed attempts by type, dropped members, those dropped because a reward is missing, and dropped groups."""
     last_failure: Exception | None = None
-    """Failure of the last member that was given up."""
+    """Failure of the last dropped member."""
 
 
 DrawCounts = Counter[tuple[tuple[str, int], ...]]
@@ -78,8 +78,7 @@ class GroupCollector(ABC):
                 found = await self._run_member(tasks, index, round, counts)
             if isinstance(found, Exception):
                 last_failure = found
-                counts["members_given_up"] += len(tasks)
-                counts["members_unscored"] += len(tasks) * isinstance(found, RewardFailure)
+                counts["dropped_no_reward"] += len(tasks) * isinstance(found, RewardFailure)
                 return [None] * len(tasks)
             done += len(tasks)
             progress(done, total)
@@ -96,9 +95,8 @@ class GroupCollector(ABC):
         results = [[each.result()[slot] for each in row] for row in rows for slot in range(many)]
         groups = self._groups(tasks, results, group_size, counts)
         if not groups:
-            raise Outage(
-                f"Every episode failed, so there is nothing to train on. Last failure: {last_failure}"
-            ) from last_failure
+            raise Outage(f"Every episode failed. Fix the cause of the last failure: {last_failure}") from last_failure
+        counts["dropped"] += total - sum(len(group.trajectories) for group in groups)
         return CollectedGroups(groups=groups, counts=+counts, last_failure=last_failure)
 
     async def _run_member(
@@ -129,7 +127,7 @@ class GroupCollector(ABC):
             if len(left) >= min(2, group_size):
                 groups.append(Group(task=task, trajectories=left))
             else:
-                counts["groups_dropped"] += 1
+                counts["dropped_groups"] += 1
         return tuple(groups)
 
 

@@ -104,19 +104,22 @@ class DroppedEpisodes:
 
     dropped: int = 0
     total: int = 0
-    """Episodes that the step asked for."""
+    """Episodes that the step started."""
     reason: str = ""
     """Last failure that dropped an episode."""
     cause: Exception | None = None
     """The exception behind `reason`, for tracebacks."""
 
 
-def check_dropped(*steps: DroppedEpisodes) -> None:
-    """Raise Outage if more than MAX_DROPPED_SHARE of these steps' episodes were dropped."""
+def check_dropped(*steps: DroppedEpisodes, purpose: str = "train") -> None:
+    """Raise Outage if more than MAX_DROPPED_SHARE of these steps' episodes were dropped.
+
+    `purpose`: what the episodes are for, in the message.
+    """
     dropped, total = sum(step.dropped for step in steps), sum(step.total for step in steps)
     if dropped > MAX_DROPPED_SHARE * total:
         raise Outage(
-            f"{dropped} of {total} episodes were dropped, too many to train without them. "
+            f"{dropped} of {total} episodes were dropped, too many to {purpose} without them. "
             f"Fix the cause of the last failure: {steps[-1].reason}"
         ) from steps[-1].cause
 

@@ -55,15 +55,13 @@ class Curriculum:
         return max(self.floor, 4 * rate * (1 - rate))
 
     def update(self, success_counts: SuccessCounts, groups: Iterable[Group]) -> dict[str, tuple[float, float]]:
-        """Return the counts after these groups; errored members are ignored."""
+        """Return the counts after these groups."""
         found = dict(success_counts)
         for group in groups:
-            sound = [each for each in group.trajectories if not each.status.errored]
-            if sound:
-                name = task_name(group.task.env, group.task.seed)
-                successes, tries = found.get(name, (0.0, 0.0))
-                won = sum(each.status.succeeded for each in sound)
-                found[name] = (self.memory * successes + won, self.memory * tries + len(sound))
+            name = task_name(group.task.env, group.task.seed)
+            successes, tries = found.get(name, (0.0, 0.0))
+            won = sum(each.status.succeeded for each in group.trajectories)
+            found[name] = (self.memory * successes + won, self.memory * tries + len(group.trajectories))
         return found
 
     def metrics(self, success_counts: SuccessCounts) -> dict[str, float]:

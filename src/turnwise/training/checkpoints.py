@@ -23,10 +23,12 @@ from safetensors import SafetensorError
 from turnwise.core.errors import UserError
 from turnwise.core.samples import Learner
 from turnwise.models.loading.load import LoadedModel
-from turnwise.record.disk import remove_folder, remove_leftovers, wrap_disk_errors
+from turnwise.record.disk import remove_folder, remove_leftovers, sync_folder, wrap_disk_errors
 from turnwise.training.learner import STATE_FILE, STATE_FOLDER
 
 BEST = "best"
+OLD = ".old-"
+"""Prefix of a checkpoint that is being replaced."""
 STEP_NAME = re.compile(r"step_[0-9]{6,}")
 OWN_FILES = (STATE_FILE, STATE_FOLDER, "state.json")
 """Files and folders of a checkpoint besides the Hugging Face model."""
@@ -118,8 +120,8 @@ class Checkpoints:
 
     def sweep(self) -> None:
         """Restore the name of a checkpoint that was being replaced when the run was killed; delete other leftovers."""
-        for old in self.folder.glob(".old-*"):
-            target = self.folder / old.name.removeprefix(".old-")
+        for old in self.folder.glob(f"{OLD}*"):
+            target = self.folder / old.name.removeprefix(OLD)
             if not target.exists():
                 old.rename(target)
         remove_leftovers(self.folder)
@@ -219,6 +221,8 @@ def _write_state(folder: Path, state: State) -> None:
     for path in _files(folder):
         with path.open("rb") as file:
             os.fsync(file.fileno())
+    for each in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        sync_folder(each)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -237,13 +241,28 @@ def _numbered_errors() -> Iterator[None]:
         raise OSError(number, os.strerror(number)) from error
 
 
+def find_folder(folder: Path) -> Path:
+    """Return a checkpoint's folder, or its old version if the run was killed while replacing it.
+
+    The old version keeps its temporary name until the run is resumed: a reader must not rename what a running process
+    may be writing.
+    """
+    old = _old(folder)
+    return old if old.is_dir() and not folder.exists() else folder
+
+
+def _old(target: Path) -> Path:
+    return target.with_name(f"{OLD}{target.name}")
+
+
 def _replace(temporary: Path, target: Path) -> None:
-    """Rename over an existing checkpoint; at every moment one of the two is complete."""
-    old = target.with_name(f".old-{target.name}")
+    """Rename over an existing checkpoint. Between the two renames, `find_folder` still finds the old one."""
+    old = _old(target)
     if target.exists():
         _remove(old)
         target.rename(old)
     temporary.rename(target)
+    sync_folder(target.parent)
     _remove(old)  # also left by a kill between the two renames
 
 

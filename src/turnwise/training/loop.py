@@ -20,6 +20,7 @@ from turnwise.core.token_name import TokenName
 from turnwise.evaluation.episodes import Evaluation
 from turnwise.record.metrics import staleness_metrics
 from turnwise.record.run_folder import RunFolder
+from turnwise.report.formatting import first_line
 from turnwise.report.progress import Progress
 from turnwise.report.trajectory_images import TrajectoryImages
 from turnwise.rewards.services import RewardServices
@@ -98,7 +99,7 @@ class Loop:
         self.checkpoints, self.restore = checkpoints, restore
         self.folder, self.progress = folder, progress
         alarm_settings = AlarmSettings(max_grad_norm=learner.max_grad_norm)
-        self.watcher, self.dropped = AlarmWatcher(report=self._alarm, settings=alarm_settings), DropMonitor()
+        self.watcher, self.drop_monitor = AlarmWatcher(report=self._alarm, settings=alarm_settings), DropMonitor()
         self.decode, self.name_token, self.pictures = decode, name_token, pictures
         self.validation_tasks, self.opponents = validation_tasks, opponents
         self.services = services or RewardServices()
@@ -168,7 +169,7 @@ class Loop:
     async def train_on(self, rollout: RolloutResult, state: State, timer: StepTimer) -> State:
         """Train on the rollouts of a step, which `timer` has measured since it began, and record the step."""
         number, coefficients = state.step + 1, self._begin_step(state)
-        self.dropped.add(rollout.lost)
+        self.drop_monitor.add(rollout.dropped)
         timer.lap("rollout")
         fresh = [] if self.archer is None else await self.archer.act_again(number, rollout.groups)
         if self.release_cache:
@@ -296,7 +297,7 @@ class Loop:
         row = {
             "step": number,
             **metrics,
-            **{f"rollout/{name}": float(count) for name, count in rollout.counts.items()},
+            **({"rollout/dropped_reason": first_line(rollout.dropped.reason)} if rollout.dropped.dropped else {}),
             **({} if self.learner_thread is None else staleness_metrics(rollout.kept, version=number - 1)),
             **{f"train/{name}": value for name, value in learnt.metrics.items()},
             **{f"train/{name}": value for name, value in (estimated.metrics if estimated else {}).items()},

@@ -51,7 +51,7 @@ class ReplayStage:
             rate_scale=1.0,
             counts=Counter(),
             baselines=None,
-            lost=DroppedEpisodes(),
+            dropped=DroppedEpisodes(),
             replayed=True,
         )
 

@@ -39,7 +39,7 @@ class RolloutResult:
     counts: Counter[str]
     baselines: Baselines | None
     """None if the estimator does not need them."""
-    lost: DroppedEpisodes
+    dropped: DroppedEpisodes
     """Episodes that are not in the groups because they failed or their group was dropped."""
     replayed: bool = False
     """The groups were not played in this step but drawn from stored episodes."""
@@ -55,10 +55,13 @@ class RolloutResult:
         if self.replayed:
             found = rollout_metrics(self.groups)
             return {name.replace("rollout/", "data/"): value for name, value in found.items()}
-        return rollout_metrics(self.groups) | {
+        return {
+            **rollout_metrics(self.groups),
             "rollout/kept_groups": float(len(self.kept)),
             "rollout/kept_share": self.kept_share,
-            "rollout/members_unscored": float(self.counts["members_unscored"]),
+            **{f"rollout/{name}": float(count) for name, count in self.counts.items()},
+            "rollout/dropped": float(self.dropped.dropped),
+            "rollout/dropped_no_reward": float(self.counts["dropped_no_reward"]),
         }
 
 
@@ -82,7 +85,7 @@ class _Totals:
     kept: list[Group] = field(default_factory=list)
     """Groups that passed the filter."""
     counts: Counter[str] = field(default_factory=Counter)
-    lost: DroppedEpisodes = field(default_factory=DroppedEpisodes)
+    dropped: DroppedEpisodes = field(default_factory=DroppedEpisodes)
 
 
 class GroupSource(Protocol):
@@ -122,11 +125,11 @@ class RolloutStage:
             self._add(round, totals)
             if len(totals.kept) >= self.groups:
                 break
-        kept, lost, baselines = totals.kept[: self.groups], totals.lost, None
+        kept, dropped, baselines = totals.kept[: self.groups], totals.dropped, None
         if self.greedy is not None and kept:
-            baselines = await self._roll_out_baselines(self.greedy, kept, step, show, totals.counts, lost)
+            baselines = await self._roll_out_baselines(self.greedy, kept, step, show, totals.counts, dropped)
             with_baseline = [group for group in kept if (group.task.env, group.task.seed) in baselines]
-            lost.dropped += count_members(kept) - count_members(with_baseline)
+            dropped.dropped += count_members(kept) - count_members(with_baseline)
             kept = with_baseline
         return self._result(totals, kept, baselines)
 
@@ -138,9 +141,9 @@ class RolloutStage:
         return self._result(totals, totals.kept, baselines=None)
 
     def _add(self, round: RolloutRound, totals: "_Totals") -> None:
-        _count(round, totals.counts, totals.lost)
-        totals.lost.total += round.episodes
-        totals.lost.dropped += round.episodes - count_members(round.scored.groups)
+        _count(round, totals.counts, totals.dropped)
+        totals.dropped.total += round.episodes
+        totals.dropped.dropped += round.episodes - count_members(round.scored.groups)
         totals.groups += round.scored.groups
         totals.kept += filter_groups(round.scored.groups, self.learner, self.algo, self.micro_tokens)
 
@@ -153,7 +156,7 @@ class RolloutStage:
             rate_scale=RATE_SCALES[self.algo.filter_scale](kept_share),
             counts=totals.counts,
             baselines=baselines,
-            lost=totals.lost,
+            dropped=totals.dropped,
         )
 
     async def next_round(
@@ -200,7 +203,7 @@ class RolloutStage:
         step: int,
         show: ShowProgress,
         counts: Counter[str],
-        lost: DroppedEpisodes,
+        dropped: DroppedEpisodes,
     ) -> Baselines:
         collected = await greedy.collect(
             [group.task for group in kept],
@@ -209,19 +212,19 @@ class RolloutStage:
             progress=lambda done, total: show("greedy members", done, total),
         )
         scored = await score_groups(collected.groups, self.rewards)
-        _count(RolloutRound(episodes=len(kept), collected=collected, scored=scored, drawn=Counter()), counts, lost)
+        _count(RolloutRound(episodes=len(kept), collected=collected, scored=scored, drawn=Counter()), counts, dropped)
         return {(group.task.env, group.task.seed): group.trajectories[0].total_reward for group in scored.groups}
 
 
-def _count(round: RolloutRound, counts: Counter[str], lost: DroppedEpisodes) -> None:
-    """Add the failures of a round to `counts`, and its last reason to `lost`."""
+def _count(round: RolloutRound, counts: Counter[str], dropped: DroppedEpisodes) -> None:
+    """Add the failures of a round to `counts`, and its last reason to `dropped`."""
     collected, scored = round.collected, round.scored
     if not scored.groups:
         raise Outage(f"no group of this step could be scored ({scored.last_failure}): fix that first")
     counts += collected.counts
-    counts += Counter(groups_unscored=len(scored.failures), members_unscored=scored.dropped_members)
-    lost.reason = scored.last_failure or str(collected.last_failure or lost.reason)
-    lost.cause = None if scored.last_failure else collected.last_failure or lost.cause
+    counts += Counter(dropped_groups=len(scored.failures), dropped_no_reward=scored.dropped_members)
+    dropped.reason = scored.last_failure or str(collected.last_failure or dropped.reason)
+    dropped.cause = None if scored.last_failure else collected.last_failure or dropped.cause
 
 
 def filter_groups(groups: Sequence[Group], learner: Learner, algo: AlgoConfig, micro_tokens: int) -> list[Group]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from turnwise.core.errors import UserError, failure_boundary
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError, failure_boundary
 from turnwise.core.messages import ToolSpec, assistant
 from turnwise.core.protocols import EngineControl, StepResult
 from turnwise.core.random_streams import address, random_stream
@@ -27,7 +27,7 @@ from turnwise.envs.text_env import TextEnv
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rewards.scoring import first_part_only
-from turnwise.rollout.failures import creation_boundary, run_with_retries
+from turnwise.rollout.failures import MAX_DROPPED_SHARE, creation_boundary, run_with_retries
 from turnwise.training.checkpoints import Checkpoints, State
 from turnwise.training.step_record import Evaluator, StepTimer, recorded_success
 
@@ -190,8 +190,6 @@ def _train_sample(sample: Sample, tokens: int) -> TrainSample:
     )
 
 
-ATTEMPTS = 10
-"""Attempts at an episode that fails for infrastructure reasons."""
 MAX_TRIES = 20
 """Maximum number of episodes per demonstration: those without success are left out."""
 MAX_TURNS = 8
@@ -205,7 +203,9 @@ class MakeEnv(Protocol):
     def __call__(self, *, attempt: int) -> EnvRunner: ...
 
 
-async def play_demonstration(make: MakeEnv, make_script: Callable[[], Script]) -> tuple[list[Exchange], StepResult]:
+async def play_demonstration(
+    make: MakeEnv, make_script: Callable[[], Script], *, attempts: int
+) -> tuple[list[Exchange], StepResult]:
     """Play an episode; return its exchanges and its last result. Failed attempts are retried, as in a rollout."""
 
     async def play(attempt: int) -> tuple[list[Exchange], StepResult]:
@@ -216,7 +216,7 @@ async def play_demonstration(make: MakeEnv, make_script: Callable[[], Script]) -
         finally:
             await env.close()
 
-    found = await run_with_retries(ATTEMPTS, play)
+    found = await run_with_retries(attempts, play)
     if isinstance(found, Exception):
         raise found
     return found
@@ -276,18 +276,30 @@ async def solve_demonstrations(
     count: int,
     seed: int,
     think: bool,
+    attempts: int,
     show: Callable[[int, int], None],
 ) -> list[list[Exchange]]:
-    """Return `count` episodes of the training split in which the solver succeeded; environments take turns."""
-    found: list[list[Exchange]] = []
+    """Return `count` episodes of the training split in which the solver succeeded. Cycle through the environments.
+
+    An episode that fails on all `attempts` is dropped and replaced; too many dropped ones raise the last failure.
+    """
+    found, dropped = list[list[Exchange]](), 0
     for number in range(MAX_TRIES * count):
         if len(found) == count:
             return found
         spec, params = environments[number % len(environments)]
         index = address("demonstration", seed, number) % SEEDS_PER_SPLIT
         task = Task(env=spec.name, params=params, seed=seed_for("train", index))
-        with first_part_only():
-            exchanges, result = await play_demonstration(partial(spec.make, task), partial(solver_script, think))
+        try:
+            with first_part_only():
+                exchanges, result = await play_demonstration(
+                    partial(spec.make, task), partial(solver_script, think), attempts=attempts
+                )
+        except (EnvironmentFailure, InfrastructureFailure):
+            dropped += 1
+            if dropped > MAX_DROPPED_SHARE * count:
+                raise
+            continue
         if result.success:
             found.append(exchanges)
         show(len(found), count)

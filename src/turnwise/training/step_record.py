@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from turnwise.core.trajectory import Group, Trajectory
 from turnwise.evaluation.episodes import Evaluation, evaluate, task_id
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import TOKEN_COLUMNS, trajectory_to_row
+from turnwise.report.formatting import first_line
 from turnwise.report.progress import Progress
 from turnwise.rollout.collect import GroupCollector
 from turnwise.training.estimate import Estimate
@@ -61,7 +63,15 @@ class Evaluator:
             self._write_trajectories(name, tasks, evaluation.trajectories, step)
             timer.lap("record")
         by_environment = success_by_environment(evaluation.trajectories)
-        row = {"step": step, "eval/name": name, **evaluation.metrics(), **by_environment, **timer.metrics()}
+        row: dict[str, Any] = {
+            "step": step,
+            "eval/name": name,
+            **evaluation.metrics(),
+            **by_environment,
+            **timer.metrics(),
+        }
+        if evaluation.dropped:
+            row["eval/dropped_reason"] = first_line(evaluation.dropped_reason)
         self.folder.append_metrics(row)
         return evaluation
 

@@ -37,6 +37,8 @@ WARMUP_VERSION = 2
 """Part of the cache key; increment it when the result changes."""
 
 EPISODES_PER_STEP = 16
+ATTEMPTS = 10
+"""Attempts per episode. More than in a rollout, since one failed episode stops the warm-up."""
 EPISODES_PER_START = 4
 """Episodes from the same start state, whose common prefix is computed once."""
 SETTINGS = OptimizerSettings(learning_rate=2e-3, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
@@ -127,7 +129,7 @@ async def random_episode(spec: EnvSpec, params: dict[str, Any], renderer: Render
         rng = random_stream("warmup answers", seed, number, *retry)  # a retry does not repeat the failing answers
         return lambda env, observation: env.random_answer(rng) or random_word(rng, observation)
 
-    exchanges, _ = await play_demonstration(make, script)
+    exchanges, _ = await play_demonstration(make, script, attempts=ATTEMPTS)
     return build_demonstration(number, exchanges, renderer)
 
 

@@ -153,7 +153,7 @@ export function facts(row) {
   );
 }
 
-const STATUS_SIGNS = { succeeded: "✓", failed: "✗", env_error: "⚠", infra_error: "⚠" };
+const STATUS_SIGNS = { succeeded: "✓", failed: "✗" };
 
 export function statusBadge(status) {
   const kind = status === "succeeded" ? "good" : status === "failed" ? "bad" : "";

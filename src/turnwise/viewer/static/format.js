@@ -39,8 +39,6 @@ const STATUS_WORDS = {
   truncated_turns: "out of turns",
   truncated_tokens: "out of tokens",
   truncated_time: "out of time",
-  env_error: "environment failed",
-  infra_error: "infrastructure failed",
 };
 
 export function statusText(status) {

@@ -14,6 +14,7 @@ const MAIN_METRICS = [
   ["Mismatch", ["train/mismatch"]],
   ["Off-policy KL", ["train/offpolicy_kl_k3"]],
   ["Tokens per second", ["time/tokens_per_s"]],
+  ["Dropped episodes", ["rollout/dropped"]],
 ];
 
 export const EVALUATION = ["eval/success", "eval/success_low", "eval/success_high"];
@@ -45,8 +46,8 @@ export function otherMetrics(keys) {
 }
 
 const SHARES = new RegExp(
-  "(^|/)(success|success_low|success_high|pass_at_\\d+|invalid|cut|length_stops|failed|truncated_\\w+|env_error|" +
-    "infra_error|calls_failed|zero_std_groups|kept_share|copies|clip_fraction)(/|$)",
+  "(^|/)(success|success_low|success_high|pass_at_\\d+|invalid|cut|length_stops|failed|truncated_\\w+|calls_failed|" +
+    "zero_std_groups|kept_share|copies|clip_fraction)(/|$)",
 );
 
 /** Return whether a metric is a share from 0 to 1, which is shown in percent. */
