@@ -169,7 +169,7 @@ IN_TRAINING = (
         ("no refill", "range(1 + self.refill)", "range(1)"),
         (
             "lost members are not counted",
-            "lost.dropped += round.episodes - count_members(round.scored.groups)",
+            "totals.dropped.dropped += round.episodes - count_members(round.scored.groups)",
             "lost.members += 0",
         ),
     ),
