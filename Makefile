@@ -17,7 +17,8 @@ NPM_SERVERS := $(addprefix @modelcontextprotocol/server-,filesystem@2026.8.31 ev
 FONTS := fonts-noto-cjk:NotoSansCJK-Regular.ttc fonts-noto-color-emoji:NotoColorEmoji.ttf fonts-dejavu-core:DejaVuSansMono.ttf
 FONT_FOLDERS := /usr/share/fonts /usr/local/share/fonts ~/.fonts ~/.local/share/fonts
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+# Bytecode is written whatever the variable says: many tests start processes, and each would compile turnwise again.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help demo docs test pytest lint soak mutants browser-and-fonts test-browser test-adapters test-vllm test-gpu clean
