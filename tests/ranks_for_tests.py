@@ -1,21 +1,18 @@
 """Processes that form process groups of one to four ranks, and what each rank does in the tests of sharded learners."""
 
-import multiprocessing
-import os
-import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
 from learners_for_tests import estimate_of, learn, random_groups, settings_of
 from models_for_tests import random_model
+from processes_for_tests import CONTEXT, start_process
 from turnwise.config.schema import Config
 from turnwise.core.errors import DivergedError
 from turnwise.core.samples import Needs, TrainBatch
@@ -39,16 +36,11 @@ class Ranks:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._calls = folder, 0
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["ranks_for_tests"])
         self._pipes, self._processes = [], []
-        # The server, from which the processes are forked, finds modules to preload by this variable alone.
-        with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
-            for _ in range(MOST):
-                ours, theirs = context.Pipe()
-                self._pipes.append(ours)
-                self._processes.append(context.Process(target=_serve, args=(theirs,), daemon=True))
-                self._processes[-1].start()
+        for _ in range(MOST):
+            ours, theirs = CONTEXT.Pipe()
+            self._pipes.append(ours)
+            self._processes.append(start_process(_serve, theirs, daemon=True))
 
     def run(self, count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Return the results of `function(rank, *args)` on each of `count` ranks; raise if one fails or hangs."""
@@ -155,15 +147,15 @@ def train_steps(rank: int, case: str, steps: int) -> Trained:
     return result_of(learner, steps_of(learner, config, 0, steps))
 
 
-def train_and_save(rank: int, case: str, folder: Path) -> tuple[Trained, Trained]:
-    """Train two steps, save, and continue for one more; return both results."""
+def train_and_save(rank: int, case: str, folder: Path, continued_steps: int) -> tuple[Trained, Trained]:
+    """Train one step, save, and continue; return both results."""
     config = config_of(case)
     learner = sharded_learner(rank, config)
-    steps_of(learner, config, 0, 2)
+    steps_of(learner, config, 0, 1)
     learner.check_finite("now")
     learner.save_model(folder, tiny_tokenizer())
     learner.save_state(folder)
-    return result_of(learner, []), result_of(learner, steps_of(learner, config, 2, 3))
+    return result_of(learner, []), result_of(learner, steps_of(learner, config, 1, 1 + continued_steps))
 
 
 def save_untrained(rank: int, case: str, folder: Path) -> Trained:
@@ -172,15 +164,15 @@ def save_untrained(rank: int, case: str, folder: Path) -> Trained:
     return result_of(learner, [])
 
 
-def load_and_train(rank: int, case: str, folder: Path) -> tuple[Trained, Trained]:
-    """Load what `train_and_save` wrote, and take the last step."""
+def load_and_train(rank: int, case: str, folder: Path, continued_steps: int) -> tuple[Trained, Trained]:
+    """Load what `train_and_save` wrote, and continue as it did."""
     config = config_of(case)
     learner = sharded_learner(rank, config)
     dtype = config.model.dtype
     loaded = load_model(str(folder), dtype=dtype, attn_implementation=ATTENTION).model if rank == 0 else None
     learner.load_weights(loaded)
     learner.load_state(folder, skipped_steps=0)
-    return result_of(learner, []), result_of(learner, steps_of(learner, config, 2, 3))
+    return result_of(learner, []), result_of(learner, steps_of(learner, config, 1, 1 + continued_steps))
 
 
 def train_batches(learner: LocalLearner, config: Config) -> list[TrainBatch]:

@@ -3,25 +3,25 @@
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx2
 import openai
 import pytest
 
+from processes_for_tests import Forked, run_turnwise
 from turnwise.config.load import build, save_toml
 from turnwise.core.errors import UserError
 from turnwise.recipes import serving
 
 
 def test_serve_prints_what_clients_need_and_records_their_calls(tmp_path: Path):
-    command = [sys.executable, "-m", "turnwise", "serve", "--port", "0", "--admin-token", "the-admin"]
-    settings = ["--model.name", "tiny", "--rollout.max_new_tokens", "8"]
-    server = subprocess.Popen([*command, *settings], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    with server, server.stdout as lines:
+    command = ["serve", "--port", "0", "--admin-token", "the-admin"]
+    command += ["--model.name", "tiny", "--rollout.max_new_tokens", "8"]
+    read, write = os.pipe()
+    server = Forked(run_turnwise, command, cwd=tmp_path, stdout=write)
+    os.close(write)
+    with server, os.fdopen(read) as lines:
         exports = dict(lines.readline().strip().removeprefix("export ").split("=", 1) for _ in range(4))
         assert "Ctrl-C" in lines.readline()
         url, key = exports["OPENAI_BASE_URL"], exports["OPENAI_API_KEY"]

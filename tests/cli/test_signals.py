@@ -1,17 +1,19 @@
 """Signals that stop a command, sent to a real process."""
 
 import asyncio
+import fcntl
 import os
 import pty
 import signal
-import subprocess
-import sys
+import termios
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from processes_for_tests import Forked, run_turnwise
 from runs_for_tests import metrics
 from turnwise.cli.signals import StopSignals
 from turnwise.training.checkpoints import newest
@@ -39,12 +41,11 @@ COMMANDS = {
 WAIT_S = 900.0
 
 
-def start(command: str, folder: Path, **options: object) -> subprocess.Popen[str]:
-    arguments = [sys.executable, "-m", "turnwise", *COMMANDS[command], *ENDLESS, "--record.folder", str(folder)]
-    return subprocess.Popen(arguments, text=True, **options)  # type: ignore[call-overload, no-any-return]
+def start(command: str, folder: Path, **options: Any) -> Forked:
+    return Forked(run_turnwise, [*COMMANDS[command], *ENDLESS, "--record.folder", str(folder)], **options)
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_for(condition: Callable[[], bool], process: Forked) -> None:
     assert wait_until(lambda: condition() or process.poll() is not None, WAIT_S) and process.poll() is None
 
 
@@ -57,14 +58,24 @@ def ignore_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def take_terminal() -> None:
+    """Make the terminal that is the standard input that of a new session."""
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_sigterm_saves_a_checkpoint_and_prints_how_to_resume(command: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = start(command, tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=ignore_ctrl_c)
-    wait_for(lambda: steps_done(run) >= 2, process)
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 128 + signal.SIGTERM, stderr
+    with (
+        (tmp_path / "stderr").open("w") as file,
+        start(command, tmp_path, stdout=file.fileno(), stderr=file.fileno(), prepare=ignore_ctrl_c) as process,
+    ):
+        wait_for(lambda: steps_done(run) >= 2, process)
+        os.kill(process.pid, signal.SIGTERM)
+        status = process.wait(WAIT_S)
+    stderr = (tmp_path / "stderr").read_text()
+    assert status == 128 + signal.SIGTERM, stderr
     assert f"turnwise {command} --resume {run}" in stderr
     found = newest(run / "checkpoints")
     assert found is not None and found[1].step == steps_done(run) >= 2
@@ -122,15 +133,7 @@ def test_closed_terminal_still_saves_a_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
     ours, theirs = pty.openpty()
 
-    def take_terminal() -> None:
-        import fcntl
-        import termios
-
-        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
-
-    process = start(
-        "train", tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=take_terminal
-    )
+    process = start("train", tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, prepare=take_terminal)
     os.close(theirs)
     os.set_blocking(ours, False)
 
@@ -139,9 +142,10 @@ def test_closed_terminal_still_saves_a_checkpoint(tmp_path: Path) -> None:
             os.read(ours, 1 << 16)
         return steps_done(run) >= 2
 
-    wait_for(read_and_look, process)
-    os.close(ours)
-    process.wait(timeout=WAIT_S)
+    with process:
+        wait_for(read_and_look, process)
+        os.close(ours)
+        process.wait(WAIT_S)
     found = newest(run / "checkpoints")
     assert found is not None and found[1].step == steps_done(run)
     assert process.returncode == 128 + signal.SIGHUP

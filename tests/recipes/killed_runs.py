@@ -194,6 +194,7 @@ def main(folder: Path, plan: list[list[Moment]]) -> None:
         statuses = killed_and_resumed(small(folder / str(number)), moments, len(events), wall_s)
         report["runs"].append({"moments": moments, "statuses": statuses, **ended(folder / f"{number}/run")})
     sys.stdout.write(json.dumps(report))
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

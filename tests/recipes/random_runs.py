@@ -253,7 +253,8 @@ def warm_up(kind: str, settings: tuple[tuple[str, Any], ...]) -> None:
     wait(fork(lambda: load_policy(config, build_environment_mix(config), lambda *_: None) and None))
 
 
-def main(folder: Path, first: int, count: int) -> int:
+def main(folder: Path, first: int, count: int) -> None:
+    """Exit with status 1 if a run differs."""
     optional_kernels()
     failed = 0
     for number in range(first, first + count):
@@ -268,8 +269,9 @@ def main(folder: Path, first: int, count: int) -> int:
             sys.stdout.write(f"run {number}: {problem}\n  repeat: python {__file__} {folder} {number} 1\n")
             sys.stdout.flush()
     sys.stdout.write(f"{count - failed} of {count} runs ended as those left alone, from number {first} on\n")
-    return 1 if failed else 0
+    sys.stdout.flush()
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

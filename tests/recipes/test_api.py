@@ -4,8 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from textwrap import dedent
@@ -16,6 +14,7 @@ import torch
 
 import turnwise as tw
 from endpoint_for_tests import Server, serving, write_env
+from processes_for_tests import Forked
 from turnwise.cli.main import main
 from turnwise.recipes.api import WAIT_S
 from turnwise.recipes.configure import configure
@@ -272,6 +271,10 @@ def test_unknown_trait_of_an_advantage_is_refused() -> None:
         tw.advantage(needs_crtic=True)
 
 
+def evaluate_run(path: Path) -> None:
+    tw.load_run(path).evaluate(episodes=1)
+
+
 def test_class_of_a_notebook_trains_and_its_run_names_the_fix(tmp_path: Path, folder: dict[str, Any]) -> None:
     scope: dict[str, Any] = {"tw": tw, "__name__": "__main__"}
     exec(  # no file defines it
@@ -286,9 +289,10 @@ def test_class_of_a_notebook_trains_and_its_run_names_the_fix(tmp_path: Path, fo
     run = tw.train(scope["Notebook"], steps=1, **folder)
     assert run.config.env.kind == "python:Notebook"
     assert run.evaluate(episodes=1, out=tmp_path / "evaluation", quiet=True).summary["tasks"] == 1
-    code = f"import turnwise as tw; tw.load_run({str(run.path)!r}).evaluate(episodes=1)"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert "Notebook was defined in a notebook or at a prompt: save it in a file" in answer.stderr
+    errors = tmp_path / "errors"
+    with errors.open("w") as file, Forked(evaluate_run, run.path, stderr=file.fileno()) as process:
+        assert process.wait() == 1
+    assert "Notebook was defined in a notebook or at a prompt: save it in a file" in errors.read_text()
 
 
 def test_file_that_trains_when_imported_is_refused(tmp_path: Path, folder: dict[str, Any]) -> None:

@@ -5,8 +5,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 
 from endpoint_for_tests import ReasoningModel, Server, completion, numbers, serving, write_env
+from processes_for_tests import Forked, run_turnwise
 from runs_for_tests import WARMUP_STEPS, printed, quiet
 from turnwise.cli.main import main
 from turnwise.core.errors import UserError
@@ -199,18 +198,15 @@ def test_ctrl_c_says_how_to_go_on(env: str, tmp_path: Path, monkeypatch: pytest.
 def test_a_killed_process_loses_and_doubles_nothing(env: str, tmp_path: Path) -> None:
     server, out = Server(), tmp_path / "out"
     with serving(server) as url:
-        command = [sys.executable, "-m", "turnwise", "eval", env, "--endpoint", url, "--model", "m"]
-        variables = {**os.environ, "OPENAI_API_KEY": KEY}
-        given = ["--episodes", "40", "--out", str(out), "--concurrency", "3"]
-        with subprocess.Popen(
-            [*command, *given], env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as child:
+        command = ["eval", env, "--endpoint", url, "--model", "m"]
+        command += ["--episodes", "40", "--out", str(out), "--concurrency", "3"]
+        with Forked(run_turnwise, command, env={**os.environ, "OPENAI_API_KEY": KEY}) as child:
             stop_when(lambda: sum(server.answered.values()) >= 30, server)
             os.kill(child.pid, signal.SIGKILL)
         server.hold.set()
         there = len(saved(out))
         assert 0 < there < 40
-        assert main([*command[3:], *given]) == 0
+        assert main(command) == 0
     assert seeds_of(saved(out)) == expected(40)
     assert server.keys[0] == f"Bearer {KEY}"
     files = [path for path in out.rglob("*") if path.is_file()]

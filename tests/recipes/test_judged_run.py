@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import os
 import re
 import sqlite3
-import subprocess
 import sys
 import threading
 from functools import partial
@@ -17,6 +15,7 @@ import pytest
 
 from judges_for_tests import JudgeServer, attempts, serving
 from mcp_tools_for_tests import RAW
+from processes_for_tests import Forked
 from runs_for_tests import printed, quiet, small
 from turnwise.config.schema import Config
 from turnwise.core.errors import Outage, UserError
@@ -93,6 +92,16 @@ def test_a_budget_that_is_spent_stops_the_run_with_a_checkpoint(tmp_path: Path) 
     assert (tmp_path / f"run/checkpoints/step_{done:06d}/model.safetensors").exists()
 
 
+def train_judged(folder: Path, url: str, resume: bool) -> None:
+    """Train until the judge's budget is spent."""
+    judges = (judge_table(url, folder, mode="relative", concurrency=1, max_calls=5),)
+    config = small(folder, reward__judges=judges, train__steps=50, eval__every=0, checkpoint__every=100)
+    try:
+        train(config, resume=resume, console=quiet())
+    except UserError as error:
+        sys.exit(str(error))
+
+
 def test_a_budget_holds_however_often_a_run_is_killed(tmp_path: Path) -> None:
     """Killed while its third request is under way, with no checkpoint: that one counts twice, the others once."""
     third, killed = threading.Event(), threading.Event()
@@ -103,21 +112,15 @@ def test_a_budget_holds_however_often_a_run_is_killed(tmp_path: Path) -> None:
             killed.wait(600)
         return longest_wins(messages)
 
-    def running(url: str, *resume: str) -> subprocess.Popen[str]:
-        tests = Path(__file__).parent.parent
-        environment = {**os.environ, "PYTHONPATH": str(tests), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(tests / "recipes/judged_run_to_kill.py"), str(tmp_path), url, *resume]
-        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-
     server = JudgeServer(script)
-    with serving(server) as url:
-        with running(url) as run:
+    with serving(server) as url, (tmp_path / "stderr").open("w") as stderr:
+        with Forked(train_judged, tmp_path, url, False) as run:
             assert third.wait(600)
             run.kill()
         killed.set()
-        with running(url, "resume") as run:
-            told = run.stderr.read() if run.stderr else ""
-    assert "the judge's budget of 5 calls is spent" in told
+        with Forked(train_judged, tmp_path, url, True, stderr=stderr.fileno()):
+            pass
+    assert "the judge's budget of 5 calls is spent" in (tmp_path / "stderr").read_text()
     asked = [json.dumps(request["messages"]) for request in server.requests]
     assert len(asked) == 5, "what was spent before the kill stays spent"
     assert asked[3] == asked[2] and len(set(asked)) == 4, "verdicts that were given before the kill are not paid again"

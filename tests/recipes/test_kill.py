@@ -3,12 +3,12 @@
 import json
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
+import killed_runs
 import pytest
 
+from processes_for_tests import Forked
 from runs_for_tests import WARMUP_STEPS
 from turnwise.envs.registry import load_spec
 from turnwise.models.attention.interface import ATTENTION
@@ -50,13 +50,10 @@ def warmed() -> None:
 
 
 def test_killed_and_resumed_it_ends_as_one_left_alone(warmed: None, tmp_path: Path) -> None:
-    tests = Path(__file__).parent.parent
-    path = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, str(tests / "recipes/killed_runs.py"), str(tmp_path), json.dumps(plan())]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    output = tmp_path / "output"
+    with output.open("w") as file, Forked(killed_runs.main, tmp_path, plan(), stdout=file.fileno()) as process:
+        assert process.wait() == 0
+    report = json.loads(output.read_text())
     assert any(".writing-" in event for event in report["events"]), "checkpoints are among what can be hit"
     for run in report["runs"]:
         assert set(run["statuses"]) <= {SIGKILL, 0}, run["moments"]

@@ -1,32 +1,30 @@
 """Random small runs, killed and resumed, end as those left alone, bit for bit. `make soak`: a thousand of them."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from killed_runs import STOPPED, Moment, find_failure
-from random_runs import ENVIRONMENTS, draw_case, raise_alarms
+from random_runs import ENVIRONMENTS, draw_case, main, raise_alarms
 
+from processes_for_tests import Forked
 from turnwise.algos.alarms import check_alarms
 from turnwise.training import diagnostics
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "0"))
 FIRST = int(os.environ.get("TURNWISE_SOAK_SEED", "0"))
 """Number of the first run."""
-PER_TEST = 50 if SOAK else 4
+PER_TEST = 50 if SOAK else 2
 
 
 @pytest.mark.parametrize("part", range(max(1, SOAK)))
 def test_killed_and_resumed_random_runs_end_alike(part: int, tmp_path: Path) -> None:
-    tests = Path(__file__).parent.parent
-    path = os.pathsep.join([str(tests), str(tests.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    script, first = tests / "recipes/random_runs.py", FIRST + part * PER_TEST
-    command = [sys.executable, str(script), str(tmp_path), str(first), str(PER_TEST)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    output = tmp_path / "output"
+    with (
+        output.open("w") as file,
+        Forked(main, tmp_path, FIRST + part * PER_TEST, PER_TEST, stdout=file.fileno()) as process,
+    ):
+        assert process.wait() == 0, output.read_text()
 
 
 def test_draws_reach_every_environment_and_section(tmp_path: Path) -> None:

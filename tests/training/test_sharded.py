@@ -1,5 +1,5 @@
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +29,10 @@ from ranks_for_tests import (
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.training.sharded import assign_batches
 
+SOAK = "TURNWISE_SOAK" in os.environ
+STEPS = 3 if SOAK else 2
+"""The critic's warm-up ends after the first step; the optimizer's moments matter from the second on."""
+
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
@@ -38,7 +42,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 @cache
-def trained_locally(case: str, steps: int = 3) -> Trained:
+def trained_locally(case: str, steps: int = STEPS) -> Trained:
     config = config_of(case)
     learner = local_learner(config)
     return result_of(learner, steps_of(learner, config, 0, steps))
@@ -57,15 +61,14 @@ def assert_close(ours: Trained, theirs: Trained) -> None:
             )
 
 
-SOAK = "TURNWISE_SOAK" in os.environ
 COUNTS_AND_CASES = [(count, case) for count in (1, 2, 4) for case in ("head critic", "trunk critic", "lora")]
 if not SOAK:
-    COUNTS_AND_CASES = [(1, "head critic"), (2, "trunk critic"), (2, "lora"), (4, "head critic"), (4, "trunk critic")]
+    COUNTS_AND_CASES = [(1, "head critic"), (2, "lora"), (4, "trunk critic")]
 
 
 @pytest.mark.parametrize(("count", "case"), COUNTS_AND_CASES)
 def test_sharded_learner_trains_like_the_local_one(ranks: Ranks, case: str, count: int) -> None:
-    results = ranks.run(count, train_steps, case, 3)
+    results = ranks.run(count, train_steps, case, STEPS)
     assert_close(results[0], trained_locally(case))
     assert all(each[:2] == results[0][:2] for each in results), "all ranks return the same numbers"
 
@@ -88,16 +91,17 @@ def test_sharded_learner_measures_like_the_local_one(ranks: Ranks) -> None:
         assert ours["empty"] == ([], [])
 
 
-@pytest.mark.parametrize("case", ["trunk critic", "bfloat16"])
-def test_sharded_state_continues_with_other_numbers_of_ranks(ranks: Ranks, tmp_path: Path, case: str) -> None:
-    saved, expected = ranks.run(2, train_and_save, case, tmp_path)[0]
-    for count in (1, 3) if case != "bfloat16" or SOAK else (3,):
-        loaded, continued = ranks.run(count, load_and_train, case, tmp_path)[0]
+@pytest.mark.parametrize(("case", "continued_steps", "counts"), [("trunk critic", 1, (3, 1)), ("bfloat16", 0, (1, 3))])
+def test_sharded_state_continues_with_other_numbers_of_ranks(
+    ranks: Ranks, tmp_path: Path, case: str, continued_steps: int, counts: Sequence[int]
+) -> None:
+    saved, expected = ranks.run(2, train_and_save, case, tmp_path, continued_steps)[0]
+    for count in counts if SOAK else counts[:1]:
+        loaded, continued = ranks.run(count, load_and_train, case, tmp_path, continued_steps)[0]
         for ours, theirs in zip(loaded[2:], saved[2:], strict=True):
             assert ours.keys() == theirs.keys()
             assert all(torch.equal(ours[name], each) for name, each in theirs.items())
-        if case != "bfloat16":
-            assert_close(continued, expected)
+        assert_close(continued, expected)
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16
