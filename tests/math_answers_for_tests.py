@@ -1,5 +1,8 @@
 """Numeric answers with references, correct and incorrect, for all comparisons of answers."""
 
+HASTY_WORKER = "from turnwise.rewards import math_verify_worker as worker; worker.TIME_LIMIT_S = 1; worker.main()"
+"""Program of a worker of math-verify that gives up after a third of the usual time."""
+
 RIGHT = [
     ("123456789.0", "123456789"),
     ("-12.50", "-25/2"),

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from math_answers_for_tests import RIGHT, WRONG
+from math_answers_for_tests import HASTY_WORKER, RIGHT, WRONG
 from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.rewards import math_verifier
 from turnwise.rewards.factory import build_rubric
 from turnwise.rewards.math_answers import compare
 from turnwise.rewards.math_verifier import MathVerifier, _Worker, prepare
@@ -159,10 +160,13 @@ HOSTILE = [
 ]
 
 
-def test_hostile_answers_score_zero_and_leave_the_worker_usable(services: RewardServices) -> None:
-    for answer in HOSTILE:
+def test_hostile_answers_score_zero_and_leave_the_worker_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(math_verifier, "WORKER", HASTY_WORKER)
+    services = RewardServices()
+    for place, answer in enumerate(HOSTILE):
         assert score(services, answer, r"\{(x+2)^{9999998}, 3\}") == 0
-        assert score(services, r"\{2, 1\}", r"\{1, 2\}") == 1
+        assert score(services, rf"\{{{place}, 99\}}", rf"\{{99, {place}\}}") == 1, "verdicts are cached"
+    asyncio.run(services.close())
 
 
 def test_verifier_restarts_a_killed_worker() -> None:
