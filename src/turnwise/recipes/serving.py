@@ -12,6 +12,7 @@ from turnwise.core.protocols import Sampling
 from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.gateway.admin import AdminSettings
+from turnwise.gateway.agents import Access
 from turnwise.gateway.server import Gateway
 from turnwise.recipes.build import build_engine, build_renderer, load_policy
 from turnwise.recipes.environment_mix import EnvironmentMix
@@ -61,7 +62,7 @@ async def _serve(gateway: Gateway, api_key: str | None, out: Path, write: Callab
     key = _episode_key(0, address("served", bearer))
     async with gateway:
         await gateway.open_episode(key, bearer=bearer, restore=True, keep=KEPT_BRANCHES)
-        for name, value in environment_variables(gateway.url, bearer).items():
+        for name, value in Access(url=gateway.url, key=bearer).variables.items():
             write(f"export {name}={value}")
         write(f"serving {gateway.model} and recording calls in {out}  (Ctrl-C to stop)")
         await wait_for_stop()
@@ -70,16 +71,6 @@ async def _serve(gateway: Gateway, api_key: str | None, out: Path, write: Callab
 async def wait_for_stop() -> None:
     """Wait until the task is cancelled, by Ctrl-C or a signal."""
     await asyncio.Event().wait()
-
-
-def environment_variables(url: str, bearer: str) -> dict[str, str]:
-    """Return the variables by which the clients of OpenAI and Anthropic find the gateway."""
-    return {
-        "OPENAI_BASE_URL": f"{url}/v1",
-        "OPENAI_API_KEY": bearer,
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_API_KEY": bearer,
-    }
 
 
 def configure_serving(overrides: Overrides) -> Config:
