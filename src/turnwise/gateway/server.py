@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -49,6 +50,8 @@ TOKEN_COUNTS = {"/v1/responses/input_tokens": openai_responses, "/v1/messages/co
 KEEP_ALIVE_S = 10.0
 """Seconds of waiting after which a stream begins with comments, so that proxies and clients do not give up."""
 EVENT_STREAM = "text/event-stream"
+REPLY_ID = re.compile("(?:chatcmpl-|resp_|msg_)?(.*)", re.DOTALL)
+"""Id of a reply in any dialect; the group is the id of its call."""
 KEPT_REFUSALS = 20
 
 log = logging.getLogger("turnwise")
@@ -248,8 +251,8 @@ class Gateway:
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
             raise RequestError("reward", "must be a finite number")
         if not isinstance(call, str):
-            raise RequestError("call", "must be the id of a call")
-        await episode.set_reward(float(reward), call)
+            raise RequestError("call", "must be the id of a reply")
+        await episode.set_reward(float(reward), REPLY_ID.sub(r"\1", call, count=1))
         return JSONResponse({"reward": reward, "call": call})
 
 
