@@ -17,7 +17,7 @@ from starlette.routing import Route
 from turnwise.core.task import EpisodeKey
 from turnwise.gateway import openai_chat
 from turnwise.gateway.access import read_bearer
-from turnwise.gateway.capture import Episode
+from turnwise.gateway.capture import GatewayEpisode
 from turnwise.gateway.chat import GatewayError
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -26,9 +26,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 class EpisodeHost(Protocol):
     """What the routes do with the gateway."""
 
-    def episodes(self) -> list[Episode]: ...
-    async def open_episode(self, key: EpisodeKey) -> Episode: ...
-    async def close_episode(self, episode: Episode) -> None: ...
+    def episodes(self) -> list[GatewayEpisode]: ...
+    async def open_episode(self, key: EpisodeKey) -> GatewayEpisode: ...
+    async def close_episode(self, episode: GatewayEpisode) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

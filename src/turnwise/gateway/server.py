@@ -21,12 +21,12 @@ from turnwise.core.task import EpisodeKey
 from turnwise.gateway import anthropic_messages, openai_chat, openai_responses
 from turnwise.gateway.access import Bearers, read_bearer
 from turnwise.gateway.admin import AdminSettings, admin_routes
-from turnwise.gateway.capture import Episode
+from turnwise.gateway.capture import GatewayEpisode
 from turnwise.gateway.chat import (
+    ChatDialect,
     ChatReply,
     ChatRequest,
     CountingDialect,
-    Dialect,
     ErrorKind,
     GatewayError,
     RequestError,
@@ -39,7 +39,7 @@ from turnwise.gateway.store import CallStore
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.episode import Limits
 
-DIALECTS: dict[str, Dialect] = {
+DIALECTS: dict[str, ChatDialect] = {
     "/v1/chat/completions": openai_chat,
     "/v1/responses": openai_responses,
     "/v1/messages": anthropic_messages,
@@ -117,7 +117,7 @@ class Gateway:
         host, port = self._listener.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def episodes(self) -> list[Episode]:
+    def episodes(self) -> list[GatewayEpisode]:
         """Return the open episodes."""
         return self._bearers.episodes()
 
@@ -129,13 +129,13 @@ class Gateway:
         bearer: str | None = None,
         restore: bool = False,
         keep: int | None = None,
-    ) -> Episode:
+    ) -> GatewayEpisode:
         """Open an episode with a new bearer, or with the given one.
 
         `restore`: continue what an earlier process recorded under this key. Otherwise that is deleted.
         `keep`: number of branches to keep in memory, for an episode without end; None: all.
         """
-        episode = Episode(
+        episode = GatewayEpisode(
             key,
             bearer=bearer or self._bearers.new(),
             renderer=self._renderer,
@@ -148,7 +148,7 @@ class Gateway:
         self._bearers.add(episode)
         return episode
 
-    async def close_episode(self, episode: Episode) -> None:
+    async def close_episode(self, episode: GatewayEpisode) -> None:
         """Close an episode. Later calls with its bearer get status 409."""
         self._bearers.revoke(episode)
         await episode.close()
@@ -172,14 +172,14 @@ class Gateway:
             routes += admin_routes(self, self._admin)
         return Starlette(routes=routes, exception_handlers={HTTPException: self._respond_to_http_error})
 
-    def _chat_route(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request, episode: Episode) -> Response:
+    def _chat_route(self, dialect: ChatDialect) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request, episode: GatewayEpisode) -> Response:
             return await self._chat(request, episode, dialect)
 
         return self._guarded(answer, dialect)
 
     def _guarded(
-        self, answer: Callable[[Request, Episode], Awaitable[Response]], dialect: Dialect = openai_chat
+        self, answer: Callable[[Request, GatewayEpisode], Awaitable[Response]], dialect: ChatDialect = openai_chat
     ) -> Callable[[Request], Awaitable[Response]]:
         """Return a route that finds the caller's episode and writes errors in the dialect."""
 
@@ -202,18 +202,18 @@ class Gateway:
         kind: ErrorKind = "not_found" if status == 404 else "invalid_request"
         self._refuse(request, status)
         message = f"{request.method} {request.url.path}: the gateway has no such route"
-        dialect: Dialect = anthropic_messages if request.url.path.startswith("/v1/messages") else openai_chat
+        dialect: ChatDialect = anthropic_messages if request.url.path.startswith("/v1/messages") else openai_chat
         return JSONResponse(dialect.error(status, kind, message), status_code=status)
 
     def _count_route(self, dialect: CountingDialect) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request, episode: Episode) -> Response:
+        async def answer(request: Request, episode: GatewayEpisode) -> Response:
             given = await read_json(await self._bodies.read(request))
             chat = dialect.parse(episode.history.resolve(given))
             return JSONResponse(dialect.token_count(await episode.count(chat)))
 
         return self._guarded(answer, dialect)
 
-    async def _chat(self, request: Request, episode: Episode, dialect: Dialect) -> Response:
+    async def _chat(self, request: Request, episode: GatewayEpisode, dialect: ChatDialect) -> Response:
         body = await self._bodies.read(request)
         given = episode.history.resolve(await read_json(body))
         chat = replace(dialect.parse(given), digest=digest(request.url.path.encode(), body))
@@ -226,7 +226,7 @@ class Gateway:
         return StreamingResponse(self._stream(chat, reply, dialect), media_type=EVENT_STREAM)
 
     async def _stream(
-        self, chat: ChatRequest, reply: "asyncio.Future[tuple[ChatReply, ...]]", dialect: Dialect
+        self, chat: ChatRequest, reply: "asyncio.Future[tuple[ChatReply, ...]]", dialect: ChatDialect
     ) -> AsyncIterator[bytes]:
         """Yield comments until the reply is there."""
         while not reply.done():
@@ -241,11 +241,11 @@ class Gateway:
         for event in dialect.events(chat, replies, self.model):
             yield event
 
-    async def _list_models(self, request: Request, episode: Episode) -> Response:
+    async def _list_models(self, request: Request, episode: GatewayEpisode) -> Response:
         model = {"id": self.model, "object": "model", "created": 0, "owned_by": "turnwise"}
         return JSONResponse({"object": "list", "data": [model]})
 
-    async def _set_reward(self, request: Request, episode: Episode) -> Response:
+    async def _set_reward(self, request: Request, episode: GatewayEpisode) -> Response:
         body = await read_json(await self._bodies.read(request))
         reward, call = body.get("reward"), body.get("call", "")
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
