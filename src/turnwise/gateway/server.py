@@ -5,7 +5,7 @@ import logging
 import math
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -88,6 +88,11 @@ class Gateway:
         self._bearers, self._bodies = Bearers(), BodyReader()
         self.refusals: deque[str] = deque(maxlen=KEPT_REFUSALS)
         """Last requests without a valid bearer or route, such as "POST /chat/completions (404)"."""
+        self._routes: Sequence[Route] = ()
+
+    def listen_at(self, host: str, port: int, routes: Sequence[Route]) -> None:
+        """Set the address, and routes besides those of agents, before the gateway is opened."""
+        self._host, self._port, self._routes = host, port, routes
 
     async def __aenter__(self) -> "Gateway":
         allow_connections()
@@ -170,7 +175,9 @@ class Gateway:
         ]
         if self._admin is not None:
             routes += admin_routes(self, self._admin)
-        return Starlette(routes=routes, exception_handlers={HTTPException: self._respond_to_http_error})
+        return Starlette(
+            routes=[*routes, *self._routes], exception_handlers={HTTPException: self._respond_to_http_error}
+        )
 
     def _chat_route(self, dialect: ChatDialect) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request, episode: GatewayEpisode) -> Response:
