@@ -192,7 +192,7 @@ class StepReply(_Body):
 class EvaluationRequest(_Request):
     name: str
     episodes: list[str]
-    errors: NonNegativeInt
+    dropped: NonNegativeInt
 
 
 class SaveRequest(_Request):

@@ -219,7 +219,7 @@ class TrainingRoutes:
 
     async def _record_evaluation(self, request: EvaluationRequest) -> Done:
         trajectories = self._session.find(request.episodes)
-        self._service.record_evaluation(request.name, Evaluation(trajectories=trajectories, errors=request.errors))
+        self._service.record_evaluation(request.name, Evaluation(trajectories=trajectories, dropped=request.dropped))
         return Done()
 
     async def _save(self, request: SaveRequest) -> SaveReply:

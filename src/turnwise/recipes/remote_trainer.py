@@ -222,7 +222,7 @@ class RemoteBackend:
             session=self._session,
             name=name,
             episodes=self._name(evaluation.trajectories),
-            errors=evaluation.errors,
+            dropped=evaluation.dropped,
         )
         await self._server.post("/evaluation", request, Done)
         return evaluation
