@@ -8,12 +8,13 @@ is tested with `subprocess`.
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing import reduction
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 from unittest.mock import patch
 
 PRELOADED = ["ranks_for_tests", "turnwise.cli.main", "turnwise.recipes.run", "turnwise.recipes.sft"]
@@ -115,6 +116,16 @@ def _run(
     if prepare is not None:
         prepare()
     target(*args)
+
+
+@contextmanager
+def forked_with_output(target: Callable[..., Any], *args: Any, **options: Any) -> Iterator[tuple[Forked, TextIO]]:
+    """Start a forked process; yield it and what it prints. Wait for its end."""
+    read, write = os.pipe()
+    process = Forked(target, *args, stdout=write, **options)
+    os.close(write)
+    with process, os.fdopen(read) as lines:
+        yield process, lines
 
 
 def run_turnwise(words: list[str]) -> None:

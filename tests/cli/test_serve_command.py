@@ -9,7 +9,7 @@ import httpx2
 import openai
 import pytest
 
-from processes_for_tests import Forked, run_turnwise
+from processes_for_tests import forked_with_output, run_turnwise
 from turnwise.config.load import build, save_toml
 from turnwise.core.errors import UserError
 from turnwise.recipes import serving
@@ -18,10 +18,7 @@ from turnwise.recipes import serving
 def test_serve_prints_what_clients_need_and_records_their_calls(tmp_path: Path):
     command = ["serve", "--port", "0", "--admin-token", "the-admin"]
     command += ["--model.name", "tiny", "--rollout.max_new_tokens", "8"]
-    read, write = os.pipe()
-    server = Forked(run_turnwise, command, cwd=tmp_path, stdout=write)
-    os.close(write)
-    with server, os.fdopen(read) as lines:
+    with forked_with_output(run_turnwise, command, cwd=tmp_path) as (server, lines):
         exports = dict(lines.readline().strip().removeprefix("export ").split("=", 1) for _ in range(4))
         assert "Ctrl-C" in lines.readline()
         url, key = exports["OPENAI_BASE_URL"], exports["OPENAI_API_KEY"]

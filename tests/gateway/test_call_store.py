@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import sqlite3
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,23 +12,9 @@ import pytest
 
 from episodes_for_tests import says
 from gateway_for_tests import RecordingPolicy, episode_key, full_contexts, open_gateway
+from processes_for_tests import forked_with_output
 from turnwise.gateway.store import CallStore, StoredCall
 
-TESTS = Path(__file__).parent.parent
-SERVE = """
-import asyncio, sys
-from pathlib import Path
-from episodes_for_tests import says
-from gateway_for_tests import episode_key, open_gateway
-
-async def main():
-    async with open_gateway(says("first", "second"), Path(sys.argv[1])) as gateway:
-        await gateway.open_episode(episode_key(), bearer="the-bearer")
-        print(gateway.url, flush=True)
-        await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
 ASK = [{"role": "user", "content": "Hi"}]
 BEARER = {"Authorization": "Bearer the-bearer"}
 
@@ -88,15 +73,20 @@ def test_store_failed_write_fails_its_callers_and_leaves_nothing():
     assert asyncio.run(run()) == [0, 2]
 
 
+def serve(folder: Path) -> None:
+    """Print the URL of a gateway with an open episode, and serve until the process is killed."""
+
+    async def run():
+        async with open_gateway(says("first", "second"), folder) as gateway:
+            await gateway.open_episode(episode_key(), bearer="the-bearer")
+            sys.stdout.write(f"{gateway.url}\n")
+            await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
 def test_store_has_what_was_answered_after_kill(tmp_path: Path):
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVE, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{TESTS}"},
-    )
-    assert server.stdout is not None
-    with server, server.stdout as lines:
+    with forked_with_output(serve, tmp_path) as (server, lines):
         url = lines.readline().strip()
         first = httpx2.post(f"{url}/v1/chat/completions", json={"messages": ASK}, headers=BEARER, timeout=60)
         os.kill(server.pid, signal.SIGKILL)

@@ -1,9 +1,8 @@
 import errno
 import json
 import os
-import signal
-import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from episodes_for_tests import name_token
+from processes_for_tests import forked_with_output
 from turnwise.core.errors import UserError
 from turnwise.record import run_folder
 from turnwise.record.disk import FolderLock
@@ -167,18 +167,18 @@ def test_writing_needs_the_lock(tmp_path: Path) -> None:
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
+def hold_lock(path: Path) -> None:
+    with RunFolder.create(path, ""):
+        sys.stdout.write("locked\n")
+        time.sleep(600)
+
+
 def test_lock_is_released_when_the_process_is_killed(tmp_path: Path) -> None:
-    code = (
-        "import sys, time; from turnwise.record.run_folder import RunFolder\n"
-        f"folder = RunFolder.create({str(tmp_path)!r}, ''); print('locked', flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "locked\n"
+    with forked_with_output(hold_lock, tmp_path) as (process, lines):
+        assert lines.readline() == "locked\n"
         with pytest.raises(UserError, match=rf"pid {process.pid}"):
             RunFolder.open(tmp_path, writing=True)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
     RunFolder.open(tmp_path, writing=True).close()
 
 

@@ -2,10 +2,8 @@
 
 import json
 import math
-import os
-import signal
-import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_for_tests import ROWS, make_index, titles, write_rows
 
+from processes_for_tests import forked_with_output
 from turnwise.core.errors import UserError
+from turnwise.tools.search import indexing
 from turnwise.tools.search.index import fuse_rankings, index_in_memory, open_index
 from turnwise.tools.search.indexing import build_index
 from turnwise.tools.search.lexical import LexicalIndex, query_terms, tokenize, top_scores
@@ -177,24 +177,22 @@ def test_files_without_words_are_a_user_error(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == [tmp_path / "_.txt"], "nothing is left behind"
 
 
-KILLED = """
-import sys, time
-from pathlib import Path
-from turnwise.tools.search import indexing
-def stuck(*given):
-    print("half", flush=True)
-    time.sleep(60)
-indexing.write_manifest = stuck
-indexing.build_index([Path(sys.argv[1])], Path(sys.argv[2]))
-"""
+def build_half(rows: Path, folder: Path) -> None:
+    """Build an index up to its last file."""
+
+    def wait(*_: object) -> None:
+        sys.stdout.write("half\n")
+        time.sleep(600)
+
+    indexing.write_manifest = wait
+    build_index([rows], folder)
 
 
 def test_killed_build_leaves_no_index_and_can_be_repeated(tmp_path: Path) -> None:
     rows, folder = write_rows(tmp_path / "rows.jsonl"), tmp_path / "index"
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(rows), str(folder)], stdout=subprocess.PIPE)
-    assert process.stdout is not None and process.stdout.readline() == b"half\n"
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait(60)
+    with forked_with_output(build_half, rows, folder) as (process, lines):
+        assert lines.readline() == "half\n"
+        process.kill()
     (left,) = [path for path in tmp_path.iterdir() if path.name.endswith(".partial")]
     for path, problem in ((folder, "does not exist"), (left, "is not a search index")):
         with pytest.raises(UserError, match=problem):
