@@ -171,11 +171,11 @@ def test_rubric_judge_outage_stops_the_run_and_resume_continues_it(
 
     monkeypatch.setattr(DropMonitor, "add", gone_after)
     with serving(JudgeServer(judge)) as url:
-        config = rubric_run(tmp_path, url, train__steps=5, rollout__group_size=12)
+        config = rubric_run(tmp_path, url, train__steps=3, rollout__group_size=12)
         with pytest.raises(Outage) as told:
             train(config, console=quiet())
         done = len(steps_of(tmp_path / "run"))
-        assert 1 <= done < 5
+        assert 1 <= done < 3
         told_by = r"^\d+ of \d+ episodes were dropped, .* the reward judge: the judge m gave no verdict \(asked once\)"
         assert re.match(told_by, str(told.value))
         assert str(told.value).endswith(
@@ -184,7 +184,7 @@ def test_rubric_judge_outage_stops_the_run_and_resume_continues_it(
         monkeypatch.setattr(DropMonitor, "add", add)
         judge.is_gone = False
         summary = train(config, resume=True, console=quiet())
-    assert summary["finished"] and len(steps_of(tmp_path / "run")) == 5
+    assert summary["finished"] and len(steps_of(tmp_path / "run")) == 3
     assert summary["dropped_no_reward"] == sum(row["rollout/dropped_no_reward"] for row in steps_of(tmp_path / "run"))
 
 
