@@ -17,6 +17,7 @@ from learners_for_tests import gradients, make_learner, random_groups, settings_
 from turnwise.algos.kl import KlCoefficient
 from turnwise.algos.turn_discount import AdaptiveDiscount, CriticFit
 from turnwise.config.schema import Config
+from turnwise.core.errors import LearnerLost
 from turnwise.core.protocols import WeightSource
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group
@@ -272,3 +273,17 @@ def test_curriculum_measures_groups_that_were_filtered_out() -> None:
     source = TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0, curriculum=curriculum)
     assert set(ran.state.measured) == {task_name("test", task.seed) for task in source.draw(0, GROUPS)}
     assert ran.rows[0]["rollout/kept_groups"] == 2
+
+
+def test_restarted_learner_publishes_the_version_that_the_engine_had() -> None:
+    """The weights may have been lost with the learner; replicas that are replaced need them again."""
+    loop = run(settings_of(), steps=2).loop
+
+    def lose(*_: Any) -> None:
+        raise LearnerLost("killed")
+
+    loop._begin_step = lose  # type: ignore[assignment]
+    for _ in range(2):
+        with pytest.raises(LearnerLost):
+            asyncio.run(loop.run(replace(START, step=1)))
+    assert loop.engine.published == [0, 1, 2, 1, 1]  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
 from torch import Tensor
 
 from turnwise.cluster.engine_replica import POLL_S, EngineReplica, EpisodeJob, FinishedJobs, ReplicaParts
@@ -24,7 +24,7 @@ from turnwise.cluster.session import (
     start_error,
 )
 from turnwise.cluster.weights import PackedWeights, RemoteWeights, pack_tensor, put_weights
-from turnwise.core.errors import InfrastructureFailure, Outage
+from turnwise.core.errors import InfrastructureFailure, LearnerLost, Outage
 from turnwise.core.protocols import EngineStats, WeightSource
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Trajectory
@@ -42,6 +42,10 @@ Result = TypeVar("Result")
 
 class ReplicaLost(Exception):
     """The replica's process or node died, or it does not answer."""
+
+
+class ObjectLost(Exception):
+    """Weights or results were lost with the node that held them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,8 @@ class ReplicaPool:
         self._numbers = count()
         self._value_head: Callable[[], Mapping[str, Tensor]] = dict
         self._latest: _Published | None = None
+        self._lost: _Published | None = None
+        """The last weights that could not be read."""
         self._waiting: list[asyncio.Future[None]] = []
         self._past_stats: list[EngineStats] = []
         """Statistics of replicas that were lost."""
@@ -138,16 +144,32 @@ class ReplicaPool:
         return result
 
     async def _choose(self) -> _Replica:
-        """Wait for a live replica; unblocked by a new one, and by the last one that is given up."""
+        """Return the live replica with the fewest jobs; wait for one if none is live."""
         while not (live := [each for each in self.replicas if each.live]):
             for replica in self.replicas:
                 self._revive(replica)
             if all(each.given_up for each in self.replicas):
                 raise Outage(f"All engine replicas are lost. Last failure: {self.replicas[-1].given_up}")
-            changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(changed)
-            await changed
+            self._check_weights()
+            await self._wait_for_change()
         return min(live, key=lambda each: len(each.running))
+
+    def _check_weights(self) -> None:
+        """Raise LearnerLost if the latest weights are lost: only a restarted learner can publish others."""
+        if self._lost is not None and self._lost is self._latest:
+            raise LearnerLost("the published weights were lost with their node")
+
+    async def _wait_for_change(self) -> None:
+        """Wait; unblocked by a new replica, one that is given up, and weights that are published or lost."""
+        changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(changed)
+        await changed
+
+    def _report_change(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for changed in waiting:
+            if not changed.done():
+                changed.set_result(None)
 
     def _send_soon(self, replica: _Replica) -> None:
         if not replica.jobs and not replica.cancelled:
@@ -170,7 +192,7 @@ class ReplicaPool:
                     replica.losses = 0
                     if (done := replica.running.pop(number, None)) is not None and not done.done():
                         done.set_result(result)
-        except ReplicaLost as loss:
+        except (ReplicaLost, ObjectLost) as loss:
             self._lose(replica, actor, loss)
         except Exception as error:
             for done in replica.running.values():
@@ -188,7 +210,7 @@ class ReplicaPool:
             raise ReplicaLost(f"no answer for {limit_s:.0f} s")
         return answer.result()
 
-    def _lose(self, replica: _Replica, actor: Any, loss: ReplicaLost) -> None:
+    def _lose(self, replica: _Replica, actor: Any, loss: ReplicaLost | ObjectLost) -> None:
         """Fail the jobs of a lost replica and start its replacement. Does nothing if it is replaced already."""
         if replica.actor is not actor or not replica.live:
             return
@@ -212,30 +234,37 @@ class ReplicaPool:
             replica.reviver = asyncio.create_task(self._replace(replica))
 
     async def _replace(self, replica: _Replica) -> None:
-        """Start a new actor. It gets the latest weights before any episode, also if new ones come meanwhile."""
-        loaded: _Published | None = None
+        """Start a new actor. It gets the latest weights before any episode."""
         while replica.losses < MAX_LOSSES:
             replica.actor = actor = self._launch(replica.slot)
             try:
                 info = await self._call(actor.start.remote(self._build), START_S)
-                while loaded is not self._latest and self._latest is not None:
-                    loaded = self._latest
-                    await self._call(loaded.send(actor), START_S)
+                await self._send_latest(actor)
                 self._accept(replica, info)
                 break
             except ReplicaLost as loss:
                 replica.losses += 1
-                reason, loaded = str(loss), None
+                reason = str(loss)
                 ray.kill(actor)
             except Exception as error:
                 reason, replica.losses = first_line(error), MAX_LOSSES
         if not replica.live:
             replica.given_up = reason
             self._note(f"engine replica {replica.index} is given up: {reason}")
-        waiting, self._waiting = self._waiting, []
-        for changed in waiting:
-            if not changed.done():
-                changed.set_result(None)
+        self._report_change()
+
+    async def _send_latest(self, actor: Any) -> None:
+        """Load the latest weights, also if new ones come meanwhile; wait for new ones if these are lost."""
+        loaded: _Published | None = None
+        while self._latest is not None and loaded is not self._latest:
+            loaded = self._latest
+            try:
+                await self._call(loaded.send(actor), START_S)
+            except ObjectLost:
+                self._lost = loaded
+                self._report_change()
+                while self._latest is loaded:
+                    await self._wait_for_change()
 
     def set_value_head(self, parameters: Callable[[], Mapping[str, Tensor]]) -> None:
         """Publish these parameters of a critic on the policy's trunk with the weights. Called at each publication."""
@@ -245,7 +274,12 @@ class ReplicaPool:
         """Load the weights into all replicas. Those being replaced get them before they run episodes."""
         head = {name: pack_tensor(each) for name, each in self._value_head().items()}
         self._latest = latest = _Published(version=version, weights=put_weights(weights), value_head=head)
-        await self._all(latest.send)
+        self._report_change()
+        try:
+            await self._all(latest.send)
+        except ObjectLost:
+            self._lost = latest
+            self._check_weights()
 
     async def sleep(self) -> None:
         await self._all(lambda actor: actor.sleep.remote())
@@ -287,7 +321,11 @@ async def _wait_for(ref: Awaitable[Result]) -> Result:
         return await ref
     except RayActorError as error:
         raise ReplicaLost(describe_loss(error)) from error
+    except ObjectLostError as error:
+        raise ObjectLost("its data was lost with a node") from error
     except RayTaskError as error:
+        if isinstance(error.cause, ObjectLostError):
+            raise ObjectLost("its data was lost with a node") from error
         raise cause_of(error) from error
 
 

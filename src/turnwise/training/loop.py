@@ -12,7 +12,7 @@ from typing import Any
 
 from turnwise.algos.alarms import AlarmSettings
 from turnwise.config.schema import Config
-from turnwise.core.errors import DivergedError, UserError
+from turnwise.core.errors import DivergedError, LearnerLost, UserError
 from turnwise.core.protocols import EngineControl
 from turnwise.core.samples import Learner, StepSettings
 from turnwise.core.task import Task
@@ -129,6 +129,9 @@ class Loop:
                     raise asyncio.CancelledError
                 state = await self.finish_step(state)
         except DivergedError:  # the weights are not worth saving
+            raise
+        except LearnerLost:  # the engine's weights may be lost too
+            self._published = None
             raise
         except (asyncio.CancelledError, UserError):  # Ctrl-C, or a problem for the user to fix, such as a spent budget
             self.save(state)
