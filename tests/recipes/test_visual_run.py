@@ -16,6 +16,7 @@ from turnwise.data.packing import pack, unpack
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import load_model
 from turnwise.models.loading.lora import RUN_BASE
+from turnwise.recipes.api import Run
 from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
@@ -76,6 +77,15 @@ def test_visual_run_trains_the_vision_tower_and_keeps_its_images(tmp_path: Path)
     turn = trajectory_from_row(folder.read_trajectory(next(iter(folder.read_index())))).turns[0]
     assert [(span.end - span.start) for span in turn.images] == [16]  # one token per cell of a 4x4 map
     assert all((run / "images" / f"{span.hash}.png").is_file() for span in turn.images)
+
+
+def test_evaluate_of_a_visual_run_keeps_its_images(tmp_path: Path) -> None:
+    train(small(tmp_path, **SETTINGS | {"train__steps": 1}), console=quiet())
+    result = Run(tmp_path / "run").evaluate(episodes=2, out=tmp_path / "seen", quiet=True)
+    turns = [turn for trajectory in result.trajectories for turn in trajectory.turns]
+    files = {f"{span.hash}.png" for turn in turns for span in turn.images}
+    assert files
+    assert files == {file.name for file in (tmp_path / "seen" / "images").iterdir()}
 
 
 def changed_vision(run: Path, step: int) -> list[str]:

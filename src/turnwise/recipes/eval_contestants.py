@@ -269,7 +269,7 @@ def open_policy(
     `show_warmup` receives the finished and total steps of tiny's warm-up; `images` keeps those of the episodes.
     """
     if contestant.url is None:
-        return _local_policy(contestant.config, spec, params, show_warmup)
+        return _local_policy(contestant.config, spec, params, show_warmup, images)
     endpoint = endpoint_options.endpoint(contestant.url, contestant.source)
     return _remote_policy(contestant.config, spec, endpoint, endpoint_options, images)
 
@@ -309,11 +309,17 @@ async def _remote_policy(
 
 
 def _local_policy(
-    config: Config, spec: EnvSpec, params: dict[str, Any], show_warmup: Callable[[int, int], None]
+    config: Config,
+    spec: EnvSpec,
+    params: dict[str, Any],
+    show_warmup: Callable[[int, int], None],
+    images: ImageStore,
 ) -> AbstractAsyncContextManager[EvaluationPolicy]:
     torch.set_num_threads(config.system.threads)
     environments = EnvironmentMix(specs={spec.name: spec}, entries=(EnvMixEntry(env=spec.name, params=params),))
     loaded, _ = load_policy(config, environments, show_warmup)
+    if loaded.images is not None:
+        loaded.images.store = images
     stack = build_policy_stack(config, environments, loaded)
     policy = EvaluationPolicy(
         runner=PolicyRunner(collector=stack.evaluator),
