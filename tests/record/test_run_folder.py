@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from episodes_for_tests import name_token
 from processes_for_tests import forked_with_output
 from turnwise.core.errors import UserError
+from turnwise.core.images import image_token_id
 from turnwise.record import run_folder
 from turnwise.record.disk import FolderLock
 from turnwise.record.run_folder import RunFolder
@@ -408,6 +409,14 @@ def test_token_names_are_written_once_also_after_a_kill(tmp_path: Path) -> None:
     with RunFolder.open(tmp_path / "run", writing=True) as folder:
         folder.write_trajectories(5, [row(5)], name_token)
         assert [json.loads(line) for line in path.read_text().splitlines()] == named
+
+
+def test_token_names_leave_out_tokens_of_images(tmp_path: Path) -> None:
+    with filled(tmp_path / "run", 1) as folder:
+        turn = {"context_ids": [1, image_token_id("0" * 13, 0), 3], "action_ids": [1]}
+        folder.write_trajectories(5, [row(5) | {"turns": [turn]}], name_token)
+    lines = (tmp_path / "run/trajectories/tokens.jsonl").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in lines][-1] == 3
 
 
 def test_discard_from_drops_later_alarms(tmp_path: Path) -> None:

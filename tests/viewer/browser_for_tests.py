@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 from runs_for_tests import quiet, small
-from turnwise.core.images import ImageStore, image_hash
+from turnwise.core.images import ImageStore, image_hash, image_token_id
 from turnwise.core.token_name import TokenName
 from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
@@ -49,7 +49,9 @@ def make_runs(root: Path) -> None:
     vary(root / ONE, root / TWO, ("seed = 0\n\n[env]", "seed = 1\n\n[env]"), reward=0.25)
     vary(root / ONE, root / OTHER, ("learning_rate = 0.001", "learning_rate = 0.005"), reward=-0.125)
     set_outcomes(root / OTHER, before=LOST, after=GAINED)
-    write_run(root / HOSTILE, [nasty_row(0), nasty_row(1), row(2, [{"context_ids": [0], "action_ids": [1, 4]}])])
+    write_run(
+        root / HOSTILE, [nasty_row(0), nasty_row(1), row(2, [{"context_ids": [0], "action_ids": [1, 4]}]), seen_row(3)]
+    )
     write_run(root / LONG, [long_row()])
     ImageStore(root / HOSTILE / "images").put(ONE_PIXEL)
 
@@ -97,6 +99,14 @@ def nasty_row(member: int) -> dict[str, Any]:
     spans = [{"hash": name, "start": 0, "end": 1} for name in (image_hash(ONE_PIXEL), "0" * 32)]
     first = turn([0, 1, 2, 3], extends=False) | {"images": spans}
     return row(member, [first, turn([4, 5, 1], extends=False)])
+
+
+def seen_row(member: int) -> dict[str, Any]:
+    """Return an episode whose context has an image of two tokens among its text."""
+    key = image_hash(ONE_PIXEL)
+    ids = [0, 4, image_token_id(key, 0), image_token_id(key, 1), 4]
+    seen = {"context": "<|end|>漢<|image_pad|>漢", "context_ids": ids, "images": [{"hash": key, "start": 2, "end": 4}]}
+    return row(member, [turn([1, 2], extends=False) | seen])
 
 
 def long_row() -> dict[str, Any]:

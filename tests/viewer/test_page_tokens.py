@@ -4,7 +4,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from browser_for_tests import HOSTILE, LONG, LONG_TOKENS, ONE, Viewer, expect
+from browser_for_tests import HOSTILE, LONG, LONG_TOKENS, ONE, ONE_PIXEL, Viewer, expect
+
+from turnwise.core.images import image_hash
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
@@ -145,3 +147,13 @@ def test_touch_screens_are_told_to_tap(viewer: Viewer) -> None:
     viewer.open("tokens", run=ONE, number=number, by="entropy")
     expect(viewer.page.locator(".inspector")).to_contain_text("Tap a token")
     devtools.send("Emulation.setTouchEmulationEnabled", {"enabled": False})
+
+
+def test_image_tokens_are_shown_as_such(viewer: Viewer) -> None:
+    viewer.open("tokens", run=HOSTILE, number=3)
+    tokens = viewer.page.locator(".token.context")
+    assert tokens.all_text_contents() == ["<|end|>", "漢", "[image]", "[image]", "漢"]
+    tokens.nth(3).hover()
+    fields = shown(viewer)
+    assert fields["id"] == f"image {image_hash(ONE_PIXEL)}, token 1"
+    assert (fields["special"], fields["kind"]) == ("yes", "context (not sampled)")

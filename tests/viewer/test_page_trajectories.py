@@ -91,6 +91,12 @@ def test_context_shows_its_images_and_notes_for_missing_ones(viewer: Viewer) -> 
     expect(viewer.page.locator(".context-images .note")).to_have_text(f"image {'0' * 32} is not in the run folder")
 
 
+def test_context_marks_an_image_among_its_text(viewer: Viewer) -> None:
+    viewer.open("trajectory", run=HOSTILE, number=3)
+    parts = viewer.page.locator(".context-text > *")
+    assert parts.all_text_contents()[:4] == ["<|end|>", "漢", "[image]", "漢"]
+
+
 def test_incomplete_row_of_an_old_run_is_shown(viewer: Viewer) -> None:
     viewer.open("trajectory", run=HOSTILE, number=2)
     expect(viewer.page.locator(".turn .model")).to_contain_text("(empty message)")

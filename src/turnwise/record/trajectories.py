@@ -206,7 +206,10 @@ def _picture(row: Mapping[str, Any]) -> Picture:
 
 
 class TokenNamesFile:
-    """File beside the trajectories with the text of every token id that occurs in them: one line per id."""
+    """File beside the trajectories with the text of every token id that occurs in them: one line per id.
+
+    Tokens of images, whose ids are below 0, have no text: the rows of turns list their images.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -218,7 +221,7 @@ class TokenNamesFile:
             drop_partial_line(self._path)
             self._known = {row["id"] for _, row in read_jsonl(self._path)}
         turns = [turn for row in rows for turn in row["turns"]]
-        new = sorted({each for turn in turns for name in ID_KEYS for each in turn[name]} - self._known)
+        new = sorted({each for turn in turns for name in ID_KEYS for each in turn[name] if each >= 0} - self._known)
         if new:
             append_bytes(self._path, b"".join(encode_row(asdict(name_token(each))) + b"\n" for each in new))
             self._known.update(new)

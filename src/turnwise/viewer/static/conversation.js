@@ -2,7 +2,7 @@
 
 import { imageAddress } from "./api.js";
 import { h } from "./dom.js";
-import { episodesText, mean, short, signed, statusText } from "./format.js";
+import { episodesText, mean, nameToken, short, signed, statusText } from "./format.js";
 
 const CONTEXT_CHARACTERS = 900;
 const TAG = /<(\/?)(think|answer|tool_call)>/g;
@@ -165,19 +165,33 @@ export function statusBadge(status) {
   );
 }
 
-/** Split a turn's context into [{special, text}] by its token ids; null if the tokens do not give the stored text. */
+/** Split a turn's context into [{special, text}] by its token ids; null if the tokens do not give the stored text.
+    The tokens of an image are one part, which stands for the text that its chat template writes. */
 function contextParts(turn, vocabulary) {
   const parts = [];
-  let text = "";
-  for (const id of turn.context_ids) {
-    const token = vocabulary[id];
+  const texts = [""];
+  for (const [position, id] of turn.context_ids.entries()) {
+    const token = nameToken(id, vocabulary);
     if (!token) return null;
-    text += token.text;
+    if (id >= 0) texts[texts.length - 1] += token.text;
+    else if (turn.context_ids[position - 1] < 0) continue;
+    else texts.push("");
     const last = parts.at(-1);
     if (last && last.special === Boolean(token.special)) last.text += token.special ? ` ${token.text}` : token.text;
     else parts.push({ special: Boolean(token.special), text: token.text });
   }
-  return text === turn.context && parts.some((part) => part.special) ? parts : null;
+  return areTexts(turn.context, texts) && parts.some((part) => part.special) ? parts : null;
+}
+
+/** Whether the text is these texts, in order, with anything between two of them. */
+function areTexts(text, [first, ...rest]) {
+  if (rest.length === 0) return text === first;
+  let end = String(text).startsWith(first) ? first.length : -1;
+  for (const each of rest) {
+    const start = end < 0 ? -1 : text.indexOf(each, end);
+    end = start < 0 ? -1 : start + each.length;
+  }
+  return end >= 0 && text.endsWith(rest.at(-1));
 }
 
 /** Return the context as elements. Only its last `maxCharacters` are shown, the rest is folded. */

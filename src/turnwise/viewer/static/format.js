@@ -79,3 +79,8 @@ export function mean(values) {
   const numbers = (values ?? []).map(Number).filter(Number.isFinite);
   return numbers.length ? numbers.reduce((sum, each) => sum + each, 0) / numbers.length : null;
 }
+
+/** Return {text, special} of a token id, or undefined. Ids below 0 are tokens of images, which have no text. */
+export function nameToken(id, vocabulary) {
+  return Number(id) < 0 ? { text: "[image]", special: true } : vocabulary[id];
+}

@@ -8,7 +8,7 @@ import { QUANTITIES, legendValues, numbersOf, rangeOf, styleOf, valueText } from
 import { remember } from "./router.js";
 import { Chunks, ranges } from "./token_chunks.js";
 import { inspector } from "./token_inspector.js";
-import { short } from "./format.js";
+import { nameToken, short } from "./format.js";
 import { addHeader, entriesOf } from "./trajectory_navigation.js";
 import { marked } from "./visible.js";
 
@@ -114,8 +114,13 @@ class TokensView {
     );
   }
 
+  /** Return {text, special} of an id, or undefined. */
+  named(id) {
+    return nameToken(id, this.vocabulary);
+  }
+
   textOf(id) {
-    return this.vocabulary[id]?.text ?? String(id);
+    return this.named(id)?.text ?? String(id);
   }
 
   /** Add the turns; a turn that does not extend the previous one starts a new segment. */
@@ -170,7 +175,7 @@ class TokensView {
   }
 
   token(turn, segment, kind, id, index) {
-    const known = this.vocabulary[id];
+    const known = this.named(id);
     const text = this.textOf(id);
     const style =
       kind === "action"
@@ -199,9 +204,9 @@ class TokensView {
     const isInside = ([, start, end]) => position >= start && position < end;
     const span = kind === "action" ? source.spans.find(isInside)?.[0] : null;
     this.inspector.show({
-      id: Number(id),
-      text: this.vocabulary[id]?.text ?? null,
-      special: this.vocabulary[id]?.special,
+      id: Number(id) < 0 ? imageName(source, position) : Number(id), // an image's id is too long for a number
+      text: this.named(id)?.text ?? null,
+      special: this.named(id)?.special,
       kind,
       turn: Number(turn) + 1,
       segment: Number(segment),
@@ -298,4 +303,11 @@ class TokensView {
     token.tabIndex = 0;
     token.focus();
   }
+}
+
+/** Return which token of which image is at this position of a turn's context. */
+function imageName(turn, position) {
+  const spans = Array.isArray(turn.images) ? turn.images : [];
+  const span = spans.find(({ start, end }) => position >= start && position < end);
+  return span ? `image ${String(span.hash).slice(0, 40)}, token ${position - span.start}` : "image";
 }
