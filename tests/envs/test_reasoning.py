@@ -27,6 +27,7 @@ NAMES = ("frozen_lake", "sokoban", "sudoku", "game_2048", "rubiks_cube", "connec
         ("- a\n* b", "a\nb", 1.0),
         ("a", "a\nb", 2 / 3),
         ("a\na\na", "a", 0.5),
+        ("a\na", "a\na\nb", 0.8),
         ("c", "a\nb", 0.0),
         ("", "a", 0.0),
         ("", "", 1.0),
@@ -47,7 +48,7 @@ def test_read_section_takes_the_last_complete_one() -> None:
     text = "<observation>no</observation> <observation>yes</observation><observation>open"
     assert read_section(text, "observation") == "yes"
     assert read_section("</observation><observation>", "observation") is None
-    assert score_section(f"<observation>{'a' * MAX_SECTION_CHARS}a</observation>", "observation", "a") == 0.0
+    assert score_section(f"<observation>a{' ' * MAX_SECTION_CHARS}</observation>", "observation", "a") == 0.0
 
 
 def step(name: str, params: dict[str, Any], reply: str | None = None) -> StepResult:

@@ -61,6 +61,22 @@ def test_svg_turns_pay_the_improvement_over_the_best() -> None:
     assert "structure" in first.messages[0].content and not second.over
 
 
+def test_svg_structure_weight_weighs_the_structure() -> None:
+    runner = begin(structure_weight=1.0)
+    asyncio.run(runner.start())
+    assert isinstance(runner.env, SvgReconstruction)
+    (target,) = runner.env.solve() or []
+    hidden = target.replace("</svg>", '<rect x="0" y="0" width="64" height="64" fill="white"/></svg>')
+    count = len(read_svg(target))
+    (result,) = play(begin(structure_weight=1.0), hidden)
+    assert result.reward == pytest.approx(2 * count / (2 * count + 1))
+
+
+def test_pixel_score_is_at_least_zero() -> None:
+    black = Shape(tag="rect", attributes={"x": "0", "y": "0", "width": "64", "height": "64", "fill": "black"})
+    assert pixel_score(render([black], 48), render(read_svg(svg(SQUARE)), 48)) == 0.0
+
+
 def test_svg_tasks_are_drawn_from_their_seeds() -> None:
     images = [asyncio.run(begin(seed).start()).messages[-1].images for seed in (1, 1, 2)]
     assert images[0] == images[1] != images[2]

@@ -221,12 +221,26 @@ def test_vision_tower_is_frozen_by_default(folders: Path) -> None:
 @ALL
 def test_image_tokens_are_never_sampled(name: str, folders: Path) -> None:
     loaded = load(name, folders)
-    placeholder = loaded.model.config.image_token_id
-    with torch.no_grad():  # without the mask, the model would always choose it
-        loaded.model.get_output_embeddings().weight[placeholder] *= 100
+    config = loaded.model.config
+    vocabulary = range(config.get_text_config().vocab_size)
+    found = (config.image_token_id, getattr(config, "video_token_id", None))
+    placeholders = [token for token in found if token in vocabulary]
+    with torch.no_grad():  # without the mask, the model would choose them
+        loaded.model.get_output_embeddings().weight[placeholders] *= 100
     batch = pack([sample_of(renderer_of(loaded).start([look(WIDE)]), 2)])
     logits, _ = packed_logits(loaded.model, batch, batch.sources)
-    assert bool((logits.softmax(dim=-1)[:, placeholder] == 0).all())
+    assert bool((logits.softmax(dim=-1)[:, placeholders] == 0).all())
+
+
+def test_features_of_tiny_vlm_are_as_large_as_token_embeddings() -> None:
+    """Larger ones would drown what the layers add to them, and nothing would be learnt from images."""
+    loaded = load_model(TINY_VLM)
+    ids = renderer_of(loaded).start([look(png(64, 64))])
+    encoder, embeddings = image_encoder(loaded.model), loaded.model.get_input_embeddings().weight
+    assert encoder is not None
+    with torch.no_grad():
+        features = encoder.features(loaded.model.base_model, torch.tensor([each for each in ids if each < 0]))
+    assert 0.5 < features.norm(dim=1).mean() / embeddings.norm(dim=1).mean() < 2
 
 
 def test_saved_vision_model_reads_images_alike(folders: Path, tmp_path: Path) -> None:

@@ -70,5 +70,16 @@ IN_ENGINE = (
         "models/head.py",
         VISION,
         ("image tokens are sampled", "module.never_sampled, NEVER)", "module.never_sampled, 0.0)"),
+        ("image tokens are sampled from the output head", "self.never_sampled, NEVER)", "self.never_sampled, 0.0)"),
+    ),
+    *mutants(
+        "models/vision/architectures.py",
+        VISION,
+        ("video tokens are sampled", "(config.image_token_id, getattr(", "(config.image_token_id, None and getattr("),
+    ),
+    *mutants(
+        "models/vision/processor.py",
+        VISION,
+        ("all tokens of an image are its first", "image_token_id(key, index)", "image_token_id(key, 0)"),
     ),
 )

@@ -13,9 +13,32 @@ SCORING = (
 PARTS = (*WORTH, "rewards/test_rubrics.py")
 CODE = (*WORTH, "rewards/test_unit_tests.py")
 SQL = (*WORTH, "rewards/test_sql_results.py")
+REASONING = ("envs/test_reasoning.py",)
+SVG = ("envs/test_svg_reconstruction.py",)
 JUDGES = ("rewards/test_judge_groups.py",)
 
 IN_REWARDS = (
+    *mutants(
+        "envs/reasoning.py",
+        REASONING,
+        ("facts are counted once", "2 * (said & true).total()", "2 * len(said & true)"),
+        ("false facts cost nothing", "total = said.total() + true.total()", "total = 2 * true.total()"),
+        ("any fact counts", "(said & true).total()", "(said | true).total()"),
+        ("the first section counts", 'text.rfind(f"<{name}>", 0, max(end, 0))', 'text.find(f"<{name}>")'),
+        ("a section may be of any length", "len(section) > MAX_SECTION_CHARS", "False"),
+    ),
+    *mutants(
+        "envs/svg_reconstruction/worker.py",
+        SVG,
+        ("every turn pays its whole score", "max(0.0, score - self._best), max", "score, max"),
+        ("a worse picture becomes the best", "max(score, self._best)", "score"),
+        ("the weights are swapped", "self._structure_weight * structure + (1", "self._structure_weight * pixels + (1"),
+        ("pixels score below 0", "float(max(0.0, 1.0 - error / blank))", "float(1.0 - error / blank)"),
+        ("two shapes pair with one", "and not taken >> index & 1", ""),
+        ("further shapes cost nothing", "/ (len(shapes) + len(target))", "/ (2 * len(target))"),
+        ("shapes of other kinds are alike", "one.kind != other.kind or", ""),
+        ("colours do not count", "+ 1 - difference) / 2", "+ 1) / 2"),
+    ),
     *mutants(
         "rewards/scoring.py",
         SCORING,

@@ -9,6 +9,9 @@ import torch
 
 from episodes_for_tests import renderer
 from turnwise.core.errors import UserError
+from turnwise.core.images import find_images
+from turnwise.core.messages import Picture
+from turnwise.core.random_streams import random_stream
 from turnwise.core.samples import Sample
 from turnwise.core.task import Task
 from turnwise.envs.answers import read_answer
@@ -20,7 +23,12 @@ from turnwise.envs.text_env import Outcome, TextEnv, goes_on, won
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.loading.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny_vlm import PIXELS
+from turnwise.models.vision.encoder import vision_parameters
+from turnwise.pictures.observation import draw_observation
+from turnwise.render.renderer import Renderer
 from turnwise.training import warmup
+from turnwise.training.describe_boards import GROUNDS, described_board, random_board
 from turnwise.training.warmup import load_warmed_up, random_episode, warm_up
 
 
@@ -247,3 +255,31 @@ def test_warm_up_reports_a_bad_reward_or_drawing_in_one_line(reward: Any, pictur
     kind = spec_of(Broken)
     with pytest.raises(UserError, match=r"during the warm-up of tiny: Broken\.(step|draw) returned .*: return"):
         warm_up(load_tiny("tiny"), [(kind, kind.check_params({}))], steps=1, seed=0, show=lambda *_: None)
+
+
+def test_described_board_names_the_cells_that_its_picture_shows() -> None:
+    loaded = load_model("tiny_vlm")
+    assert loaded.images is not None
+    boards = Renderer(loaded.tokenizer, images=loaded.images)
+    rows = random_board(random_stream("warmup boards", 3, 5))
+    sample = described_board(boards, 3, 5)
+    facts = loaded.tokenizer.decode(sample.ids[sample.mask].tolist()).removesuffix("<|end|>").splitlines()
+    objects = [name for row in rows for name in row if name not in GROUNDS]
+    assert [fact.partition(" at ")[0].replace(" ", "_") for fact in facts] == objects
+    (span,) = find_images(sample.ids.tolist())
+    assert span.end - span.start == len(rows) * len(rows[0])
+    assert loaded.images.store.get(span.hash) == draw_observation(Picture(rows=rows), PIXELS).data
+
+
+def test_warm_up_describes_boards_only_for_environments_with_images() -> None:
+    shown = dict[str, list[tuple[int, int]]]()
+    for observation in ("text", "image"):
+        params = load_spec("frozen_lake").check_params({"observation": observation, "cell_pixels": 8})
+        seen = shown.setdefault(observation, [])
+        loaded = load_model("tiny_vlm", attn_implementation=ATTENTION)
+        before = [each.clone() for each in vision_parameters(loaded.model)]
+        environments = [(load_spec("frozen_lake"), params)]
+        warm_up(loaded, environments, steps=1, seed=0, show=lambda done, total, seen=seen: seen.append((done, total)))
+        changed = any(not torch.equal(*pair) for pair in zip(before, vision_parameters(loaded.model), strict=True))
+        assert changed == (observation == "image")
+    assert shown == {"text": [(1, 1)], "image": [(1, 3), (2, 3), (3, 3)]}

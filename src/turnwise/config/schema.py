@@ -88,7 +88,8 @@ class ModelConfig(Section):
     train_vision: bool = False
     """Train the vision tower and its projection too, in models that read images; false: the language model alone."""
     warmup_steps: Annotated[int, Field(ge=0)] = 60
-    """tiny and tiny_vlm only: optimizer steps on random legal actions, which teach them the answer format."""
+    """tiny and tiny_vlm only: optimizer steps on random legal actions, which teach them the answer format. For
+    environments with images, tiny_vlm first takes twice as many on pictures of random boards, which it describes."""
     warmup_seed: Seed = 0
     """tiny and tiny_vlm only: seed of the initial weights and the warm-up."""
 

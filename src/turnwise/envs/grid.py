@@ -1,6 +1,6 @@
 """Shared by grid environments: directions, symbols, text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 Cell = tuple[int, int]
 """Row and column, starting at 0 in the top left."""
@@ -21,6 +21,16 @@ def grid_text(rows: Sequence[Sequence[str]], symbols: Mapping[str, str]) -> str:
 def cell_text(cell: Cell) -> str:
     """Format a cell for the prompt, counting from row 1 and col 1."""
     return f"row {cell[0] + 1} col {cell[1] + 1}"
+
+
+def describe_cells(rows: Sequence[Sequence[str]], plain: Collection[str]) -> str:
+    """Return where the cells are that are not plain: `player at row 1 col 2`, one per line."""
+    return "\n".join(
+        f"{name.replace('_', ' ')} at {cell_text((row, column))}"
+        for row, names in enumerate(rows)
+        for column, name in enumerate(names)
+        if name not in plain
+    )
 
 
 def legend(symbols: Mapping[str, str]) -> str:

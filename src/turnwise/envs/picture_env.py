@@ -1,12 +1,13 @@
 """PictureEnv: a TextEnv that shows its state as text, as an image of `draw()`, or as both."""
 
+from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from turnwise.core.image_encoding import import_pillow
 from turnwise.core.messages import Content, Picture
-from turnwise.envs.grid import cell_text
+from turnwise.envs.grid import describe_cells
 from turnwise.envs.text_env import TextEnv
 from turnwise.pictures.observation import draw_observation
 
@@ -51,24 +52,14 @@ class PictureEnv(TextEnv):
         text = "\n".join(part for part in (before, state if self.shows_text else "", after) if part)
         if not self.shows_images(self.params):
             return text
-        picture = self.draw()
-        if picture is None:
-            raise ValueError("draw() returned no picture of the state")
         rest = "\n".join(part for part in (state if self.shows_text else "", after) if part)
-        image = draw_observation(picture, self.params.cell_pixels)
+        image = draw_observation(self.draw(), self.params.cell_pixels)
         return (f"{before}\n" if before else "", image, f"\n{rest}" if rest else "")
 
-    def draw(self) -> Picture | None:
-        raise NotImplementedError
+    @abstractmethod
+    def draw(self) -> Picture:
+        """Draw the current state, for the model and for humans."""
 
-    def state_text(self) -> str | None:
+    def state_text(self) -> str:
         """Return the cells of the picture that are not plain: `player at row 1 col 2`, one per line."""
-        picture = self.draw()
-        if picture is None:
-            return None
-        return "\n".join(
-            f"{name.replace('_', ' ')} at {cell_text((row, column))}"
-            for row, names in enumerate(picture.rows)
-            for column, name in enumerate(names)
-            if name not in self.plain_cells
-        )
+        return describe_cells(self.draw().rows, self.plain_cells)

@@ -1,6 +1,8 @@
 """Warm-up of tiny and tiny_vlm: a short, seeded training on random legal actions, cached.
 
-Since the actions are random, it learns the format of answers, and not which ones are good.
+Since the actions are random, it learns the format of answers, and not which ones are good. If an environment shows
+images, the model first learns to describe pictures of random boards: without that, reinforcement learning finds no
+relation between pictures and rewards.
 """
 
 import asyncio
@@ -29,13 +31,16 @@ from turnwise.models.loading.save import atomic_folder, write_model
 from turnwise.models.loading.tiny import TINY_VERSION
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.judges import skip_judges
+from turnwise.training.describe_boards import described_board
 from turnwise.training.learner import token_logprobs
 from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule
 from turnwise.training.sft import Script, play_demonstration
 
-WARMUP_VERSION = 2
+WARMUP_VERSION = 3
 """Part of the cache key; increment it when the result changes."""
 
+BOARD_STEPS = 2
+"""Steps of describing boards for each step of random actions."""
 EPISODES_PER_STEP = 16
 ATTEMPTS = 10
 """Attempts per episode. More than in a rollout, since one failed episode stops the warm-up."""
@@ -79,27 +84,44 @@ def _source_digest(spec: EnvSpec) -> str:
 
 
 def warm_up(loaded: LoadedModel, environments: Environments, *, steps: int, seed: int, show: Progress) -> None:
-    """Train the model, in place, on transcripts of random actions; environments take turns."""
+    """Train the model, in place, on random boards if an environment shows images, then on random actions."""
     renderer = Renderer(loaded.tokenizer, images=loaded.images)
     loaded.model.requires_grad_(True)  # an untrained vision tower cannot stay frozen
-    schedule = Schedule(kind="linear", total_steps=steps, warmup_steps=min(10, steps // 4), final_share=0.1)
-    optimizer = Optimizer(list(loaded.model.parameters()), SETTINGS, schedule.share)
-    device = loaded.model.get_input_embeddings().weight.device
+    board_steps = BOARD_STEPS * steps if any(spec.shows_images(params) for spec, params in environments) else 0
+
+    def describe(step: int) -> list[Sample]:
+        return [described_board(renderer, seed, number) for number in _numbers(step)]
+
+    _train(loaded, describe, board_steps, lambda done, _: show(done, board_steps + steps))
     with asyncio.Runner() as runner:  # one event loop for all steps: tools keep their connections
-        for step in range(steps):
-            numbers = range(step * EPISODES_PER_STEP, (step + 1) * EPISODES_PER_STEP)
+
+        def act(step: int) -> list[Sample]:
+            samples = list[Sample]()
             try:
-                samples = list[Sample]()
                 # Not as the task's result, which asyncio's signal handling formats as text after every run.
-                runner.run(_play_episodes(environments, renderer, seed, numbers, samples))
+                runner.run(_play_episodes(environments, renderer, seed, _numbers(step), samples))
             except (EnvironmentFailure, InfrastructureFailure) as failure:  # random actions cannot be to blame
                 raise UserError(f"the environment failed during the warm-up of {loaded.name}: {failure}") from failure
-            batch = on_device(pack(samples), device)
-            with batch_attention(batch):
-                logprobs, *_ = token_logprobs(loaded.model, batch)
-                (-logprobs.mean()).backward()
-            optimizer.step(step)
-            show(step + 1, steps)
+            return samples
+
+        _train(loaded, act, steps, lambda done, _: show(board_steps + done, board_steps + steps))
+
+
+def _numbers(step: int) -> range:
+    return range(step * EPISODES_PER_STEP, (step + 1) * EPISODES_PER_STEP)
+
+
+def _train(loaded: LoadedModel, draw: Callable[[int], list[Sample]], steps: int, show: Progress) -> None:
+    """Maximise the log-likelihood of the answers in the samples that `draw` returns for each step."""
+    schedule = Schedule(kind="linear", total_steps=steps, warmup_steps=min(10, steps // 4), final_share=0.1)
+    optimizer = Optimizer(list(loaded.model.parameters()), SETTINGS, schedule.share)
+    for step in range(steps):
+        batch = on_device(pack(draw(step)), device_of(loaded.model))
+        with batch_attention(batch):
+            logprobs, *_ = token_logprobs(loaded.model, batch)
+            (-logprobs.mean()).backward()
+        optimizer.step(step)
+        show(step + 1, steps)
 
 
 async def _play_episodes(

@@ -58,6 +58,7 @@ def tiny_vlm_model(seed: int = 0) -> Qwen2VLForConditionalGeneration:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = Qwen2VLForConditionalGeneration(tiny_vlm_config()).eval()
+        _match_embeddings(model)
     pixels = Qwen2VLImageProcessorPil(
         patch_size=PIXELS // MERGE,
         merge_size=MERGE,
@@ -67,3 +68,18 @@ def tiny_vlm_model(seed: int = 0) -> Qwen2VLForConditionalGeneration:
     )
     equip_model(model, images_only(Qwen2VLProcessor)(pixels, tiny_vlm_tokenizer()))
     return model
+
+
+@torch.no_grad()
+def _match_embeddings(model: Qwen2VLForConditionalGeneration) -> None:
+    """Give the features of random cells the mean and the variance of token embeddings.
+
+    As initialised, features are twelve times as large, and what the layers add to them has no weight.
+    """
+    colors, details = torch.randn(256, 1, 3, 1), 0.5 * torch.randn(256, MERGE**2, 3, (PIXELS // MERGE) ** 2)
+    visual = model.model.visual
+    features = visual.merger(visual.patch_embed((colors + details).flatten(0, 1).flatten(1)))
+    scale = model.get_input_embeddings().weight.std() / features.std(dim=0).mean()
+    project = visual.merger.mlp[2]
+    project.weight.mul_(scale)
+    project.bias.sub_(features.mean(dim=0)).mul_(scale)
