@@ -1,6 +1,8 @@
 """The doctor finds what is broken, and says how to mend it."""
 
 import importlib
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -8,6 +10,15 @@ import pytest
 
 from turnwise.recipes import doctor
 from turnwise.recipes.doctor import Finding, check_machine
+from turnwise.sandbox.host import sandbox_report
+
+
+@pytest.fixture(autouse=True, scope="module")
+def sandboxes_started_once() -> Iterator[None]:
+    """They start for all of these tests once, which takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doctor, "sandbox_report", cache(sandbox_report))
+        yield
 
 
 def found(name: str, folder: Path) -> Finding:
