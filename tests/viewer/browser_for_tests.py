@@ -33,6 +33,14 @@ NASTY = (
     "漢字 かな 한글 🙂 ┌─┐\n│中│\n└─┘"
 )
 
+CRITIC_METRICS = {
+    "train/q_explained": 0.25,
+    "train/v_explained": -0.125,
+    "train/overestimation": 1.5,
+    "train/target_drift": 0.0625,
+    "train/effective_samples": 0.75,
+}
+"""Metrics of a critic of utterances, which OTHER has."""
 ONE_PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63f8cfc0000003010100c9fe92ef"
     "0000000049454e44ae426082"
@@ -48,6 +56,7 @@ def make_runs(root: Path) -> None:
     (root / ONE / "alarms.jsonl").write_text('{"step":2,"text":"entropy fell to <b>half</b>"}\n')
     vary(root / ONE, root / TWO, ("seed = 0\n\n[env]", "seed = 1\n\n[env]"), reward=0.25)
     vary(root / ONE, root / OTHER, ("learning_rate = 0.001", "learning_rate = 0.005"), reward=-0.125)
+    add_metrics(root / OTHER, CRITIC_METRICS)
     set_outcomes(root / OTHER, before=LOST, after=GAINED)
     write_run(
         root / HOSTILE, [nasty_row(0), nasty_row(1), row(2, [{"context_ids": [0], "action_ids": [1, 4]}]), seen_row(3)]
@@ -67,6 +76,13 @@ def vary(path: Path, copy: Path, setting: tuple[str, str], reward: float) -> Non
         for name in ("rollout/reward", "train/entropy"):
             each |= {name: each[name] + reward} if name in each else {}
     (copy / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+
+
+def add_metrics(path: Path, metrics: Mapping[str, float]) -> None:
+    """Add metrics to the training steps of a run."""
+    rows = RunFolder.open(path).read_metrics()
+    changed = [each | metrics if "rollout/success" in each else each for each in rows]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in changed))
 
 
 def set_outcomes(path: Path, **solved: Sequence[int]) -> None:

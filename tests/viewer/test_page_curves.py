@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import pytest
-from browser_for_tests import ONE, OTHER, STEPS, TWO, Viewer, expect
+from browser_for_tests import CRITIC_METRICS, ONE, OTHER, STEPS, TWO, Viewer, expect
 
 from turnwise.record.disk import FolderLock
 
@@ -87,6 +87,13 @@ def test_success_is_shown_in_percent_over_steps(viewer: Viewer) -> None:
     texts = [each.text for each in svg.iter("{http://www.w3.org/2000/svg}text")]
     assert {"0 %", "100 %", "step"} <= set(texts)
     expect(viewer.page.locator(f"{REWARD} .last")).to_have_text(short(stored(viewer, ONE, "rollout/reward")[STEPS]))
+
+
+def test_critic_of_utterances_has_main_panels(viewer: Viewer) -> None:
+    viewer.open("curves", run=OTHER)
+    for metric, value in CRITIC_METRICS.items():
+        shown = "75.0 %" if metric == "train/effective_samples" else short(value)
+        expect(viewer.page.locator(f'.panel[data-metric="{metric}"]:visible .last')).to_have_text(shown)
 
 
 def test_csv_contains_stored_numbers_and_evaluations(viewer: Viewer) -> None:

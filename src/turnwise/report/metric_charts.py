@@ -36,6 +36,11 @@ MAIN_METRICS = (
     Metric(label="sampler-learner mismatch", key="train/mismatch", format=format_decimal),
     Metric(label="KL(sampler | learner), k3", key="train/offpolicy_kl_k3", format=format_decimal),
     Metric(label="chi-squared per sequence", key="train/offpolicy_chi2_sequence", format=format_decimal),
+    Metric(label="variance explained by Q", key="train/q_explained", format=format_decimal),
+    Metric(label="variance explained by V", key="train/v_explained", format=format_decimal),
+    Metric(label="overestimation: mean of Q - return", key="train/overestimation", format=format_decimal),
+    Metric(label="target drift", key="train/target_drift", format=format_decimal),
+    Metric(label="effective sample share", key="train/effective_samples", format=format_percent, is_fraction=True),
     Metric(label="invalid turns", key="rollout/invalid", format=format_percent),
     Metric(label="groups with equal rewards", key="rollout/zero_std_groups", format=format_percent),
 )

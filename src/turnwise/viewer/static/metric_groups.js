@@ -13,6 +13,11 @@ const MAIN_METRICS = [
   ["Gradient norm", ["train/grad_norm"]],
   ["Mismatch", ["train/mismatch"]],
   ["Off-policy KL", ["train/offpolicy_kl_k3"]],
+  ["Variance explained by Q", ["train/q_explained"]],
+  ["Variance explained by V", ["train/v_explained"]],
+  ["Overestimation: mean of Q − return", ["train/overestimation"]],
+  ["Target drift", ["train/target_drift"]],
+  ["Effective sample share", ["train/effective_samples"]],
   ["Tokens per second", ["time/tokens_per_s"]],
   ["Dropped episodes", ["rollout/dropped"]],
 ];
@@ -47,7 +52,7 @@ export function otherMetrics(keys) {
 
 const SHARES = new RegExp(
   "(^|/)(success|success_low|success_high|pass_at_\\d+|invalid|cut|length_stops|failed|truncated_\\w+|calls_failed|" +
-    "zero_std_groups|kept_share|copies|clip_fraction)(/|$)",
+    "zero_std_groups|kept_share|copies|clip_fraction|effective_samples)(/|$)",
 );
 
 /** Return whether a metric is a share from 0 to 1, which is shown in percent. */
