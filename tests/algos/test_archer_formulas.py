@@ -12,7 +12,6 @@ from turnwise.algos.archer import (
     calibration_metrics,
     compute_advantages,
     compute_q_targets,
-    effective_sample_share,
     expectile_loss,
 )
 
@@ -63,14 +62,6 @@ def test_advantages_subtract_the_lower_v_from_the_lower_q() -> None:
     q, v = rows(rng, 20), rows(rng, 20)
     expected = [min(left) - min(right) for left, right in zip(q, v, strict=True)]
     torch.testing.assert_close(compute_advantages(torch.tensor(q), torch.tensor(v)), torch.tensor(expected))
-
-
-@given(st.lists(st.floats(-3, 3), min_size=1, max_size=9), st.floats(-300, 300))
-def test_effective_sample_share_follows_kish_at_any_scale(logs: list[float], shift: float) -> None:
-    weights = [math.exp(each) for each in logs]
-    expected = sum(weights) ** 2 / (len(weights) * sum(each * each for each in weights))
-    found = effective_sample_share(torch.tensor(logs, dtype=torch.float64) + shift)
-    assert found == pytest.approx(expected)
 
 
 def test_calibration_reports_bias_and_errors_against_returns() -> None:

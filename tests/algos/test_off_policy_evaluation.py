@@ -3,8 +3,11 @@ import random
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from turnwise.algos.off_policy_evaluation import SMALLEST_EFFECTIVE_SIZE, estimate_value
+from turnwise.algos.stats import effective_sample_size
 
 
 def per_decision_by_hand(episodes: list[list[tuple[float, float]]], gamma: float) -> list[float]:
@@ -68,3 +71,11 @@ def test_few_effective_episodes_are_refused_with_the_reason() -> None:
 def test_extreme_ratios_keep_the_effective_size_finite() -> None:
     found = estimate_value(*tensors([[(-800.0, 1.0)], [(-900.0, 1.0)]]))
     assert found.effective_size == pytest.approx(1.0)
+
+
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=9), st.floats(-300, 300))
+def test_effective_sample_size_follows_kish_at_any_scale(logs: list[float], shift: float) -> None:
+    weights = [math.exp(each) for each in logs]
+    expected = sum(weights) ** 2 / sum(each * each for each in weights)
+    found = effective_sample_size(torch.tensor(logs, dtype=torch.float64) + shift)
+    assert found == pytest.approx(expected)

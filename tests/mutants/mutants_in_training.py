@@ -444,7 +444,11 @@ IN_TRAINING = (
             "torch.cat(parts).tolist()",
             "(parts[0].tolist() * 99)[: entry.num_sampled]",
         ),
-        ("equal rewards make a pair", "(len(rewards) > 1 or not ADVANTAGES", "(len(rewards) > 0 or not ADVANTAGES"),
+        (
+            "equal rewards make a pair",
+            "(len(rewards) > 1 or not compares_pairs",
+            "(len(rewards) > 0 or not compares_pairs",
+        ),
     ),
     *mutants(
         "training/warmup.py",
@@ -507,8 +511,18 @@ IN_TRAINING = (
         ("a rewind keeps the next step", "self.replay.discard_from(step + 1)", "self.replay.discard_from(step + 2)"),
         (
             "the critic is not trained",
-            "metrics |= train_critic(self.critic, self._batches(step), samples, self.settings, step)",
+            "metrics |= train_critic(self.critic, batches, samples, self.settings, step)",
             "pass",
         ),
+    ),
+    *mutants(
+        "training/archer_offline.py",
+        ("training/test_archer_offline.py",),
+        (
+            "the critic is not trained",
+            "draw_batches(self.replay, settings, step), [],",
+            "[], [],",
+        ),
+        ("advantages of the returns", "utterance_advantages(judged, settings.algo)", "stored.discounted_returns()"),
     ),
 )

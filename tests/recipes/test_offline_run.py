@@ -20,11 +20,14 @@ METHODS: dict[str, dict[str, Any]] = {
     "filtered_bc": {"algo__advantage": "clone", "algo__loss": "reinforce", "data__keep": "succeeded"},
     "awr": {"algo__advantage": "step_gae", "algo__loss": "awr"},
     "dpo": {"algo__advantage": "preference", "algo__loss": "dpo", "algo__aggregation": "seq-mean-token-sum"},
-    "off_policy_grpo": {
-        "algo__advantage": "grpo",
-        "algo__correction": "truncated",
-        "algo__old_logprobs": "learner",
+    "archer_offline": {
+        "algo__method": "archer_offline",
+        "algo__loss": "awr",
+        "archer__critic_updates": 2,
+        "archer__critic_batch": 4,
+        "critic__learning_rate": 1e-3,
     },
+    "off_policy_grpo": {"algo__advantage": "grpo", "algo__aggregation": "seq-mean-token-mean"},
 }
 
 
@@ -191,15 +194,9 @@ def test_imitation_without_stored_episodes_is_refused(tmp_path: Path, played: Pa
 def test_presets_of_stored_episodes_set_their_correction(played: Path) -> None:
     chosen = {
         name: configure("bandit", overrides=[("data.sources", str(played)), ("algo.preset", name)]).algo
-        for name in ("bc", "filtered_bc", "awr", "dpo", "off_policy_grpo")
+        for name in ("bc", "filtered_bc", "awr", "dpo", "archer_offline", "off_policy_grpo")
     }
-    assert {name: algo.correction for name, algo in chosen.items()} == {
-        "bc": "none",
-        "filtered_bc": "none",
-        "awr": "none",
-        "dpo": "none",
-        "off_policy_grpo": "truncated",
-    }
+    assert {(algo.correction, algo.old_logprobs) for algo in chosen.values()} == {("none", "sampler")}
     plain = configure("bandit", overrides=[("data.sources", str(played))])
     assert (plain.algo.correction, plain.algo.old_logprobs) == ("truncated", "learner")
     assert plain.data.sources == (str(played.resolve()),)

@@ -25,6 +25,7 @@ from turnwise.training.archer import (
     Archer,
     UtteranceSampler,
     build_estimate,
+    effective_share,
     usable_trajectories,
     utterance_sample,
 )
@@ -177,8 +178,8 @@ def test_actor_raises_the_probability_of_advantageous_utterances() -> None:
 def test_effective_samples_fall_as_the_policy_leaves_the_replay(tmp_path: Path) -> None:
     archer = make_archer(tmp_path, Echo())
     fresh = act(archer)
-    near = archer._off_policy_metrics(fresh, make_learner(settings_of()))["effective_samples"]
-    far = archer._off_policy_metrics(fresh, make_learner(settings_of(), moved=0.3))["effective_samples"]
+    stored = [each.stored_sample() for each in fresh]
+    near, far = (effective_share(stored, make_learner(settings_of(), moved=moved), 1000) for moved in (0.0, 0.3))
     assert 1 / 5 <= far < near <= 1
 
 

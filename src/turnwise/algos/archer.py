@@ -39,12 +39,6 @@ def compute_advantages(q_values: Tensor, values: Tensor) -> Tensor:
     return q_values.amin(dim=1) - values.amin(dim=1)
 
 
-def effective_sample_share(log_weights: Tensor) -> float:
-    """Return (sum w)^2 / (N sum w^2): 1 if all weights are equal, 1/N if one of them is all that counts (Kish)."""
-    squared_sum, sum_of_squares = 2 * log_weights.logsumexp(0), (2 * log_weights).logsumexp(0)
-    return float((squared_sum - sum_of_squares).exp() / len(log_weights))
-
-
 def calibration_metrics(q_values: Tensor, values: Tensor, returns: Tensor) -> dict[str, float]:
     """Compare both estimates of decisions with the discounted returns that followed. [D, 2], [D, 2], [D]
 

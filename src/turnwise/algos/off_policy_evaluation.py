@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from turnwise.algos.stats import effective_sample_size
+
 SMALLEST_EFFECTIVE_SIZE = 30.0
 """Effective sample size below which the normal interval means nothing."""
 NORMAL_95 = 1.959964
@@ -52,7 +54,6 @@ def estimate_value(log_ratios: Tensor, rewards: Tensor, mask: Tensor, gamma: flo
     log_weights = torch.where(mask, log_ratios.double(), 0.0).cumsum(dim=1)
     discounted = torch.where(mask, rewards.double(), 0.0) * gamma**turns
     returns = (log_weights.exp() * discounted).sum(dim=1)  # [B]
-    final = log_weights[:, -1] - log_weights[:, -1].max()  # of whole episodes; a common factor cancels
     count = len(returns)
     error = NORMAL_95 * float(returns.std()) / math.sqrt(count) if count > 1 else math.inf
     value = float(returns.mean())
@@ -61,6 +62,6 @@ def estimate_value(log_ratios: Tensor, rewards: Tensor, mask: Tensor, gamma: flo
         low=value - error,
         high=value + error,
         behaviour=float(discounted.sum(dim=1).mean()),
-        effective_size=float(final.exp().sum().square() / final.mul(2).exp().sum()),
+        effective_size=effective_sample_size(log_weights[:, -1]),  # of whole episodes
         episodes=count,
     )

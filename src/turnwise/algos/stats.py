@@ -102,3 +102,9 @@ def whiten(values: Tensor, mask: Tensor) -> Tensor:
     variance, mean = torch.var_mean(selected, correction=min(1, selected.numel() - 1))
     whitened = (selected - mean) / (variance + VARIANCE_EPSILON).sqrt()
     return torch.zeros_like(values).masked_scatter(mask, whitened.to(values.dtype))
+
+
+def effective_sample_size(log_weights: Tensor) -> float:
+    """Return (sum w)^2 / sum w^2 of N weights: N if all are equal, 1 if only one of them counts (Kish; Kong 1992)."""
+    squared_sum, sum_of_squares = 2 * log_weights.logsumexp(0), (2 * log_weights).logsumexp(0)
+    return float((squared_sum - sum_of_squares).exp())

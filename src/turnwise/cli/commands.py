@@ -63,8 +63,7 @@ Serve a model to agents through the APIs of OpenAI and Anthropic.
 
 turnwise serve --model.name RUN
 turnwise serve --model.name Qwen/Qwen2.5-0.5B-Instruct --port 8000
-turnwise serve --model.name RUN --rollout.temperature 0.7
-turnwise serve --train --model.name Qwen/Qwen2.5-0.5B-Instruct --name my-agent""",
+turnwise serve --model.name RUN --rollout.temperature 0.7""",
     ),
     "export": Command(
         group=TRAIN,

@@ -28,8 +28,9 @@ class AlgorithmChoice(Section):
 
     advantage: str = "grpo"
     """Advantage estimator."""
-    method: Literal["on_policy", "archer"] = "on_policy"
-    """on_policy: train on a step's own episodes; archer: on a replay, with a critic of utterances."""
+    method: Literal["on_policy", "archer", "archer_offline"] = "on_policy"
+    """on_policy: train on a step's own episodes; archer: on a replay, with a critic of utterances; archer_offline: the
+    same on stored episodes alone."""
     loss: str = "ppo"
     """Policy loss."""
     correction: str = "none"
@@ -115,3 +116,5 @@ class ArcherConfig(Section):
     """Polyak averaging: share of the critic in its target copy after each update."""
     token_baseline: bool = False
     """Subtract a learnt baseline of the utterance's advantage from that of each of its tokens."""
+    expectile: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    """Expectile of Q over the stored utterances that V learns (archer_offline): 0.5 is their mean, 1 their best."""

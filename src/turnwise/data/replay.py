@@ -63,7 +63,7 @@ class Transition:
     """The turn's context, then its action, from `start` on."""
     start: int
     logprobs: Logprobs
-    """Of the action's tokens, at `temperature`."""
+    """Log-probabilities of the action's tokens, at `temperature`."""
     temperature: float
     reward: float
     next_ids: Ids

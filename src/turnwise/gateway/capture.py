@@ -30,7 +30,7 @@ class PendingRequest:
     """Highest retry count that was answered with it."""
 
 
-class GatewayEpisode:
+class Episode:
     """Calls of one episode. `reply` answers a request; `turns` are those of the trajectory."""
 
     def __init__(

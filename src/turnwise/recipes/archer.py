@@ -1,9 +1,10 @@
-"""Build ArCHer beside a learner: the critic of utterances, the replay and the actor's settings."""
+"""Build ArCHer beside a learner, online or offline: the critic of utterances, the replay and the actor's settings."""
 
 from pathlib import Path
 
 from turnwise.config.schema import Config
 from turnwise.core.random_streams import address
+from turnwise.data.replay import Replay
 from turnwise.models.critic import UtteranceCritic
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.recipes.build import PolicyStack, training_sampling
@@ -11,17 +12,19 @@ from turnwise.recipes.build_learner import build_optimizer, build_schedule, esti
 from turnwise.record.trajectories import open_replay
 from turnwise.rollout.collect import Collector
 from turnwise.training.archer import ActorSettings, Archer, UtteranceSampler
+from turnwise.training.archer_offline import OfflineArcher
 from turnwise.training.learner import LocalLearner
 from turnwise.training.optimizer import mark_embeddings
 from turnwise.training.utterance_critic import UtteranceCriticLearner
 
 
 def build_archer(
-    config: Config, stack: PolicyStack, learner: LocalLearner, folder: Path, plan: MemoryPlan
-) -> Archer | None:
+    config: Config, stack: PolicyStack, learner: LocalLearner, folder: Path, stored: Replay | None, plan: MemoryPlan
+) -> Archer | OfflineArcher | None:
     """Return what estimates the steps instead of algo.advantage; None with algo.method on_policy.
 
-    `folder`: of the replay. Its critic becomes a companion of the learner, so that checkpoints hold it.
+    `folder`: of the replay that the run fills; `stored`: that of data.sources. The critic becomes a companion of the
+    learner, so that checkpoints hold it.
     """
     if config.algo.method == "on_policy":
         return None
@@ -34,6 +37,8 @@ def build_archer(
         micro_tokens=plan.micro_tokens,
         run_seed=config.seed,
     )
+    if stored is not None:
+        return OfflineArcher(settings=settings, critic=critic, replay=stored)
     assert isinstance(stack.collector, Collector)
     sampler = UtteranceSampler(
         policy=stack.collector.policy,
@@ -49,12 +54,12 @@ def build_archer(
 def build_utterance_critic(config: Config, learner: LocalLearner, plan: MemoryPlan) -> UtteranceCriticLearner:
     critic = UtteranceCritic(learner.model, seed=address("utterance critic", config.seed))
     mark_embeddings(critic.trunk)
-    train, schedule = config.train, build_schedule(config.train)
-    muon = train.optimizer == "muon"  # as for the policy, whose architecture it shares
+    train = config.train
+    optimizer = build_optimizer(train, critic.parameters(), config.critic.learning_rate, build_schedule(train), plan)
     return UtteranceCriticLearner(
         critic,
-        build_optimizer(train, critic.parameters(), config.critic.learning_rate, schedule, plan, muon=muon),
+        optimizer,
         target_rate=config.archer.target_rate,
-        expectile=0.5,
+        expectile=config.archer.expectile if config.algo.method == "archer_offline" else 0.5,
         micro_tokens=plan.micro_tokens,
     )

@@ -181,9 +181,18 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         "algo.method {algo.method} trains its critic in this process. Set cluster.engines and cluster.learners to 0.",
     ),
     (
-        lambda c: _uses_archer(c) and (bool(c.data.sources) or c.env.kind == AGENT_ENV),
-        "algo.method {algo.method} needs an environment to fill its replay buffer. Remove data.sources and set "
-        "env.kind to an environment.",
+        lambda c: c.algo.method == "archer" and (bool(c.data.sources) or c.env.kind == AGENT_ENV),
+        "algo.method archer needs an environment to fill its replay buffer. Remove data.sources and set env.kind to an "
+        "environment, or choose algo.method archer_offline.",
+    ),
+    (
+        lambda c: c.algo.method == "archer_offline" and not c.data.sources,
+        "algo.method archer_offline trains on stored episodes alone. Name them with --data, or choose archer.",
+    ),
+    (
+        lambda c: _uses_archer(c) and uses_selfplay(c),
+        "algo.method {algo.method} learns from episodes of many steps, and selfplay.opponent {selfplay.opponent} plays "
+        "otherwise in each of them. Set selfplay.opponent to none.",
     ),
     (
         lambda c: _uses_archer(c) and c.algo.gamma_turn == "adaptive",

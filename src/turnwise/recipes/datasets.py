@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.algos.advantages import ADVANTAGES
 from turnwise.config.load import CONFIG_FILE, build, read_run
 from turnwise.config.schema import Config, DataConfig
 from turnwise.core.errors import UserError, read_failure
@@ -24,6 +23,7 @@ from turnwise.core.table_files import READERS, is_table_file, read_jsonl_rows
 from turnwise.core.trajectory import Trajectory, Turn
 from turnwise.data.episodes import build_episode, parse_episode
 from turnwise.data.replay import Replay
+from turnwise.recipes.build_learner import advantage_traits
 from turnwise.record.disk import wrap_disk_errors, write_atomic
 from turnwise.record.run_folder import RUNS_FOLDER
 from turnwise.record.trajectories import trajectory_from_row
@@ -69,7 +69,7 @@ def find_data(source: str) -> Path:
 
 def check_data(config: Config) -> None:
     """Check before anything is loaded that the sources exist and have files of episodes."""
-    if not config.data.sources and not ADVANTAGES[config.algo.advantage].uses_rewards:
+    if not config.data.sources and not advantage_traits(config).uses_rewards:
         raise UserError(
             f"algo.advantage {config.algo.advantage} imitates every episode, and played ones are the policy's "
             "own. Name stored ones with --data."
@@ -257,12 +257,17 @@ def _check_length(episode: StoredEpisode, limit: int) -> None:
 
 
 def _check_reward(episode: StoredEpisode, config: Config) -> None:
-    needed = ADVANTAGES[config.algo.advantage].uses_rewards or config.data.min_reward is not None
+    needed = advantage_traits(config).uses_rewards or config.data.min_reward is not None
     if needed and not episode.scored:
         raise UserError(
-            f"{episode.where} has no reward, which algo.advantage {config.algo.advantage} needs. Add a column reward "
+            f"{episode.where} has no reward, which {_method(config)} needs. Add a column reward "
             "or success, or imitate it: algo.preset bc."
         )
+
+
+def _method(config: Config) -> str:
+    algo = config.algo
+    return f"algo.advantage {algo.advantage}" if algo.method == "on_policy" else f"algo.method {algo.method}"
 
 
 def _check_filled(replay: Replay, config: Config) -> None:

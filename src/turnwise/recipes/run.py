@@ -49,6 +49,7 @@ from turnwise.report.terminal import make_console, print_command
 from turnwise.report.trajectory_images import TrajectoryImages
 from turnwise.rollout.collect import GroupCollector
 from turnwise.training.archer import Archer
+from turnwise.training.archer_offline import OfflineArcher
 from turnwise.training.asynchronous import AsyncRolloutStage, LearnerThread
 from turnwise.training.checkpoints import Checkpoints, State, restore
 from turnwise.training.learner import LocalLearner
@@ -140,7 +141,7 @@ class ReinforcementRun(TrainingRun):
         self.stack = stack
         replay = self._fill_replay(loaded, stack, learner, plan, progress) if config.data.sources else None
         archer = (
-            build_archer(config, stack, learner, self.folder.replay, plan)
+            build_archer(config, stack, learner, self.folder.replay, replay, plan)
             if isinstance(learner, LocalLearner)
             else None
         )
@@ -196,7 +197,7 @@ class ReinforcementRun(TrainingRun):
         loaded: LoadedModel,
         stack: PolicyStack,
         learner: Learner,
-        archer: Archer | None,
+        archer: Archer | OfflineArcher | None,
         checkpoints: Checkpoints,
         progress: Progress,
         limit_s: float | None,

@@ -13,7 +13,6 @@ from turnwise.algos.losses import LOSSES
 from turnwise.algos.off_policy import CORRECTIONS
 from turnwise.algos.rewards import NORMALISERS
 from turnwise.config.agent import AGENT_ENV
-from turnwise.config.algorithm import ArcherConfig
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.references import is_reference
@@ -46,11 +45,9 @@ def check_setting_is_used(config: Config, key: str) -> None:
 
 def _archer_settings(config: Config) -> tuple[str, ...]:
     """Return the settings of advantages and critics that ArCHer uses, which replaces algo.advantage."""
-    used: tuple[str, ...] = ("algo.gamma_turn", "critic.learning_rate", "critic.warmup_steps")
-    if config.algo.method == "archer":
-        used += ("algo.whiten",)
-        if config.archer.token_baseline:
-            used += ("critic.kind", "algo.value_clip", "algo.value_coef")
+    used: tuple[str, ...] = ("algo.gamma_turn", "algo.whiten", "critic.learning_rate", "critic.warmup_steps")
+    if config.algo.method == "archer" and config.archer.token_baseline:
+        used += ("critic.kind", "algo.value_clip", "algo.value_coef")
     return used
 
 
@@ -97,7 +94,12 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
         _one_of("algo.advantage", WITH_CRITIC),
     ),
     (("algo.advantage", "algo.filter", "algo.loss_tokens", "algo.advantage_tokens", "algo.placement"), ON_POLICY),
-    (tuple(f"archer.{name}" for name in ArcherConfig.model_fields), _one_of("algo.method", ["archer"])),
+    (
+        ("archer.critic_updates", "archer.critic_batch", "archer.target_rate"),
+        _one_of("algo.method", ["archer", "archer_offline"]),
+    ),
+    (("archer.replay", "archer.states", "archer.token_baseline"), _one_of("algo.method", ["archer"])),
+    (("archer.expectile",), _one_of("algo.method", ["archer_offline"])),
     (("algo.normalise_over",), _one_of("algo.normalise", [name for name in NORMALISERS if name != "identity"])),
     (("algo.placement",), _one_of("algo.normalise", ["identity"])),
     (("algo.placement",), _one_of("reward.combine", ["sum"])),

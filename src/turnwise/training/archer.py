@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from turnwise.algos.archer import calibration_metrics, compute_advantages, effective_sample_share
-from turnwise.algos.stats import whiten
+from turnwise.algos.archer import calibration_metrics, compute_advantages
+from turnwise.algos.stats import effective_sample_size, whiten
 from turnwise.config.algorithm import AlgoConfig, ArcherConfig
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.protocols import Policy, Sampling
@@ -26,6 +26,7 @@ from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.replay import Replay, Transition
 from turnwise.data.samples import count_sampled, gather_sampled, scatter_sampled
+from turnwise.models.critic import UtteranceValues
 from turnwise.training.estimate import COLUMNS, Estimate, score_samples, select_trajectories
 from turnwise.training.utterance_critic import (
     Decisions,
@@ -43,6 +44,11 @@ class FreshUtterance:
     stored: Transition
     sample: Sample
     """The state and the new utterance, whose tokens alone are marked as sampled."""
+
+    def stored_sample(self) -> Sample:
+        """Return the same state with the utterance of the replay."""
+        stored = self.stored
+        return utterance_sample(stored.ids.tolist(), stored.start, stored.logprobs.tolist(), stored.temperature)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,12 +131,14 @@ class Archer:
         if not fresh:
             return None
         samples = [replace(each.sample, trajectory=index) for index, each in enumerate(fresh)]
-        metrics |= train_critic(self.critic, self._batches(step), samples, self.settings, step)
-        judged = self.critic.judge(samples)
-        metrics |= {"replay_trajectories": float(len(self.replay))} | self._off_policy_metrics(fresh, learner)
-        advantages = compute_advantages(judged.q, judged.v)
-        if self.settings.algo.whiten:
-            advantages = whiten(advantages, torch.ones_like(advantages, dtype=torch.bool))
+        batches = draw_batches(self.replay, self.settings, step)
+        metrics |= train_critic(self.critic, batches, samples, self.settings, step)
+        stored = [each.stored_sample() for each in fresh]
+        metrics |= {
+            "replay_trajectories": float(len(self.replay)),
+            "effective_samples": effective_share(stored, learner, self.settings.micro_tokens),
+        }
+        advantages = utterance_advantages(self.critic.judge(samples), self.settings.algo)
         trajectories = [each.trajectory for each in fresh]
         return build_estimate(trajectories, samples, advantages, metrics, self.settings, learner)
 
@@ -142,25 +150,6 @@ class Archer:
         """Free the disk of trajectories that no run needs which resumes after `step`."""
         self.replay.prune(step)
 
-    def _batches(self, step: int) -> list[Decisions]:
-        """Return the decisions of each critic update."""
-        settings, algo = self.settings.archer, self.settings.algo
-        keys = [(self.settings.run_seed, step, number) for number in range(settings.critic_updates)]
-        drawn = [self.replay.sample(settings.critic_batch, *key) for key in keys]
-        return [decisions_of([self.replay.read(entry) for entry in entries], algo) for entries in drawn]
-
-    def _off_policy_metrics(self, fresh: Sequence[FreshUtterance], learner: Learner) -> dict[str, float]:
-        """Compare the policy with those that sampled the replay, by the utterances that they chose at these states."""
-        stored = [each.stored for each in fresh if each.stored.entry.sampled]
-        if not stored:
-            return {}
-        samples = [
-            utterance_sample(each.ids.tolist(), each.start, each.logprobs.tolist(), each.temperature) for each in stored
-        ]
-        now = score_samples(samples, learner, Needs(logprobs=True), self.settings.micro_tokens)["logprobs"]
-        ratios = [each.sum() - sample.logprobs.sum() for each, sample in zip(now, samples, strict=True)]
-        return {"effective_samples": effective_sample_share(torch.stack(ratios))}
-
 
 def usable_trajectories(groups: Sequence[Group], algo: AlgoConfig) -> list[Trajectory]:
     """Return the trajectories whose every turn is an utterance, so that turns and utterances are the same."""
@@ -170,6 +159,29 @@ def usable_trajectories(groups: Sequence[Group], algo: AlgoConfig) -> list[Traje
 
 def decisions_of(trajectories: Sequence[Trajectory], algo: AlgoConfig) -> Decisions:
     return build_decisions(trajectories, float(algo.gamma_turn), bootstrap=algo.truncated == "bootstrap")
+
+
+def draw_batches(replay: Replay, settings: ActorSettings, step: int) -> list[Decisions]:
+    """Draw the decisions of each critic update from the replay."""
+    keys = [(settings.run_seed, step, number) for number in range(settings.archer.critic_updates)]
+    drawn = [replay.sample(settings.archer.critic_batch, *key) for key in keys]
+    groups = [[replay.read_group([entry]) for entry in entries] for entries in drawn]
+    return [decisions_of(usable_trajectories(each, settings.algo), settings.algo) for each in groups]
+
+
+def effective_share(samples: Sequence[Sample], learner: Learner, micro_tokens: int) -> float:
+    """Return the share of stored utterances that still counts under the policy, by their importance weights."""
+    now = torch.cat(score_samples(samples, learner, Needs(logprobs=True), micro_tokens)["logprobs"])
+    log_ratios = now - gather_sampled(samples, [each.logprobs for each in samples])
+    lengths = [length for each in samples for length in utterance_lengths(each)]
+    weights = torch.stack([part.sum() for part in log_ratios.split(lengths)])
+    return effective_sample_size(weights) / len(weights)
+
+
+def utterance_advantages(judged: UtteranceValues, algo: AlgoConfig) -> Tensor:
+    """Return A = Q - V of each utterance, whitened over all of them with algo.whiten. [D]"""
+    advantages = compute_advantages(judged.q, judged.v)
+    return whiten(advantages, torch.ones_like(advantages, dtype=torch.bool)) if algo.whiten else advantages
 
 
 def measure_calibration(critic: UtteranceCriticLearner, played: Decisions) -> dict[str, float]:

@@ -26,6 +26,7 @@ from turnwise.report.trajectory_images import TrajectoryImages
 from turnwise.rewards.services import RewardServices
 from turnwise.rollout.failures import DropMonitor
 from turnwise.training.archer import Archer, FreshUtterance
+from turnwise.training.archer_offline import OfflineArcher
 from turnwise.training.asynchronous import LearnerThread
 from turnwise.training.checkpoints import Checkpoints, State, step_of
 from turnwise.training.diagnostics import AlarmWatcher, gradient_metrics, is_due, mutual_information_metrics, roll_back
@@ -85,7 +86,7 @@ class Loop:
         max_seconds: float | None = None,
         release_cache: bool = False,
         learner_thread: LearnerThread | None = None,
-        archer: Archer | None = None,
+        archer: Archer | OfflineArcher | None = None,
     ) -> None:
         """`release_cache`: free the engines' KV caches after each rollout, for updates that need the memory.
 

@@ -57,8 +57,7 @@ class ReplayStage:
 
     def _draw(self, step: int) -> Sequence[Sequence[Entry]]:
         key, count = (self.run_seed, step), self.groups * self.group_size
-        advantage = ADVANTAGES[self.algo.advantage]
-        if advantage.compares_pairs:
+        if compares_pairs(self.algo):
             return self.replay.sample_pairs(count // 2, *key)
         if compares_members(self.algo):
             return self.replay.sample_groups(self.groups, self.group_size, *key)
@@ -74,8 +73,15 @@ class ReplayStage:
         """Do nothing: nothing is played."""
 
 
+def compares_pairs(algo: AlgoConfig) -> bool:
+    """Return whether the algorithm compares two episodes of a task; ArCHer does not read algo.advantage."""
+    return algo.method == "on_policy" and ADVANTAGES[algo.advantage].compares_pairs
+
+
 def compares_members(algo: AlgoConfig) -> bool:
     """Return whether the algorithm compares the episodes of one task with each other."""
+    if algo.method != "on_policy":
+        return False
     normalises = algo.normalise != "identity" and algo.normalise_over == "group"
     return ADVANTAGES[algo.advantage].needs_groups or normalises
 
@@ -102,6 +108,6 @@ def has_comparable(replay: Replay, algo: AlgoConfig) -> bool:
     """Return whether the buffer has what the advantage compares: two episodes of a task, with different rewards."""
     for members in replay.groups.values():
         rewards = {entry.total_reward for entry in members}
-        if len(members) > 1 and (len(rewards) > 1 or not ADVANTAGES[algo.advantage].compares_pairs):
+        if len(members) > 1 and (len(rewards) > 1 or not compares_pairs(algo)):
             return True
     return False

@@ -1,0 +1,59 @@
+"""ArCHer on stored episodes alone: implicit Q-learning over utterances (IQL: Kostrikov et al. 2021, arXiv:2110.06169).
+
+    replay -> trajectories -> critic      Q by TD over turns; V, an expectile of Q over the stored utterances
+    a step's episodes -> Q - V -> actor   their likelihood, each utterance weighted by its advantage (algo.loss awr)
+
+Neither asks for Q of an utterance that nobody tried, of which stored episodes say nothing.
+"""
+
+from collections.abc import Sequence
+
+from turnwise.algos.archer import calibration_metrics
+from turnwise.core.samples import Learner
+from turnwise.core.trajectory import Group
+from turnwise.data.replay import Replay
+from turnwise.training.archer import (
+    ActorSettings,
+    FreshUtterance,
+    build_estimate,
+    decisions_of,
+    draw_batches,
+    effective_share,
+    train_critic,
+    usable_trajectories,
+    utterance_advantages,
+)
+from turnwise.training.estimate import Estimate
+from turnwise.training.utterance_critic import UtteranceCriticLearner
+
+
+class OfflineArcher:
+    def __init__(self, *, settings: ActorSettings, critic: UtteranceCriticLearner, replay: Replay) -> None:
+        """`replay`: the stored episodes, which stay as they are."""
+        self.settings, self.critic, self.replay = settings, critic, replay
+
+    async def act_again(self, step: int, groups: Sequence[Group]) -> list[FreshUtterance]:
+        """Return nothing: the policy does not act."""
+        return []
+
+    def estimate(
+        self, step: int, groups: Sequence[Group], fresh: Sequence[FreshUtterance], learner: Learner
+    ) -> Estimate | None:
+        """Train the critic; return the advantages of the utterances in the step's episodes. None if there are none."""
+        settings = self.settings
+        trajectories = usable_trajectories(groups, settings.algo)
+        if not trajectories:
+            return None
+        stored = decisions_of(trajectories, settings.algo)
+        metrics = train_critic(self.critic, draw_batches(self.replay, settings, step), [], settings, step)
+        judged = self.critic.judge(stored.samples)
+        metrics |= calibration_metrics(judged.q, judged.v, stored.discounted_returns())
+        metrics["effective_samples"] = effective_share(stored.samples, learner, settings.micro_tokens)
+        advantages = utterance_advantages(judged, settings.algo)
+        return build_estimate(trajectories, stored.samples, advantages, metrics, settings, learner)
+
+    def rewind(self, step: int) -> None:
+        """Do nothing: training adds no episodes."""
+
+    def prune(self, step: int) -> None:
+        """Do nothing: training adds no episodes."""

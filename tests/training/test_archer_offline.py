@@ -1,0 +1,140 @@
+"""ArCHer on stored episodes: the critic by implicit Q-learning, and the advantages that weigh the stored utterances."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from episodes_for_tests import trajectory_of, turn_of
+from learners_for_tests import make_learner, settings_of
+from models_for_tests import random_model
+from turnwise.algos.archer import compute_advantages
+from turnwise.core.samples import Needs
+from turnwise.core.trajectory import Group, Trajectory
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.critic import UtteranceCritic
+from turnwise.recipes.build_learner import update_settings
+from turnwise.record.trajectories import open_replay
+from turnwise.training.archer import ActorSettings
+from turnwise.training.archer_offline import OfflineArcher
+from turnwise.training.optimizer import Optimizer, OptimizerSettings
+from turnwise.training.update import update
+from turnwise.training.utterance_critic import UtteranceCriticLearner
+
+GAMMA, EXPECTILE = 0.9, 0.8
+GOOD, BAD = 30, 31
+STORED = [(GOOD, GOOD), (GOOD, BAD), (GOOD, BAD), (BAD, GOOD), (BAD, BAD), (BAD, BAD)]
+"""Choices in two turns. Only GOOD in both wins, once in six."""
+CONFIG = settings_of(
+    algo__method="archer_offline",
+    algo__loss="awr",
+    algo__awr_beta=0.2,
+    algo__whiten=False,
+    algo__gamma_turn=GAMMA,
+    algo__kl_coef=0.0,
+    algo__entropy_coef=0.0,
+    archer__critic_updates=60,
+    archer__critic_batch=6,
+)
+
+
+def play(member: int, first: int, second: int) -> Trajectory:
+    turns = [turn_of([3, 4, 5], [first], extends=False), turn_of([6], [second], reward=float(first == second == GOOD))]
+    return trajectory_of(turns, member=member)
+
+
+def groups() -> list[Group]:
+    played = [play(number, *choices) for number, choices in enumerate(STORED)]
+    return [Group(task=each.task, trajectories=(each,)) for each in played]
+
+
+def make_offline(folder: Path) -> OfflineArcher:
+    critic = UtteranceCritic(random_model("llama", ATTENTION), seed=1)
+    settings = OptimizerSettings(learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
+    optimizer = Optimizer(list(critic.parameters()), settings, lambda step: 1.0)
+    replay = open_replay(folder, 100)
+    for group in groups():
+        assert replay.add(group.trajectories[0])
+    return OfflineArcher(
+        settings=ActorSettings(archer=CONFIG.archer, algo=CONFIG.algo, needs=Needs(), micro_tokens=1000, run_seed=0),
+        critic=UtteranceCriticLearner(critic, optimizer, target_rate=0.5, expectile=EXPECTILE, micro_tokens=1000),
+        replay=replay,
+    )
+
+
+def expectile_of(values: list[float]) -> float:
+    """Return m with EXPECTILE * sum of (q - m) above it = (1 - EXPECTILE) * sum of (m - q) below it, by bisection."""
+    low, high = min(values), max(values)
+    for _ in range(60):
+        middle = (low + high) / 2
+        above = sum(max(0.0, each - middle) for each in values)
+        below = sum(max(0.0, middle - each) for each in values)
+        low, high = (middle, high) if EXPECTILE * above > (1 - EXPECTILE) * below else (low, middle)
+    return low
+
+
+def exact_values() -> tuple[list[float], list[float]]:
+    """Return Q and V of the stored decisions in their order: the fixed point of IQL, in a table, last turn first."""
+    later = {
+        first: expectile_of([float(each == (GOOD, GOOD)) for each in STORED if each[0] == first])
+        for first in (GOOD, BAD)
+    }
+    start = expectile_of([GAMMA * later[first] for first, _ in STORED])
+    q = [value for each in STORED for value in (GAMMA * later[each[0]], float(each == (GOOD, GOOD)))]
+    v = [value for first, _ in STORED for value in (start, later[first])]
+    return q, v
+
+
+def test_offline_critic_reaches_the_fixed_point_of_iql(tmp_path: Path) -> None:
+    archer, learner = make_offline(tmp_path), make_learner(CONFIG)
+    for step in (1, 2):
+        found = archer.estimate(step, groups(), [], learner)
+    assert found is not None
+    judged = archer.critic.judge(found.samples)
+    q, v = exact_values()
+    torch.testing.assert_close(judged.q.mean(1), torch.tensor(q), atol=0.2, rtol=0)
+    torch.testing.assert_close(judged.v.mean(1), torch.tensor(v), atol=0.2, rtol=0)
+
+
+def test_offline_estimate_weighs_the_stored_utterances(tmp_path: Path) -> None:
+    archer, learner = make_offline(tmp_path), make_learner(CONFIG)
+    assert asyncio.run(archer.act_again(1, groups())) == [], "the policy does not act"
+    found = archer.estimate(1, groups(), [], learner)
+    assert found is not None
+    stored = [[3, 4, 5, first, 6, second] for first, second in STORED]
+    assert [each.ids.tolist() for each in found.samples] == stored
+    judged = archer.critic.judge(found.samples)
+    advantages = torch.cat([each[sample.mask] for each, sample in zip(found.advantages, found.samples, strict=True)])
+    torch.testing.assert_close(advantages, compute_advantages(judged.q, judged.v))
+    assert {"q_explained", "overestimation", "target_drift"} <= found.metrics.keys()
+    assert found.metrics["q_loss"] > 0 and 0 < found.metrics["effective_samples"] <= 1
+    assert archer.estimate(1, [], [], learner) is None
+
+
+def test_offline_actor_prefers_the_better_stored_utterance(tmp_path: Path) -> None:
+    archer, learner = make_offline(tmp_path), make_learner(CONFIG)
+    for step in range(1, 4):
+        found = archer.estimate(step, groups(), [], learner)
+        assert found is not None
+        update(learner, found, update_settings(CONFIG), step - 1)
+    policy = random_model("llama", "eager")
+    policy.load_state_dict(learner.model.state_dict())
+    with torch.no_grad():
+        first = policy(torch.tensor([[3, 4, 5]])).logits[0, -1].softmax(-1)
+    assert float(first[GOOD]) > 1.5 * float(first[BAD]), "though the data has both equally often"
+
+
+def test_offline_archer_leaves_the_stored_episodes_alone(tmp_path: Path) -> None:
+    archer = make_offline(tmp_path)
+    archer.rewind(0)
+    archer.prune(5)
+    assert len(archer.replay) == len(STORED)
+
+
+@pytest.mark.parametrize("empty", [0, 1])
+def test_offline_archer_skips_turns_without_tokens(tmp_path: Path, empty: int) -> None:
+    archer = make_offline(tmp_path)
+    turns = [turn_of([3, 4], [] if number == empty else [5], extends=number > 0) for number in range(2)]
+    assert archer.replay.add(trajectory_of(turns, member=99))
+    assert archer.estimate(1, groups(), [], make_learner(CONFIG)) is not None
