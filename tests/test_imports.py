@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import turnwise
+from turnwise.engine.engines import ENGINES
 
 ORDER = (
     "cli",
@@ -55,6 +56,8 @@ OPTIONAL = (
     "trackio",
     "wandb",
     "turnwise.engine.paged.kernels",
+    "turnwise.engine.native.build",
+    "turnwise.engine.vllm.build",
     "turnwise.engine.vllm.in_process",
     "turnwise.models.head_kernel",
     "turnwise.envs.code_tests.submission_tool",
@@ -74,11 +77,11 @@ OPTIONAL = (
 )
 """Modules that any package may import inside a function.
 
-`kernels` and `head_kernel` stand for Triton, `in_process` for vLLM, `submission_tool` and `python` for the sandbox,
-which Linux alone has; `search_tool` and `search.index` stand for bm25s, `dense` for torch and transformers, without
-which a lexical search starts at once; `source` for the SDK of MCP; `remote` and `endpoint` for an HTTP library, `local`
-for torch; `clustering` for Ray; `gateway.server` for a web server; `tool_factory` and `factory` for all of those
-together, which a list of environments does not wait for.
+`kernels` and `head_kernel` stand for Triton, `build` for torch, `in_process` for vLLM, `submission_tool` and `python`
+for the sandbox, which Linux alone has; `search_tool` and `search.index` stand for bm25s, `dense` for torch and
+transformers, without which a lexical search starts at once; `source` for the SDK of MCP; `remote` and `endpoint` for an
+HTTP library, `local` for torch; `clustering` for Ray; `gateway.server` for a web server; `tool_factory` and `factory`
+for all of those together, which a list of environments does not wait for.
 """
 
 PACKAGE = "turnwise"
@@ -169,6 +172,37 @@ def hidden(found: Import) -> bool:
     return found.in_function and not allowed
 
 
+CONCRETE_ENGINES = tuple(f"turnwise.engine.{name}" for name in ("native", "paged", "vllm"))
+NAMES_AN_ENGINE = {
+    "turnwise.config.schema": "the default of engine.kind",
+    "turnwise.rewards.judge.local": "a judge in this process always samples natively",
+    "turnwise.recipes.doctor": "checks that the native engine's kernels compile",
+}
+"""Modules outside `engine/` that may name a concrete engine, and why. All others use the fields of `EngineKind`."""
+
+
+def uses_of_concrete_engines(root: Path) -> list[str]:
+    """Return the modules outside `engine/` that import an engine's code or contain its name, one line each."""
+    known = module_names(root)
+    found = []
+    for name, path in known.items():
+        if package_of(name) == "engine":
+            continue
+        imported = {each.imported for each in imports_of(name, path, known)}
+        found += [f"{name} imports {each}" for each in imported if each.startswith(CONCRETE_ENGINES)]
+        found += [f"{name} names {text}" for text in engine_names(ast.parse(path.read_text(encoding="utf-8")))]
+    return sorted(found)
+
+
+def engine_names(tree: ast.Module) -> Iterator[str]:
+    """Yield texts that are the name of an engine, or contain `engine.kind NAME` outside of docstrings."""
+    docstrings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or node in docstrings:
+            continue
+        yield from (name for name in ENGINES if node.value == name or f"engine.kind {name}" in node.value)
+
+
 def inits_with_code(known: dict[str, Path]) -> list[str]:
     inits = [name for name, path in known.items() if path.name == "__init__.py" and name != PACKAGE]
     return [name for name in inits if not only_docstring(ast.parse(known[name].read_text(encoding="utf-8")))]
@@ -202,6 +236,27 @@ def cycles(known: dict[str, Path], imports: list[Import]) -> list[list[str]]:
 
 def test_turnwise_has_no_import_violations() -> None:
     assert violations(Path(turnwise.__file__).parent) == []
+
+
+def test_nothing_above_the_engines_names_a_concrete_one() -> None:
+    found = uses_of_concrete_engines(Path(turnwise.__file__).parent)
+    assert {line.split()[0] for line in found} == set(NAMES_AN_ENGINE), found
+
+
+@pytest.mark.parametrize(
+    ("code", "use"),
+    [
+        ("from turnwise.engine.paged.runner import COUNTS\n", "imports turnwise.engine.paged.runner"),
+        ("import turnwise.engine.native.engine\n", "imports turnwise.engine.native.engine"),
+        ("def f(config):\n    return config.engine.kind == 'native'\n", "names native"),
+        ("def f():\n    raise ValueError(f'Set engine.kind vllm, {1}.')\n", "names vllm"),
+    ],
+)
+def test_uses_of_concrete_engines_finds_each_kind(tmp_path: Path, code: str, use: str) -> None:
+    assert write_and_check(tmp_path, training__loop=code, engine__native="NAME = 'native'\n") == []
+    assert uses_of_concrete_engines(tmp_path) == [f"turnwise.training.loop {use}"]
+    assert write_and_check(tmp_path, training__loop='"""Runs with engine.kind vllm."""\n') == []
+    assert uses_of_concrete_engines(tmp_path) == []
 
 
 def test_imports_of_finds_imports_of_turnwise() -> None:

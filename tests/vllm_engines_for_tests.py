@@ -23,7 +23,7 @@ def wide_config() -> LlamaConfig:
     return config
 
 
-def random_model(seed: int) -> LlamaForCausalLM:
+def wide_model(seed: int) -> LlamaForCausalLM:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LlamaForCausalLM(wide_config()).eval()
@@ -40,7 +40,7 @@ def renderer() -> Renderer:
 
 def build_engine(model: Any, **settings: Any) -> VllmEngine:
     options = EngineOptions(slots=16, max_tokens=1024, settings=EngineConfig(kind="vllm", **settings))
-    engine = ENGINES["vllm"](model, renderer(), options)
+    engine = ENGINES["vllm"].build(model, renderer(), options)
     assert isinstance(engine, VllmEngine)
     return engine
 

@@ -195,7 +195,7 @@ def test_published_value_head_gives_values_with_the_tokens(world: World) -> None
             parameter.fill_(0.01 * (number + 1))
 
     async def run() -> Sequence[Group]:
-        world.pool.set_value_head(learner.value_head)
+        world.pool.publish_value_head(learner.value_head)
         await world.pool.publish(7, world.loaded.model)
         return (await collect(world.replicas.collector, tasks, 3))[0]
 

@@ -12,7 +12,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.trajectory import Stop
 from turnwise.engine.paged.page_table import PagedSlot, PageTable
-from turnwise.engine.paged.state import PAGE
+from turnwise.models.memory.plan import PAGE
 
 
 def uneven_talks() -> Talks:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from turnwise.engine.paged import reference
-from turnwise.engine.paged.state import PAGE, SampledTokens, SessionState
+from turnwise.engine.paged.state import SampledTokens, SessionState
 from turnwise.models.attention.interface import AttentionCall
+from turnwise.models.memory.plan import PAGE
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 STRETCHES = [(0, 100, 37), (1, 0, 5), (2, 64, 1), (2, 65, 20)]

@@ -14,7 +14,6 @@ from turnwise.config.schema import EngineConfig
 from turnwise.core.errors import UserError
 from turnwise.engine.engines import ENGINES, EngineOptions
 from turnwise.engine.vllm import build
-from turnwise.engine.vllm.build import check_engine
 from turnwise.engine.vllm.weights import FilePublisher, adapter_layers, merge_adapter
 from turnwise.models.loading.lora import LoraSettings, add_lora, load_adapter
 from turnwise.models.loading.tiny import tiny_model, tiny_tokenizer
@@ -37,24 +36,24 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_missing_vllm_is_an_error_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "installed_vllm", lambda: None)
     with pytest.raises(UserError, match=r"needs vLLM, which is not installed\. Run `pip install vllm`"):
-        check_engine(VLLM)
-    check_engine(EngineConfig(kind="vllm", urls=("http://localhost:8000",)))
-    check_engine(EngineConfig())
+        ENGINES["vllm"].check(VLLM)
+    ENGINES["vllm"].check(EngineConfig(kind="vllm", urls=("http://localhost:8000",)))
+    ENGINES["native"].check(EngineConfig())
 
 
 @pytest.mark.parametrize("version", ["0.25.3", "0.33.0", "1.0"])
 def test_unknown_version_of_vllm_is_an_error(installed: Any, version: str) -> None:
     installed(version)
     with pytest.raises(UserError, match=rf"works with vLLM 0\.26 to 0\.32, and {version} is installed"):
-        check_engine(VLLM)
+        ENGINES["vllm"].check(VLLM)
 
 
 def test_versions_that_vllm_does_not_accept_are_an_error(installed: Any) -> None:
     installed("0.32.0", f"torch=={torch.__version__.partition('+')[0]}", "transformers>=4", "numpy<1")
-    check_engine(VLLM)
+    ENGINES["vllm"].check(VLLM)
     installed("0.32.0", "torch==1.0; sys_platform == 'never'", 'torch==1.0; extra == "old"', "transformers<5")
     with pytest.raises(UserError, match=r"vllm 0\.32\.0 needs transformers<5, and .* is installed"):
-        check_engine(VLLM)
+        ENGINES["vllm"].check(VLLM)
 
 
 def test_model_that_vllm_cannot_run_is_an_error(installed: Any) -> None:
@@ -62,9 +61,9 @@ def test_model_that_vllm_cannot_run_is_an_error(installed: Any) -> None:
     tokenizer = tiny_tokenizer()
     renderer = Renderer(tokenizer, (tokenizer.eos_token_id,), "")
     with pytest.raises(UserError, match="has no heads of size 16"):
-        ENGINES["vllm"](tiny_model(), renderer, EngineOptions(slots=4, max_tokens=64, settings=VLLM))
+        ENGINES["vllm"].build(tiny_model(), renderer, EngineOptions(slots=4, max_tokens=64, settings=VLLM))
     with pytest.raises(UserError, match=r"rollout\.max_tokens 5000 is more than the 4096 positions"):
-        ENGINES["vllm"](tiny_model(), renderer, EngineOptions(slots=4, max_tokens=5000, settings=VLLM))
+        ENGINES["vllm"].build(tiny_model(), renderer, EngineOptions(slots=4, max_tokens=5000, settings=VLLM))
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from models_for_tests import FAMILIES, random_model
 from turnwise.core.errors import UserError
 from turnwise.engine.paged.cache import cache_shape, max_pages, page_bytes
-from turnwise.engine.paged.state import PAGE
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.lora import LoraSettings, add_lora
 from turnwise.models.memory.estimate import CUDA_CONTEXT, GIB, MemoryEstimate
 from turnwise.models.memory.plan import (
     EFFICIENT_TOKENS,
     MAX_TOKENS,
+    PAGE,
     RESERVED_SHARE,
     MemoryPlan,
     MemoryRequest,

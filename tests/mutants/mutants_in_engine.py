@@ -23,12 +23,12 @@ IN_ENGINE = (
         ("every token has the same random number", "addresses + (counters + 1) * GOLDEN", "addresses + GOLDEN"),
     ),
     *mutants(
-        "engine/native/requests.py",
+        "engine/turn.py",
         SAMPLING,
         (
             "a token more than allowed",
-            "len(request.ids) >= request.sampling.max_tokens",
-            "len(request.ids) > request.sampling.max_tokens",
+            "len(turn.ids) >= turn.sampling.max_tokens",
+            "len(turn.ids) > turn.sampling.max_tokens",
         ),
     ),
     *mutants(

@@ -13,8 +13,7 @@ from runs_for_tests import learnt, metrics, quiet, small
 from turnwise.core.protocols import Completion, Engine, EngineStats, Sampling, WeightSource
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Stop
-from turnwise.engine import engines
-from turnwise.engine.engines import ENGINES, EngineOptions
+from turnwise.engine.engines import ENGINES, EngineKind, EngineOptions
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
@@ -26,7 +25,7 @@ class CopyEngine:
 
     def __init__(self, model: Any, renderer: Renderer, options: EngineOptions) -> None:
         self._model = deepcopy(model).requires_grad_(False)
-        self._engine = engines.build_native(self._model, renderer, options)
+        self._engine = ENGINES["native"].build(self._model, renderer, options)
         self.published: list[int] = []
 
     def open(self, key: EpisodeKey) -> AbstractAsyncContextManager[Any]:
@@ -114,7 +113,7 @@ def run_with(engine: Any, monkeypatch: pytest.MonkeyPatch, folder: Path, **setti
         built.append(engine(model, renderer, options))
         return built[-1]
 
-    monkeypatch.setitem(ENGINES, "test", build)
+    monkeypatch.setitem(ENGINES, "test", EngineKind(build=build))
     train(small(folder, engine__kind="test", **settings), console=quiet())
     return built
 

@@ -1,19 +1,24 @@
 """Settings of the vLLM engine, and a training run through a fake server."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from runs_for_tests import learnt, quiet, small
+from turnwise.config.load import build
+from turnwise.config.schema import EngineConfig
 from turnwise.core.errors import UserError
+from turnwise.engine.engines import ENGINES
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.recipes.api import evaluate
 from turnwise.recipes.configure import configure
+from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.resources import memory_request
 from turnwise.recipes.run import train
-from turnwise.recipes.validate import check_settings
+from turnwise.recipes.validate import check_run, check_settings
 from vllm_server_for_tests import fake_vllm
 
 SERVER = ("engine.urls", "http://localhost:8000")
@@ -32,6 +37,7 @@ def test_other_engine_is_corrected_unless_the_settings_say_how() -> None:
     ("settings", "message"),
     [
         ([SERVER], "engine.urls has no effect with engine.kind native"),
+        ([KIND, SERVER, ("system.decode_steps", "2")], "system.decode_steps has no effect with engine.kind vllm"),
         ([KIND, SERVER, ("engine.tensor_parallel", "2")], "engine.tensor_parallel has no effect with engine.urls"),
         ([KIND, SERVER, ("selfplay.opponent", "past")], "the servers of engine.urls hold one"),
         ([KIND, SERVER, ("selfplay.opponent", "self")], "choose selfplay.opponent self with selfplay.ladder_games 0"),
@@ -42,6 +48,30 @@ def test_settings_that_do_not_fit_the_engine_are_refused(settings: list[tuple[st
     with pytest.raises(UserError) as raised:
         check_settings(configure(target, overrides=settings), [key for key, _ in settings])
     assert message in str(raised.value)
+
+
+def test_images_are_refused_by_engines_that_read_text_only() -> None:
+    pixels = ("env.params.observation", "image")
+    config = configure("frozen_lake", overrides=[KIND, SERVER, pixels])
+    with pytest.raises(UserError, match=r"engine\.kind vllm reads text only\. Choose engine\.kind native"):
+        check_run(config, build_environment_mix(config))
+
+
+def test_engine_of_its_own_is_planned_with_a_copy_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINES, "other", replace(ENGINES["native"], shares_weights=False))
+    request = memory_request(build({}, [("engine.kind", "other")]))
+    assert (request.engine_share, request.weights_copy) == (None, True)
+    assert not memory_request(build({}, [])).weights_copy
+
+
+def test_every_setting_of_engines_is_read_by_one() -> None:
+    read = {name for kind in ENGINES.values() for name in kind.reads}
+    assert {f"engine.{name}" for name in EngineConfig.model_fields} - {"engine.kind"} <= read
+
+
+def test_unknown_engine_is_an_error_wherever_it_is_looked_up() -> None:
+    with pytest.raises(UserError, match=r'Unknown engine\.kind "vlm": did you mean "vllm"'):
+        memory_request(build({}, [("engine.kind", "vlm")]))
 
 
 def test_memory_plan_leaves_the_engine_its_share() -> None:

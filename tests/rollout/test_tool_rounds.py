@@ -238,7 +238,7 @@ def test_every_observation_is_0_and_every_sampled_id_1(form: str, turns: list[Tu
 
 
 @cache
-def random_model() -> Any:
+def one_layer_model() -> Any:
     config = LlamaConfig(
         vocab_size=1700,
         hidden_size=16,
@@ -260,7 +260,7 @@ def test_so_it_is_with_what_an_engine_samples(form: str, turns: list[Turn]) -> N
     """A model that knows nothing says anything, of any length; its environment hears calls."""
     style = form.split()[0]
     stop_ids = [*range(200), turn_end(renderer_of(STYLES[style], "markup"))]  # so many that some turns end early
-    engine = NativeEngine(random_model(), slots=1, stop_ids=stop_ids, decode=str)
+    engine = NativeEngine(one_layer_model(), slots=1, stop_ids=stop_ids, decode=str)
     trajectory, witness, heard = episode(style, engine, 12, forced=written_turns(form, turns))
     assert len(witness.said) == len(turns) + 1 and all(witness.said)
     assert sum(len(result.info.get("calls", ())) for result in heard.results) == len(OUTPUTS)

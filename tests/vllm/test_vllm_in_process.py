@@ -10,11 +10,11 @@ import pytest
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.trajectory import Stop
 from turnwise.engine.vllm.engine import VllmEngine
-from vllm_engines_for_tests import build_engine, key, max_error, random_model, renderer
+from vllm_engines_for_tests import build_engine, key, max_error, renderer, wide_model
 
 TOLERANCE = 2e-5
 CONTEXT = list(range(5, 60))
-OLD, NEW = random_model(0), random_model(1)
+OLD, NEW = wide_model(0), wide_model(1)
 
 
 @pytest.fixture(scope="module")

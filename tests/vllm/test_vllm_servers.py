@@ -16,13 +16,13 @@ import pytest
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.trajectory import Stop
 from turnwise.engine.vllm.engine import VllmEngine
-from vllm_engines_for_tests import build_engine, key, max_error, random_model, renderer
+from vllm_engines_for_tests import build_engine, key, max_error, renderer, wide_model
 from vllm_server_for_tests import fake_vllm
 
 START_S = 600.0
 TOLERANCE = 2e-5
 CONTEXT = list(range(5, 60))
-OLD, NEW = random_model(0), random_model(1)
+OLD, NEW = wide_model(0), wide_model(1)
 EXTENSION = "turnwise.engine.vllm.worker.WorkerExtension"
 ARGUMENTS = {
     "dtype": "float32",
@@ -38,7 +38,7 @@ VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     folder = tmp_path_factory.mktemp("server")
-    random_model(7).save_pretrained(folder / "model")
+    wide_model(7).save_pretrained(folder / "model")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -15,6 +15,7 @@ from turnwise.cluster.rates import (
 )
 from turnwise.cluster.simulate import EngineRates, Layout, LearnerRates, Prediction, Workload, simulate
 from turnwise.core.errors import UserError
+from turnwise.engine.engines import ENGINES
 from turnwise.models.memory.estimate import CUDA_CONTEXT, MemoryEstimate
 from turnwise.models.memory.plan import MemoryItem, MemoryRequest
 
@@ -204,7 +205,8 @@ def _describe_misfit(job: TrainingJob, gpu: Gpu, gpus: int) -> str:
     size = f"{shape.parameters / 1e9:.3g}B parameters"
     fixes = [f"use --gpus {enough}"] if enough <= MAX_GPUS else []
     if not job.splits_engines:
-        fixes.append("split engines over GPUs (--engine.kind vllm)")
+        kinds = " or ".join(name for name, kind in ENGINES.items() if kind.splits_models)
+        fixes.append(f"split engines over GPUs (--engine.kind {kinds})")
     if not shape.adapter:
         fixes.append("train an adapter (--lora.rank 16)")
     fixes += ["choose a GPU with more memory (--gpu)", "lower rollout.max_tokens", "choose a smaller model"]

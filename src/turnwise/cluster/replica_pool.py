@@ -266,7 +266,7 @@ class ReplicaPool:
                 while self._latest is loaded:
                     await self._wait_for_change()
 
-    def set_value_head(self, parameters: Callable[[], Mapping[str, Tensor]]) -> None:
+    def publish_value_head(self, parameters: Callable[[], Mapping[str, Tensor]]) -> None:
         """Publish these parameters of a critic on the policy's trunk with the weights. Called at each publication."""
         self._value_head = parameters
 

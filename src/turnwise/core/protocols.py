@@ -1,9 +1,9 @@
 """The protocols between packages: environments, engines, rewards. `Learner` is in `core/samples.py`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.messages import Message, Picture, ToolSpec
@@ -90,44 +90,70 @@ class Sampling:
     """0 is greedy; its log-probabilities are those at temperature 1."""
     top_p: float = 1.0
     top_k: int = 0
+    """0: all tokens."""
     stop: tuple[str, ...] = ()
+    """Strings that end the turn. Their tokens stay in `Completion.ids`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """Sampled tokens of one turn, including the stop token."""
+    """Sampled tokens of one turn, including the stop token or the tokens of the stop string."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     stop: Stop
     temperature: float
+    """Temperature of `logprobs`: that of the sampling, and 1 if it was greedy."""
     policy_versions: tuple[int, ...] = ()
-    """Version of the weights that sampled each token; empty if unknown."""
+    """Last published version when each token was sampled, 0 before any; empty if unknown."""
     values: tuple[float, ...] = ()
     """The critic's value of the position before each token; empty if the engine computes none."""
 
 
 class Session(Protocol):
-    """The KV cache of one context, kept across turns."""
+    """One context of an episode, kept across turns. Leaving it ends its request and frees its KV cache."""
 
     @property
     def sampling_s(self) -> float:
-        """Seconds of sampling for this session so far, without the time spent waiting for other sessions."""
+        """Seconds of sampling for this session so far, without the time spent waiting for other sessions.
+
+        Read while a request runs too: an episode that samples for more than rollout.timeout_s is truncated.
+        """
         ...
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
-        """Append `ids` to the context and sample one turn. `restart` first drops the context."""
+        """Append `ids` to the context and sample one turn. `restart` first drops the context.
+
+        The sampled tokens join the context; the next call passes only what follows them. An id below 0 is a token of an
+        image (`core/images.py`). The caller keeps the context within the longest one by lowering `sampling.max_tokens`.
+
+        Raises InfrastructureFailure to have the episode retried, and UserError, or Outage if a service is down, to end
+        the run. Any other exception is a bug and ends it too.
+        """
         ...
 
 
 class Policy(Protocol):
-    """Generates tokens: `async with policy.open(key) as session`."""
+    """Generates tokens: `async with policy.open(key) as session`.
 
-    def open(self, key: EpisodeKey) -> AbstractAsyncContextManager[Session]: ...
+    A policy that blocks the event loop while it samples reports the time with `core.loop_clock.count_blocked`, because
+    the clocks of environments would count it otherwise.
+    """
+
+    def open(self, key: EpisodeKey) -> AbstractAsyncContextManager[Session]:
+        """Open a session; it may wait until another one ends.
+
+        All randomness comes from `key.address`, which is the same if a failure of infrastructure is retried.
+        Equal keys and weights sample equal tokens, as far as the engine's rounding depends on nothing else.
+        """
+        ...
 
 
 class WeightSource(Protocol):
-    """Weights of a policy by parameter name. Every `torch.nn.Module` is one."""
+    """Weights of a policy by parameter name. Every `torch.nn.Module` is one.
+
+    The names are those of the model that the engine was built with, so `models.layers.copy_parameters` loads them.
+    """
 
     def named_parameters(self) -> "Iterable[tuple[str, Tensor]]": ...
 
@@ -137,7 +163,7 @@ class EngineStats:
     """Totals since the engine was built."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Tokens and forward passes by name, for benchmarks and metrics."""
+    """Tokens and forward passes by name, for benchmarks. Training needs none of them; replicas add them up."""
     capture_s: float = 0.0
     """Seconds spent capturing CUDA graphs."""
     busy_s: float = 0.0
@@ -147,10 +173,18 @@ class EngineStats:
 
 
 class EngineControl(Protocol):
-    """What training does with an engine, wherever its sessions are opened."""
+    """What training does with an engine, wherever its sessions are opened.
+
+    There is no `close`: an engine with processes or connections releases them when its event loop ends.
+    """
 
     async def publish(self, version: int, weights: WeightSource) -> None:
-        """Generate with these weights from now on. Copies nothing where the engine shares the learner's parameters."""
+        """Generate with these weights from now on.
+
+        `weights` belong to the learner, which changes them after this call: copy them. An engine that shares the
+        learner's parameters (`EngineKind.shares_weights`) copies nothing. In asynchronous training sessions are open:
+        their next tokens come from these weights, and `Completion.policy_versions` says which weights sampled each.
+        """
         ...
 
     async def sleep(self) -> None:
@@ -161,7 +195,20 @@ class EngineControl(Protocol):
 
 
 class Engine(Policy, EngineControl, Protocol):
-    """A policy that training can update."""
+    """A policy that training can update.
+
+    It samples with the weights that it was built with until some are published: evaluation, judges and the gateway
+    publish none.
+    """
+
+
+@runtime_checkable
+class ValueEngine(Protocol):
+    """An engine that can compute a critic's values while it samples. Optional: the learner computes them otherwise."""
+
+    def set_value_head(self, head: "Callable[[Tensor], Tensor]") -> None:
+        """Fill `Completion.values` with this head's values of the hidden states that tokens are sampled from."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,60 +1,114 @@
-"""The engines by name. An engine generates tokens for sessions; see `Engine` in `core/protocols.py`."""
+"""The engines by name, and what the rest of turnwise has to know about each.
+
+An engine generates tokens for sessions; see `Engine` in `core/protocols.py`. Its code is imported when it is built or
+checked, so that settings can be read without torch.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from turnwise.config.schema import EngineConfig
+from turnwise.config.schema import EngineConfig, SystemConfig
+from turnwise.core.errors import UserError
 from turnwise.core.protocols import Engine
-from turnwise.engine.native.engine import NativeEngine
-from turnwise.engine.paged.runner import build_paged_runner
-from turnwise.engine.vllm.build import build_vllm_engine
-from turnwise.models.loading.load import device_of
-from turnwise.render.renderer import Renderer
+from turnwise.core.suggestions import suggest
+
+if TYPE_CHECKING:
+    from turnwise.render.renderer import Renderer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
+    """Options for building an engine.
+
+    `slots` and `max_tokens` bind every engine. Of `settings` and `system` it uses what its `EngineKind.reads` names.
+    """
+
     slots: int
-    """Sessions that may be open at once."""
+    """Sessions that are served at once. Further ones wait: in `open`, or in `generate`."""
     max_tokens: int
-    """Tokens of the longest context."""
-    decode_steps: int = 1
-    """Tokens sampled per session before the host looks at them (GPU)."""
-    cache_share: float = 0.4
-    """Share of the free GPU memory for the KV cache, at most."""
+    """Tokens of the longest context, sampled ones included. Rollouts ask for no more."""
     pages: int | None = None
-    """Pages of the KV cache on a GPU; None: as many as `cache_share` allows."""
+    """Pages of the KV cache on a GPU, from the memory plan; None: as many as system.cache_share allows."""
     settings: EngineConfig = field(default_factory=EngineConfig)
-    """For engines with settings of their own."""
+    system: SystemConfig = field(default_factory=SystemConfig)
 
 
-def build_native(model: Any, renderer: Renderer, options: EngineOptions) -> Engine:
-    """Build an engine over the model's own parameters: contiguous KV cache on a CPU, paged on a GPU."""
-    common: dict[str, Any] = {"slots": options.slots, "stop_ids": renderer.stop_ids, "decode": renderer.decode}
-    if device_of(model).type == "cpu":
-        return NativeEngine(model, **common)
-    runner = build_paged_runner(
-        model,
-        **common,
-        longest=options.max_tokens,
-        steps=options.decode_steps,
-        share=options.cache_share,
-        pages=options.pages,
-    )
-    return NativeEngine(model, **common, runner=runner)
+def _check_nothing(settings: EngineConfig) -> None:
+    pass
 
 
-def build_vllm(model: Any, renderer: Renderer, options: EngineOptions) -> Engine:
-    """Build an engine on vLLM, in this process or on the servers of engine.urls."""
-    return build_vllm_engine(
-        model,
-        renderer,
-        options.settings,
-        slots=options.slots,
-        max_tokens=options.max_tokens,
-        cache_share=options.cache_share,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineKind:
+    """An engine that engine.kind can name. Code outside `engine/` uses these fields and never compares the name."""
+
+    build: "Callable[[Any, Renderer, EngineOptions], Engine]"
+    """Return the engine of a model. The model has turnwise's attention."""
+    check: Callable[[EngineConfig], None] = _check_nothing
+    """Raise UserError if the engine cannot run here. Called before a model is loaded."""
+    shares_weights: bool = False
+    """Whether it samples from the parameters that it is built with, without a copy. Asynchronous training builds it
+    with a copy; the log-probabilities of other engines are corrected by default."""
+    reads_images: bool = False
+    """Whether a context may contain images, as ids below 0 (`core/images.py`)."""
+    reads: tuple[str, ...] = ()
+    """Names of the settings, of sections `engine` and `system`, that change what it does. An override that is read by
+    other engines only is an error."""
+    gpu_share: Callable[[EngineConfig], float] | None = None
+    """Share of the GPU's memory that it takes, weights and KV cache together. None: the memory plan has a KV cache
+    within system.cache_share for it, and a copy of the weights unless it shares them."""
+
+    @property
+    def splits_models(self) -> bool:
+        """Whether it can split a model over several GPUs."""
+        return "engine.tensor_parallel" in self.reads
 
 
-ENGINES: dict[str, Callable[[Any, Renderer, EngineOptions], Engine]] = {"native": build_native, "vllm": build_vllm}
+class EngineKinds(dict[str, EngineKind]):
+    def __missing__(self, name: str) -> EngineKind:
+        raise UserError(f'Unknown engine.kind "{name}":{suggest(name, self)}')
+
+
+def _build_native(model: Any, renderer: "Renderer", options: EngineOptions) -> Engine:
+    from turnwise.engine.native.build import build_native
+
+    return build_native(model, renderer, options)
+
+
+def _build_vllm(model: Any, renderer: "Renderer", options: EngineOptions) -> Engine:
+    from turnwise.engine.vllm.build import build_vllm
+
+    return build_vllm(model, renderer, options)
+
+
+def _check_vllm(settings: EngineConfig) -> None:
+    from turnwise.engine.vllm.build import check_vllm
+
+    check_vllm(settings)
+
+
+def _vllm_gpu_share(settings: EngineConfig) -> float:
+    """Return 0 for servers, which have GPUs of their own."""
+    return 0.0 if settings.urls else settings.gpu_memory_utilization
+
+
+ENGINES = EngineKinds(
+    native=EngineKind(
+        build=_build_native,
+        shares_weights=True,
+        reads_images=True,
+        reads=("system.cache_share", "system.decode_steps"),
+    ),
+    vllm=EngineKind(
+        build=_build_vllm,
+        check=_check_vllm,
+        reads=(
+            "engine.urls",
+            "engine.weights_folder",
+            "engine.tensor_parallel",
+            "engine.gpu_memory_utilization",
+            "system.cache_share",  # on a CPU
+        ),
+        gpu_share=_vllm_gpu_share,
+    ),
+)

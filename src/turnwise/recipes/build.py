@@ -12,6 +12,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.protocols import Engine, EngineControl, Sampling
 from turnwise.core.references import load_function
 from turnwise.engine.engines import ENGINES, EngineOptions
+from turnwise.envs.spec import EnvSpec
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.layers import compile_layers, copy_model
 from turnwise.models.loading.catalogue import WARMED_UP
@@ -69,6 +70,7 @@ def load_policy(
     The folder `run` keeps a copy of a warmed-up tiny, and of the base model of an adapter, so that it can be resumed
     without the cache and without the run that trained the adapter.
     """
+    check_engine_reads_images(config, environments)
     load_any = model_loader(config)
 
     def load(name: str) -> LoadedModel:
@@ -116,11 +118,27 @@ def check_sees_images(loaded: LoadedModel, environments: EnvironmentMix) -> None
         return
     for spec, params in environments.with_params:
         if spec.shows_images(params):
-            other = ", or set env.params.observation text" if "observation" in spec.params_model.model_fields else ""
             raise UserError(
                 f"{spec.name} shows images, and the model {loaded.name} reads text only. Choose a vision-language "
-                f"model with --model.name{other}."
+                f"model with --model.name{_or_text(spec)}."
             )
+
+
+def check_engine_reads_images(config: Config, environments: EnvironmentMix) -> None:
+    """Raise UserError if an environment shows images and the engine takes text only."""
+    if ENGINES[config.engine.kind].reads_images:
+        return
+    for spec, params in environments.with_params:
+        if spec.shows_images(params):
+            kinds = " or ".join(name for name, kind in ENGINES.items() if kind.reads_images)
+            raise UserError(
+                f"{spec.name} shows images, and engine.kind {config.engine.kind} reads text only. Choose engine.kind "
+                f"{kinds}{_or_text(spec)}."
+            )
+
+
+def _or_text(spec: EnvSpec) -> str:
+    return ", or set env.params.observation text" if "observation" in spec.params_model.model_fields else ""
 
 
 def _keep_base_of_adapter(loaded: LoadedModel, base: Path) -> None:
@@ -139,12 +157,11 @@ def build_engine(config: Config, model: Any, renderer: Renderer, *, pages: int |
     options = EngineOptions(
         slots=config.rollout.in_flight,
         max_tokens=config.rollout.max_tokens,
-        decode_steps=config.system.decode_steps,
-        cache_share=config.system.cache_share,
         pages=pages,
         settings=config.engine,
+        system=config.system,
     )
-    return ENGINES[config.engine.kind](model, renderer, options)
+    return ENGINES[config.engine.kind].build(model, renderer, options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,12 +195,12 @@ def build_policy_stack(
     *,
     run: Path | None = None,
 ) -> PolicyStack:
-    """Build the stack. In asynchronous training a native engine samples from its own copy of the weights.
+    """Build the stack. An engine that shares the learner's weights has a copy of them in asynchronous training.
 
     `run`: folder in which the gateway of an agent keeps its calls.
     """
     renderer = build_renderer(config, loaded)
-    copies = config.rollout.max_staleness > 0 and config.engine.kind == "native"
+    copies = config.rollout.max_staleness > 0 and ENGINES[config.engine.kind].shares_weights
     model = copy_model(loaded.model).requires_grad_(False) if copies else loaded.model
     engine = build_engine(config, model, renderer, pages=pages)
     training = training_sampling(config)

@@ -14,11 +14,10 @@ from turnwise.algos.losses import LOSSES
 from turnwise.algos.turn_discount import AdaptiveDiscount
 from turnwise.config.algorithm import AlgoConfig
 from turnwise.config.schema import Config, TrainConfig
-from turnwise.core.protocols import EngineControl
+from turnwise.core.protocols import EngineControl, ValueEngine
 from turnwise.core.references import load_function
 from turnwise.core.samples import Needs
 from turnwise.data.samples import TOKEN_RULES, TokenRule
-from turnwise.engine.native.engine import NativeEngine
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.layers import compile_unfused_layers, copy_model, recompute_layers
 from turnwise.models.loading.load import resolve_device
@@ -181,13 +180,13 @@ def _optimizer_settings(train: TrainConfig, learning_rate: float, *, muon: bool 
 
 
 def share_value_head(config: Config, engine: EngineControl, learner: LocalLearner) -> None:
-    """Let a native engine compute the values of a critic on the policy's trunk while it samples.
+    """Let the engine compute the values of a critic on the policy's trunk while it samples, if it can.
 
     Not in asynchronous training: the values would be those of older weights.
     """
     if config.rollout.max_staleness:
         return
-    if isinstance(engine, NativeEngine) and isinstance(learner.critic, HeadCritic):
+    if isinstance(engine, ValueEngine) and isinstance(learner.critic, HeadCritic):
         engine.set_value_head(learner.critic)
 
 

@@ -12,6 +12,7 @@ from turnwise.cluster.rates import GPUS, EpisodesTable, Gpu, MeasuredRates, find
 from turnwise.cluster.simulate import Amount, Workload
 from turnwise.config.schema import Config
 from turnwise.core.program import spell_command
+from turnwise.engine.engines import ENGINES
 from turnwise.envs.registry import load_spec
 from turnwise.models.loading.load import DTYPES
 from turnwise.models.memory.estimate import GIB, MemoryEstimate
@@ -128,7 +129,7 @@ def build_job(config: Config, rates: MeasuredRates, model_config: Any = None) ->
         epochs=config.train.epochs,
         score_passes=1 + request.reference,
         rates=rates,
-        splits_engines=config.engine.kind == "vllm",
+        splits_engines=ENGINES[config.engine.kind].splits_models,
     )
 
 
@@ -278,8 +279,8 @@ def _command(recipe: str, config: Config, overrides: Sequence[tuple[str, str]], 
     }
     if split > 1:
         settings |= {"engine.tensor_parallel": split, "cluster.gpus_per_engine": split}
-    if config.engine.kind == "vllm" and not layout.colocated:
-        settings["engine.gpu_memory_utilization"] = UTILIZATION
+    if (key := "engine.gpu_memory_utilization") in ENGINES[config.engine.kind].reads and not layout.colocated:
+        settings[key] = UTILIZATION
     typed = [(key, value) for key, value in overrides if key.replace("-", "_") not in settings]
     words = [word for key, value in [*typed, *settings.items()] for word in (f"--{key}", value)]
     return spell_command("train", recipe, *words)

@@ -19,9 +19,8 @@ from turnwise.cluster.session import ClusterSession, open_session
 from turnwise.cluster.weights import RemoteWeights, put_weights
 from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost, Outage
-from turnwise.core.protocols import WeightSource
+from turnwise.core.protocols import ValueEngine, WeightSource
 from turnwise.core.samples import Learner
-from turnwise.engine.native.engine import NativeEngine
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.critic import HeadCritic
 from turnwise.models.layers import copy_parameters
@@ -85,16 +84,16 @@ def build_actors(
             stack = opened.enter_context(open_replica_stack(session, config, environments, loaded, run, note))
             if _samples_values(config):
                 assert isinstance(stack.engine, ReplicaPool)
-                stack.engine.set_value_head(learner.value_head)
+                stack.engine.publish_value_head(learner.value_head)
         else:
             stack = build_policy_stack(config, environments, loaded, plan.pages)
         yield Actors(stack=stack, learner=learner, note=note)
 
 
 def _samples_values(config: Config) -> bool:
-    """Return whether replicas compute the values of a critic on the policy's trunk: see `share_value_head`."""
+    """Return whether replicas get the head of a critic on the policy's trunk: see `share_value_head`."""
     critic = config.critic.kind if ADVANTAGES[config.algo.advantage].needs_critic else None
-    return critic == "head" and config.engine.kind == "native" and not config.rollout.max_staleness
+    return critic == "head" and not config.rollout.max_staleness
 
 
 def _rank_builder(config: Config, loaded: LoadedModel, plan: MemoryPlan, run: Path) -> BuildRank:
@@ -172,9 +171,9 @@ def build_replica(config: Config, spec: EnvSpec | None, folder: Path) -> Replica
     critic = HeadCritic(loaded.model).requires_grad_(False)
 
     def load_value_head(weights: WeightSource) -> None:
-        assert isinstance(stack.engine, NativeEngine)
         copy_parameters(critic, weights)
-        stack.engine.set_value_head(critic)
+        if isinstance(stack.engine, ValueEngine):
+            stack.engine.set_value_head(critic)
 
     return ReplicaParts(
         engine=stack.engine,

@@ -12,6 +12,7 @@ from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
 from turnwise.core.references import IN_MEMORY
 from turnwise.core.suggestions import closest_match, suggest
+from turnwise.engine.engines import ENGINES
 from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.presets import find_method, find_recipe, method_path, recipe_names, recipe_path
@@ -146,22 +147,19 @@ def _apply_method(settings: dict[str, Any], overrides: Overrides, *, from_target
 OFF_POLICY_DEFAULTS = {"correction": "truncated", "old_logprobs": "learner"}
 """Settings of `algo` if the sampler's weights or rounding may differ from the learner's."""
 
-OFF_POLICY_CAUSES: tuple[tuple[str, str, Any], ...] = (
-    ("rollout", "max_staleness", 0),
-    ("engine", "kind", "native"),
-    ("data", "sources", ()),
-)
-"""(section, setting, its value if the sampler is the learner)."""
-
 
 def _apply_off_policy_defaults(settings: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
     """Correct for stale rollouts, stored episodes and an engine of its own, unless the settings say how."""
-    algo, corrects = settings.get("algo", {}), False
-    for section, name, on_policy in OFF_POLICY_CAUSES:
+    algo = settings.get("algo", {})
+
+    def find(section: str, name: str) -> Any:
         found = _find_override(f"{section}.{name}", overrides)
-        chosen = settings.get(section, {}).get(name, on_policy) if found is None else found
-        corrects = corrects or str(chosen or on_policy) != str(on_policy)
-    if not corrects or any(
+        return settings.get(section, {}).get(name) if found is None else found
+
+    engine = ENGINES.get(str(find("engine", "kind")))
+    shares_weights = engine is None or engine.shares_weights  # None: the default, or a name that is refused later
+    is_on_policy = shares_weights and not find("data", "sources") and str(find("rollout", "max_staleness") or 0) == "0"
+    if is_on_policy or any(
         name in algo or _find_override(f"algo.{name}", overrides) is not None for name in OFF_POLICY_DEFAULTS
     ):
         return settings

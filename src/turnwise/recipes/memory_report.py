@@ -8,10 +8,9 @@ import torch
 from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.engine.paged.state import PAGE
 from turnwise.models.loading.load import DTYPES
 from turnwise.models.memory.estimate import GIB, MemoryEstimate
-from turnwise.models.memory.plan import MemoryPlan, plan_memory
+from turnwise.models.memory.plan import PAGE, MemoryPlan, plan_memory
 from turnwise.models.memory.shapes import ModelShape, config_shape, known_config, load_config
 from turnwise.recipes.resources import device_memory, memory_request
 
@@ -64,9 +63,13 @@ def _gib(size: int) -> str:
 
 def _lines(plan: MemoryPlan, config: Config, shape: ModelShape) -> list[str]:
     share = 100 * shape.trained / shape.parameters
-    held, longest, episodes = (plan.pages or 0) * PAGE, config.rollout.max_tokens, config.rollout.in_flight
-    return [
+    lines = [
         f"{shape.parameters / 1e6:,.0f}M parameters, {shape.trained / 1e6:,.0f}M of them trained ({share:.3g}%)",
         plan.describe(),
-        f"the KV cache holds {held:,} tokens: {held // longest} of {episodes} episodes of {longest:,} tokens",
     ]
+    if plan.pages is not None:
+        held, longest, episodes = plan.pages * PAGE, config.rollout.max_tokens, config.rollout.in_flight
+        lines.append(
+            f"the KV cache holds {held:,} tokens: {held // longest} of {episodes} episodes of {longest:,} tokens"
+        )
+    return lines

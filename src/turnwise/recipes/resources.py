@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.config.schema import Config, EngineConfig, SystemConfig
+from turnwise.config.schema import Config, SystemConfig
 from turnwise.core.errors import UserError
-from turnwise.engine.paged.runner import PREFILL_TOKENS
-from turnwise.engine.paged.state import PAGE
+from turnwise.engine.engines import ENGINES
 from turnwise.models.loading.load import device_of
 from turnwise.models.memory.estimate import CUDA_CONTEXT, MemoryEstimate
 from turnwise.models.memory.plan import MemoryPlan, MemoryRequest, plan_memory
@@ -48,35 +47,27 @@ def plan_without_limits(config: Config) -> MemoryPlan:
 
 
 def memory_request(config: Config, *, sft: bool = False) -> MemoryRequest:
-    algo, train, selfplay = config.algo, config.train, config.selfplay
+    algo, train, selfplay, engine = config.algo, config.train, config.selfplay, ENGINES[config.engine.kind]
     keeps = True if config.rollout.max_staleness else SWITCH[config.system.keep_cache]
     has_opponent = selfplay.opponent == "past" or (selfplay.opponent == "self" and selfplay.ladder_games > 0)
     off_policy = algo.method != "on_policy"  # a trunk critic, and its target copy, frozen like a reference
     critic = off_policy or (ADVANTAGES[algo.advantage].needs_critic and config.critic.kind == "trunk")
+    copies_weights = config.rollout.max_staleness > 0 or not engine.shares_weights
     return MemoryRequest(
         slots=config.rollout.in_flight,
         max_context=config.rollout.max_tokens,
-        page_size=PAGE,
-        prefill_tokens=PREFILL_TOKENS,
         cache_share=config.system.cache_share,
         engines=2 if has_opponent and not sft else 1,
-        engine_share=_engine_share(config.engine),
+        engine_share=None if engine.gpu_share is None else engine.gpu_share(config.engine),
         critic=critic and not sft,
         reference=(needs_reference(algo) or off_policy) and not sft,
-        weights_copy=config.rollout.max_staleness > 0 and config.engine.kind == "native" and not sft,
+        weights_copy=engine.gpu_share is None and copies_weights and not sft,
         muon=train.optimizer == "muon" and not sft,
         micro_tokens=train.micro_tokens,
         optimizer_on_host=SWITCH[train.optimizer_state],
         recompute=SWITCH[train.recompute],
         releases_cache=None if keeps is None else not keeps,
     )
-
-
-def _engine_share(engine: EngineConfig) -> float | None:
-    """Return the share of GPU memory of an engine other than the native one; 0 for servers, which have their own."""
-    if engine.kind == "native":
-        return None
-    return 0.0 if engine.urls else engine.gpu_memory_utilization
 
 
 def device_memory(device: torch.device) -> int:

@@ -16,6 +16,7 @@ from turnwise.config.agent import AGENT_ENV
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.references import is_reference
+from turnwise.engine.engines import ENGINES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,12 @@ def _algorithm_switches() -> Iterator[tuple[tuple[str, ...], Switch]]:
             yield (f"algo.{field}",), _one_of(f"algo.{table}", users)
 
 
+def _engine_switches() -> Iterator[tuple[tuple[str, ...], Switch]]:
+    """Yield the settings that engines declare to read."""
+    for key in sorted({key for kind in ENGINES.values() for key in kind.reads}):
+        yield (key,), _one_of("engine.kind", [name for name, kind in ENGINES.items() if key in kind.reads])
+
+
 ON_POLICY = _one_of("algo.method", ["on_policy"])
 WITH_CRITIC = [name for name, advantage in ADVANTAGES.items() if advantage.needs_critic]
 
@@ -142,10 +149,7 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
         _one_of("selfplay.opponent", ["self", "past"]),
     ),
     (("lora.alpha", "lora.targets"), _on("lora.rank", "raise {key}")),
-    (
-        ("engine.urls", "engine.weights_folder", "engine.tensor_parallel", "engine.gpu_memory_utilization"),
-        _one_of("engine.kind", ["vllm"]),
-    ),
+    *_engine_switches(),
     (("engine.tensor_parallel", "engine.gpu_memory_utilization"), _off("engine.urls", "start the servers with it")),
     (("train.muon_learning_rate",), _one_of("train.optimizer", ["muon"])),
     (("train.final_share",), _one_of("train.schedule", ["linear", "cosine"])),

@@ -26,7 +26,6 @@ from turnwise.core.errors import UserError, not_a_file
 from turnwise.core.references import is_reference, load_function
 from turnwise.core.suggestions import suggest
 from turnwise.engine.engines import ENGINES
-from turnwise.engine.vllm.build import check_engine
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.rubric_env import RubricEnv
 from turnwise.envs.spec import EnvSpec
@@ -36,7 +35,7 @@ from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
 from turnwise.models.loading.load import resolve_device
 from turnwise.recipes.agents import build_agent, load_reward
-from turnwise.recipes.build import reward_names
+from turnwise.recipes.build import check_engine_reads_images, reward_names
 from turnwise.recipes.build_learner import token_rule
 from turnwise.recipes.conflicting_settings import check_conflicts, uses_selfplay
 from turnwise.recipes.contexts import check_context
@@ -89,6 +88,7 @@ def check_run(
         config = use_own_adapter(config, Path(config.record.folder) / config.record.name)
     judges = JudgeRegistry()
     check_settings(config, override_keys, judges)
+    check_engine_reads_images(config, environments)
     for spec in environments.specs.values():
         check_environment(config, spec)
     check_cluster(config, environments)
@@ -137,7 +137,7 @@ def check_settings(config: Config, override_keys: Iterable[str] = (), judges: Ju
             hint = CONFUSED.get((key, chosen), suggest(chosen, options))
             raise UserError(f'Unknown {key} "{chosen}":{hint}')
     check_conflicts(config)
-    check_engine(config.engine)
+    ENGINES[config.engine.kind].check(config.engine)
     for key in override_keys:
         check_setting_is_used(config, key)
     for rule in (config.algo.loss_tokens, config.algo.advantage_tokens):

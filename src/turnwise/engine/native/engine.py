@@ -192,13 +192,4 @@ class NativeEngine:
         for request in finished:
             _, answer = self._answers.pop(request.slot)
             if request.stop is not None and not answer.done():
-                answer.set_result(
-                    Completion(
-                        ids=tuple(request.ids),
-                        logprobs=tuple(request.logprobs),
-                        stop=request.stop,
-                        temperature=request.sampling.temperature or 1.0,
-                        policy_versions=request.label_tokens(self.policy_version),
-                        values=tuple(request.values),
-                    )
-                )
+                answer.set_result(request.complete(self.policy_version))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from turnwise.engine.native.attention import MAX_NARROW_ROW, KVCache, QueryRow, SlotPlan
-from turnwise.engine.native.requests import Request, stop_reason
+from turnwise.engine.native.requests import Request
 from turnwise.engine.native.sampling import (
     MAX_DRAFT_TOKENS,
     NO_BIGRAM,
@@ -19,6 +19,7 @@ from turnwise.engine.native.sampling import (
     min_draft_probability,
     sample_batch,
 )
+from turnwise.engine.turn import stop_reason
 from turnwise.models.attention.interface import check_attention
 from turnwise.models.forward import capture_input, last_layer_index, restrict_last_layer
 from turnwise.models.vision.encoder import embed_images, image_encoder

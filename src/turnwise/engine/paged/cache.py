@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from turnwise.engine.paged import reference
-from turnwise.engine.paged.state import PAGE
 from turnwise.models.attention.interface import AttentionCall
 from turnwise.models.attention.operator import use_plan
 from turnwise.models.attention.varlen import VarlenPlan
+from turnwise.models.memory.plan import PAGE
 
 
 class PagedCache:

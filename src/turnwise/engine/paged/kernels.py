@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from turnwise.engine.paged.state import PAGE, SampledTokens, SessionState
+from turnwise.engine.paged.state import SampledTokens, SessionState
 from turnwise.models.attention.interface import AttentionCall
+from turnwise.models.memory.plan import PAGE
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from turnwise.engine.paged.state import PAGE
+from turnwise.models.memory.plan import PAGE
 
 NO_PAGE = 0
 """Predecessor of a context's first page in the index of pages by content."""

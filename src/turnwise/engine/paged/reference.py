@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from turnwise.engine.native.sampling import SamplingTensors, sample, uniforms
-from turnwise.engine.paged.state import PAGE, SampledTokens, SessionState
+from turnwise.engine.paged.state import SampledTokens, SessionState
 from turnwise.models.attention.interface import AttentionCall, causal_bias, masked_attention
+from turnwise.models.memory.plan import PAGE
 
 
 def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, at: Tensor) -> None:

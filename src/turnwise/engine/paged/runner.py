@@ -12,13 +12,14 @@ from typing import Any
 from torch import Tensor
 
 from turnwise.core.errors import UserError
-from turnwise.engine.native.requests import Request, stop_reason
+from turnwise.engine.native.requests import Request
 from turnwise.engine.paged.cache import cache_shape, max_pages, page_bytes, pages_that_fit
 from turnwise.engine.paged.device import MAX_STEPS, Device, PrefillChunk, SessionUpdate, TokenTransfer
 from turnwise.engine.paged.page_table import PagedSlot, PageTable
-from turnwise.engine.paged.state import PAGE
+from turnwise.engine.turn import SampledTurn, stop_reason
 from turnwise.models.attention.interface import check_attention
 from turnwise.models.head import output_head
+from turnwise.models.memory.plan import PAGE, PREFILL_TOKENS
 
 COUNTS = ("passes", "context_tokens", "shared_tokens", "sampled_tokens", "evicted_tokens", "idle_rows")
 
@@ -246,7 +247,7 @@ class PagedRunner:
 
     def _until_stop_string(self, request: Request, tokens: list[int]) -> int:
         """Return the number of tokens up to the end of the turn, the last one included."""
-        trial = Request(slot=None, sampling=request.sampling, ids=list(request.ids))
+        trial = SampledTurn(sampling=request.sampling, ids=list(request.ids))
         for number, token in enumerate(tokens, start=1):
             trial.ids.append(token)
             if stop_reason(trial, self._stop_ids, self._decode_text) is not None:
@@ -263,10 +264,6 @@ class PagedRunner:
         self.counts["sampled_tokens"] += len(request.ids)
         self._page_table.release(slot, keep=-(-len(slot.ids) // PAGE))
         del self._issued[request]
-
-
-PREFILL_TOKENS = 16384
-"""Maximum of new tokens per forward."""
 
 
 def build_paged_runner(

@@ -5,9 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PAGE = 64
-"""Positions per page, which a kernel reads at once."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionState:

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from turnwise.config.schema import EngineConfig
 from turnwise.core.errors import UserError
-from turnwise.core.protocols import Engine
+from turnwise.engine.engines import EngineOptions
 from turnwise.engine.vllm.engine import VllmEngine
 from turnwise.engine.vllm.requests import DRIVER_VARIABLE, Replica
 from turnwise.engine.vllm.server import ServerReplica
@@ -34,9 +34,9 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM's attention on CPUs. It starts with others too, and dies with the first request."""
 
 
-def check_engine(settings: EngineConfig) -> None:
+def check_vllm(settings: EngineConfig) -> None:
     """Raise UserError if vLLM has to run here and cannot."""
-    if settings.kind == "vllm" and not settings.urls:
+    if not settings.urls:
         check_installation()
 
 
@@ -79,15 +79,12 @@ def installed_vllm() -> tuple[str, Version] | None:
     return None
 
 
-def build_vllm_engine(
-    model: Any, renderer: Renderer, settings: EngineConfig, *, slots: int, max_tokens: int, cache_share: float
-) -> Engine:
-    """Build the engine. Nothing is started before its first use."""
-    publisher = _publisher(model, settings)
-    replicas: list[Replica] = [ServerReplica(url, max_tokens=max_tokens) for url in settings.urls]
+def build_vllm(model: Any, renderer: Renderer, options: EngineOptions) -> VllmEngine:
+    """Build the engine, in this process or on the servers of engine.urls. Nothing is started before its first use."""
+    publisher = _publisher(model, options.settings)
+    replicas: list[Replica] = [ServerReplica(url, max_tokens=options.max_tokens) for url in options.settings.urls]
     if not replicas:
-        cache_bytes = _cache_bytes(model, slots, max_tokens, cache_share)
-        replicas = [_in_process(model, settings, publisher.backend, slots, max_tokens, cache_bytes)]
+        replicas = [_in_process(model, publisher.backend, options)]
     return VllmEngine(model, replicas, publisher, stop_ids=renderer.stop_ids, decode=renderer.decode)
 
 
@@ -99,12 +96,10 @@ def _publisher(model: Any, settings: EngineConfig) -> Publisher:
     return FilePublisher(model, folder, merges=bool(settings.urls))
 
 
-def _in_process(
-    model: Any, settings: EngineConfig, backend: str, slots: int, max_tokens: int, cache_bytes: int
-) -> Replica:
+def _in_process(model: Any, backend: str, options: EngineOptions) -> Replica:
     on_gpu = device_of(model).type == "cuda"
     check_installation()
-    _check_model(model, max_tokens, on_gpu)
+    _check_model(model, options.max_tokens, on_gpu)
     for name, value in {**ENVIRONMENT, **(GPU_ENVIRONMENT if on_gpu else CPU_ENVIRONMENT)}.items():
         os.environ.setdefault(name, value)  # before vLLM is imported
     os.environ[DRIVER_VARIABLE] = str(os.getpid())
@@ -112,11 +107,11 @@ def _in_process(
 
     arguments = engine_arguments(
         model,
-        slots=slots,
-        max_tokens=max_tokens,
-        tensor_parallel=settings.tensor_parallel,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        cache_bytes=cache_bytes,
+        slots=options.slots,
+        max_tokens=options.max_tokens,
+        tensor_parallel=options.settings.tensor_parallel,
+        gpu_memory_utilization=options.settings.gpu_memory_utilization,
+        cache_bytes=_cache_bytes(model, options),
     )
     return InProcessReplica(model, backend=backend, arguments=arguments)
 
@@ -134,8 +129,9 @@ def _check_model(model: Any, max_tokens: int, on_gpu: bool) -> None:
         )
 
 
-def _cache_bytes(model: Any, slots: int, max_tokens: int, share: float) -> int:
-    """Return the size of the KV cache on a CPU: what all slots need, at most `share` of the free memory."""
+def _cache_bytes(model: Any, options: EngineOptions) -> int:
+    """Return the size of the KV cache on a CPU: what all slots need, at most system.cache_share of the free memory."""
     cache = MemoryEstimate(shape=model_shape(model), compiled=False).kv_cache
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(cache(2 * max_tokens), min(cache(slots * max_tokens), int(share * free)))
+    wanted = min(cache(options.slots * options.max_tokens), int(options.system.cache_share * free))
+    return max(cache(2 * options.max_tokens), wanted)

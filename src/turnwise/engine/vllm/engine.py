@@ -9,12 +9,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from turnwise.core.errors import InfrastructureFailure, Outage
+from turnwise.core.errors import InfrastructureFailure, Outage, UserError
 from turnwise.core.protocols import Completion, EngineStats, Sampling, WeightSource
 from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey
 from turnwise.engine.active_time import ActiveTime
-from turnwise.engine.native.requests import Request, stop_reason
+from turnwise.engine.turn import SampledTurn, stop_reason
 from turnwise.engine.vllm.requests import Replica, ReplicaFailure, TokenRequest
 from turnwise.engine.vllm.weights import PublishedWeights, Publisher
 
@@ -52,6 +52,8 @@ class VllmSession:
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
         if restart:
             self._context.clear()
+        if min(ids, default=0) < 0:
+            raise UserError("The context contains an image, and engine.kind vllm reads text only. Choose native.")
         self._context.extend(ids)
         if not self._context:
             raise ValueError("nothing to generate from: pass at least one id")
@@ -192,14 +194,14 @@ class VllmEngine:
 
     async def _sample(self, replica: Replica, request: TokenRequest) -> Completion:
         """Collect a turn up to its stop id or stop string. Tokens that vLLM sampled after a stop string are dropped."""
-        turn, versions = Request(slot=None, sampling=request.sampling), list[int]()
+        turn = SampledTurn(sampling=request.sampling)
         spans: tuple[tuple[int, int, int], ...] = ()
         async for chunk in replica.generate(request):
             for token, logprob in zip(chunk.ids, chunk.logprobs, strict=True):
                 if turn.stop is None:
                     turn.ids.append(token)
                     turn.logprobs.append(logprob)
-                    versions.append(self.policy_version)
+                    turn.label_tokens(self.policy_version)
                     turn.stop = stop_reason(turn, self._stop_ids, self._decode)
             if chunk.finished:
                 spans = chunk.version_spans
@@ -209,13 +211,8 @@ class VllmEngine:
             raise ReplicaFailure("it ended a request too early")
         if spans:
             versions = [version for version, start, end in spans for _ in range(start, end)]
-        return Completion(
-            ids=tuple(turn.ids),
-            logprobs=tuple(turn.logprobs),
-            stop=turn.stop,
-            temperature=request.sampling.temperature or 1.0,
-            policy_versions=tuple(versions[: len(turn.ids)]),
-        )
+            turn.versions = versions[: len(turn.ids)]
+        return turn.complete(self.policy_version)
 
     async def _replace(self, state: ReplicaState, starts: int, failure: ReplicaFailure) -> ReplicaState:
         """Return a live replica in place of one that failed: another one, else the same, restarted."""

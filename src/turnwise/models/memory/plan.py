@@ -13,6 +13,10 @@ from turnwise.models.memory.estimate import CUDA_CONTEXT, FLOAT32_BYTES, GIB, Me
 
 MAX_TOKENS, EFFICIENT_TOKENS, TOKENS_STEP = 65_536, 8_192, 1_024
 """Tokens per pass: more than the first gain nothing, fewer than the second leave the device idle; search step."""
+PAGE = 64
+"""Positions per page of the KV cache, which a kernel reads at once."""
+PREFILL_TOKENS = 16_384
+"""Maximum of new tokens per forward pass of an engine."""
 RESERVED_SHARE = 0.08
 """Share of the device memory that stays free for fragmentation and for what the estimate does not know."""
 
@@ -24,20 +28,20 @@ class MemoryRequest:
     slots: int
     max_context: int
     """Tokens of the longest context."""
-    page_size: int
-    """Positions per page of the KV cache."""
-    prefill_tokens: int
     cache_share: float
     """Upper bound of the KV cache as a share of the memory that models leave free."""
+    page_size: int = PAGE
+    """Positions per page of the KV cache."""
+    prefill_tokens: int = PREFILL_TOKENS
     engines: int = 1
     """2 if a frozen opponent has its own model and engine."""
     engine_share: float | None = None
-    """Share of the device for an engine that manages its own memory, such as vLLM; None: the native engine."""
+    """Share of the device for an engine that manages its own memory, such as vLLM; None: a KV cache in pages."""
     critic: bool = False
     """Whether a separate critic model is trained."""
     reference: bool = False
     weights_copy: bool = False
-    """Whether the engine has its own copy of the policy's weights, as in asynchronous training."""
+    """Whether the engine has its own copy of the policy's weights, outside `engine_share`."""
     muon: bool = False
     micro_tokens: int | None = None
     optimizer_on_host: bool | None = None

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from turnwise.config.schema import SystemConfig
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message
 from turnwise.core.protocols import Policy, Sampling
@@ -24,6 +25,8 @@ from turnwise.rewards.per_loop import PerLoop
 
 CACHE_SHARE = 0.3
 """Share of a GPU's free memory for the judge's KV cache. The learner needs the rest."""
+DECODE_STEPS = 1
+"""Tokens per request before the host reads them: answers are short."""
 MAX_TOKENS = 32_768
 """Length of a request with its answer on a GPU, at most."""
 
@@ -74,8 +77,9 @@ class LocalJudgeModel:
 
     def _load(self) -> LoadedJudge:
         renderer, model = self._model
-        options = EngineOptions(slots=self._settings.concurrency, max_tokens=MAX_TOKENS, cache_share=CACHE_SHARE)
-        return LoadedJudge(ENGINES["native"](model, renderer, options), renderer)
+        system = SystemConfig(cache_share=CACHE_SHARE, decode_steps=DECODE_STEPS)
+        options = EngineOptions(slots=self._settings.concurrency, max_tokens=MAX_TOKENS, system=system)
+        return LoadedJudge(ENGINES["native"].build(model, renderer, options), renderer)
 
     @cached_property
     def _model(self) -> tuple[Renderer, Any]:

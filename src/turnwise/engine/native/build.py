@@ -1,0 +1,25 @@
+"""Build the native engine."""
+
+from typing import Any
+
+from turnwise.engine.engines import EngineOptions
+from turnwise.engine.native.engine import NativeEngine
+from turnwise.engine.paged.runner import build_paged_runner
+from turnwise.models.loading.load import device_of
+from turnwise.render.renderer import Renderer
+
+
+def build_native(model: Any, renderer: Renderer, options: EngineOptions) -> NativeEngine:
+    """Build an engine over the model's own parameters: contiguous KV cache on a CPU, paged on a GPU."""
+    common: dict[str, Any] = {"slots": options.slots, "stop_ids": renderer.stop_ids, "decode": renderer.decode}
+    if device_of(model).type == "cpu":
+        return NativeEngine(model, **common)
+    runner = build_paged_runner(
+        model,
+        **common,
+        longest=options.max_tokens,
+        steps=options.system.decode_steps,
+        share=options.system.cache_share,
+        pages=options.pages,
+    )
+    return NativeEngine(model, **common, runner=runner)
