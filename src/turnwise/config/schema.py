@@ -346,7 +346,7 @@ class EngineConfig(Section):
     """Engine that generates the rollouts."""
 
     kind: str = "native"
-    """Engine that generates rollouts: native shares the learner's weights; vllm has a copy of them."""
+    """Engine that generates rollouts. native shares the learner's weights; others have a copy of them."""
     urls: tuple[str, ...] = ()
     """vllm: addresses of `vllm serve` servers, such as http://localhost:8000; default: vLLM runs in this process."""
     weights_folder: str | None = None
