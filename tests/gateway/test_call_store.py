@@ -124,3 +124,24 @@ def test_store_fresh_episode_replaces_an_interrupted_one(tmp_path: Path):
         return answer.status_code, len(episode.turns())
 
     assert asyncio.run(run()) == (200, 1)
+
+
+def test_store_keeps_responses_for_a_restarted_gateway(tmp_path: Path):
+    """`previous_response_id` names responses of an earlier process, and the ids are extended."""
+
+    async def ask(policy: RecordingPolicy, text: str, previous: str | None, restore: bool):
+        async with open_gateway(policy, tmp_path) as gateway:
+            episode = await gateway.open_episode(episode_key(), bearer="the-bearer", restore=restore)
+            async with httpx2.AsyncClient(base_url=gateway.url, headers=BEARER, timeout=60) as http:
+                body = {"input": text, "previous_response_id": previous}
+                reply = (await http.post("/v1/responses", json=body)).json()
+            return reply.get("id"), episode.turns()
+
+    previous: str | None = None
+    for number, text in enumerate(["one", "two", "three"]):
+        policy = RecordingPolicy(says(f"answer {number}"))
+        previous, turns = asyncio.run(ask(policy, text, previous, restore=number > 0))
+        ((context, completion),) = policy.samples
+        assert full_contexts(turns)[-1][0] == context and turns[-1].action_ids == completion.ids
+    assert [turn.extends for turn in turns] == [False, True, True]
+    assert asyncio.run(ask(RecordingPolicy(says("x")), "four", "resp_unknown", restore=True))[0] is None

@@ -167,6 +167,16 @@ def test_openai_chat_loop_is_captured_exactly(server: Server, create: Any) -> No
     assert [turn.extends for turn in server.turns(episode)] == [False, True, True]
 
 
+def call_async(async_class: Any, client: Any, api: str, body: dict[str, Any]) -> Any:
+    """Create a response with the SDK's asynchronous client."""
+
+    async def create() -> Any:
+        async with async_class(base_url=client.base_url, api_key=client.api_key) as other:
+            return await getattr(other, api).create(**body)
+
+    return asyncio.run(create())
+
+
 def responses_stream(client: openai.OpenAI, **body: Any) -> Any:
     with client.responses.stream(**body) as stream:
         texts = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
@@ -176,11 +186,7 @@ def responses_stream(client: openai.OpenAI, **body: Any) -> Any:
 
 
 def responses_async(client: openai.OpenAI, **body: Any) -> Any:
-    async def create() -> Any:
-        async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as other:
-            return await other.responses.create(**body)
-
-    return asyncio.run(create())
+    return call_async(openai.AsyncOpenAI, client, "responses", body)
 
 
 @pytest.mark.parametrize(
@@ -223,11 +229,7 @@ def messages_stream(client: anthropic.Anthropic, **body: Any) -> Any:
 
 
 def messages_async(client: anthropic.Anthropic, **body: Any) -> Any:
-    async def create() -> Any:
-        async with anthropic.AsyncAnthropic(base_url=client.base_url, api_key=client.api_key) as other:
-            return await other.messages.create(**body)
-
-    return asyncio.run(create())
+    return call_async(anthropic.AsyncAnthropic, client, "messages", body)
 
 
 @pytest.mark.parametrize(

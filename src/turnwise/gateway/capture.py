@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from turnwise.core.protocols import Sampling
 from turnwise.core.task import EpisodeKey
@@ -116,6 +117,8 @@ class Episode:
         for stored in await self._store.calls(self.id):
             call = restore_call(stored, self._tree, self._renderer)
             self._tree.add(call)
+            if (response := stored.details.get("response")) is not None:  # stores of earlier versions have none
+                self.history.restore(response, call.reply)
             answered.setdefault((stored.request, stored.number), []).append(call.reply)
             self._count = stored.number + 1
         for (name, _), replies in answered.items():
@@ -163,11 +166,10 @@ class Episode:
         branches = self._tree.claim(place, request.n)
         try:
             sampled = await self._sample(request, place, branches)
+            record = partial(record_choice, request, place.conversation, renderer=self._renderer, episode=self.id)
+            response = self.history.describe(request)
             calls = [
-                record_choice(
-                    request, place.conversation, each, self._renderer, episode=self.id, number=number, choice=choice
-                )
-                for choice, each in enumerate(sampled)
+                record(each, number=number, choice=choice, response=response) for choice, each in enumerate(sampled)
             ]
             await self._store.add_calls([call.stored for call in calls])
             for call in calls:

@@ -95,10 +95,24 @@ class ResponseHistory:
 
     def add(self, request: ChatRequest, replies: Sequence[ChatReply]) -> None:
         """Keep the items of a request and its reply, with calls as the model sees them. Other dialects have none."""
+        if "items" in request.options:
+            [reply] = replies
+            self._keep(request.options["items"], reply)
+
+    def describe(self, request: ChatRequest) -> dict[str, Any] | None:
+        """Return what `restore` needs: the response before, and the request's own items. Other dialects have none."""
         if "items" not in request.options:
-            return
-        [reply] = replies
-        items = [*request.options["items"], *_output(reply, {})]
+            return None
+        previous = request.options["echo"].get("previous_response_id")
+        earlier = self._responses.get(previous, ())
+        return {"previous": previous if earlier else None, "items": request.options["items"][len(earlier) :]}
+
+    def restore(self, described: Mapping[str, Any], reply: ChatReply) -> None:
+        """Keep the items of a stored call. Earlier calls come first."""
+        self._keep([*self._responses.get(described["previous"], ()), *described["items"]], reply)
+
+    def _keep(self, given: Sequence[Mapping[str, Any]], reply: ChatReply) -> None:
+        items = [*given, *_output(reply, {})]
         kept = tuple(self._items.setdefault(json.dumps(item, sort_keys=True), item) for item in items)
         self._responses[f"{RESPONSE_PREFIX}{reply.call}"] = kept
         if len(self._responses) > MAX_RESPONSES:

@@ -1,6 +1,8 @@
 """Sampled choices as recorded calls, and recorded calls read back from the store."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from turnwise.core.images import find_images
 from turnwise.core.messages import Message, ToolCall
@@ -37,8 +39,12 @@ def record_choice(
     episode: str,
     number: int,
     choice: int,
+    response: Mapping[str, Any] | None,
 ) -> RecordedCall:
-    """Return the call of a sampled choice. `conversation`: digest of the request's tools and messages."""
+    """Return the call of a sampled choice. `conversation`: digest of the request's tools and messages.
+
+    `response`: of `ResponseHistory.describe`.
+    """
     completion, branch = sampled.completion, sampled.branch
     parsed = renderer.parse(completion.ids, completion.stop)
     text = read_reply(completion, parsed, request.tools, sampled.stop_strings)
@@ -69,6 +75,7 @@ def record_choice(
             "stop_string": text.stop_string,
             "calls": [[each.name, each.arguments] for each in text.calls],
             "asked": dict(request.wishes),
+            "response": response,
             "stream": branch.session.key.branch,
             "branch_conversation": branch.conversation.hex(),
         },
