@@ -8,6 +8,8 @@ import torch
 
 from runs_for_tests import episodes, learnt, metrics, quiet, small
 from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
+from turnwise.recipes.conflicting_settings import check_conflicts
 from turnwise.recipes.run import train
 from turnwise.record.trajectories import open_replay
 from turnwise.training.archer import Archer
@@ -107,3 +109,17 @@ def test_archer_replay_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Archer, "act_again", counted)
     train(lake(tmp_path, archer__replay=10, archer__token_baseline=False), console=quiet())
     assert sizes == [8, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"selfplay__opponent": "self"}, "learns from episodes of many steps, and selfplay.opponent self plays"),
+        ({"data__sources": ["runs/old"]}, "or choose algo.method archer_offline"),
+        ({"algo__method": "archer_offline"}, "trains on stored episodes alone. Name them with --data"),
+    ],
+)
+def test_archer_refuses_settings_that_contradict_it(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        check_conflicts(lake(tmp_path, **settings))
+    assert message in str(error.value)
