@@ -63,7 +63,7 @@ class AgentResult:
     folder: Path
     """Working folder of the episode; it is removed afterwards."""
     value: Any = None
-    """What the function returned; None for a command."""
+    """Value that the function returned; None for a command."""
     output: str = ""
     """End of a command's standard output."""
 
@@ -99,7 +99,7 @@ class AgentExit:
 
 class Agent(Protocol):
     hint: str
-    """What to check if the agent makes no call."""
+    """Advice for an agent that makes no call."""
 
     async def run(self, access: Access, task: Any, folder: Path) -> AgentExit:
         """Run the agent on one task. Raises AgentCrash, UserError or InfrastructureFailure."""
