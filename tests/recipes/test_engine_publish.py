@@ -1,5 +1,7 @@
 """Training through engines with weights of their own: `publish` is what keeps them at the learner's."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from copy import deepcopy
@@ -10,11 +12,12 @@ import pytest
 import torch
 
 from runs_for_tests import learnt, metrics, quiet, small
+from turnwise.core.loop_clock import count_blocked
 from turnwise.core.protocols import Completion, Engine, EngineStats, Sampling, WeightSource
 from turnwise.core.task import EpisodeKey
-from turnwise.core.trajectory import Stop
 from turnwise.engine.engines import ENGINES, EngineKind, EngineOptions
-from turnwise.engine.scripted import ScriptedEngine
+from turnwise.engine.turn import SampledTurn, stop_reason
+from turnwise.models.layers import copy_parameters
 from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
 from turnwise.render.renderer import Renderer
@@ -50,59 +53,61 @@ class ForgetfulEngine(CopyEngine):
 
 
 class PlainSession:
-    """Samples with a plain forward pass over the whole context, and nothing of turnwise's engine."""
-
-    sampling_s = 0.0
+    """Samples with a plain forward pass over the whole context, and nothing of the native engine."""
 
     def __init__(self, engine: "PlainEngine", key: EpisodeKey) -> None:
         self._engine, self._context = engine, list[int]()
-        self._generator = torch.Generator().manual_seed(key.address % 2**63)
+        self._generator = torch.Generator().manual_seed(key.address)
+        self.sampling_s = 0.0
 
-    @torch.no_grad()
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
         if restart:
             self._context.clear()
         self._context.extend(ids)
-        new, logprobs, stop = list[int](), list[float](), Stop.LENGTH
-        while len(new) < sampling.max_tokens and stop is Stop.LENGTH:
-            logits = self._engine.model(input_ids=torch.tensor([self._context]), use_cache=False).logits[0, -1]
-            distribution = torch.log_softmax(logits.double() / (sampling.temperature or 1.0), dim=-1)
-            token = int(distribution.exp().multinomial(1, generator=self._generator))
-            new.append(token)
-            logprobs.append(float(distribution[token]))
-            self._context.append(token)
-            stop = Stop.EOS if token in self._engine.stop_ids else Stop.LENGTH
-        versions = (self._engine.version,) * len(new)
-        return Completion(
-            ids=tuple(new),
-            logprobs=tuple(logprobs),
-            stop=stop,
-            temperature=sampling.temperature or 1.0,
-            policy_versions=versions,
-        )
+        turn = SampledTurn(sampling=sampling)
+        while turn.stop is None:
+            began = time.perf_counter()
+            self._sample_token(turn)
+            seconds = time.perf_counter() - began
+            self.sampling_s += seconds
+            count_blocked(seconds)
+            await asyncio.sleep(0)
+        return turn.complete(self._engine.version)
+
+    @torch.no_grad()
+    def _sample_token(self, turn: SampledTurn) -> None:
+        engine, temperature = self._engine, turn.sampling.temperature
+        logits = engine.model(input_ids=torch.tensor([self._context]), use_cache=False).logits[0, -1]
+        logprobs = torch.log_softmax(logits.double() / (temperature or 1.0), dim=-1)
+        token = int(logprobs.exp().multinomial(1, generator=self._generator) if temperature else logprobs.argmax())
+        self._context.append(token)
+        turn.ids.append(token)
+        turn.logprobs.append(float(logprobs[token]))
+        turn.label_tokens(engine.version)
+        turn.stop = stop_reason(turn, engine.stop_ids, engine.decode)
 
 
-class PlainEngine(ScriptedEngine):
-    """The scripted engine with a script that samples from its own copy of the weights."""
+class PlainEngine:
+    """The smallest engine that trains: it has its own copy of the weights and samples one session at a time."""
 
     def __init__(self, model: Any, renderer: Renderer, options: EngineOptions) -> None:
-        super().__init__(lambda key, turn, ids: (), renderer.stop_ids)
-        self.model, self.stop_ids, self.version = deepcopy(model).requires_grad_(False), renderer.stop_ids, 0
-        self.model.set_attn_implementation("eager")
-
-    def open(self, key: EpisodeKey) -> AbstractAsyncContextManager[Any]:
-        return self._plain(key)
+        self.model, self.version = deepcopy(model).requires_grad_(False), 0
+        self.model.set_attn_implementation("sdpa")
+        self.stop_ids, self.decode = renderer.stop_ids, renderer.decode
 
     @asynccontextmanager
-    async def _plain(self, key: EpisodeKey) -> AsyncIterator[PlainSession]:
+    async def open(self, key: EpisodeKey) -> AsyncIterator[PlainSession]:
         yield PlainSession(self, key)
 
     async def publish(self, version: int, weights: WeightSource) -> None:
+        copy_parameters(self.model, weights)
         self.version = version
-        own = dict(self.model.named_parameters())
-        with torch.no_grad():
-            for name, value in weights.named_parameters():
-                own[name].copy_(value)
+
+    async def sleep(self) -> None:
+        pass
+
+    def stats(self) -> EngineStats:
+        return EngineStats()
 
 
 def run_with(engine: Any, monkeypatch: pytest.MonkeyPatch, folder: Path, **settings: Any) -> list[Engine]:
@@ -141,7 +146,7 @@ def test_engine_that_ignores_publish_is_seen_in_the_mismatch(tmp_path: Path, mon
     assert max(fresh) < 1e-4 < stale[-1]
 
 
-def test_scripted_engine_with_its_own_weights_trains_through_the_loop(
+def test_plain_engine_with_its_own_weights_trains_through_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_with(PlainEngine, monkeypatch, tmp_path, train__steps=2, eval__episodes=2)
