@@ -12,7 +12,7 @@ from turnwise.core.messages import Message
 from turnwise.core.protocols import Completion, Policy, Sampling, Session
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Turn
-from turnwise.gateway.capture import Episode
+from turnwise.gateway.capture import GatewayEpisode
 from turnwise.gateway.chat import ChatRequest
 from turnwise.gateway.server import Gateway
 from turnwise.gateway.sessions import SessionPool
@@ -96,11 +96,11 @@ def episode_key(member: int = 0) -> EpisodeKey:
 
 
 @asynccontextmanager
-async def open_episode(policy: Policy, *, max_sessions: int = 8, **changes: Any) -> AsyncIterator[Episode]:
+async def open_episode(policy: Policy, *, max_sessions: int = 8, **changes: Any) -> AsyncIterator[GatewayEpisode]:
     """Open one episode without a server."""
     settings: dict[str, Any] = {"renderer": renderer(), "limits": limits(max_new_tokens=256)} | changes
     settings = {"sessions": SessionPool(policy, max_sessions), "store": CallStore(None)} | settings
-    episode = Episode(episode_key(), bearer="b", **settings)
+    episode = GatewayEpisode(episode_key(), bearer="b", **settings)
     try:
         yield episode
     finally:

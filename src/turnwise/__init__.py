@@ -24,7 +24,7 @@ for name, value in LIBRARY_DEFAULTS.items():
 PUBLIC = {
     "AdvantageInputs": "turnwise.algos.advantage_types:AdvantageInputs",
     "AdvantageResult": "turnwise.algos.advantage_types:AdvantageResult",
-    "AgentResult": "turnwise.gateway.agents:AgentResult",
+    "AgentResult": "turnwise.gateway.agent_episodes:AgentResult",
     "Config": "turnwise.config.schema:Config",
     "Env": "turnwise.core.protocols:Env",
     "Evaluation": "turnwise.evaluation.episodes:Evaluation",
@@ -99,7 +99,7 @@ if TYPE_CHECKING:
     from turnwise.envs.text_env import won as won
     from turnwise.envs.tool_env import ToolEnv as ToolEnv
     from turnwise.evaluation.episodes import Evaluation as Evaluation
-    from turnwise.gateway.agents import AgentResult as AgentResult
+    from turnwise.gateway.agent_episodes import AgentResult as AgentResult
     from turnwise.recipes.api import EvaluationResult as EvaluationResult
     from turnwise.recipes.api import Rows as Rows
     from turnwise.recipes.api import Run as Run

@@ -15,7 +15,8 @@ from turnwise.core.messages import Message, TextPart
 from turnwise.core.protocols import Sampling
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Status, Stop, Trajectory, Turn
-from turnwise.gateway.agents import AgentCollector, CommandAgent, FunctionAgent
+from turnwise.gateway.agent_episodes import AgentCollector, RecordedEpisodes
+from turnwise.gateway.agents import CommandAgent, FunctionAgent
 from turnwise.rollout.episode import Limits
 
 TURN = Turn(
@@ -66,14 +67,14 @@ def collector_of(
     agent: Any, episode: StubEpisode | None = None, reward: Any = None, scored: bool = False, **settings: Any
 ) -> AgentCollector:
     gateway: Any = StubGateway(episode or StubEpisode())
+    config = AgentConfig(**settings)
+    limits = Limits(sampling=Sampling(max_tokens=4), max_tokens=64, timeout_s=60.0)
+    host = RecordedEpisodes(gateway=gateway, limits=limits, settings=config, reward=reward, is_scored_later=scored)
     return AgentCollector(
-        gateway=gateway,
+        host=host,
         agent=FunctionAgent(agent) if callable(agent) else agent,
         find_task=lambda task: task.params["task"],
-        limits=Limits(sampling=Sampling(max_tokens=4), max_tokens=64, timeout_s=60.0),
-        settings=AgentConfig(**settings),
-        reward=reward,
-        is_scored_later=scored,
+        timeout_s=config.timeout_s,
         in_flight=1,
         attempts=1,
         run_seed=0,
@@ -236,7 +237,7 @@ def test_function_that_is_not_async_is_an_error() -> None:
 
 def test_agent_without_calls_names_the_likely_reason() -> None:
     collector = collector_of(returning(1.0), StubEpisode(()))
-    collector.gateway.refusals.append("POST /chat/completions (404)")
+    collector.host.gateway.refusals.append("POST /chat/completions (404)")
     with pytest.raises(EnvironmentFailure, match=r"no model call; the gateway refused POST /chat/completions \(404\)"):
         asyncio.run(collector.episodes([EpisodeKey(run_seed=0, round=0, task=TASK)]))
     with pytest.raises(EnvironmentFailure, match="with the client that it gets as its first argument"):

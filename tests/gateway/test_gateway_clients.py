@@ -19,7 +19,7 @@ from episodes_for_tests import end_id, limits, spoken
 from gateway_for_tests import RecordingPolicy, episode_key, open_gateway
 from turnwise.core.trajectory import Turn
 from turnwise.engine.scripted import ScriptedEngine
-from turnwise.gateway.capture import Episode
+from turnwise.gateway.capture import GatewayEpisode
 
 QUESTION = "What is 2 + 3 + 7?"
 ADD = {
@@ -88,7 +88,7 @@ class Server:
         self._thread.join()
         self._loop.close()
 
-    def open(self, *answers: str) -> Episode:
+    def open(self, *answers: str) -> GatewayEpisode:
         """Open an episode in which the policy samples these answers, one per call; the last is repeated."""
         self.scripts.append(answers)
         self.policy.samples.clear()
@@ -98,7 +98,7 @@ class Server:
         answers = self.scripts[member]
         return answers[min(len(self.policy.samples), len(answers) - 1)]
 
-    def turns(self, episode: Episode) -> tuple[Turn, ...]:
+    def turns(self, episode: GatewayEpisode) -> tuple[Turn, ...]:
         """Return the turns of an episode, after checking that they are exactly what was sampled."""
         turns: tuple[Turn, ...] = self.call(_now(episode.turns))
         captured, context = Counter[Any](), list[int]()
@@ -121,11 +121,11 @@ def server() -> Iterator[Server]:
     server.close()
 
 
-def openai_settings(server: Server, episode: Episode) -> dict[str, Any]:
+def openai_settings(server: Server, episode: GatewayEpisode) -> dict[str, Any]:
     return {"base_url": f"{server.gateway.url}/v1", "api_key": episode.bearer, "max_retries": 0}
 
 
-def anthropic_settings(server: Server, episode: Episode) -> dict[str, Any]:
+def anthropic_settings(server: Server, episode: GatewayEpisode) -> dict[str, Any]:
     return {"base_url": server.gateway.url, "api_key": episode.bearer, "max_retries": 0}
 
 

@@ -70,10 +70,10 @@ def test_server_bearer_reaches_its_own_episode_only():
     async def talk(gateway, episode, http):
         other = await gateway.open_episode(episode_key(member=1))
         reply = (await http.post(CHAT, json=HI)).json()
-        call = reply["id"].removeprefix("chatcmpl-")
         as_other = {"Authorization": f"Bearer {other.bearer}"}
-        foreign = await http.post("/v1/turnwise/reward", json={"reward": 9, "call": call}, headers=as_other)
-        own = await http.post("/v1/turnwise/reward", json={"reward": 0.5, "call": call})
+        foreign = await http.post("/v1/turnwise/reward", json={"reward": 9, "call": reply["id"]}, headers=as_other)
+        own = await http.post("/v1/turnwise/reward", json={"reward": 0.5, "call": reply["id"]})
+        call = reply["id"].removeprefix("chatcmpl-")
         return foreign.status_code, own.status_code, other.turns(), other.rewards, episode.rewards, call
 
     (foreign, own, turns, theirs, rewards, call), (turn,) = converse(talk)
@@ -81,6 +81,19 @@ def test_server_bearer_reaches_its_own_episode_only():
     assert (turns, theirs) == ((), {})
     assert rewards == {call: 0.5}
     assert turn.reward == 0.5
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(CHAT, HI), ("/v1/responses", {"input": "hi"}), ("/v1/messages", {**HI, "max_tokens": 4})],
+)
+def test_server_rewards_a_call_by_the_id_of_its_reply(path: str, body: dict[str, Any]):
+    async def talk(gateway, episode, http):
+        reply = (await http.post(path, json=body)).json()
+        return await http.post("/v1/turnwise/reward", json={"reward": 0.5, "call": reply["id"]})
+
+    answer, (turn,) = converse(talk)
+    assert (answer.status_code, turn.reward) == (200, 0.5)
 
 
 @pytest.mark.parametrize("reward", [None, "1", True, [1]])

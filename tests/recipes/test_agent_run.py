@@ -2,9 +2,15 @@
 
 import asyncio
 import json
+import os
 import re
+import signal
+import sqlite3
+import subprocess
 import sys
+from array import array
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +22,7 @@ from turnwise.cli.main import main
 from turnwise.core.errors import UserError
 from turnwise.envs.agent.tasks import tasks_of_split
 from turnwise.recipes.configure import configure
+from turnwise.record.run_folder import CALLS_FILE
 
 AGENT = """
 import turnwise as tw
@@ -113,6 +120,73 @@ def test_agent_run_is_resumed_after_its_time_limit(project: Path) -> None:
     resumed = stopped.resume(max_minutes=10, quiet=True)
     assert resumed.finished
     assert [row["step"] for row in resumed.metrics() if "rollout/episodes" in row] == [1, 2]
+
+
+KILLING_AGENT = (
+    AGENT
+    + """
+import os, signal
+from pathlib import Path
+
+calls = 0
+
+async def die_once(client, task):
+    global calls
+    calls += 1
+    if calls == 10 and not Path("killed").exists():  # in step 2: evaluation and step 1 have 6 episodes
+        await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "last"}])
+        Path("killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return await chat(client, task)
+"""
+)
+
+
+def stored_calls(run: tw.Run) -> dict[str, list[int]]:
+    """Return the sampled ids of the calls that the gateway stored."""
+    with closing(sqlite3.connect(run.path / CALLS_FILE)) as store:
+        return {call: list(array("q", ids)) for call, ids in store.execute("SELECT id, action_ids FROM calls")}
+
+
+def test_killed_agent_run_resumes_with_all_episodes(project: Path) -> None:
+    """It is killed between two episodes' calls; those of its interrupted step are sampled and stored again."""
+    (project / "killing.py").write_text(KILLING_AGENT)
+    settings = ["--agent.function", str(project / "killing.py:die_once"), "--name", "killed", "--seed", "5"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "turnwise", "train", str(project / "agent.toml"), *settings]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    killed = tw.load_run("killed")
+    assert [row["step"] for row in killed.metrics() if "rollout/episodes" in row] == [1]
+    assert len(stored_calls(killed)) > 2 * 6, "calls of the interrupted step"
+    resumed = killed.resume(quiet=True)
+    assert resumed.finished and [row["step"] for row in resumed.metrics() if "rollout/episodes" in row] == [1, 2]
+    stored = stored_calls(resumed)
+    for step in (1, 2):
+        episodes = turns_of(resumed, step)
+        assert [len(turns) for turns in episodes] == [2] * 4
+        for turn in (turn for turns in episodes for turn in turns):
+            assert stored.pop(turn["info"]["call"]) == turn["action_ids"]
+    assert len(stored) == 2 * 2, "the last evaluation, and no calls of the interrupted step"
+
+
+def test_agent_episodes_of_stale_weights_name_their_versions(project: Path) -> None:
+    """With rollout.max_staleness 1, step 2 is sampled while step 1 is trained."""
+    stale: dict[str, Any] = {"rollout__max_staleness": 1, "train__steps": 3, "eval__episodes": 1}
+    run = tw.train(str(project / "agent.toml"), quiet=True, name="stale", **stale)
+    rows = [row for row in run.metrics() if "rollout/staleness_max" in row]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert rows[0]["rollout/staleness_max"] == 0 and rows[1]["rollout/staleness_max"] == 1
+    for step in (1, 2, 3):
+        turns = [turn for turns in turns_of(run, step) for turn in turns]
+        versions = [turn["policy_version"] for turn in turns]  # a list if the weights changed in mid-turn
+        flat = [each for version in versions for each in (version if isinstance(version, list) else [version])]
+        assert len(turns) == 8 and all(step - 2 <= version < step for version in flat)
+
+
+def test_sft_refuses_an_agent(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sft", str(project / "agent.toml")]) == 2
+    assert "SFT does not run agents. Fine-tune with `turnwise sft --data FILE`" in capsys.readouterr().err
 
 
 def test_agent_command_is_trained_with_posted_rewards(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

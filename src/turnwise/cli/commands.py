@@ -63,7 +63,8 @@ Serve a model to agents through the APIs of OpenAI and Anthropic.
 
 turnwise serve --model.name RUN
 turnwise serve --model.name Qwen/Qwen2.5-0.5B-Instruct --port 8000
-turnwise serve --model.name RUN --rollout.temperature 0.7""",
+turnwise serve --model.name RUN --rollout.temperature 0.7
+turnwise serve --train --model.name Qwen/Qwen2.5-0.5B-Instruct --name my-agent""",
     ),
     "export": Command(
         group=TRAIN,

@@ -1,7 +1,8 @@
 """`turnwise serve`."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -19,9 +20,13 @@ def serve(
     *,
     port: Annotated[int, Parameter(metavar="N")] = 8000,
     host: Annotated[str, Parameter(metavar="ADDRESS")] = "127.0.0.1",
+    train: bool = False,
+    resume: Annotated[str | None, Parameter(metavar="RUN")] = None,
+    name: Annotated[str | None, Parameter(metavar="NAME")] = None,
+    seed: int | None = None,
     api_key: Annotated[str | None, Parameter(metavar="TEXT")] = None,
     admin_token: Annotated[str | None, Parameter(metavar="TEXT")] = None,
-    out: Annotated[Path, Parameter(metavar="FILE")] = Path("runs/serve/calls.sqlite"),
+    out: Annotated[Path | None, Parameter(metavar="FILE")] = None,
     overrides: Settings = (),
 ) -> None:
     """Serve a model to agents.
@@ -32,19 +37,39 @@ def serve(
         Port to listen on; 0 for any free port. Default: 8000.
     host
         Address to listen on. Default: 127.0.0.1, this machine only.
+    train
+        Train the model on the episodes of a `tw.Trainer(url=...)` on another machine. Takes all settings of `train`.
+    resume
+        With --train: run to continue from its last checkpoint.
+    name
+        With --train: name of the run folder.
+    seed
+        With --train: random seed.
     api_key
         API key of the agents. Default: a random one. With the same key, a restarted server continues earlier calls.
     admin_token
-        Token of the routes that open and close episodes. Default: there are no such routes.
+        Token of the routes that open and close episodes. Default: there are no such routes. With --train, the api_key
+        of `tw.Trainer`. Default: a random one.
     out
         SQLite file of the recorded calls. Default: runs/serve/calls.sqlite.
     """
     try:
-        from turnwise.recipes.serving import SECTIONS
+        from turnwise.recipes.serving import CALLS, SECTIONS, serve_training
         from turnwise.recipes.serving import serve as serve_model
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in OPTIONAL_PACKAGES:
             raise
         raise UserError(f"The gateway needs {error.name}: pip install 'turnwise[gateway]'") from error
-    settings = merge_settings(overrides, SECTIONS)
-    serve_model(settings, host=host, port=port, api_key=api_key, admin_token=admin_token, out=out, write=print_now)
+    listen: dict[str, Any] = {"host": host, "port": port, "admin_token": admin_token, "write": print_now}
+    if train:
+        _refuse("only without --train", {"--api-key": api_key, "--out": out})
+        serve_training(merge_settings(overrides, record__name=name, seed=seed), resume=resume, **listen)
+    else:
+        _refuse("only with --train", {"--resume": resume, "--name": name, "--seed": seed})
+        serve_model(merge_settings(overrides, SECTIONS), api_key=api_key, out=out or CALLS, **listen)
+
+
+def _refuse(when: str, options: Mapping[str, object]) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise UserError(f"{option} has an effect {when}: leave it out")

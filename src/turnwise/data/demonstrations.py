@@ -16,6 +16,9 @@ from turnwise.core.trajectory import Stop, Turn
 from turnwise.render.renderer import Renderer
 from turnwise.tools.call_formats import format_call
 
+HOW_TO_CALL = 'Call a tool: <tool_call>{"name": NAME, "arguments": {...}}</tool_call>'
+"""The format that `encode_answer` writes and the gateway reads."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
@@ -103,6 +106,6 @@ def format_calls(calls: Sequence[ToolCall], style: str) -> str:
 
 
 def describe_tools(tools: Sequence[ToolSpec]) -> str:
-    """Describe tools for models whose chat template has none."""
+    """Describe tools, and how to call them, for models whose chat template has none."""
     lines = [json.dumps(tool_schema(spec)["function"], ensure_ascii=False) for spec in tools]
-    return "\n".join(["Tools:", *lines]) if tools else ""
+    return "\n".join(["Tools:", *lines, HOW_TO_CALL]) if tools else ""

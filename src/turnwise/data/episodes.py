@@ -28,19 +28,21 @@ STEP_COLUMNS = ("observations", "actions", "rewards")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
+class WrittenEpisode:
+    """An episode of a row, not encoded yet."""
+
     exchanges: Sequence[Exchange]
     turn_rewards: tuple[float, ...] | None
     """One number per trained answer; None: unknown."""
     status: Status
 
 
-def parse_episode(row: Any, where: str) -> Episode:
+def parse_episode(row: Any, where: str) -> WrittenEpisode:
     """Return the episode of a row. `where` names it in errors."""
     if isinstance(row, Mapping) and all(row.get(name) is not None for name in STEP_COLUMNS):
         return _parse_steps(row, where)
     exchanges = parse_conversation(row, where)
-    return Episode(
+    return WrittenEpisode(
         exchanges=exchanges,
         turn_rewards=_parse_rewards(row, sum(exchange.trained for exchange in exchanges), where),
         status=Status.FAILED if row.get("success") is False else Status.SUCCEEDED,
@@ -68,7 +70,7 @@ def _number(value: Any, name: str, where: str) -> float:
     return float(value)
 
 
-def _parse_steps(row: Mapping[str, Any], where: str) -> Episode:
+def _parse_steps(row: Mapping[str, Any], where: str) -> WrittenEpisode:
     observations, actions, rewards = (_list(row[name], name, where) for name in STEP_COLUMNS)
     if not actions or len(rewards) != len(actions) or len(observations) not in (len(actions), len(actions) + 1):
         raise UserError(
@@ -84,7 +86,7 @@ def _parse_steps(row: Mapping[str, Any], where: str) -> Episode:
         for number, (observation, action) in enumerate(zip(observations, actions, strict=False))
     ]
     turn_rewards = tuple(_number(each, "rewards", where) for each in rewards)
-    return Episode(exchanges=exchanges, turn_rewards=turn_rewards, status=_step_status(row, turn_rewards))
+    return WrittenEpisode(exchanges=exchanges, turn_rewards=turn_rewards, status=_step_status(row, turn_rewards))
 
 
 def _step_status(row: Mapping[str, Any], rewards: Sequence[float]) -> Status:
@@ -111,7 +113,7 @@ def _text(value: Any, name: str, where: str) -> str:
     raise UserError(f"{where}: {name} has a {type(value).__name__}. Write texts, which the model can read.")
 
 
-def build_episode(episode: Episode, env: str, renderer: Renderer) -> Trajectory:
+def build_episode(episode: WrittenEpisode, env: str, renderer: Renderer) -> Trajectory:
     """Encode an episode. Those with the same opening are one task, so their outcomes can be compared."""
     rewards = episode.turn_rewards
     turns = build_turns(episode.exchanges, renderer)

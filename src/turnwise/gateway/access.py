@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from turnwise.gateway.chat import GatewayError, episode_over
 
 if TYPE_CHECKING:
-    from turnwise.gateway.capture import Episode
+    from turnwise.gateway.capture import GatewayEpisode
 
 KEPT_REVOKED = 100_000
 """Revoked bearers to remember. Calls with older ones get 401 instead of 409."""
@@ -20,17 +20,17 @@ class Bearers:
     """Open episodes by bearer."""
 
     def __init__(self) -> None:
-        self._open: dict[bytes, Episode] = {}
+        self._open: dict[bytes, GatewayEpisode] = {}
         self._revoked: OrderedDict[bytes, None] = OrderedDict()
 
     def new(self) -> str:
         """Return a random bearer."""
         return f"tw-{secrets.token_urlsafe(32)}"
 
-    def add(self, episode: "Episode") -> None:
+    def add(self, episode: "GatewayEpisode") -> None:
         self._open[_hash(episode.bearer)] = episode
 
-    def find(self, bearer: str) -> "Episode":
+    def find(self, bearer: str) -> "GatewayEpisode":
         """Return the episode of a bearer.
 
         It is looked up by its hash, so that the time of a lookup reveals nothing about other bearers.
@@ -43,14 +43,14 @@ class Bearers:
             raise episode_over()
         raise GatewayError(401, "authentication", "The API key is wrong: use the one that the gateway gave this agent.")
 
-    def revoke(self, episode: "Episode") -> None:
+    def revoke(self, episode: "GatewayEpisode") -> None:
         name = _hash(episode.bearer)
         if self._open.pop(name, None) is not None:
             self._revoked[name] = None
         while len(self._revoked) > KEPT_REVOKED:
             self._revoked.popitem(last=False)
 
-    def episodes(self) -> "list[Episode]":
+    def episodes(self) -> "list[GatewayEpisode]":
         return list(self._open.values())
 
 

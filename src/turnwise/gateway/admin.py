@@ -1,4 +1,4 @@
-"""Routes for who runs the gateway: open and close episodes. They exist only if the gateway has an admin token.
+"""Routes for whoever runs the gateway: open and close episodes. They exist only if the gateway has an admin token.
 
 POST   /v1/turnwise/episodes          -> {"id", "api_key"}
 DELETE /v1/turnwise/episodes/{id}     -> {"id", "calls", "reward"}
@@ -17,18 +17,18 @@ from starlette.routing import Route
 from turnwise.core.task import EpisodeKey
 from turnwise.gateway import openai_chat
 from turnwise.gateway.access import read_bearer
-from turnwise.gateway.capture import Episode
+from turnwise.gateway.capture import GatewayEpisode
 from turnwise.gateway.chat import GatewayError
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class EpisodeHost(Protocol):
-    """What the routes do with the gateway."""
+class OpenEpisodes(Protocol):
+    """The gateway, as the routes use it."""
 
-    def episodes(self) -> list[Episode]: ...
-    async def open_episode(self, key: EpisodeKey) -> Episode: ...
-    async def close_episode(self, episode: Episode) -> None: ...
+    def episodes(self) -> list[GatewayEpisode]: ...
+    async def open_episode(self, key: EpisodeKey) -> GatewayEpisode: ...
+    async def close_episode(self, episode: GatewayEpisode) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class AdminSettings:
     """Key of the n-th episode that they open, counted from 1."""
 
 
-def admin_routes(gateway: EpisodeHost, settings: AdminSettings) -> list[Route]:
+def admin_routes(gateway: OpenEpisodes, settings: AdminSettings) -> list[Route]:
     """Return the routes."""
     numbers = count(1)
 
@@ -56,12 +56,14 @@ def admin_routes(gateway: EpisodeHost, settings: AdminSettings) -> list[Route]:
         return JSONResponse({"id": found[0].id, "calls": found[0].calls, "reward": found[0].posted})
 
     return [
-        Route("/v1/turnwise/episodes", _guarded(open_episode, settings.token), methods=["POST"]),
-        Route("/v1/turnwise/episodes/{id}", _guarded(close_episode, settings.token), methods=["DELETE"]),
+        Route("/v1/turnwise/episodes", guard(open_episode, settings.token), methods=["POST"]),
+        Route("/v1/turnwise/episodes/{id}", guard(close_episode, settings.token), methods=["DELETE"]),
     ]
 
 
-def _guarded(handle: Handler, token: str) -> Handler:
+def guard(handle: Handler, token: str) -> Handler:
+    """Return a route that needs the token and answers errors in OpenAI's form."""
+
     async def route(request: Request) -> Response:
         try:
             if not hmac.compare_digest(read_bearer(request.headers).encode(), token.encode()):

@@ -31,7 +31,7 @@ class PendingRequest:
     """Highest retry count that was answered with it."""
 
 
-class Episode:
+class GatewayEpisode:
     """Calls of one episode. `reply` answers a request; `turns` are those of the trajectory."""
 
     def __init__(

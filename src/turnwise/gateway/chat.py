@@ -112,7 +112,7 @@ def _cut(value: Any) -> Any:
     return value if len(text) <= MAX_WISH_CHARS else f"{text[:MAX_WISH_CHARS]}..."
 
 
-class Dialect(Protocol):
+class ChatDialect(Protocol):
     """A provider's API. Each dialect is a module with these functions."""
 
     def parse(self, body: Mapping[str, Any]) -> ChatRequest:
@@ -136,7 +136,7 @@ class Dialect(Protocol):
         ...
 
 
-class CountingDialect(Dialect, Protocol):
+class CountingDialect(ChatDialect, Protocol):
     """A provider's API that also counts the tokens of requests."""
 
     def token_count(self, tokens: int) -> dict[str, Any]:

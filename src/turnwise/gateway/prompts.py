@@ -14,8 +14,6 @@ from turnwise.render.renderer import Renderer
 
 LARGE_CHARS = 20_000
 """Conversations with more characters are encoded in a thread, so that they do not block the event loop."""
-HOW_TO_CALL = 'Call a tool: <tool_call>{"name": NAME, "arguments": {...}}</tool_call>'
-"""For models whose chat template has no tools."""
 
 
 async def render_prompt(renderer: Renderer, tree: CallTree, place: Place, tools: Sequence[ToolSpec]) -> list[int]:
@@ -46,8 +44,7 @@ def _render(renderer: Renderer, tree: CallTree, place: Place, tools: Sequence[To
     if place.parent is not None:
         ids = renderer.extend(first, place.parent.completion.stop)
     else:
-        words = f"{describe_tools(tools)}\n{HOW_TO_CALL}" if tools else ""
-        ids = renderer.start(first, tools, words)
+        ids = renderer.start(first, tools, describe_tools(tools))
     for assistant, *following in rest:
         sampled = tree.find_reply(assistant)
         if sampled is not None:

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import math
+import re
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -20,12 +21,12 @@ from turnwise.core.task import EpisodeKey
 from turnwise.gateway import anthropic_messages, openai_chat, openai_responses
 from turnwise.gateway.access import Bearers, read_bearer
 from turnwise.gateway.admin import AdminSettings, admin_routes
-from turnwise.gateway.capture import Episode
+from turnwise.gateway.capture import GatewayEpisode
 from turnwise.gateway.chat import (
+    ChatDialect,
     ChatReply,
     ChatRequest,
     CountingDialect,
-    Dialect,
     ErrorKind,
     GatewayError,
     RequestError,
@@ -38,7 +39,7 @@ from turnwise.gateway.store import CallStore
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.episode import Limits
 
-DIALECTS: dict[str, Dialect] = {
+DIALECTS: dict[str, ChatDialect] = {
     "/v1/chat/completions": openai_chat,
     "/v1/responses": openai_responses,
     "/v1/messages": anthropic_messages,
@@ -49,6 +50,8 @@ TOKEN_COUNTS = {"/v1/responses/input_tokens": openai_responses, "/v1/messages/co
 KEEP_ALIVE_S = 10.0
 """Seconds of waiting after which a stream begins with comments, so that proxies and clients do not give up."""
 EVENT_STREAM = "text/event-stream"
+REPLY_ID = re.compile("(?:chatcmpl-|resp_|msg_)?(.*)", re.DOTALL)
+"""Id of a reply in any dialect; the group is the id of its call."""
 KEPT_REFUSALS = 20
 
 log = logging.getLogger("turnwise")
@@ -85,6 +88,11 @@ class Gateway:
         self._bearers, self._bodies = Bearers(), BodyReader()
         self.refusals: deque[str] = deque(maxlen=KEPT_REFUSALS)
         """Last requests without a valid bearer or route, such as "POST /chat/completions (404)"."""
+        self._routes: Sequence[Route] = ()
+
+    def listen_at(self, host: str, port: int, routes: Sequence[Route]) -> None:
+        """Set the address, and routes besides those of agents, before the gateway is opened."""
+        self._host, self._port, self._routes = host, port, routes
 
     async def __aenter__(self) -> "Gateway":
         allow_connections()
@@ -114,7 +122,7 @@ class Gateway:
         host, port = self._listener.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def episodes(self) -> list[Episode]:
+    def episodes(self) -> list[GatewayEpisode]:
         """Return the open episodes."""
         return self._bearers.episodes()
 
@@ -126,13 +134,13 @@ class Gateway:
         bearer: str | None = None,
         restore: bool = False,
         keep: int | None = None,
-    ) -> Episode:
+    ) -> GatewayEpisode:
         """Open an episode with a new bearer, or with the given one.
 
         `restore`: continue what an earlier process recorded under this key. Otherwise that is deleted.
         `keep`: number of branches to keep in memory, for an episode without end; None: all.
         """
-        episode = Episode(
+        episode = GatewayEpisode(
             key,
             bearer=bearer or self._bearers.new(),
             renderer=self._renderer,
@@ -145,7 +153,7 @@ class Gateway:
         self._bearers.add(episode)
         return episode
 
-    async def close_episode(self, episode: Episode) -> None:
+    async def close_episode(self, episode: GatewayEpisode) -> None:
         """Close an episode. Later calls with its bearer get status 409."""
         self._bearers.revoke(episode)
         await episode.close()
@@ -167,16 +175,18 @@ class Gateway:
         ]
         if self._admin is not None:
             routes += admin_routes(self, self._admin)
-        return Starlette(routes=routes, exception_handlers={HTTPException: self._respond_to_http_error})
+        return Starlette(
+            routes=[*routes, *self._routes], exception_handlers={HTTPException: self._respond_to_http_error}
+        )
 
-    def _chat_route(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request, episode: Episode) -> Response:
+    def _chat_route(self, dialect: ChatDialect) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request, episode: GatewayEpisode) -> Response:
             return await self._chat(request, episode, dialect)
 
         return self._guarded(answer, dialect)
 
     def _guarded(
-        self, answer: Callable[[Request, Episode], Awaitable[Response]], dialect: Dialect = openai_chat
+        self, answer: Callable[[Request, GatewayEpisode], Awaitable[Response]], dialect: ChatDialect = openai_chat
     ) -> Callable[[Request], Awaitable[Response]]:
         """Return a route that finds the caller's episode and writes errors in the dialect."""
 
@@ -199,18 +209,18 @@ class Gateway:
         kind: ErrorKind = "not_found" if status == 404 else "invalid_request"
         self._refuse(request, status)
         message = f"{request.method} {request.url.path}: the gateway has no such route"
-        dialect: Dialect = anthropic_messages if request.url.path.startswith("/v1/messages") else openai_chat
+        dialect: ChatDialect = anthropic_messages if request.url.path.startswith("/v1/messages") else openai_chat
         return JSONResponse(dialect.error(status, kind, message), status_code=status)
 
     def _count_route(self, dialect: CountingDialect) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request, episode: Episode) -> Response:
+        async def answer(request: Request, episode: GatewayEpisode) -> Response:
             given = await read_json(await self._bodies.read(request))
             chat = dialect.parse(episode.history.resolve(given))
             return JSONResponse(dialect.token_count(await episode.count(chat)))
 
         return self._guarded(answer, dialect)
 
-    async def _chat(self, request: Request, episode: Episode, dialect: Dialect) -> Response:
+    async def _chat(self, request: Request, episode: GatewayEpisode, dialect: ChatDialect) -> Response:
         body = await self._bodies.read(request)
         given = episode.history.resolve(await read_json(body))
         chat = replace(dialect.parse(given), digest=digest(request.url.path.encode(), body))
@@ -223,7 +233,7 @@ class Gateway:
         return StreamingResponse(self._stream(chat, reply, dialect), media_type=EVENT_STREAM)
 
     async def _stream(
-        self, chat: ChatRequest, reply: "asyncio.Future[tuple[ChatReply, ...]]", dialect: Dialect
+        self, chat: ChatRequest, reply: "asyncio.Future[tuple[ChatReply, ...]]", dialect: ChatDialect
     ) -> AsyncIterator[bytes]:
         """Yield comments until the reply is there."""
         while not reply.done():
@@ -238,18 +248,18 @@ class Gateway:
         for event in dialect.events(chat, replies, self.model):
             yield event
 
-    async def _list_models(self, request: Request, episode: Episode) -> Response:
+    async def _list_models(self, request: Request, episode: GatewayEpisode) -> Response:
         model = {"id": self.model, "object": "model", "created": 0, "owned_by": "turnwise"}
         return JSONResponse({"object": "list", "data": [model]})
 
-    async def _set_reward(self, request: Request, episode: Episode) -> Response:
+    async def _set_reward(self, request: Request, episode: GatewayEpisode) -> Response:
         body = await read_json(await self._bodies.read(request))
         reward, call = body.get("reward"), body.get("call", "")
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
             raise RequestError("reward", "must be a finite number")
         if not isinstance(call, str):
-            raise RequestError("call", "must be the id of a call")
-        await episode.set_reward(float(reward), call)
+            raise RequestError("call", "must be the id of a reply")
+        await episode.set_reward(float(reward), REPLY_ID.sub(r"\1", call, count=1))
         return JSONResponse({"reward": reward, "call": call})
 
 

@@ -10,8 +10,9 @@ from turnwise.core.errors import UserError
 from turnwise.core.protocols import Policy
 from turnwise.core.references import load_function
 from turnwise.envs.agent.tasks import find_row
+from turnwise.gateway.agent_episodes import AgentCollector, AgentReward, RecordedEpisodes
 from turnwise.gateway.agent_process import build_environment, split_command
-from turnwise.gateway.agents import Agent, AgentCollector, AgentFunction, AgentReward, CommandAgent, FunctionAgent
+from turnwise.gateway.agents import Agent, AgentFunction, CommandAgent, FunctionAgent
 from turnwise.record.run_folder import CALLS_FILE
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.functions import accepts_arguments, check_reward_function
@@ -34,14 +35,18 @@ def build_gateway(config: Config, policy: Policy, renderer: Renderer, limits: Li
 
 
 def build_agent_collector(config: Config, gateway: "Gateway", limits: Limits, run_seed: int) -> AgentCollector:
-    return AgentCollector(
+    host = RecordedEpisodes(
         gateway=gateway,
-        agent=build_agent(config.agent),
-        find_task=find_row,
         limits=limits,
         settings=config.agent,
         reward=load_reward(config.agent),
         is_scored_later=bool(config.reward.functions or config.reward.judges),
+    )
+    return AgentCollector(
+        host=host,
+        agent=build_agent(config.agent),
+        find_task=find_row,
+        timeout_s=config.agent.timeout_s,
         in_flight=config.rollout.in_flight,
         attempts=config.rollout.attempts,
         run_seed=run_seed,

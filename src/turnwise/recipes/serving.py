@@ -1,4 +1,4 @@
-"""`turnwise serve`: serve a model or a run to agents through the gateway, and record their calls."""
+"""`turnwise serve`: serve a model or a run to agents through the gateway, and record their calls or train on them."""
 
 import asyncio
 import secrets
@@ -8,19 +8,26 @@ from pathlib import Path
 
 from turnwise.config.load import Overrides, build, read_run
 from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
 from turnwise.core.protocols import Sampling
 from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.gateway.admin import AdminSettings
+from turnwise.gateway.agents import Access
 from turnwise.gateway.server import Gateway
+from turnwise.gateway.training_routes import TrainingRoutes
 from turnwise.recipes.build import build_engine, build_renderer, load_policy
 from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.recipes.eval_contestants import find_run_or_none
 from turnwise.recipes.sources import find_checkpoint
+from turnwise.recipes.trainer_backend import LocalBackend, configure_trainer, open_local
+from turnwise.report.terminal import make_console
 from turnwise.rollout.episode import Limits
 
 SECTIONS = ("model", "rollout", "system")
 """Sections that the command reads."""
+CALLS = Path("runs/serve/calls.sqlite")
+"""Default file of the recorded calls."""
 KEPT_BRANCHES = 1000
 """Latest conversations of the served API key that can be continued without reading the prompt again."""
 
@@ -61,25 +68,55 @@ async def _serve(gateway: Gateway, api_key: str | None, out: Path, write: Callab
     key = _episode_key(0, address("served", bearer))
     async with gateway:
         await gateway.open_episode(key, bearer=bearer, restore=True, keep=KEPT_BRANCHES)
-        for name, value in environment_variables(gateway.url, bearer).items():
+        for name, value in Access(url=gateway.url, key=bearer).variables.items():
             write(f"export {name}={value}")
         write(f"serving {gateway.model} and recording calls in {out}  (Ctrl-C to stop)")
         await wait_for_stop()
 
 
+def serve_training(
+    overrides: Overrides,
+    *,
+    resume: str | None,
+    host: str,
+    port: int,
+    admin_token: str | None,
+    write: Callable[[str], None],
+) -> None:
+    """Train on the episodes of a `tw.Trainer(url=...)` elsewhere until Ctrl-C."""
+    config = configure_trainer(overrides, resume)
+    if config.agent.reward is not None:
+        raise UserError("agent.reward is for agents of this machine: return the reward from the remote agent")
+    token = admin_token or f"tw-{secrets.token_urlsafe(24)}"
+    keys = [] if resume is not None else [key for key, _ in overrides]
+
+    async def run() -> None:
+        found: list[TrainingRoutes] = []
+
+        def prepare(gateway: Gateway, backend: LocalBackend) -> None:
+            found.append(TrainingRoutes(backend, token))
+            gateway.listen_at(host, port, found[0].routes())
+
+        async with open_local(config, keys, make_console(), resume=resume is not None, prepare=prepare) as backend:
+            write(f'tw.Trainer(url="{backend.access.url}", api_key="{token}")')
+            write(f"training {backend.path} after step {backend.steps_done}  (Ctrl-C to stop)")
+            await _wait_for_stop_or(found[0].diverged)
+
+    with suppress(KeyboardInterrupt):  # Ctrl-C is the normal way to stop
+        asyncio.run(run())
+
+
+async def _wait_for_stop_or(failure: "asyncio.Future[None]") -> None:
+    stop = asyncio.create_task(wait_for_stop())
+    await asyncio.wait({stop, failure}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if failure.done():
+        failure.result()
+
+
 async def wait_for_stop() -> None:
     """Wait until the task is cancelled, by Ctrl-C or a signal."""
     await asyncio.Event().wait()
-
-
-def environment_variables(url: str, bearer: str) -> dict[str, str]:
-    """Return the variables by which the clients of OpenAI and Anthropic find the gateway."""
-    return {
-        "OPENAI_BASE_URL": f"{url}/v1",
-        "OPENAI_API_KEY": bearer,
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_API_KEY": bearer,
-    }
 
 
 def configure_serving(overrides: Overrides) -> Config:

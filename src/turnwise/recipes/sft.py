@@ -125,6 +125,11 @@ def sft(
 
 
 def check_sft(config: Config, environments: EnvironmentMix, override_keys: Iterable[str] = ()) -> None:
+    if environments.has_agent:
+        raise UserError(
+            "SFT does not run agents. Fine-tune with `turnwise sft --data FILE`, then train the agent with "
+            "--model.name RUN."
+        )
     check_model(config.model)
     check_threads(config.system)
     check_trackers(config.record.trackers)

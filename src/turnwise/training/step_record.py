@@ -55,9 +55,14 @@ class Evaluator:
     records_trajectories: bool
 
     async def evaluate(self, name: str, tasks: Sequence[Task], step: int) -> Evaluation:
-        """Run an episode per task. The metrics are written last: an evaluation with metrics is complete."""
+        """Run an episode per task and record them."""
         timer = StepTimer()
         evaluation = await evaluate(self.collector, tasks, lambda done, total: self.progress.phase(name, done, total))
+        self.record(name, tasks, evaluation, step, timer)
+        return evaluation
+
+    def record(self, name: str, tasks: Sequence[Task], evaluation: Evaluation, step: int, timer: "StepTimer") -> None:
+        """Record an evaluation that began with the timer. The metrics are last: one with metrics is complete."""
         timer.lap("eval")
         if self.records_trajectories:
             self._write_trajectories(name, tasks, evaluation.trajectories, step)
@@ -73,7 +78,6 @@ class Evaluator:
         if evaluation.dropped:
             row["eval/dropped_reason"] = first_line(evaluation.dropped_reason)
         self.folder.append_metrics(row)
-        return evaluation
 
     def _write_trajectories(
         self, name: str, tasks: Sequence[Task], trajectories: Sequence[Trajectory], step: int

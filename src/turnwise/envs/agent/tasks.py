@@ -7,8 +7,9 @@ from typing import Any
 
 from turnwise.config.agent import AGENT_ENV
 from turnwise.core.errors import UserError
+from turnwise.core.random_streams import address
 from turnwise.core.task import Split, Task
-from turnwise.envs.seeds import FIRST_SEED, split_of_state
+from turnwise.envs.seeds import FIRST_SEED, SEEDS_PER_SPLIT, seed_for, split_of_state
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
 from turnwise.envs.tools.task_rows import Row, read_table
@@ -39,6 +40,20 @@ class AgentTasks(TextEnv):
 
 
 AGENT_SPEC = EnvSpec(name=AGENT_ENV, id=AGENT_ENV, cls=AgentTasks)
+
+
+def task_of_value(value: Any, split: Split) -> Task:
+    """Return the task of a value that a program passes to `tw.Trainer`. Its seed is a hash of the value."""
+    try:
+        seed = seed_for(split, address("agent task", value) % SEEDS_PER_SPLIT)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"a task is not a JSON value ({error}): pass texts, numbers, dictionaries or lists") from None
+    return Task(env=AGENT_ENV, seed=seed, split=split, params={"task": value})
+
+
+def value_of_task(task: Task) -> Any:
+    """Return the value that `task_of_value` was given."""
+    return task.params["task"]
 
 
 def find_row(task: Task) -> Row:

@@ -1,0 +1,242 @@
+"""Server side of remote training: a trainer elsewhere runs agents, and the model is trained here."""
+
+import asyncio
+import json
+import secrets
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from turnwise.config.schema import Config
+from turnwise.core.errors import DivergedError, EnvironmentFailure, InfrastructureFailure, UserError
+from turnwise.core.task import EpisodeKey
+from turnwise.core.trajectory import Group, Trajectory
+from turnwise.envs.agent.tasks import task_of_value
+from turnwise.evaluation.episodes import Evaluation
+from turnwise.gateway.admin import guard
+from turnwise.gateway.agent_episodes import AgentCollector, OpenEpisode
+from turnwise.gateway.agents import Access, AgentCrash, AgentExit
+from turnwise.gateway.chat import GatewayError, RequestError
+from turnwise.gateway.request_body import BodyReader, read_json
+from turnwise.gateway.training_protocol import (
+    PREFIX,
+    CloseRequest,
+    Connect,
+    Connection,
+    Done,
+    EvaluationRequest,
+    FailureBody,
+    FinishReply,
+    FinishRequest,
+    OpenReply,
+    OpenRequest,
+    SaveReply,
+    SaveRequest,
+    StepReply,
+    StepRequest,
+    TrajectoryBody,
+)
+from turnwise.rollout.collect import CollectedGroups
+
+GRACE_S = 60.0
+"""Seconds beyond agent.timeout_s after which an open episode is dropped, as its trainer is gone."""
+
+AnyRequest = TypeVar("AnyRequest", bound=BaseModel)
+
+
+class TrainingService(Protocol):
+    """A run that is trained on the episodes of a trainer elsewhere."""
+
+    config: Config
+    access: Access
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def steps_done(self) -> int: ...
+    def collector(self, *, evaluation: bool) -> AgentCollector: ...
+    async def step(self, collected: CollectedGroups) -> dict[str, Any]: ...
+    def record_evaluation(self, name: str, evaluation: Evaluation) -> None: ...
+    def save(self) -> Path: ...
+
+
+@dataclass(slots=True)
+class TrainingSession:
+    """Episodes of the trainer that connected last."""
+
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
+    open: dict[str, OpenEpisode] = field(default_factory=dict)
+    replies: dict[str, FinishReply] = field(default_factory=dict)
+    """Of episodes that ended, for repeated requests."""
+    finished: dict[str, Trajectory] = field(default_factory=dict)
+
+    async def drop(self, *names: str) -> None:
+        """Close episodes that are still open. They are not trained on."""
+        for name in names:
+            if (episode := self.open.pop(name, None)) is not None:
+                await episode.close()
+
+    def find(self, names: Sequence[str]) -> tuple[Trajectory, ...]:
+        """Return finished episodes. Raises RequestError."""
+        unknown = [name for name in names if name not in self.finished]
+        if unknown or not names:
+            raise RequestError("episodes", f"there is no finished episode {unknown[:1]} since the last step")
+        return tuple(self.finished[name] for name in names)
+
+
+class TrainingRoutes:
+    """The routes, and the session of the trainer that connected last."""
+
+    def __init__(self, service: TrainingService, token: str) -> None:
+        self._service, self._token = service, token
+        self._session = TrainingSession()
+        self._bodies, self._stepping = BodyReader(), asyncio.Lock()
+        self._last_step: tuple[int, StepReply] | None = None
+        """Number and metrics of the last step of this process."""
+        self._expired: set[asyncio.Task[None]] = set()
+        self.diverged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Has the DivergedError of a step after which the run cannot go on."""
+
+    def routes(self) -> list[Route]:
+        return [
+            self._route("", Connect, self._connect),
+            self._route("/episodes", OpenRequest, self._open_episode),
+            self._route("/episodes/finish", FinishRequest, self._finish_episode),
+            self._route("/episodes/close", CloseRequest, self._close_episode),
+            self._route("/step", StepRequest, self._step),
+            self._route("/evaluation", EvaluationRequest, self._record_evaluation),
+            self._route("/save", SaveRequest, self._save),
+        ]
+
+    def _route(self, path: str, kind: type[AnyRequest], handle: Callable[[AnyRequest], Awaitable[BaseModel]]) -> Route:
+        async def answer(request: Request) -> Response:
+            body = _read_request(kind, await read_json(await self._bodies.read(request)))
+            if getattr(body, "session", self._session.id) != self._session.id:
+                raise GatewayError(409, "conflict", self._describe_lost_session())
+            try:
+                reply = await handle(body)
+            except UserError as error:
+                raise GatewayError(400, "invalid_request", str(error)) from error
+            return Response(json.dumps(reply.model_dump()), media_type="application/json")  # metrics may be NaN
+
+        return Route(f"{PREFIX}{path}", guard(answer, self._token), methods=["POST"])
+
+    def _describe_lost_session(self) -> str:
+        return (
+            "The server was restarted, or another trainer has connected: open tw.Trainer(url=...) again, which "
+            f"continues after step {self._service.steps_done}."
+        )
+
+    async def _connect(self, request: Connect) -> Connection:
+        await self._session.drop(*self._session.open)
+        self._session, service = TrainingSession(), self._service
+        return Connection(
+            session=self._session.id,
+            config=service.config.model_dump(mode="json"),
+            path=str(service.path),
+            steps_done=service.steps_done,
+            api_key=service.access.key,
+        )
+
+    async def _open_episode(self, request: OpenRequest) -> OpenReply:
+        session, service = self._session, self._service
+        collector = service.collector(evaluation=request.evaluation)
+        key = EpisodeKey(
+            run_seed=collector.run_seed,
+            round=0 if request.evaluation else service.steps_done,
+            task=task_of_value(request.task, "test" if request.evaluation else "train"),
+            member=request.member,
+            attempt=request.attempt,
+        )
+        name = f"{key.address:016x}"
+        await session.drop(name)
+        session.replies.pop(name, None)
+        episode = session.open[name] = await collector.host.open(key)
+        asyncio.get_running_loop().call_later(self._limit_s, self._expire, session, name, episode)
+        return OpenReply(id=name, api_key=episode.access.key)
+
+    @property
+    def _limit_s(self) -> float:
+        return self._service.config.agent.timeout_s + GRACE_S
+
+    def _expire(self, session: TrainingSession, name: str, episode: OpenEpisode) -> None:
+        if session.open.get(name) is episode:
+            task = asyncio.ensure_future(session.drop(name))
+            self._expired.add(task)
+            task.add_done_callback(self._expired.discard)
+
+    async def _close_episode(self, request: CloseRequest) -> Done:
+        await self._session.drop(request.id)
+        return Done()
+
+    async def _finish_episode(self, request: FinishRequest) -> FinishReply:
+        session, name = self._session, request.id
+        if name in session.replies:
+            return session.replies[name]
+        episode = session.open.pop(name, None)
+        if episode is None:
+            late = InfrastructureFailure(f"the episode was open for more than {self._limit_s:g} s, or never opened")
+            return FinishReply(failure=FailureBody.of(late))
+        agent, folder = self._service.collector(evaluation=False).agent, self._service.path
+        try:
+            trajectory = await episode.finish(_read_exit(request), agent, None, folder)
+        except (EnvironmentFailure, InfrastructureFailure) as failure:
+            session.replies[name] = FinishReply(failure=FailureBody.of(failure))
+        else:
+            session.finished[name] = trajectory
+            session.replies[name] = FinishReply(trajectory=TrajectoryBody.of(trajectory))
+        return session.replies[name]
+
+    async def _step(self, request: StepRequest) -> StepReply:
+        async with self._stepping:
+            if self._last_step is not None and self._last_step[0] == request.step:
+                return self._last_step[1]
+            if request.step != self._service.steps_done + 1:
+                raise RequestError("step", f"the server has finished {self._service.steps_done} steps")
+            reply = StepReply(metrics=await self._train(request))
+            self._last_step = (request.step, reply)
+            self._session.finished.clear()
+            self._session.replies.clear()
+            return reply
+
+    async def _train(self, request: StepRequest) -> dict[str, Any]:
+        members = [self._session.find(names) for names in request.groups]
+        groups = tuple(Group(task=each[0].task, trajectories=each) for each in members)
+        last = EnvironmentFailure(request.last_failure) if request.last_failure else None
+        collected = CollectedGroups(groups=groups, counts=Counter(request.counts), last_failure=last)
+        try:
+            return await self._service.step(collected)
+        except DivergedError as error:
+            self.diverged.set_exception(error)
+            raise
+
+    async def _record_evaluation(self, request: EvaluationRequest) -> Done:
+        trajectories = self._session.find(request.episodes)
+        self._service.record_evaluation(request.name, Evaluation(trajectories=trajectories, dropped=request.dropped))
+        return Done()
+
+    async def _save(self, request: SaveRequest) -> SaveReply:
+        return SaveReply(path=str(self._service.save()))
+
+
+def _read_request(kind: type[AnyRequest], body: dict[str, Any]) -> AnyRequest:
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise RequestError(".".join(map(str, first["loc"])), first["msg"]) from error
+
+
+def _read_exit(request: FinishRequest) -> AgentExit:
+    return AgentExit(
+        value=None if request.outcome is None else request.outcome.outcome(),
+        crash=None if request.crash is None else AgentCrash(request.crash),
+        timed_out=request.timed_out,
+    )
