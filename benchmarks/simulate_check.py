@@ -36,7 +36,7 @@ SETTINGS = (
     "--algo.advantage=grpo",
     "--eval.episodes=1",
 )
-LEARNER = ("time/score_s", "time/diagnose_s", "time/update_s", "time/record_s")
+LEARNER = ("time/estimate_s", "time/diagnose_s", "time/update_s", "time/record_s")
 Rows = Sequence[dict[str, Any]]
 
 

@@ -284,6 +284,7 @@ DEFINITIONS: dict[str, Callable[[list[Row], AdvantageParams], Numbers]] = {
 
 def by_definition(name: str, inputs: AdvantageInputs, params: AdvantageParams) -> Tensor:
     """[B, T], 0 where the mask is 0."""
+    assert name in DEFINITIONS, f"Add {name} to DEFINITIONS in tests/algos/advantage_definitions_for_tests.py."
     numbers = DEFINITIONS[name](rows_in(inputs), params)
     flat = inputs.token_rewards.new_tensor([number for row in numbers for number in row])
     return inputs.token_rewards.new_zeros(inputs.mask.shape).masked_scatter(inputs.mask, flat)

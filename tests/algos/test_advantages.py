@@ -26,8 +26,8 @@ from turnwise.algos.advantages import ADVANTAGES
 from turnwise.core.errors import UserError
 
 ZERO_SUM = ["grpo", "dr_grpo", "rloo"]
-DIVIDING = [name for name in (*GROUP_ESTIMATORS, "brpo") if name != "reinforce_pp_baseline"]
-"""What compares returns and gives 0 where they are equal; reinforce_pp_baseline then subtracts the batch's mean."""
+ZERO_IF_EQUAL = [name for name in (*GROUP_ESTIMATORS, "brpo") if name != "reinforce_pp_baseline"]
+"""Estimators that give 0 for equal returns; reinforce_pp_baseline then subtracts the batch's mean."""
 
 
 @properties
@@ -145,7 +145,7 @@ def test_turn_ids_and_not_rewards_make_turns(given: AdvantageInputs, name: str) 
         assert not torch.equal(critic, compute(name, one_turn)), "zero-reward turns must not merge"
 
 
-@pytest.mark.parametrize("name", DIVIDING)
+@pytest.mark.parametrize("name", ZERO_IF_EQUAL)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_equal_rewards_give_exactly_zero(name: str, dtype: torch.dtype) -> None:
     given = row_inputs([0.1] * 3 + [0.7] * 7 + [-1e6 / 3] * 5, [0] * 3 + [1] * 7 + [2] * 5, dtype)
@@ -154,7 +154,7 @@ def test_equal_rewards_give_exactly_zero(name: str, dtype: torch.dtype) -> None:
     assert (compute(name, given) == 0).all()
 
 
-@pytest.mark.parametrize("name", [*DIVIDING, "reinforce_pp_baseline"])
+@pytest.mark.parametrize("name", [*ZERO_IF_EQUAL, "reinforce_pp_baseline"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_returns_that_are_equal_but_for_rounding_give_exactly_zero(name: str, dtype: torch.dtype) -> None:
     """0.1 + 0.2, 0.2 + 0.1 and 0.3 are three numbers to a float."""

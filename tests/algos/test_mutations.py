@@ -37,7 +37,7 @@ RECORDS = {
     "remax": ["remax"],
     "gigpo": ["gigpo"],
 }
-"""The records' algorithms that run each estimator; arpo, brpo and turn_grpo have none."""
+"""Golden records of each estimator. Those not listed, such as arpo, brpo and turn_grpo, have none."""
 BY_TURNS = {"turn_gae", "step_gae", "bi_level_gae", "gigpo", "turn_grpo", "reinforce", "reinforce_pp"}
 BATCH = random_inputs(seed=5, rows=8, columns=12, density=0.7, coarse=False)
 

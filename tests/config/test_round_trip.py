@@ -14,7 +14,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import load_spec
 from turnwise.recipes.configure import configure
-from turnwise.recipes.eval_plan import saved_contestants
+from turnwise.recipes.eval_plan import saved_models
 from turnwise.rewards.judge.settings import JudgeSettings
 
 DEPENDENT_KEYS = {"rollout.max_tokens", "rollout.max_new_tokens"}
@@ -187,7 +187,7 @@ def test_read_saved_settings_drops_retired_keys(tmp_path: Path, caplog: pytest.L
     assert configure(resume=str(run)).env.kind == "bandit"
     assert configure(start_from=str(run)).env.kind == "bandit"
     plan = {"models": [{"name": "tiny", "label": "tiny", "source": "tiny"}]}
-    assert saved_contestants(models.parent, plan)[0].config.env.kind == "bandit"
+    assert saved_models(models.parent, plan)[0].config.env.kind == "bandit"
     notes = [record.getMessage() for record in caplog.records]
     assert notes == [
         f"note: ignored settings that no longer exist in {file}: system.deterministic, rollout.top_p, rollout.top_k"

@@ -203,6 +203,6 @@ IN_ROLLOUT = (
             "max_tokens=limits.sampling.max_tokens",
         ),
         ("every turn has the same seed", 'address("chat", key.address, len(turns))', 'address("chat", key.address)'),
-        ("the model does not see what it said", "        said.append(reply.message)\n", ""),
+        ("the model does not see what it said", "        history.append(reply.message)\n", ""),
     ),
 )

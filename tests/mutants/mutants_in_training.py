@@ -134,7 +134,7 @@ IN_TRAINING = (
         ),
         (
             "adaptive coefficients stay as they were",
-            "coefficients=learnt.coefficients.numbers(),",
+            "coefficients=result.coefficients.numbers(),",
             "coefficients=state.coefficients,",
         ),
         (
@@ -156,8 +156,8 @@ IN_TRAINING = (
         ),
         (
             "the curriculum sees only what was trained",
-            "curriculum.update(measured, rollout.groups)",
-            "curriculum.update(measured, rollout.kept)",
+            "curriculum.update(success_counts, rollout.groups)",
+            "curriculum.update(success_counts, rollout.kept)",
         ),
     ),
     *mutants(
@@ -168,9 +168,9 @@ IN_TRAINING = (
         ("a refill too many", "if len(totals.kept) >= self.groups:", "if len(totals.kept) > self.groups:"),
         ("no refill", "range(1 + self.refill)", "range(1)"),
         (
-            "lost members are not counted",
+            "dropped members are not counted",
             "totals.dropped.dropped += round.episodes - count_members(round.scored.groups)",
-            "lost.members += 0",
+            "totals.dropped.dropped += 0",
         ),
     ),
     *mutants(

@@ -99,14 +99,14 @@ def test_archer_stopped_and_resumed_ends_bit_for_bit_the_same(
 
 def test_archer_replay_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    act_again = Archer.act_again
+    sample_fresh_utterances = Archer.sample_fresh_utterances
 
     async def counted(self: Archer, *args: Any) -> Any:
-        found = await act_again(self, *args)
+        found = await sample_fresh_utterances(self, *args)
         sizes.append(len(self.replay))
         return found
 
-    monkeypatch.setattr(Archer, "act_again", counted)
+    monkeypatch.setattr(Archer, "sample_fresh_utterances", counted)
     train(lake(tmp_path, archer__replay=10, archer__token_baseline=False), console=quiet())
     assert sizes == [8, 10, 10]
 

@@ -24,8 +24,8 @@ from turnwise.engine.openai import client
 from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.evaluation import episodes
-from turnwise.recipes import eval_contestants, evaluation
-from turnwise.recipes.eval_contestants import EndpointOptions, RemoteModels
+from turnwise.recipes import eval_models, evaluation
+from turnwise.recipes.eval_models import EndpointOptions, RemoteModels
 from turnwise.recipes.eval_plan import plan_evaluation
 from turnwise.recipes.evaluation import evaluate_into_folder, resume_evaluation
 from turnwise.record.evaluation_folder import EvaluationFolder
@@ -313,7 +313,7 @@ def test_evaluate_checks_endpoints_before_a_model_is_loaded(
     def load_policy(*given: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(eval_contestants, "load_policy", load_policy)
+    monkeypatch.setattr(eval_models, "load_policy", load_policy)
     server = Server(check=ReasoningModel())
     with serving(server) as url:
         asked = plan_evaluation(["tiny", env], remote=RemoteModels(url=url, models=("gpt-5-minni",)), seeds="0-2")
@@ -352,7 +352,7 @@ def test_a_model_here_and_an_endpoint_side_by_side(tmp_path: Path) -> None:
             ["tiny", "bandit"], remote=RemoteModels(url=url, models=("org/far",)), overrides=TINY, seeds="0-7", tries=2
         )
         results = evaluate_into_folder(asked, endpoint_options=FAST, console=console)
-    assert [each.label for each in results.contestants] == ["tiny", "org/far"]
+    assert [each.label for each in results.models] == ["tiny", "org/far"]
     assert [each.episodes for each in results.evaluations] == [16, 16]
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name == "eval-bandit-tiny-and-1-more"

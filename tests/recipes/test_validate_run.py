@@ -20,7 +20,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.recipes import run, training_run, validate
 from turnwise.recipes.environment_mix import build_environment_mix, describe_rows
-from turnwise.recipes.eval_contestants import RemoteModels
+from turnwise.recipes.eval_models import RemoteModels
 from turnwise.recipes.eval_plan import plan_evaluation
 from turnwise.recipes.evaluation import evaluate_into_folder
 from turnwise.recipes.run import train
@@ -253,7 +253,7 @@ def test_a_file_of_settings_is_an_environment_for_an_evaluation(tmp_path: Path) 
     lines = [f"{name} = {json.dumps(value)}" for name, value in params.items()]
     (tmp_path / "own.toml").write_text("\n".join(['[env]\nkind = "tools"', *lines]))
     asked = plan_evaluation(["tiny", "own.toml"])
-    assert asked.spec.name == "tools" and [each.source for each in asked.contestants] == ["tiny"]
+    assert asked.spec.name == "tools" and [each.source for each in asked.models] == ["tiny"]
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ class Echo:
 
 
 def act(archer: Archer, step: int = 1) -> Any:
-    return asyncio.run(archer.act_again(step, groups()))
+    return asyncio.run(archer.sample_fresh_utterances(step, groups()))
 
 
 def test_fresh_utterances_continue_stored_states(tmp_path: Path) -> None:

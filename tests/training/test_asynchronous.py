@@ -159,10 +159,10 @@ def test_resumed_curriculum_draws_the_started_tasks_again() -> None:
         for task in TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0, curriculum=curriculum).draw(step, 2)
     }
 
-    async def drawn(measured: Any, drawn_with: Any) -> tuple[dict[int, list[Task]], dict[str, Any]]:
+    async def drawn(success_counts: Any, drawn_with: Any) -> tuple[dict[int, list[Task]], dict[str, Any]]:
         collector = SlowCollector()
         stage = make_stage(collector, 2, curriculum)
-        stage.admit(1, measured, drawn_with)
+        stage.admit(1, success_counts, drawn_with)
         await settle()
         found = stage.drawn_with(1)
         await stage.close()

@@ -89,6 +89,7 @@ MISSED = {
 
 @pytest.mark.parametrize("name", [name for name, each in ADVANTAGES.items() if not each.along_tokens])
 def test_advantage_tokens_keep_members_without_an_answer_in_the_baseline(name: str) -> None:
+    assert name in MISSED, f"Add {name} to MISSED in tests/training/test_masks.py."
     config = settings_of(algo__advantage=name, algo__advantage_tokens="answer", algo__kl_coef=0.0)
     members = [answers(3.0, well=True), answers(1.0, well=True), answers(-1.0, well=False)]
     estimated = estimate_of([group_of([[turn] for turn in members])], make_learner(config), config)

@@ -54,8 +54,8 @@ def test_bootstrap_value_is_that_of_the_episodes_own_end(kind: str, micro_tokens
         for sample, returns in zip(found.samples, found.returns, strict=True):
             if sample.trajectory == index:
                 turns = sample.turn_ids[sample.mask].tolist()
-                to_come = [sum(trajectory.turn_rewards[turn:]) + cut * value for turn in turns]
-                torch.testing.assert_close(returns[sample.mask], torch.tensor(to_come), atol=1e-4, rtol=1e-4)
+                future_rewards = [sum(trajectory.turn_rewards[turn:]) + cut * value for turn in turns]
+                torch.testing.assert_close(returns[sample.mask], torch.tensor(future_rewards), atol=1e-4, rtol=1e-4)
     assert max(values) - min(values) > 1e-2, "the ends must differ for their order to show"
 
 

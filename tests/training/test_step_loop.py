@@ -271,7 +271,7 @@ def test_curriculum_measures_groups_that_were_filtered_out() -> None:
     config, curriculum = settings_of(**FILTER), Curriculum(pool=GROUPS, floor=0.1, memory=0.5)
     ran = run(config, curriculum=curriculum)
     source = TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0, curriculum=curriculum)
-    assert set(ran.state.measured) == {task_name("test", task.seed) for task in source.draw(0, GROUPS)}
+    assert set(ran.state.success_counts) == {task_name("test", task.seed) for task in source.draw(0, GROUPS)}
     assert ran.rows[0]["rollout/kept_groups"] == 2
 
 

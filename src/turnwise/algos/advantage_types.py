@@ -37,11 +37,11 @@ class AdvantageInputs:
     values: Tensor | None = None  # [B, T]
     """Critic's values; None if the estimator needs none."""
     bootstrap: Tensor | None = None  # [B]
-    """Value after the last token, nonzero only for rows truncated by a token or time limit; None: all 0."""
+    """Value after the last token, nonzero only for rows truncated by a token or time limit. None if all are 0."""
     state_ids: Tensor | None = None  # [B, T] int64
-    """State in which the turn acted, comparable within a group, -1 if unknown; None: not needed."""
+    """State in which the turn acted, comparable within a group, -1 if unknown. None unless `needs_states`."""
     baseline: Tensor | None = None  # [B]
-    """Return of the group's greedy episode, which is not trained on; None: not needed."""
+    """Return of the group's greedy episode, which is not trained on. None unless `needs_greedy`."""
 
     def __post_init__(self) -> None:
         tokens = (self.token_rewards, self.turn_ids, self.values, self.state_ids)
@@ -59,11 +59,13 @@ class AdvantageResult:
     advantages: Tensor  # [B, T], 0 where the mask is 0
     """Advantage of each sampled token."""
     returns: Tensor | None = None  # [B, T], 0 where the mask is 0
-    """Value targets of the critic at each sampled token; None: no critic."""
+    """Value targets of the critic at each sampled token. None without a critic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advantage:
+    """An advantage estimator: its function, the settings that it reads, and what it needs."""
+
     compute: Callable[[AdvantageInputs, AdvantageParams], AdvantageResult]
     reads: tuple[str, ...] = ()
     """Fields of AdvantageParams that change the result."""

@@ -1,7 +1,8 @@
 """Advantages: how much better than expected each sampled token turned out. ADVANTAGES lists the estimators by name.
 
 With a critic: generalised advantage estimation over tokens, turns or both. Within a group: trajectories, or turns,
-compared with each other; a group of one and equal returns give exactly 0. Otherwise: a trajectory's own returns.
+compared with each other; a group of one and equal returns give exactly 0, except in reinforce_pp_baseline, which then
+subtracts the batch's mean. Otherwise: a trajectory's own returns.
 """
 
 from collections.abc import Callable
@@ -303,7 +304,7 @@ def brpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
     return broadcast_to_tokens(batch.standardised(params.epsilon), inputs)
 
 
-TRAITS = ("along_tokens", "needs_critic", "needs_groups", "needs_states", "outcome_minus_kl", "needs_greedy")
+ADVANTAGE_TRAITS = ("along_tokens", "needs_critic", "needs_groups", "needs_states", "outcome_minus_kl", "needs_greedy")
 
 
 def advantage(**traits: bool) -> Callable[[Function], Function]:
@@ -313,10 +314,10 @@ def advantage(**traits: bool) -> Callable[[Function], Function]:
     needs_states: reads `state_ids`. needs_greedy: reads `baseline`. along_tokens: runs along a trajectory's tokens and
     skips those excluded by algo.advantage_tokens. outcome_minus_kl: expects the whole reward at the last token.
     """
-    return declare_traits(traits, TRAITS, "advantage")
+    return declare_traits(traits, ADVANTAGE_TRAITS, "advantage")
 
 
-def _wrap(function: Callable[..., Any], **traits: Any) -> Advantage:
+def _from_user_function(function: Callable[..., Any], **traits: Any) -> Advantage:
     def compute(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
         found = function(inputs, params)
         result = AdvantageResult(advantages=found) if isinstance(found, Tensor) else found
@@ -334,7 +335,7 @@ def _wrap(function: Callable[..., Any], **traits: Any) -> Advantage:
 
 ADVANTAGES: Parts[Advantage] = Parts(
     "algo.advantage",
-    _wrap,
+    _from_user_function,
     {
         # with a critic
         "gae": Advantage(compute=gae, along_tokens=True, needs_critic=True, reads=("gamma", "lam", "whiten")),

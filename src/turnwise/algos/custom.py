@@ -17,7 +17,8 @@ from turnwise.core.suggestions import suggest
 
 Part = TypeVar("Part")
 Function = TypeVar("Function", bound=Callable[..., Any])
-TRAITS = "__turnwise_traits__"
+TRAITS_ATTRIBUTE = "__turnwise_traits__"
+"""Attribute of a user's function with the traits that it declares."""
 
 
 class Parts(dict[str, Part]):
@@ -32,7 +33,9 @@ class Parts(dict[str, Part]):
         if not is_reference(reference):
             raise UserError(f'Unknown {self.setting} "{reference}":{suggest(reference, list(self))}')
         function = load_function(reference, self.setting, list(self))
-        return self.wrap(guard(function, f"{self.setting} {function.__name__}"), **getattr(function, TRAITS, {}))
+        return self.wrap(
+            guard(function, f"{self.setting} {function.__name__}"), **getattr(function, TRAITS_ATTRIBUTE, {})
+        )
 
 
 def declare_traits(traits: Mapping[str, Any], allowed: tuple[str, ...], name: str) -> Callable[[Function], Function]:
@@ -41,7 +44,7 @@ def declare_traits(traits: Mapping[str, Any], allowed: tuple[str, ...], name: st
         raise UserError(f"@tw.{name} has no argument {unknown[0]!r}: choose from {', '.join(allowed)}")
 
     def decorate(function: Function) -> Function:
-        setattr(function, TRAITS, dict(traits))
+        setattr(function, TRAITS_ATTRIBUTE, dict(traits))
         return function
 
     return decorate

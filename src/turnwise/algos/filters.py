@@ -142,7 +142,7 @@ def _mark(scores: Tensor, numbers: Tensor) -> Tensor:
 _RANKED = ("filter_value", "filter_largest", "filter_keep_zero")
 
 
-def _wrap(function: Callable[..., Any]) -> Filter:
+def _from_user_function(function: Callable[..., Any]) -> Filter:
     def compute(scores: Tensor, params: FilterParams) -> Tensor:
         kept = torch.as_tensor(function(scores, params))
         if kept.dtype != torch.bool or kept.shape != scores.shape:
@@ -154,7 +154,7 @@ def _wrap(function: Callable[..., Any]) -> Filter:
 
 FILTERS: Parts[Filter] = Parts(
     "algo.filter",
-    _wrap,
+    _from_user_function,
     {
         "none": Filter(compute=none),
         "top_p": Filter(compute=top_p, reads=("filter_value", "filter_largest")),

@@ -190,7 +190,7 @@ def loss(**traits: bool) -> Callable[[Function], Function]:
     return declare_traits(traits, ("adds_penalty",), "loss")
 
 
-def _wrap(function: Callable[..., Any], **traits: Any) -> Loss:
+def _from_user_function(function: Callable[..., Any], **traits: Any) -> Loss:
     def compute(inputs: LossInputs, params: LossParams) -> LossResult:
         found = function(inputs, params)
         result = LossResult(token_loss=found, metrics=loss_metrics(inputs)) if isinstance(found, Tensor) else found
@@ -208,7 +208,7 @@ def _wrap(function: Callable[..., Any], **traits: Any) -> Loss:
 
 LOSSES: Parts[Loss] = Parts(
     "algo.loss",
-    _wrap,
+    _from_user_function,
     {
         "ppo": Loss(compute=ppo, reads=("clip_low", "clip_high", "dual_clip")),
         "gspo": Loss(compute=gspo, reads=("clip_low", "clip_high", "dual_clip", "ratio_level")),

@@ -24,7 +24,7 @@ class GroupStatistics:
     """One float64 entry per member; all 0 for a trajectory without sampled tokens."""
 
     values: Tensor
-    """[N]"""
+    """[N] the values themselves."""
     centred: Tensor
     """[N] value minus the group's mean: exactly 0 in a group of one and where all values are equal."""
     std: Tensor

@@ -83,7 +83,7 @@ def evaluate(
         eval__temperature=tasks.temperature,
         eval__split=tasks.split,
     )
-    from turnwise.recipes.eval_contestants import RemoteModels, read_endpoint_options
+    from turnwise.recipes.eval_models import RemoteModels, read_endpoint_options
     from turnwise.recipes.eval_plan import plan_evaluation
     from turnwise.recipes.evaluation import evaluate_into_folder, resume_evaluation
 

@@ -16,7 +16,7 @@ class AdvantageParams(Section):
     """Each estimator reads only some of them: `Advantage.reads`."""
 
     gamma: Share = 1.0
-    """Discount per sampled token (gae, bi_level_gae, reinforce, reinforce_pp)."""
+    """Discount per sampled token."""
     lam: Share = 1.0
     """GAE lambda per token: 1 uses rewards only, lower values rely more on the critic."""
     gamma_turn: Share = 1.0
@@ -24,11 +24,11 @@ class AdvantageParams(Section):
     lam_turn: Share = 1.0
     """GAE lambda per turn."""
     whiten: bool = True
-    """Whiten advantages over the batch, after returns are computed (estimators with a critic)."""
+    """Whiten advantages over the batch, after returns are computed."""
     whiten_over: Literal["turn", "token"] = "turn"
-    """Unit that whitening counts once: a turn or each of its tokens (turn_gae, step_gae)."""
+    """Unit that whitening counts once: a turn or each of its tokens."""
     by_std: bool = True
-    """Divide by the standard deviation of the compared values (gigpo, turn_grpo, pass_at_k)."""
+    """Divide by the standard deviation of the compared values."""
     episode_weight: NonNegative = 1.0
     """Weight of the episode's advantage in gigpo."""
     step_weight: NonNegative = 1.0

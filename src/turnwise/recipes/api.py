@@ -30,7 +30,7 @@ from turnwise.envs.registry import spec_of
 from turnwise.envs.text_env import TextEnv
 from turnwise.evaluation.episodes import Evaluation
 from turnwise.recipes.configure import configure
-from turnwise.recipes.eval_contestants import RemoteModels
+from turnwise.recipes.eval_models import RemoteModels
 from turnwise.recipes.eval_plan import plan_evaluation
 from turnwise.recipes.eval_results import summarise_results
 from turnwise.recipes.evaluation import default_folder, evaluate_into_folder

@@ -127,7 +127,7 @@ def build_sharded_learner(config: Config, model: Any | None, plan: MemoryPlan | 
         optimizer(policy, _optimizer_settings(train, train.learning_rate, muon=muon), saves_weights=rounded),
         skeleton=skeleton,
         sharding=sharding,
-        accumulates_whole=not plan.optimizer_on_host,
+        reduce_once_per_step=not plan.optimizer_on_host,
         kl_coef=0.0 if kl_in_reward(algo) else algo.kl_coef,
         reference=reference,
         reference_adapter=copy_adapter(policy) if keeps_reference and has_adapter(policy) else None,

@@ -1,4 +1,4 @@
-"""Configure a run: from the command line's arguments to a checked `Config`. Needs no torch, so it is fast."""
+"""Configure a run: from the command line's arguments to a `Config`. Needs no torch. `validate.py` checks it later."""
 
 import re
 import shlex
@@ -149,7 +149,7 @@ OFF_POLICY_DEFAULTS = {"correction": "truncated", "old_logprobs": "learner"}
 
 
 def _apply_off_policy_defaults(settings: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
-    """Correct for stale rollouts, stored episodes and an engine of its own, unless the settings say how."""
+    """Enable off-policy correction for stale rollouts, stored episodes or non-native engines, unless configured."""
     algo = settings.get("algo", {})
 
     def find(section: str, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Plan of an evaluation: contestants, tasks and tries, validated before anything is loaded, and saved in its folder."""
+"""Plan of an evaluation: models, tasks and tries, validated before anything is loaded, and saved in its folder."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from turnwise.envs.spec import EnvSpec
 from turnwise.recipes.configure import is_file
 from turnwise.recipes.contexts import check_context
 from turnwise.recipes.environment_mix import load_environment, rows_name
-from turnwise.recipes.eval_contestants import Contestant, RemoteModels, build_contestants, split_environment
+from turnwise.recipes.eval_models import EvaluatedModel, RemoteModels, build_models, split_environment
 from turnwise.recipes.resources import check_threads
 from turnwise.recipes.training_run import resolve
 from turnwise.recipes.validate import check_model, check_servers
@@ -28,7 +28,7 @@ MAY_CHANGE = ("rollout.in_flight", "rollout.attempts", "eval.episodes", "eval.ev
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPlan:
-    contestants: Sequence[Contestant]
+    models: Sequence[EvaluatedModel]
     spec: EnvSpec
     params: dict[str, Any]
     split: Split
@@ -59,24 +59,24 @@ def plan_evaluation(
     on_train = ("eval.split", "train") in overrides
     sources, environment = split_environment(words, remote)
     known = [(key, value) for key, value in overrides if not (on_train and key == "eval.split")]
-    contestants = build_contestants(sources, environment, remote, known)
-    return _build_plan(contestants, seeds, "train" if on_train else contestants[0].config.eval.split, tries or 1)
+    models = build_models(sources, environment, remote, known)
+    return _build_plan(models, seeds, "train" if on_train else models[0].config.eval.split, tries or 1)
 
 
 def load_plan(path: Path) -> tuple[EvaluationPlan, str | None]:
     """Return the plan in an evaluation folder and the environment variable of its API key."""
     saved = read_plan(path)
-    plan = _build_plan(saved_contestants(path, saved), saved["seeds"], saved["split"], saved["tries"])
+    plan = _build_plan(saved_models(path, saved), saved["seeds"], saved["split"], saved["tries"])
     return plan, saved.get("api_key_env")
 
 
-def _build_plan(contestants: Sequence[Contestant], seeds: str | None, split: Split, tries: int) -> EvaluationPlan:
-    contestants = [replace(each, config=resolve(each.config)) for each in contestants]
-    config = contestants[0].config
+def _build_plan(models: Sequence[EvaluatedModel], seeds: str | None, split: Split, tries: int) -> EvaluationPlan:
+    models = [replace(each, config=resolve(each.config)) for each in models]
+    config = models[0].config
     if config.env.kind == NO_ENV:
-        raise UserError(f"{contestants[0].label} was trained without an environment. Name one: turnwise eval RUN ENV.")
+        raise UserError(f"{models[0].label} was trained without an environment. Name one: turnwise eval RUN ENV.")
     spec, given = load_environment(config)
-    for each in contestants:
+    for each in models:
         if each.url is None:
             check_context(each.config)
             check_model(each.config.model)
@@ -85,9 +85,7 @@ def _build_plan(contestants: Sequence[Contestant], seeds: str | None, split: Spl
     spec.check_resources(params)
     chosen, note = _choose_seeds(spec, params, split, seeds, config.eval.episodes)
     check_servers([(spec, params)])
-    return EvaluationPlan(
-        contestants=contestants, spec=spec, params=params, split=split, seeds=chosen, tries=tries, note=note
-    )
+    return EvaluationPlan(models=models, spec=spec, params=params, split=split, seeds=chosen, tries=tries, note=note)
 
 
 def _choose_seeds(
@@ -115,9 +113,9 @@ def save_plan(folder: EvaluationFolder, plan: EvaluationPlan, *, key_variable: s
     A folder that holds an evaluation can get more tasks, tries and models, but not other settings for its episodes.
     Models that this plan leaves out stay in the folder's plan.
     """
-    rows = {each.name: _row(each) for each in plan.contestants}
+    rows = {each.name: _row(each) for each in plan.models}
     contents: dict[str, Any] = {
-        "environment": plan.contestants[0].config.env.kind,
+        "environment": plan.models[0].config.env.kind,
         "split": plan.split,
         "seeds": write_seeds(plan.seeds),
         "tries": plan.tries,
@@ -127,7 +125,7 @@ def save_plan(folder: EvaluationFolder, plan: EvaluationPlan, *, key_variable: s
         contents["api_key_env"] = key_variable
     if not folder.is_new:
         _check_extends(folder, plan, contents, rows)
-    folder.write_plan(contents, {each.name: to_toml(each.config) for each in plan.contestants})
+    folder.write_plan(contents, {each.name: to_toml(each.config) for each in plan.models})
 
 
 def _check_extends(
@@ -143,18 +141,18 @@ def _check_extends(
             "would replace. Give another --out."
         )
     old_rows = {row["name"]: row for row in old["models"]}
-    for each in plan.contestants:
+    for each in plan.models:
         if each.name in old_rows:
             _check_same(folder, old_rows[each.name], rows[each.name])
             saved = build(read_saved_settings(folder.settings_path(each.name)))
             _check_same(folder, _compared_settings(saved), _compared_settings(each.config))
 
 
-def saved_contestants(path: Path, plan: Mapping[str, Any]) -> list[Contestant]:
-    """Return the contestants of a saved plan, with their saved settings."""
+def saved_models(path: Path, plan: Mapping[str, Any]) -> list[EvaluatedModel]:
+    """Return the models of a saved plan, with their saved settings."""
     try:
         return [
-            Contestant(
+            EvaluatedModel(
                 label=row["label"],
                 source=row["source"],
                 url=row.get("endpoint"),
@@ -166,9 +164,9 @@ def saved_contestants(path: Path, plan: Mapping[str, Any]) -> list[Contestant]:
         raise UserError(f"Cannot read the plan in {path} ({error!r}). Start a new evaluation.") from error
 
 
-def _row(contestant: Contestant) -> dict[str, Any]:
-    row = {"name": contestant.name, "label": contestant.label, "source": contestant.source}
-    return row if contestant.url is None else {**row, "endpoint": contestant.url}
+def _row(model: EvaluatedModel) -> dict[str, Any]:
+    row = {"name": model.name, "label": model.label, "source": model.source}
+    return row if model.url is None else {**row, "endpoint": model.url}
 
 
 def _compared_settings(config: Config) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from rich.console import Console
 from turnwise.core.task import Split
 from turnwise.evaluation.compare import PairedComparison, compare_all
 from turnwise.evaluation.episodes import Evaluation
-from turnwise.recipes.eval_contestants import Contestant
+from turnwise.recipes.eval_models import EvaluatedModel
 from turnwise.report.success_chart import SuccessBar, draw_success_chart
 from turnwise.report.tables import comparison_table, evaluation_table, models_table
 
 COMPARED = ("eval.temperature", "eval.top_p", "eval.top_k", "rollout.max_new_tokens", "rollout.max_tokens")
-"""Settings whose differences between contestants are printed."""
+"""Settings whose differences between models are printed."""
 MAX_CUT_SHARE = 0.1
 """Share of turns cut at their token limit above which a note is printed."""
 
@@ -26,7 +26,7 @@ class EvaluationResults:
     split: Split
     tasks: int
     tries: int
-    contestants: Sequence[Contestant]
+    models: Sequence[EvaluatedModel]
     evaluations: Sequence[Evaluation]
 
     @property
@@ -40,12 +40,12 @@ class EvaluationResults:
         return sum(evaluation.dropped for evaluation in self.evaluations)
 
     def rows(self) -> list[tuple[str, dict[str, float]]]:
-        both = zip(self.contestants, self.evaluations, strict=True)
-        return [(contestant.label, evaluation.metrics()) for contestant, evaluation in both]
+        both = zip(self.models, self.evaluations, strict=True)
+        return [(model.label, evaluation.metrics()) for model, evaluation in both]
 
     def comparisons(self) -> list[tuple[str, PairedComparison | None]]:
-        """Return the label of each contestant after the first and its comparison with the first."""
-        labels = [contestant.label for contestant in self.contestants[1:]]
+        """Return the label of each model after the first and its comparison with the first."""
+        labels = [model.label for model in self.models[1:]]
         return list(zip(labels, compare_all(self.evaluations), strict=True))
 
 
@@ -65,13 +65,13 @@ def describe_caveats(results: EvaluationResults) -> Iterator[str]:
     """Yield what a reader of the tables must know to interpret them."""
     for key in COMPARED:
         section, _, name = key.partition(".")
-        values = [getattr(getattr(each.config, section), name) for each in results.contestants]
+        values = [getattr(getattr(each.config, section), name) for each in results.models]
         if any(value != values[0] for value in values):
-            pairs = zip(results.contestants, values, strict=True)
+            pairs = zip(results.models, values, strict=True)
             yield f"{key} differs: {', '.join(f'{each.label} {value}' for each, value in pairs)}"
-    for contestant, (label, metrics) in zip(results.contestants, results.rows(), strict=True):
+    for model, (label, metrics) in zip(results.models, results.rows(), strict=True):
         if metrics["eval/cut"] > MAX_CUT_SHARE:
-            limit = contestant.config.rollout.max_new_tokens
+            limit = model.config.rollout.max_new_tokens
             share = f"{100 * metrics['eval/cut']:.0f} %"
             yield f"{label}: {share} of turns were cut at rollout.max_new_tokens {limit}. Raise it to let them finish."
     if results.split == "train":
@@ -89,10 +89,10 @@ def summarise_results(results: EvaluationResults) -> dict[str, Any]:
         "finished": results.dropped == 0,
         "models": [
             {"label": each.label, "source": each.source, "endpoint": each.url, **_without_prefix(metrics)}
-            for each, (_, metrics) in zip(results.contestants, results.rows(), strict=True)
+            for each, (_, metrics) in zip(results.models, results.rows(), strict=True)
         ],
         "comparisons": [
-            {"first": results.contestants[0].label, "second": label, **asdict(pair)}
+            {"first": results.models[0].label, "second": label, **asdict(pair)}
             for label, pair in results.comparisons()
             if pair is not None
         ],

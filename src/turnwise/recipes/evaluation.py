@@ -23,10 +23,10 @@ from turnwise.evaluation.episodes import (
     run_episodes,
     task_id,
 )
-from turnwise.recipes.eval_contestants import (
+from turnwise.recipes.eval_models import (
     DEFAULT_ENDPOINT_OPTIONS,
-    Contestant,
     EndpointOptions,
+    EvaluatedModel,
     EvaluationPolicy,
     check_endpoints,
     open_policy,
@@ -60,7 +60,7 @@ def evaluate_into_folder(
     """Evaluate into a folder; None creates one. Episodes that the folder already holds are not run again."""
     console = console or make_console()
     path = out or default_folder(plan)
-    for each in plan.contestants:
+    for each in plan.models:
         if each.url is not None:
             endpoint_options.endpoint(each.url, each.source)  # report a missing key before the first model is evaluated
     with EvaluationFolder(path) as folder:
@@ -88,7 +88,7 @@ def resume_evaluation(
 
 
 def default_folder(plan: EvaluationPlan) -> Path:
-    first, *others = plan.contestants
+    first, *others = plan.models
     more = f"-and-{len(others)}-more" if others else ""
     return unused_path(Path(RUNS_FOLDER) / f"eval-{plan.spec.name}-{first.name}{more}")
 
@@ -114,16 +114,14 @@ def evaluate(
     endpoint_options: EndpointOptions = DEFAULT_ENDPOINT_OPTIONS,
     console: Console | None = None,
 ) -> EvaluationResults:
-    """Run the missing episodes of each contestant in turn and print the tables. Without a folder, save nothing."""
+    """Run the missing episodes of each model in turn and print the tables. Without a folder, save nothing."""
     console = console or make_console()
     if plan.note:
         console.print(sanitize_line(plan.note), soft_wrap=True)
-    services = RewardServices()  # one budget for all contestants
+    services = RewardServices()  # one budget for all models
     plan = replace(plan, spec=replace(plan.spec, services=services))
-    evaluations = [
-        _ContestantEvaluation(plan, each, folder, endpoint_options, console, services) for each in plan.contestants
-    ]
-    remote = [each.contestant for each in evaluations if each.contestant.url and each.missing()]
+    evaluations = [_ModelEvaluation(plan, each, folder, endpoint_options, console, services) for each in plan.models]
+    remote = [each.model for each in evaluations if each.model.url and each.missing()]
     asyncio.run(check_endpoints(remote, endpoint_options))
     results = EvaluationResults(
         environment=plan.spec.name,
@@ -131,7 +129,7 @@ def evaluate(
         split=plan.split,
         tasks=len(plan.seeds),
         tries=plan.tries,
-        contestants=plan.contestants,
+        models=plan.models,
         evaluations=[each.run() for each in evaluations],
     )
     print_results(results, console)
@@ -139,11 +137,11 @@ def evaluate(
 
 
 @dataclass(frozen=True, slots=True)
-class _ContestantEvaluation:
-    """Evaluation of one contestant."""
+class _ModelEvaluation:
+    """Evaluation of one model."""
 
     plan: EvaluationPlan
-    contestant: Contestant
+    model: EvaluatedModel
     folder: EvaluationFolder | None
     endpoint_options: EndpointOptions
     console: Console
@@ -162,13 +160,13 @@ class _ContestantEvaluation:
         failures = self._run_episodes(missing, done) if missing else []
         if not done:
             last = failures[-1]
-            raise UserError(f"Every episode of {self.contestant.label} failed. Last failure: {last}") from last
+            raise UserError(f"Every episode of {self.model.label} failed. Last failure: {last}") from last
         trajectories = tuple(done[episode_id(*each)] for each in tries if episode_id(*each) in done)
         return checked_evaluation(trajectories, len(tries), failures[-1] if failures else None)
 
     def _read_saved(self, tries: Sequence[TaskTry]) -> dict[EpisodeId, Trajectory]:
         """Return the saved episodes among these."""
-        saved = [] if self.folder is None else self.folder.read_trajectories(self.contestant.name)
+        saved = [] if self.folder is None else self.folder.read_trajectories(self.model.name)
         ids = {episode_id(*each) for each in tries}
         by_id = {episode_id(each.task, each.member): each for each in saved}
         return {key: each for key, each in by_id.items() if key in ids}
@@ -176,7 +174,7 @@ class _ContestantEvaluation:
     def _run_episodes(self, missing: Sequence[TaskTry], done: dict[EpisodeId, Trajectory]) -> list[Exception]:
         """Run episodes, add them to `done`, and return the failures."""
         solved, total = sum(each.status.succeeded for each in done.values()), len(missing) + len(done)
-        progress = EvaluationProgress(self.console, self.contestant.label, total=total, done=len(done), solved=solved)
+        progress = EvaluationProgress(self.console, self.model.label, total=total, done=len(done), solved=solved)
 
         async def run(opening: AbstractAsyncContextManager[EvaluationPolicy]) -> list[Exception]:
             async with opening as policy:
@@ -184,7 +182,7 @@ class _ContestantEvaluation:
                     policy.runner,
                     missing,
                     in_flight=policy.in_flight,
-                    attempts=self.contestant.config.rollout.attempts,
+                    attempts=self.model.config.rollout.attempts,
                     on_finished=self._saver(policy, done, progress),
                 )
 
@@ -192,7 +190,7 @@ class _ContestantEvaluation:
             show_warmup = partial(progress.set_phase, "warm-up")
             plan = self.plan
             images = ImageStore(None if self.folder is None else self.folder.path / IMAGES_FOLDER)
-            opening = open_policy(self.contestant, plan.spec, plan.params, self.endpoint_options, show_warmup, images)
+            opening = open_policy(self.model, plan.spec, plan.params, self.endpoint_options, show_warmup, images)
             return asyncio.run(self.services.run(run(opening)))
 
     def _saver(
@@ -203,7 +201,7 @@ class _ContestantEvaluation:
         def save(trajectory: Trajectory) -> None:
             if self.folder is not None:
                 index = indices[trajectory.task.seed]
-                self.folder.add_episode(self.contestant.name, trajectory, index, policy.decode, policy.name_token)
+                self.folder.add_episode(self.model.name, trajectory, index, policy.decode, policy.name_token)
             done[episode_id(trajectory.task, trajectory.member)] = trajectory
             progress.add_episode(trajectory.status.succeeded)
 

@@ -1,4 +1,4 @@
-"""Train: one run, a resumed run, one run per seed, and `tw.train`."""
+"""Train one run, a resumed run, or one run per seed. `tw.train` is in `api.py`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager

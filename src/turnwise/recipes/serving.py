@@ -18,7 +18,7 @@ from turnwise.gateway.server import Gateway
 from turnwise.gateway.training_routes import TrainingRoutes
 from turnwise.recipes.build import build_engine, build_renderer, load_policy
 from turnwise.recipes.environment_mix import EnvironmentMix
-from turnwise.recipes.eval_contestants import find_run_or_none
+from turnwise.recipes.eval_models import find_run_or_none
 from turnwise.recipes.sources import find_checkpoint
 from turnwise.recipes.trainer_backend import LocalBackend, configure_trainer, open_local
 from turnwise.report.terminal import make_console

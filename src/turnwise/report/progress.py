@@ -1,6 +1,6 @@
 """Live progress of a training run: redrawn in place on a terminal, one line after another elsewhere.
 
-To change what is shown of a step, change COLUMNS (training) or SFT_COLUMNS.
+To change what is shown of a step, change TRAINING_COLUMNS (training) or SFT_COLUMNS.
 """
 
 import math
@@ -32,7 +32,7 @@ class ProgressColumn:
         return self.format(metrics.get(self.metric))
 
 
-COLUMNS = (
+TRAINING_COLUMNS = (
     ProgressColumn("success", "rollout/success", format_percent, 7),
     ProgressColumn("reward", "rollout/reward", format_decimal, 7),
     ProgressColumn("response", "rollout/response_tokens", format_length, 6),
@@ -65,7 +65,7 @@ def choose_columns(metrics: Mapping[str, float]) -> list[ProgressColumn]:
     left_out = {"KL" if "train/approx_kl" in metrics and "train/kl" not in metrics else "step KL"}
     if not metrics.get("rollout/dropped"):
         left_out.add("dropped")
-    return [column for column in COLUMNS if column.label not in left_out]
+    return [column for column in TRAINING_COLUMNS if column.label not in left_out]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

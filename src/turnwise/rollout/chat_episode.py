@@ -77,25 +77,25 @@ async def _play(
 ) -> Status:
     opening, turns = await _in_time(env.start(), limits), builder.turns
     builder.start = opening.picture
-    said, heard = list[Message](), opening.messages
+    history, new_messages = list[Message](), opening.messages
     used = 0
     while used < limits.max_tokens:
-        said += heard
+        history += new_messages
         sampling = replace(limits.sampling, max_tokens=min(limits.sampling.max_tokens, limits.max_tokens - used))
         try:
-            reply = await chat.reply(said, opening.tools, sampling, address("chat", key.address, len(turns)) % SEEDS)
+            reply = await chat.reply(history, opening.tools, sampling, address("chat", key.address, len(turns)) % SEEDS)
         except ContextLengthError as full:
             if not turns:
                 raise UserError(f"The first observation is too long for this model: {full}") from full
             return Status.TRUNCATED_TOKENS
         step = await _in_time(env.step(reply.message), limits)
-        seen = tuple(image_span(part, images) for message in heard for part in message.images)
-        turns.append(_turn(heard, reply, step, sampling, images=seen, extends=bool(turns)))
+        seen = tuple(image_span(part, images) for message in new_messages for part in message.images)
+        turns.append(_turn(new_messages, reply, step, sampling, images=seen, extends=bool(turns)))
         if step.over:
             return step.status
-        said.append(reply.message)
-        heard = step.messages or (EMPTY_OBSERVATION,)
-        used = _used(reply, said)
+        history.append(reply.message)
+        new_messages = step.messages or (EMPTY_OBSERVATION,)
+        used = _used(reply, history)
     return Status.TRUNCATED_TOKENS
 
 
@@ -109,10 +109,10 @@ async def _in_time(step: Awaitable[Found], limits: Limits) -> Found:
         ) from error
 
 
-def _used(reply: Reply, said: Sequence[Message]) -> int:
+def _used(reply: Reply, history: Sequence[Message]) -> int:
     """Tokens of the conversation so far. Reasoning is not sent back, so it is not part of it."""
     if reply.prompt_tokens is None or reply.sampled_tokens is None:
-        return sum(len(message.content) for message in said) // CHARS_PER_TOKEN
+        return sum(len(message.content) for message in history) // CHARS_PER_TOKEN
     return reply.prompt_tokens + max(0, reply.sampled_tokens - reply.reasoning_tokens)
 
 
@@ -122,7 +122,7 @@ def image_span(part: ImagePart, images: ImageStore) -> ImageSpan:
 
 
 def _turn(
-    heard: Sequence[Message],
+    new_messages: Sequence[Message],
     reply: Reply,
     step: StepResult,
     sampling: Sampling,
@@ -141,7 +141,7 @@ def _turn(
         stop=reply.stop,
         reward=step.reward,
         invalid=step.invalid,
-        info={**step.info, MESSAGES_KEY: [_heard(message) for message in heard], USAGE_KEY: _usage(reply)},
+        info={**step.info, MESSAGES_KEY: [_heard(message) for message in new_messages], USAGE_KEY: _usage(reply)},
         picture=step.picture,
         images=images,
     )

@@ -158,11 +158,11 @@ class SummaryTrigger:
 
 
 class SummaryContext(FullContext):
-    """Context that grows until a summary is due and restarts with it. Summaries have an environment turn in between.
+    """Context that grows until a summary is due, then restarts with the summary.
 
-    The model's summary is sampled and therefore trained: a turn without a reward and without an environment step. It is
-    requested before the newest observation is shown, so a long observation cannot crowd it out; the observation then
-    opens the new context.
+    The model samples the summary, so it is trained on, as a turn without a reward and without an environment step. It
+    is requested before the newest observation is shown, so that a long observation leaves room for it. The new context
+    starts with the summary and that observation. At least one environment turn separates two summaries.
     """
 
     def __init__(

@@ -33,8 +33,8 @@ class Limits:
     sampling: Sampling
     """Sampling of each turn; `max_tokens` is the limit per turn."""
     max_tokens: int
-    """Longest context, in tokens. A context that restarts may never reach it; then the time limit ends an episode whose
-    environment sets no limit of its own."""
+    """Longest context, in tokens. Contexts that restart may never reach it: then the environment's own limit or
+    `timeout_s` ends the episode."""
     timeout_s: float
     """Limit in seconds for the agent's sampling and, separately, for everything else; see `EpisodeClock`."""
 
@@ -119,8 +119,8 @@ class EpisodeClock:
 
     def _too_long(self, what: str) -> InfrastructureFailure:
         return InfrastructureFailure(
-            f"{what}. The episode's environment and hooks took {self.outside_s:.3g} s in all, more than "
-            f"rollout.timeout_s {self._timeout_s:g}. Make it faster or raise rollout.timeout_s."
+            f"{what}. The episode's environment and hooks took {self.outside_s:.3g} s in total, more than "
+            f"rollout.timeout_s {self._timeout_s:g}. Make them faster, or raise rollout.timeout_s."
         )
 
 

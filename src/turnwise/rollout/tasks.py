@@ -144,6 +144,7 @@ class TaskSource:
         if len(self.mix) == 1:
             return self.mix[0]
         weights = [entry.weight for entry in self.mix]
+        # "world" is the key of this random stream. Another word would draw other environments.
         return self.mix[_draw_weighted(weights, address("world", self.run_seed, step, index))]
 
 

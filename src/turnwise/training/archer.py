@@ -27,7 +27,7 @@ from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.replay import Replay, Transition
 from turnwise.data.samples import count_sampled, gather_sampled, scatter_sampled
 from turnwise.models.critic import UtteranceValues
-from turnwise.training.estimate import COLUMNS, Estimate, score_samples, select_trajectories
+from turnwise.training.estimate import SCORE_COLUMNS, Estimate, score_samples, select_trajectories
 from turnwise.training.utterance_critic import (
     Decisions,
     UtteranceCriticLearner,
@@ -115,7 +115,7 @@ class Archer:
     ) -> None:
         self.settings, self.critic, self.replay, self.sampler = settings, critic, replay, sampler
 
-    async def act_again(self, step: int, groups: Sequence[Group]) -> list[FreshUtterance]:
+    async def sample_fresh_utterances(self, step: int, groups: Sequence[Group]) -> list[FreshUtterance]:
         """Add the episodes of training step `step` to the replay; sample fresh utterances at states of it."""
         for trajectory in usable_trajectories(groups, self.settings.algo):
             self.replay.add(trajectory, step=step)
@@ -230,7 +230,7 @@ def build_estimate(
     """
     scores = score_samples(samples, learner, settings.needs, settings.micro_tokens)
     sampler_logprobs = gather_sampled(samples, [each.logprobs for each in samples])
-    columns = {name: scatter_sampled(samples, torch.cat(scores[name])) for name in COLUMNS if name in scores}
+    columns = {name: scatter_sampled(samples, torch.cat(scores[name])) for name in SCORE_COLUMNS if name in scores}
     per_token = advantages.repeat_interleave(
         torch.tensor([length for each in samples for length in utterance_lengths(each)])
     )

@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 @dataclass(slots=True)
 class _RunningStep:
     task: asyncio.Task[RolloutRound]
-    measured: SuccessCounts
+    success_counts: SuccessCounts
     """Results of tasks when its tasks were drawn."""
     show: ShowProgress | None = None
     """Set while the loop waits for this step."""
@@ -51,34 +51,36 @@ class AsyncRolloutStage(RolloutStage):
         gate = asyncio.Semaphore(max(1, self.in_flight // self.collector.tasks_per_match))
         object.__setattr__(self, "_gate", gate)
 
-    def admit(self, done: int, measured: SuccessCounts, drawn_with: Mapping[str, SuccessCounts] | None = None) -> None:
+    def admit(
+        self, done: int, success_counts: SuccessCounts, drawn_with: Mapping[str, SuccessCounts] | None = None
+    ) -> None:
         """Start the steps that the staleness bound allows after `done` trained steps.
 
-        `measured`: results of tasks so far, for a curriculum; `drawn_with`: those of steps that a stopped run had
+        `success_counts`: results of tasks so far, for a curriculum; `drawn_with`: those of steps that a stopped run had
         started, which draw the same tasks again.
         """
         for step in range(done, min(done + self.max_staleness + 1, self.steps)):
             if step not in self._running:
-                self._start(step, (drawn_with or {}).get(str(step), measured))
+                self._start(step, (drawn_with or {}).get(str(step), success_counts))
 
-    def _start(self, step: int, measured: SuccessCounts) -> None:
+    def _start(self, step: int, success_counts: SuccessCounts) -> None:
         def show(phase: str, done: int, total: int) -> None:
             running.progress = done, total
             if running.show is not None:
                 running.show(phase, done, total)
 
-        rollout = self.roll_out(step, 0, Counter(), show, measured, self._gate)
-        running = _RunningStep(asyncio.create_task(rollout), measured)
+        rollout = self.roll_out(step, 0, Counter(), show, success_counts, self._gate)
+        running = _RunningStep(asyncio.create_task(rollout), success_counts)
         self._running[step] = running
 
     async def next_round(
-        self, step: int, number: int, drawn: DrawCounts, show: ShowProgress, measured: SuccessCounts | None
+        self, step: int, number: int, drawn: DrawCounts, show: ShowProgress, success_counts: SuccessCounts | None
     ) -> RolloutRound:
         """Wait for the step's first round; roll out a later one, whose need was not known before, without waiting."""
         if number > 0:
-            return await self.roll_out(step, number, drawn, show, measured)
+            return await self.roll_out(step, number, drawn, show, success_counts)
         if step not in self._running:
-            self._start(step, measured or {})
+            self._start(step, success_counts or {})
         running = self._running[step]
         running.show = show
         show("rollout", *running.progress)
@@ -89,7 +91,7 @@ class AsyncRolloutStage(RolloutStage):
     def drawn_with(self, done: int) -> dict[str, dict[str, tuple[float, float]]]:
         if self.tasks.curriculum is None:
             return {}
-        return {str(step): dict(each.measured) for step, each in self._running.items() if step >= done}
+        return {str(step): dict(each.success_counts) for step, each in self._running.items() if step >= done}
 
     async def close(self) -> None:
         running = [each.task for each in self._running.values()]

@@ -51,17 +51,17 @@ class State:
     rollbacks: int = 0
     watched_from: int = 0
     """Step of the last rollback; alarms look only at later steps."""
-    measured: dict[str, tuple[float, float]] = field(default_factory=dict)
+    success_counts: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Results of tasks, (successes, tries) by name, if a curriculum draws them."""
     drawn_with: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
-    """Asynchronous training with a curriculum: `measured` when the tasks of each started step were drawn, by step."""
+    """Asynchronous training with a curriculum: the counts with which the tasks of each started step were drawn."""
     judges: dict[str, dict[str, float]] = field(default_factory=dict)
     """Usage of the judges: their budgets are for the whole run, however often it is resumed."""
 
     def __post_init__(self) -> None:
         # JSON has lists instead of tuples.
-        object.__setattr__(self, "measured", _as_tuples(self.measured))
-        drawn_with = {step: _as_tuples(measured) for step, measured in self.drawn_with.items()}
+        object.__setattr__(self, "success_counts", _as_tuples(self.success_counts))
+        drawn_with = {step: _as_tuples(success_counts) for step, success_counts in self.drawn_with.items()}
         object.__setattr__(self, "drawn_with", drawn_with)
 
     def is_best(self, success: float) -> bool:
@@ -70,8 +70,8 @@ class State:
         return success > (-math.inf if best is None or math.isnan(best) else best)
 
 
-def _as_tuples(measured: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
-    return {name: (won, tries) for name, (won, tries) in measured.items()}
+def _as_tuples(success_counts: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
+    return {name: (won, tries) for name, (won, tries) in success_counts.items()}
 
 
 class Checkpoints:
@@ -199,8 +199,10 @@ def read_state(folder: Path) -> State:
         for name, digest in recorded.pop("files").items():
             if _digest(folder / name) != digest:
                 raise UserError(f"checkpoint {folder} is damaged: {name} has changed")
-        if "dials" in recorded:  # the name of the field in earlier versions
+        if "dials" in recorded:  # names of fields in earlier versions
             recorded["coefficients"] = recorded.pop("dials")
+        if "measured" in recorded:
+            recorded["success_counts"] = recorded.pop("measured")
         return State(**recorded)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"checkpoint {folder} is damaged: {error}") from error

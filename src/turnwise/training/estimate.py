@@ -1,4 +1,4 @@
-"""Estimate a step: score samples with the learner, place rewards on tokens, and compute advantages."""
+"""Prepare a step's training data: score samples, place rewards on tokens, and compute advantages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,7 +65,7 @@ class AdaptiveCoefficients:
         return replace(self, kl=replace(self.kl, value=numbers["kl_coef"]), discount=discount)
 
 
-COLUMNS = ("logprobs", "entropy", "values", "ref_logprobs")
+SCORE_COLUMNS = ("logprobs", "entropy", "values", "ref_logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class Estimate:
     returns: list[Tensor] | None
     loss_masks: list[Tensor]
     advantage_masks: list[Tensor]
-    """In both masks: the sampled tokens that count, [K] bool per sample."""
+    """Sampled tokens selected by algo.loss_tokens and algo.advantage_tokens, [K] bool per sample."""
     critic_fit: dict[int, CriticFit] | None
     """Fit of the critic by distance from the end; None without a critic."""
     metrics: dict[str, float]
@@ -204,9 +204,9 @@ def _fit_critic(inputs: AdvantageInputs) -> dict[int, CriticFit] | None:
     """Compare the critic's values with the undiscounted future rewards, by distance from the end."""
     if inputs.values is None:
         return None
-    to_come = discounted_returns(inputs.token_rewards, inputs.mask, torch.ones_like(inputs.token_rewards))
+    future_rewards = discounted_returns(inputs.token_rewards, inputs.mask, torch.ones_like(inputs.token_rewards))
     distances = turn_distances(inputs.turn_ids, inputs.mask)
-    return critic_fit_by_distance(inputs.values[inputs.mask], to_come[inputs.mask], distances[inputs.mask])
+    return critic_fit_by_distance(inputs.values[inputs.mask], future_rewards[inputs.mask], distances[inputs.mask])
 
 
 def _mismatch_metrics(samples: list[Sample], scores: dict[str, list[Tensor]]) -> dict[str, float]:
@@ -225,9 +225,10 @@ def _bootstrap_values(trajectories: list[Trajectory], samples: list[Sample], sco
 
 
 def sampler_values(trajectories: Sequence[Trajectory]) -> list[Tensor] | None:
-    """Return the values that the engine computed while it sampled, in the order of `build_samples`; None: not all.
+    """Return the values that the engine computed while it sampled, in the order of `build_samples`.
 
-    They are the critic's at the weights that the step begins with, so no second forward pass is needed. The engine
+    Return None if any turn lacks values. They come from the critic's weights at the start of the step, so no second
+    forward pass is needed. The engine
     does not compute the value after the last token, which bootstrapping needs.
     """
     segments = [segment for trajectory in trajectories for segment in trajectory.segments()]
@@ -249,7 +250,7 @@ def score_samples(
     batches = [pack([samples[index] for index in part]) for part in parts]
     found: dict[str, dict[int, Tensor]] = {}
     for part, batch, scores in zip(parts, batches, learner.score(batches, needs), strict=True):
-        for name in COLUMNS:
+        for name in SCORE_COLUMNS:
             column = getattr(scores, name)
             if column is not None and getattr(needs, name):
                 found.setdefault(name, {}).update(zip(part, unpack(batch, column), strict=True))

@@ -30,8 +30,8 @@ STATE_FOLDER = "learner"
 """Folder of a checkpoint with the state of a sharded learner instead, written by all ranks."""
 
 
-class Companion(Protocol):
-    """Networks beside the policy that a checkpoint holds too, such as a critic of whole utterances."""
+class AuxiliaryNetwork(Protocol):
+    """Network trained and checkpointed with the policy, such as an utterance-level critic."""
 
     def tensors(self) -> dict[str, Tensor]: ...
     def load_tensors(self, tensors: dict[str, Tensor]) -> None: ...
@@ -40,8 +40,8 @@ class Companion(Protocol):
 class LocalLearner:
     """Learner whose model may be the engine's: its parameters are only changed in place.
 
-    `reference`: frozen copy of the initial policy, for KL. `reference_adapter`: the same for a LoRA policy, whose other
-    weights never change: its initial adapter, which may be a trained one.
+    `reference`: frozen copy of the initial policy, for KL. `reference_adapter`: initial LoRA adapter, used as the
+    reference of a LoRA policy.
     """
 
     ranks = 1
@@ -67,7 +67,7 @@ class LocalLearner:
         self.critic_warmup_steps = critic_warmup_steps
         self.settings = StepSettings(step=0, kl_coef=kl_coef)
         self.reference, self.reference_adapter = reference, reference_adapter
-        self.companions: dict[str, Companion] = {}
+        self.companions: dict[str, AuxiliaryNetwork] = {}
         """Networks that are trained beside the policy and saved with it, by name."""
         self._skipped_steps = 0
         self._mismatch = SamplerMismatch()
@@ -218,7 +218,7 @@ class LocalLearner:
         return self.model
 
     def value_head(self) -> dict[str, Tensor]:
-        """Return the parameters of a critic on the policy's trunk; none of another critic."""
+        """Return the parameters of a critic on the policy's trunk. Return {} for other critics."""
         return dict(self.critic.named_parameters()) if isinstance(self.critic, HeadCritic) else {}
 
     def save_model(self, folder: Path, tokenizer: Any) -> None:

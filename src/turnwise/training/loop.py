@@ -48,12 +48,12 @@ LENGTH_STOP_WARNING = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class _Learnt:
+class _LearnerResult:
     """The learner's part of a step."""
 
     estimated: Estimate | None
     metrics: dict[str, float]
-    diagnosed: dict[str, float]
+    diagnostics: dict[str, float]
     coefficients: AdaptiveCoefficients
     """For the next step."""
     statistics: TokenStatistics | None
@@ -90,8 +90,8 @@ class Loop:
     ) -> None:
         """`release_cache`: free the engines' KV caches after each rollout, for updates that need the memory.
 
-        `learner_thread`: where the learner works while episodes of later steps run; None: in the event loop, with
-        nothing beside it. `archer`: estimates the steps instead of algo.advantage.
+        `learner_thread`: thread that runs the learner during asynchronous rollouts. None runs it in the event loop.
+        `archer`: estimates the steps instead of algo.advantage.
         """
         self.config = config
         self.estimate_settings, self.update_settings = estimate_settings, update_settings
@@ -119,10 +119,11 @@ class Loop:
         began = time.perf_counter()
         try:
             await self.begin(state)
-            self.rollout_stage.admit(state.step, state.measured, state.drawn_with)
+            self.rollout_stage.admit(state.step, state.success_counts, state.drawn_with)
             if self.opponents is not None:
                 await self.opponents.begin(state.step)
-            if self._evaluation_due(state.step):  # stopped before it was done, or killed before it was acted on
+            if self._evaluation_due(state.step):
+                # The run stopped before this evaluation finished or its checkpoint was saved.
                 state = await self.finish_step(state, recorded_success(self.folder, state.step))
             while state.step < self.steps and not self._out_of_time(began):
                 state = await self._step(state)
@@ -163,42 +164,45 @@ class Loop:
         return self.max_seconds is not None and time.perf_counter() - began > self.max_seconds
 
     async def _step(self, state: State) -> State:
-        """Run one training step. Cancelling it is safe: what follows the rollout is never left half done."""
+        """Run one training step. Cancelling it is safe: once the rollout ends, the step always completes."""
         timer = StepTimer()
         if self.opponents is not None:
             await self.opponents.choose(state.step)
-        rollout = await self.rollout_stage.run(state.step, self.progress.phase, state.measured)
+        rollout = await self.rollout_stage.run(state.step, self.progress.phase, state.success_counts)
         return await self.train_on(rollout, state, timer)
 
     async def train_on(self, rollout: RolloutResult, state: State, timer: StepTimer) -> State:
-        """Train on the rollouts of a step, which `timer` has measured since it began, and record the step."""
+        """Train on the rollouts of a step and record the step. `timer` was started at the beginning of the step."""
         number, coefficients = state.step + 1, self._begin_step(state)
         self.drop_monitor.add(rollout.dropped)
         timer.lap("rollout")
-        fresh = [] if self.archer is None else await self.archer.act_again(number, rollout.groups)
+        fresh = [] if self.archer is None else await self.archer.sample_fresh_utterances(number, rollout.groups)
         if self.release_cache:
             await self._sleep()
         self.progress.phase("update", 0, 1)
         learn = partial(self._learn, number, rollout, fresh, coefficients, timer)
-        learnt = learn() if self.learner_thread is None else await self.learner_thread.run(learn)
-        curriculum, measured = self.rollout_stage.tasks.curriculum, state.measured
+        result = learn() if self.learner_thread is None else await self.learner_thread.run(learn)
+        curriculum, success_counts = self.rollout_stage.tasks.curriculum, state.success_counts
         if curriculum is not None:
-            measured = curriculum.update(measured, rollout.groups)
-        if learnt.statistics is not None:
-            trained = learnt.estimated if self.archer is None else None  # which trains on tokens of other turns
-            rows = trajectory_rows(number, rollout.groups, trained, self.decode, learnt.statistics)
+            success_counts = curriculum.update(success_counts, rollout.groups)
+        if result.statistics is not None:
+            trained = result.estimated if self.archer is None else None
+            # ArCHer trains on other turns, so these have no advantages.
+            rows = trajectory_rows(number, rollout.groups, trained, self.decode, result.statistics)
             self.folder.write_trajectories(number, rows, self.name_token)
             self.pictures.write(number, rows)
         timer.lap("record")
-        row = self._record(number, rollout, learnt, {} if curriculum is None else curriculum.metrics(measured), timer)
+        row = self._record(
+            number, rollout, result, {} if curriculum is None else curriculum.metrics(success_counts), timer
+        )
         state = replace(
             state,
             step=number,
             skipped_steps=self.learner.skipped_steps,
-            coefficients=learnt.coefficients.numbers(),
-            measured=measured,
+            coefficients=result.coefficients.numbers(),
+            success_counts=success_counts,
         )
-        return await self._answer_alarms(row, state)
+        return await self._handle_alarms(row, state)
 
     def _learn(
         self,
@@ -207,25 +211,25 @@ class Loop:
         fresh: list[FreshUtterance],
         coefficients: AdaptiveCoefficients,
         timer: StepTimer,
-    ) -> "_Learnt":
+    ) -> "_LearnerResult":
         """Do the learner's part of a step."""
         if self.archer is None:
             estimated = estimate(rollout.kept, self.learner, self.estimate_settings, coefficients, rollout.baselines)
         else:
             estimated = self.archer.estimate(number, rollout.groups, fresh, self.learner)
-        timer.lap("score")
-        diagnosed = self._diagnose(number, rollout, estimated)
+        timer.lap("estimate")
+        diagnostics = self._diagnose(number, rollout, estimated)
         timer.lap("diagnose")
-        metrics, statistics = {"empty_steps": 1.0}, TokenStatistics() if self._recorded(number) else None
+        metrics, statistics = {"empty_steps": 1.0}, TokenStatistics() if self._records_trajectories(number) else None
         if estimated is not None:
             settings = self.update_settings
             metrics = update(self.learner, estimated, settings, number - 1, rollout.rate_scale, statistics)
             kl = estimated.metrics.get("kl", metrics.get("kl"))
             coefficients = coefficients.after(kl, len(estimated.trajectories), estimated.critic_fit)
         timer.lap("update")
-        return _Learnt(estimated, metrics | coefficients.numbers(), diagnosed, coefficients, statistics)
+        return _LearnerResult(estimated, metrics | coefficients.numbers(), diagnostics, coefficients, statistics)
 
-    def _recorded(self, number: int) -> bool:
+    def _records_trajectories(self, number: int) -> bool:
         every = self.config.record.trajectories
         return every > 0 and number % every == 0
 
@@ -265,7 +269,7 @@ class Loop:
         self.progress.note(f"alarm: {message}")
         self.folder.append_alarm(step, message)
 
-    async def _answer_alarms(self, row: dict[str, Any], state: State) -> State:
+    async def _handle_alarms(self, row: dict[str, Any], state: State) -> State:
         """Report alarms; with diagnose.rollback, go back to an earlier checkpoint, diagnose.max_rollbacks times."""
         settings = self.config.diagnose
         if not settings.alarms or not self.watcher.raises_alarm(row):
@@ -274,14 +278,14 @@ class Loop:
             return state
         restored = roll_back(state, self.checkpoints, self.restore)
         if restored is None:
-            self.progress.note("no checkpoint to go back to yet: training continues")
+            self.progress.note("No checkpoint to roll back to yet; training continues.")
             return state
         self._published = None
         if self.archer is not None:
             self.archer.rewind(restored.step)
         await self.rollout_stage.close()  # the steps that have started are repeated with the earlier weights
         self.progress.note(
-            f"went back to an earlier checkpoint; learning rate multiplied by {restored.rate_scale:g} from now on"
+            f"Rolled back to step {restored.step}; the learning rate is now multiplied by {restored.rate_scale:g}."
         )
         self.watcher.begin([], restored)
         return restored
@@ -290,11 +294,11 @@ class Loop:
         self,
         number: int,
         rollout: RolloutResult,
-        learnt: "_Learnt",
+        result: "_LearnerResult",
         curriculum: dict[str, float],
         timer: StepTimer,
     ) -> dict[str, Any]:
-        metrics, estimated = rollout.metrics(), learnt.estimated
+        metrics, estimated = rollout.metrics(), result.estimated
         if number == 1 and metrics.get("rollout/length_stops", 0.0) > LENGTH_STOP_WARNING:
             share = f"{100 * metrics['rollout/length_stops']:.0f} %"
             self.progress.note(f"{share} of turns were cut at rollout.max_new_tokens: raise it to let them finish")
@@ -303,11 +307,11 @@ class Loop:
             **metrics,
             **({"rollout/dropped_reason": first_line(rollout.dropped.reason)} if rollout.dropped.dropped else {}),
             **({} if self.learner_thread is None else staleness_metrics(rollout.kept, version=number - 1)),
-            **{f"train/{name}": value for name, value in learnt.metrics.items()},
+            **{f"train/{name}": value for name, value in result.metrics.items()},
             **{f"train/{name}": value for name, value in (estimated.metrics if estimated else {}).items()},
             **self.services.metrics(),
             "train/skipped_steps": float(self.learner.skipped_steps),
-            **learnt.diagnosed,
+            **result.diagnostics,
             **curriculum,
             **timer.metrics(rollout.num_tokens),
             **self._engine_timer.metrics(self.engine.stats()),
@@ -319,11 +323,11 @@ class Loop:
     async def finish_step(self, state: State, success: float | None = None) -> State:
         """Publish the weights; evaluate and save a checkpoint when they are due. No session is open here.
 
-        `success`: of this step's validation if it was recorded before the run was resumed.
+        `success`: validation success of this step, if already recorded before resuming.
         """
         config, number = self.config, state.step
         await self._publish(number)
-        self.rollout_stage.admit(number, state.measured)
+        self.rollout_stage.admit(number, state.success_counts)
         if self.opponents is not None:
             await self.opponents.after(number)
         if self._evaluation_due(number):
@@ -337,7 +341,7 @@ class Loop:
         return state
 
     def _evaluation_due(self, number: int) -> bool:
-        """The evaluations before and after training belong to the caller."""
+        """Return whether to validate now. The caller evaluates before and after training."""
         return 0 < number < self.steps and is_due(self.config.eval.every, number)
 
     async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> Evaluation:

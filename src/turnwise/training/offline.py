@@ -39,7 +39,7 @@ class ReplayStage:
     micro_tokens: int
     run_seed: int
 
-    async def run(self, step: int, show: ShowProgress, measured: SuccessCounts | None = None) -> RolloutResult:
+    async def run(self, step: int, show: ShowProgress, success_counts: SuccessCounts | None = None) -> RolloutResult:
         """Draw the groups of a step."""
         groups = [self.replay.read_group(members) for members in self._draw(step)]
         show("data", len(groups), len(groups))
@@ -63,7 +63,9 @@ class ReplayStage:
             return self.replay.sample_groups(self.groups, self.group_size, *key)
         return [[entry] for entry in self.replay.sample(count, *key)]
 
-    def admit(self, done: int, measured: SuccessCounts, drawn_with: Mapping[str, SuccessCounts] | None = None) -> None:
+    def admit(
+        self, done: int, success_counts: SuccessCounts, drawn_with: Mapping[str, SuccessCounts] | None = None
+    ) -> None:
         """Do nothing: nothing is played."""
 
     def drawn_with(self, done: int) -> dict[str, dict[str, tuple[float, float]]]:

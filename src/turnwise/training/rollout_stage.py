@@ -93,9 +93,11 @@ class GroupSource(Protocol):
 
     @property
     def tasks(self) -> TaskSource: ...
-    async def run(self, step: int, show: ShowProgress, measured: SuccessCounts | None = None) -> RolloutResult: ...
+    async def run(
+        self, step: int, show: ShowProgress, success_counts: SuccessCounts | None = None
+    ) -> RolloutResult: ...
     def admit(
-        self, done: int, measured: SuccessCounts, drawn_with: Mapping[str, SuccessCounts] | None = None
+        self, done: int, success_counts: SuccessCounts, drawn_with: Mapping[str, SuccessCounts] | None = None
     ) -> None: ...
     def drawn_with(self, done: int) -> dict[str, dict[str, tuple[float, float]]]: ...
     async def close(self) -> None: ...
@@ -116,11 +118,11 @@ class RolloutStage:
     """Maximum number of further rounds of tasks while fewer than `groups` groups pass the filter."""
     micro_tokens: int
 
-    async def run(self, step: int, show: ShowProgress, measured: SuccessCounts | None = None) -> RolloutResult:
-        """Roll out and filter the groups of a step. `measured`: results of tasks so far, for a curriculum."""
+    async def run(self, step: int, show: ShowProgress, success_counts: SuccessCounts | None = None) -> RolloutResult:
+        """Roll out and filter the groups of a step. `success_counts`: results of tasks so far, for a curriculum."""
         totals, drawn = _Totals(), DrawCounts()
         for number in range(1 + self.refill):
-            round = await self.next_round(step, number, drawn, show, measured)
+            round = await self.next_round(step, number, drawn, show, success_counts)
             drawn = round.drawn
             self._add(round, totals)
             if len(totals.kept) >= self.groups:
@@ -160,9 +162,9 @@ class RolloutStage:
         )
 
     async def next_round(
-        self, step: int, number: int, drawn: DrawCounts, show: ShowProgress, measured: SuccessCounts | None
+        self, step: int, number: int, drawn: DrawCounts, show: ShowProgress, success_counts: SuccessCounts | None
     ) -> RolloutRound:
-        return await self.roll_out(step, number, drawn, show, measured)
+        return await self.roll_out(step, number, drawn, show, success_counts)
 
     async def roll_out(
         self,
@@ -170,11 +172,11 @@ class RolloutStage:
         number: int,
         drawn: DrawCounts,
         show: ShowProgress,
-        measured: SuccessCounts | None,
+        success_counts: SuccessCounts | None,
         gate: asyncio.Semaphore | None = None,
     ) -> RolloutRound:
         """Roll out and score one round of tasks. `gate` limits the episodes in flight together with other steps'."""
-        tasks = self.tasks.draw(step, self.groups, start=number * self.groups, success_counts=measured)
+        tasks = self.tasks.draw(step, self.groups, start=number * self.groups, success_counts=success_counts)
         collected = await self.collector.collect(
             tasks,
             group_size=self.group_size,
@@ -186,7 +188,9 @@ class RolloutStage:
         scored = await score_groups(collected.groups, self.rewards)
         return RolloutRound(episodes=len(tasks) * self.group_size, collected=collected, scored=scored, drawn=drawn)
 
-    def admit(self, done: int, measured: SuccessCounts, drawn_with: Mapping[str, SuccessCounts] | None = None) -> None:
+    def admit(
+        self, done: int, success_counts: SuccessCounts, drawn_with: Mapping[str, SuccessCounts] | None = None
+    ) -> None:
         """Do nothing: a step's rollouts start with the step. `AsyncRolloutStage` starts later steps here."""
 
     def drawn_with(self, done: int) -> dict[str, dict[str, tuple[float, float]]]:

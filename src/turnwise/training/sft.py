@@ -91,7 +91,8 @@ class SftLoop:
         began, limit = time.perf_counter(), self.settings.max_seconds
         self.progress.begin(state.step, self.steps)
         try:
-            if self._evaluation_due(state.step):  # stopped before it was done, or killed before it was acted on
+            if self._evaluation_due(state.step):
+                # The run stopped before this evaluation finished or its checkpoint was saved.
                 state = await self._finish_step(state, recorded_success(self.folder, state.step))
             while state.step < self.steps and (limit is None or time.perf_counter() - began <= limit):
                 if self.release_cache and self.engine is not None:
@@ -128,7 +129,7 @@ class SftLoop:
     async def _finish_step(self, state: State, success: float | None = None) -> State:
         """Evaluate and save a checkpoint when they are due.
 
-        `success`: of this step's validation if it was recorded before the run was resumed.
+        `success`: validation success of this step, if already recorded before resuming.
         """
         settings, number = self.settings, state.step
         if self._evaluation_due(number):
@@ -199,12 +200,12 @@ Script = Callable[[EnvRunner, str], str]
 """(environment, last observation) -> answer."""
 
 
-class MakeEnv(Protocol):
+class AttemptEnvFactory(Protocol):
     def __call__(self, *, attempt: int) -> EnvRunner: ...
 
 
 async def play_demonstration(
-    make: MakeEnv, make_script: Callable[[], Script], *, attempts: int
+    make: AttemptEnvFactory, make_script: Callable[[], Script], *, attempts: int
 ) -> tuple[list[Exchange], StepResult]:
     """Play an episode; return its exchanges and its last result. Failed attempts are retried, as in a rollout."""
 

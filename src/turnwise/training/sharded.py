@@ -29,8 +29,8 @@ from turnwise.training.sharded_optimizer import ShardedOptimizer, check_finite_o
 class ShardedLearner(LocalLearner):
     """Learner of one rank. `skeleton`: the plain model on the meta device, which gets the weights when it is saved.
 
-    `accumulates_whole`: gradients are reduced over the ranks once per optimizer step instead of once per micro-batch;
-    until then each rank keeps them unsharded.
+    `reduce_once_per_step`: reduce gradients over the ranks once per optimizer step instead of per micro-batch. Until then
+    each rank keeps them unsharded.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class ShardedLearner(LocalLearner):
         *,
         skeleton: Any,
         sharding: Sharding,
-        accumulates_whole: bool = True,
+        reduce_once_per_step: bool = True,
         **options: Any,
     ) -> None:
         super().__init__(model, objective, optimizer, **options)
         self.skeleton, self.sharding = skeleton, sharding
-        self.accumulates_whole = accumulates_whole
+        self.reduce_once_per_step = reduce_once_per_step
         modules = [each for each in (model, self.critic, self.reference) if each is not None]
         self._sharded_modules = [part for module in modules for part in sharded_modules(module)]
 
@@ -116,7 +116,7 @@ class ShardedLearner(LocalLearner):
         passes = assign_batches(sizes, self.ranks)[self.sharding.rank]
         for number, each in enumerate(passes, start=1):
             for part in self._sharded_modules:
-                part.set_requires_gradient_sync(number == len(passes) or not self.accumulates_whole, recurse=False)
+                part.set_requires_gradient_sync(number == len(passes) or not self.reduce_once_per_step, recurse=False)
             found = compute(each.index, each.padding)
             names = list(found)
             if not each.padding:
@@ -128,7 +128,7 @@ class ShardedLearner(LocalLearner):
     def _share(
         self, own: dict[int, dict[str, Tensor]], names: Sequence[str], lengths: Sequence[Sequence[int]]
     ) -> list[dict[str, Tensor]]:
-        """Return the tensors of all batches, each of which one rank has: a sum with the zeros of the others."""
+        """All-reduce the results; each rank contributes its own batches and zeros elsewhere."""
         flat = torch.zeros(sum(map(sum, lengths)), dtype=torch.float64, device=self.device)
         counts = [count for each in lengths for count in each]
         parts = iter(flat.split(counts))
@@ -143,7 +143,7 @@ class ShardedLearner(LocalLearner):
         return model.run(function, *inputs)
 
     def _reshard(self) -> None:
-        """Free the whole parameters, which would be stale once the shards change."""
+        """Free the unsharded parameters, which would be stale once the shards change."""
         for part in self._sharded_modules:
             part.reshard()
 

@@ -272,7 +272,7 @@ class Device:
 
     @torch.no_grad()
     def decode(self, slots: Sequence[int], steps: int, truncates: bool) -> "TokenTransfer":
-        """Start sampling `steps` tokens for each of the slots. A slot with nothing left samples no more."""
+        """Start sampling `steps` tokens for each of the slots. A slot whose token budget is used up stops."""
         size = bucket(len(slots), MIN_ROWS)
         key = "decode", size, truncates
         if not self.graphs.has(key):

@@ -34,7 +34,7 @@ class ReplicaState:
 
 
 class VllmSession:
-    """The context of one episode. Its replica has the prefix in its cache, so it stays with it while that lives."""
+    """The context of one episode. It stays on its replica, whose cache holds the prefix, until the replica fails."""
 
     def __init__(self, engine: "VllmEngine", state: ReplicaState, key: EpisodeKey) -> None:
         self._engine, self._key = engine, key

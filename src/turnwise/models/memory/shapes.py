@@ -108,7 +108,7 @@ def _intermediate_size(config: Any) -> int:
     return size or 4 * config.hidden_size
 
 
-COLUMNS = (
+MODEL_FIELDS = (
     "hidden_size",
     "intermediate_size",
     "num_hidden_layers",
@@ -128,7 +128,7 @@ KNOWN_MODELS: dict[str, tuple[str, tuple[int, ...]]] = {
     "llama-3.2-1b": ("llama", (2048, 8192, 16, 32, 8, 128256, True)),
     "llama-3.2-3b": ("llama", (3072, 8192, 28, 24, 8, 128256, True)),
 }
-"""Name -> (transformers' model type, values of COLUMNS). Known without a download, because papers train them."""
+"""Name -> (transformers' model type, values of MODEL_FIELDS). Known without a download, because papers train them."""
 
 
 def load_config(name: str) -> Any:
@@ -153,7 +153,7 @@ def known_config(name: str) -> Any:
     if short not in KNOWN_MODELS:
         raise UserError(f'unknown model "{name}":{suggest(short, KNOWN_MODELS)} (or use a folder or owner/name)')
     model_type, values = KNOWN_MODELS[short]
-    return AutoConfig.for_model(model_type, **dict(zip(COLUMNS, values, strict=True)))
+    return AutoConfig.for_model(model_type, **dict(zip(MODEL_FIELDS, values, strict=True)))
 
 
 def short_name(name: str) -> str:

@@ -153,4 +153,4 @@ def _advice(error: EndpointError, settings: JudgeSettings) -> str:
         case "redirect":
             return "set endpoint to the final address"
         case "rejected":
-            return "change what it names, or choose another model"
+            return "fix the parameter that the error names, or choose another model"

@@ -1,4 +1,4 @@
-"""Contestants of an evaluation: which models, with which settings, and the policies that run their episodes."""
+"""Models of an evaluation with their settings, and the policies that run their episodes."""
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -50,13 +50,15 @@ class RemoteModels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contestant:
+class EvaluatedModel:
+    """A model to evaluate: a run's checkpoint, a local model, or a model behind an endpoint."""
+
     label: str
     """Name in tables."""
     source: str
     config: Config
     url: str | None = None
-    """URL of the endpoint that serves it; None: the model runs on this machine."""
+    """URL of the endpoint that serves it. None runs the model on this machine."""
 
     @property
     def name(self) -> str:
@@ -82,21 +84,21 @@ def _is_source(source: str) -> bool:
     return known or source.count("/") > 1 or find_run_or_none(source) is not None
 
 
-def build_contestants(
+def build_models(
     sources: Sequence[str], environment: str | None, remote: RemoteModels | None, overrides: Overrides
-) -> list[Contestant]:
-    """Build the contestants in the order of the command line, all with the same environment."""
+) -> list[EvaluatedModel]:
+    """Build the models in the order of the command line, all with the same environment."""
     runs = {source: run for source in sources if (run := find_run_or_none(source)) is not None}
     shared = _shared_settings(sources, environment, remote, runs)
-    contestants = [_local_contestant(source, runs.get(source), environment, shared, overrides) for source in sources]
+    models = [_local_model(source, runs.get(source), environment, shared, overrides) for source in sources]
     if remote is not None:
         config = build({**shared, "context": {}}, overrides)  # an endpoint always gets the full history
-        contestants += [Contestant(label=model, source=model, config=config, url=remote.url) for model in remote.models]
-    contestants = list(_with_unique_names(contestants))
-    _check_equal_tasks(contestants)
+        models += [EvaluatedModel(label=model, source=model, config=config, url=remote.url) for model in remote.models]
+    models = list(_with_unique_names(models))
+    _check_equal_tasks(models)
     for key, _ in overrides:
-        _check_used(contestants, key.replace("-", "_"))
-    return contestants
+        _check_used(models, key.replace("-", "_"))
+    return models
 
 
 def find_run_or_none(source: str) -> tuple[Path, str | None] | None:
@@ -113,7 +115,7 @@ def _shared_settings(
     remote: RemoteModels | None,
     runs: Mapping[str, tuple[Path, str | None]],
 ) -> dict[str, Any]:
-    """Return the settings of contestants that are not runs: those of the environment, or of the first run."""
+    """Return the settings of models that are not runs: those of the environment, or of the first run."""
     if environment is not None:
         return load_target(environment)
     if runs:
@@ -130,15 +132,15 @@ def _shared_settings(
     )
 
 
-def _local_contestant(
+def _local_model(
     source: str,
     run: tuple[Path, str | None] | None,
     environment: str | None,
     shared: Mapping[str, Any],
     overrides: Overrides,
-) -> Contestant:
+) -> EvaluatedModel:
     if run is None:
-        return Contestant(label=source, source=source, config=build(shared, [("model.name", source), *overrides]))
+        return EvaluatedModel(label=source, source=source, config=build(shared, [("model.name", source), *overrides]))
     path, checkpoint = run
     settings = read_run(str(path))
     settings.pop("engine", None)  # the model is loaded here, and the servers of the training run may be gone
@@ -146,46 +148,46 @@ def _local_contestant(
         settings |= {section: shared.get(section, {}) for section in ("env", "agent")}
     config = build(settings, [("model.name", str(find_checkpoint(path, checkpoint))), *overrides])
     label = path.resolve().name if checkpoint is None else f"{path.resolve().name}/{checkpoint}"
-    return Contestant(label=label, source=source, config=config)
+    return EvaluatedModel(label=label, source=source, config=config)
 
 
-def _with_unique_names(contestants: Sequence[Contestant]) -> Iterator[Contestant]:
-    """Label contestants of equal names, such as runs in two folders, by their whole source."""
-    names = [each.name for each in contestants]
+def _with_unique_names(models: Sequence[EvaluatedModel]) -> Iterator[EvaluatedModel]:
+    """Label models of equal names, such as runs in two folders, by their whole source."""
+    names = [each.name for each in models]
     taken: set[str] = set()
-    for each in contestants:
+    for each in models:
         if names.count(each.name) > 1:
             longer = f"{each.source} at {urlsplit(each.url).netloc}" if each.url else each.source
-            each = Contestant(label=longer, source=each.source, config=each.config, url=each.url)
+            each = EvaluatedModel(label=longer, source=each.source, config=each.config, url=each.url)
         if each.name in taken:
             raise UserError(f"{each.source} is given twice. Leave one out; --tries sets the episodes per task.")
         taken.add(each.name)
         yield each
 
 
-def _check_equal_tasks(contestants: Sequence[Contestant]) -> None:
+def _check_equal_tasks(models: Sequence[EvaluatedModel]) -> None:
     for key, option in (("env", "ENV"), ("split", "--split"), ("episodes", "--episodes")):
-        values = [each.config.env if key == "env" else getattr(each.config.eval, key) for each in contestants]
+        values = [each.config.env if key == "env" else getattr(each.config.eval, key) for each in models]
         if other := next((number for number, value in enumerate(values) if value != values[0]), 0):
             raise UserError(
-                f"{contestants[0].label} and {contestants[other].label} have different settings of "
+                f"{models[0].label} and {models[other].label} have different settings of "
                 f"{'the environment' if key == 'env' else f'eval.{key}'}. Choose one with {option}."
             )
 
 
-def _check_used(contestants: Sequence[Contestant], key: str) -> None:
-    """Raise UserError if no contestant uses this setting."""
+def _check_used(models: Sequence[EvaluatedModel], key: str) -> None:
+    """Raise UserError if no model uses this setting."""
     if key in UNUSED:
         raise UserError(f"{key} has no effect on an evaluation. Leave it out.")
-    if key.startswith(UNUSED_BY_ENDPOINTS) and all(each.url is not None for each in contestants):
+    if key.startswith(UNUSED_BY_ENDPOINTS) and all(each.url is not None for each in models):
         raise UserError(f"{key} has no effect on an endpoint. Leave it out.")
     errors = []
-    for each in contestants:
+    for each in models:
         try:
             check_setting_is_used(each.config, key)
         except UserError as error:
             errors.append(error)
-    if len(errors) == len(contestants):
+    if len(errors) == len(models):
         raise errors[0]
 
 
@@ -226,7 +228,7 @@ class EndpointOptions:
             case "redirect":
                 return "give the final address with --endpoint"
             case "rejected":
-                return "change what it names, or choose another --model"
+                return "fix the parameter that the error names, or choose another --model"
 
 
 DEFAULT_ENDPOINT_OPTIONS = EndpointOptions()
@@ -257,26 +259,26 @@ class EvaluationPolicy:
 
 
 def open_policy(
-    contestant: Contestant,
+    model: EvaluatedModel,
     spec: EnvSpec,
     params: dict[str, Any],
     endpoint_options: EndpointOptions,
     show_warmup: Callable[[int, int], None],
     images: ImageStore,
 ) -> AbstractAsyncContextManager[EvaluationPolicy]:
-    """Open the policy of a contestant. This call loads a local model, because loading runs event loops of its own.
+    """Open the policy of a model. This call loads a local model, because loading runs event loops of its own.
 
     `show_warmup` receives the finished and total steps of tiny's warm-up; `images` keeps those of the episodes.
     """
-    if contestant.url is None:
-        return _local_policy(contestant.config, spec, params, show_warmup, images)
-    endpoint = endpoint_options.endpoint(contestant.url, contestant.source)
-    return _remote_policy(contestant.config, spec, endpoint, endpoint_options, images)
+    if model.url is None:
+        return _local_policy(model.config, spec, params, show_warmup, images)
+    endpoint = endpoint_options.endpoint(model.url, model.source)
+    return _remote_policy(model.config, spec, endpoint, endpoint_options, images)
 
 
-async def check_endpoints(contestants: Sequence[Contestant], endpoint_options: EndpointOptions) -> None:
-    """Send one short request to each contestant's endpoint. Raises UserError if its address, key or model is wrong."""
-    for each in contestants:
+async def check_endpoints(models: Sequence[EvaluatedModel], endpoint_options: EndpointOptions) -> None:
+    """Send one short request to each model's endpoint. Raises UserError if its address, key or model is wrong."""
+    for each in models:
         if each.url is None:
             continue
         async with ChatClient(endpoint_options.endpoint(each.url, each.source)) as chat:
