@@ -100,8 +100,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plain")
     with pytest.MonkeyPatch.context() as patch:
         told = run(folder, patch, [])
-    assert told.count("alarm: at step") == 3 and told.count("no checkpoint to go back to yet") == 1
-    assert told.count("went back to an earlier checkpoint") == 2
+    assert told.count("alarm: at step") == 3 and told.count("No checkpoint to roll back to yet") == 1
+    assert told.count("Rolled back to step ") == 2
     assert "learning rate multiplied by 0.5" in told and "learning rate multiplied by 0.25" in told
     return folder / "run"
 

@@ -29,8 +29,8 @@ from turnwise.training.sharded_optimizer import ShardedOptimizer, check_finite_o
 class ShardedLearner(LocalLearner):
     """Learner of one rank. `skeleton`: the plain model on the meta device, which gets the weights when it is saved.
 
-    `reduce_once_per_step`: reduce gradients over the ranks once per optimizer step instead of per micro-batch. Until then
-    each rank keeps them unsharded.
+    `reduce_once_per_step`: reduce gradients over the ranks once per optimizer step instead of per micro-batch. Until
+    then each rank keeps them unsharded.
     """
 
     def __init__(
