@@ -30,8 +30,8 @@ class LossInputs:
     advantages: Tensor  # [M]
     segment_ids: Tensor  # [M] int64, equal on the tokens of one segment
     turn_ids: Tensor  # [M] int64, equal on the tokens of one turn in a segment
-    selected: Tensor | None = None  # [M] bool, tokens chosen by `Loss.select`; None: no selection
-    factors: Tensor | None = None  # [M] from `Loss.weigh`; None: the loss weighs no tokens
+    selected: Tensor | None = None  # [M] bool, tokens chosen by `Loss.select`; None without it
+    factors: Tensor | None = None  # [M] from `Loss.weigh`; None without it
 
     def __post_init__(self) -> None:
         given = (self.old_logprobs, self.sampler_logprobs, self.advantages, self.segment_ids, self.turn_ids)

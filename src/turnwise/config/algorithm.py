@@ -40,7 +40,7 @@ class AlgorithmChoice(Section):
     normalise_over: Literal["group", "environment", "batch"] = "group"
     """Set of trajectories that returns are normalised over."""
     placement: Literal["turn", "trajectory"] | None = None
-    """Token that gets a turn's reward: the last of the turn or of the trajectory; none: by the estimator."""
+    """Token that gets a turn's reward: the last of the turn or of the trajectory; none lets the estimator decide."""
     filter: str = "none"
     """Filter that selects the groups to train on."""
     filter_by: str = "reward_std"
@@ -71,11 +71,11 @@ class AlgoConfig(
     kl_coef: NonNegative = 0.0
     """Coefficient of the KL divergence from the reference, the initial policy; 0 keeps no reference."""
     kl_estimator: Literal["k1", "k2", "k3", "abs"] | None = None
-    """KL estimator; none: k3 in the loss, k1 in the reward."""
+    """KL estimator; none uses k3 in the loss and k1 in the reward."""
     kl_in: Literal["loss", "reward"] | None = None
-    """Whether the KL term is added to the loss or to the reward; none: reward for reinforce_pp, else loss."""
+    """Place of the KL term, loss or reward; none uses the reward for reinforce_pp and the loss otherwise."""
     kl_target: Annotated[float, Field(gt=0)] | None = None
-    """Target KL per token that kl_coef is adapted to; none: kl_coef is constant."""
+    """Target KL per token that kl_coef is adapted to; none keeps kl_coef constant."""
     kl_horizon: Annotated[float, Field(gt=0)] = 10000.0
     """Number of trajectories in which an adaptive kl_coef changes by a factor of about 1.2 at most."""
     aggregation: str = "token-mean"

@@ -100,7 +100,7 @@ class LoraConfig(Section):
     rank: Annotated[int, Field(ge=0)] = 0
     """LoRA rank; 0 trains all weights."""
     alpha: Annotated[float, Field(gt=0)] | None = None
-    """LoRA scaling numerator: updates are scaled by alpha / rank; none: 2 x rank."""
+    """LoRA scaling numerator: updates are scaled by alpha / rank; none uses 2 x rank."""
     targets: tuple[str, ...] = ()
     """Names of the layers that get an adapter, such as q_proj; default: every linear layer but the head."""
 
@@ -125,7 +125,7 @@ class RolloutConfig(Section):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature in training."""
     max_staleness: Annotated[int, Field(ge=0)] = 0
-    """Steps that rollouts may run ahead of training, with weights as many versions old; 0: synchronous."""
+    """Steps that rollouts may run ahead of training, with weights as many versions old; 0 trains synchronously."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn, in addition to the model's end-of-turn token."""
     prefix: str = ""
@@ -150,9 +150,9 @@ class ContextConfig(Section):
     memory_rewards: bool = False
     """turn: include the environment's rewards, so that the model sees what it is trained on."""
     summary_at: Positive | None = None
-    """summary: context length in tokens that triggers a summary; none: half of rollout.max_tokens."""
+    """summary: context length in tokens that triggers a summary; none uses half of rollout.max_tokens."""
     summary_every: Positive | None = None
-    """summary: turns that trigger a summary at any length; none: only summary_at counts."""
+    """summary: turns that trigger a summary at any length; none leaves it to summary_at."""
     summary_tokens: Positive = 128
     """summary: maximum number of sampled tokens of a summary."""
     summary_by: str = "model"
@@ -168,7 +168,7 @@ class CurriculumConfig(Section):
     """Curriculum: training tasks drawn by how often they are solved."""
 
     pool: Annotated[int, Field(ge=0)] = 0
-    """Training tasks per environment, drawn most often if solved sometimes; 0: unlimited tasks, no curriculum."""
+    """Training tasks per environment, drawn most often if solved sometimes; 0 disables the curriculum."""
     floor: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Probability of tasks always or never solved, relative to a task that is solved half of the time."""
     memory: Share = 0.5
@@ -187,7 +187,7 @@ class SelfPlayConfig(Section):
     snapshots: Positive = 4
     """Number of latest snapshots in use; past: each step's opponent is drawn from them."""
     ladder_games: Annotated[int, Field(ge=0)] = 32
-    """Games of each new snapshot against each earlier one, for its Elo rating; 0: no ratings."""
+    """Games of each new snapshot against each earlier one, for its Elo rating; 0 disables ratings."""
 
 
 class TrainConfig(Section):
@@ -216,7 +216,7 @@ class TrainConfig(Section):
     epochs: Positive = 1
     """Passes over the trajectories of a step."""
     micro_tokens: Positive | None = None
-    """Tokens per forward and backward pass: affects speed and memory, not the result; none: by device."""
+    """Tokens per forward and backward pass: affects speed and memory, not the result; none chooses by device."""
     optimizer_state: Literal["auto", "device", "host"] = "auto"
     """Memory of float32 master weights and optimizer state; auto: host if the device has too little."""
     recompute: Literal["auto", "on", "off"] = "auto"
@@ -258,7 +258,7 @@ class DataConfig(Section):
     keep: Literal["all", "succeeded"] = "all"
     """Episodes that are kept: all, or those that succeeded."""
     min_reward: float | None = None
-    """Lowest total reward of an episode that is kept; none: any."""
+    """Lowest total reward of an episode that is kept; none keeps all."""
 
 
 class DiagnoseConfig(Section):
@@ -271,11 +271,11 @@ class DiagnoseConfig(Section):
     max_rollbacks: Positive = 3
     """Maximum number of rollbacks; later alarms are only reported."""
     information_every: Annotated[int, Field(ge=0)] = 0
-    """Steps between measurements of how much the reasoning depends on the prompt; 0: never."""
+    """Steps between measurements of how much the reasoning depends on the prompt; 0 disables them."""
     information_prompts: Annotated[int, Field(ge=2)] = 8
     """Trajectories per measurement, which scores every pair of prompt and reasoning."""
     gradients_every: Annotated[int, Field(ge=0)] = 0
-    """Steps between measurements of the gradient norm by reward spread; 0: never."""
+    """Steps between measurements of the gradient norm by reward spread; 0 disables them."""
     gradient_buckets: Annotated[int, Field(ge=2)] = 4
     """Quantiles of reward spread per measurement."""
 
@@ -292,7 +292,7 @@ class EvalConfig(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling: probability mass of the most likely tokens to sample from."""
     top_k: Annotated[int, Field(ge=0)] = 0
-    """Number of most likely tokens to sample from; 0: all."""
+    """Number of most likely tokens to sample from; 0 samples from all."""
     split: Literal["validation", "test"] = "test"
     """Split of the evaluations before and after training; those in between use the validation split."""
 
@@ -314,11 +314,11 @@ class RecordConfig(Section):
     folder: str = "runs"
     """Folder of all run folders."""
     name: str | None = None
-    """Name of the run folder; none: made from environment, model and seed."""
+    """Name of the run folder; none builds one from environment, model and seed."""
     trajectories: Annotated[int, Field(ge=0)] = 1
-    """Steps between steps whose trajectories are written, beside those of evaluations; 0: none are written."""
+    """Steps between steps whose trajectories are written, beside those of evaluations; 0 writes none."""
     pictures_every: Annotated[int, Field(ge=0)] = 0
-    """Steps between steps whose trajectories are drawn, as a strip (PNG) and a film (GIF); 0: never."""
+    """Steps between steps whose trajectories are drawn, as a strip (PNG) and a film (GIF); 0 draws none."""
     pictures_per_step: Positive = 1
     """Number of trajectories drawn per step."""
     trackers: tuple[str, ...] = ()
@@ -331,7 +331,7 @@ class SystemConfig(Section):
     """CPU threads, GPU memory and compilation."""
 
     threads: Annotated[int, Field(ge=0)] = 0
-    """CPU threads; 0: one per core, or the limit of the system if lower. Affects the exact results."""
+    """CPU threads; 0 uses one per core, or the limit of the system if lower. Affects the exact results."""
     compile: bool = True
     """GPU: compile the model's layers; takes half a minute the first time and doubles the speed."""
     cache_share: Annotated[float, Field(gt=0, le=1)] = 0.4
@@ -350,7 +350,7 @@ class EngineConfig(Section):
     urls: tuple[str, ...] = ()
     """vllm: addresses of `vllm serve` servers, such as http://localhost:8000; default: vLLM runs in this process."""
     weights_folder: str | None = None
-    """vllm: folder through which new weights reach the engine, seen by every server; none: shared memory."""
+    """vllm: folder through which new weights reach the engine, seen by every server; none uses shared memory."""
     tensor_parallel: Positive = 1
     """vllm: number of GPUs that the model is split over."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.4
@@ -361,19 +361,19 @@ class ClusterConfig(Section):
     """Engine replicas and learner ranks on a Ray cluster."""
 
     engines: Annotated[int, Field(ge=0)] = 0
-    """Engine replicas, each in a Ray actor with a copy of the weights; 0: one engine in this process."""
+    """Engine replicas, each in a Ray actor with a copy of the weights; 0 runs one engine in this process."""
     learners: Annotated[int, Field(ge=0)] = 0
-    """Learner ranks, each in a Ray actor with a shard of the weights; 0: one learner in this process."""
+    """Learner ranks, each in a Ray actor with a shard of the weights; 0 runs one learner in this process."""
     placement: Literal["colocated", "disaggregated"] = "colocated"
     """colocated: learner i and engine i share their CPUs and GPUs; disaggregated: each has its own."""
     cpus: Annotated[float, Field(gt=0)] = 1.0
     """CPU cores per actor, or per pair of colocated actors."""
     gpus_per_engine: Annotated[int, Field(ge=0)] | None = None
-    """GPUs per engine replica; none: 1 if the cluster has any."""
+    """GPUs per engine replica; none uses 1 if the cluster has any."""
     gpus_per_learner: Annotated[int, Field(ge=0)] | None = None
-    """GPUs per learner rank; none: 1 if the cluster has any."""
+    """GPUs per learner rank; none uses 1 if the cluster has any."""
     address: str | None = None
-    """Address of a running Ray cluster; none: RAY_ADDRESS, or a cluster on this machine for the time of the run."""
+    """Address of a running Ray cluster; none uses RAY_ADDRESS, or starts a cluster on this machine for the run."""
     wait_s: Annotated[float, Field(gt=0)] = 60.0
     """Seconds to wait until the cluster has room for all actors."""
 

@@ -47,7 +47,7 @@ class LossParams(Section):
     clip_high: NonNegative = 0.28
     """Upper clip range: the ratio is clipped at 1 + clip_high (geo_mean: the log-ratio at clip_high)."""
     dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
-    """Bound of the loss for negative advantages, as a multiple of the advantage; none: no bound."""
+    """Bound of the loss for negative advantages, as a multiple of the advantage; none removes it."""
     ratio_level: RatioLevel = "sequence"
     """Unit that gspo computes one ratio for."""
     tau_positive: Annotated[float, Field(gt=0)] = 1.0
@@ -113,7 +113,7 @@ class RejectionParams(Section):
     reject_high: NonNegative = 2.0
     """Highest statistic that is trained."""
     reject_veto: Share = 0.0
-    """Reject a sequence in which any token's rho is below this (1e-4 is usual); 0: never."""
+    """Reject a sequence in which any token's rho is below this (1e-4 is usual); 0 disables it."""
 
     @property
     def rejects(self) -> bool:

@@ -23,7 +23,7 @@ class ToolSpec:
     name: str
     """Name by which the model calls it."""
     description: str
-    """What it does, for the model."""
+    """Description of the tool for the model."""
     parameters: Mapping[str, Any]
     """JSON schema of its arguments."""
 

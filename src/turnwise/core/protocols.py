@@ -19,7 +19,7 @@ class Observation:
     """Start of an episode: the first messages and the tools."""
 
     messages: tuple[Message, ...]
-    """What the agent reads first, such as a system and a user message."""
+    """First messages to the agent, such as a system and a user message."""
     tools: tuple[ToolSpec, ...] = ()
     """Tools that the chat template shows to the model."""
     tools_in_words: str = ""
@@ -33,7 +33,7 @@ class StepResult:
     """The environment's answer to one action. `terminated` and `truncated` keep Gymnasium's meaning."""
 
     messages: tuple[Message, ...] = ()
-    """What the agent reads next."""
+    """Next messages to the agent."""
     reward: float = 0.0
     """Reward of this turn."""
     terminated: bool = False
@@ -51,7 +51,7 @@ class StepResult:
 
     @property
     def over(self) -> bool:
-        """Whether the episode ends with this result."""
+        """True if the episode ends with this result."""
         return self.terminated or self.truncated
 
     @property
@@ -173,7 +173,7 @@ class EngineStats:
 
 
 class EngineControl(Protocol):
-    """What training does with an engine, wherever its sessions are opened.
+    """Control of an engine by the training loop, which opens no sessions itself.
 
     There is no `close`: an engine with processes or connections releases them when its event loop ends.
     """

@@ -82,7 +82,7 @@ class Turn:
     policy_versions: tuple[int, ...] = ()
     """Version of the weights that sampled each token; empty if unknown, as for endpoints and demonstrations."""
     values: tuple[float, ...] = ()
-    """Value of the position before each sampled token, by a critic that shares the policy's trunk; empty: unknown."""
+    """Critic's value before each sampled token, if the critic shares the policy's trunk; empty if unknown."""
     images: tuple[ImageSpan, ...] = ()
     """Images in `context_ids`, in order."""
 

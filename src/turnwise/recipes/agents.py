@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # its packages are optional
 
 
 def build_gateway(config: Config, policy: Policy, renderer: Renderer, limits: Limits, run: Path | None) -> "Gateway":
-    """Build the gateway. It keeps its calls in the folder `run`; None: in memory."""
+    """Build the gateway. It keeps its calls in the folder `run`, or in memory if it is None."""
     try:
         from turnwise.gateway.server import Gateway
     except ImportError as error:

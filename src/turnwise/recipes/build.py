@@ -153,7 +153,7 @@ def _keep_base_of_adapter(loaded: LoadedModel, base: Path) -> None:
 
 
 def build_engine(config: Config, model: Any, renderer: Renderer, *, pages: int | None = None) -> Engine:
-    """Build the engine of engine.kind. `pages` of the KV cache on a GPU; None: system.cache_share decides."""
+    """Build the engine of engine.kind. `pages`: size of the KV cache on a GPU. None uses system.cache_share."""
     options = EngineOptions(
         slots=config.rollout.in_flight,
         max_tokens=config.rollout.max_tokens,
@@ -174,7 +174,7 @@ class PolicyStack:
     greedy: GroupCollector
     evaluator: GroupCollector
     pages: int | None
-    """Pages of the engine's KV cache; None: not planned."""
+    """Pages of the engine's KV cache. None without a plan."""
     gateway: "Gateway | None" = None
     """Through which an agent calls the engine. Open while episodes run."""
 

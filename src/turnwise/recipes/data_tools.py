@@ -58,7 +58,7 @@ class DataSummary:
     """Total rewards in ascending order; without those that are unknown."""
     statuses: Mapping[str, int]
     versions: tuple[int, int] | None
-    """Oldest and newest version of the weights that sampled them; None: unknown."""
+    """Oldest and newest version of the weights that sampled them. None if unknown."""
 
 
 def _rows(source: str, episodes: Episodes) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -35,7 +35,7 @@ class EnvironmentMix:
 
     @property
     def has_agent(self) -> bool:
-        """Whether an agent runs the episodes, in place of environments that can be played."""
+        """True if an agent runs the episodes instead of environments."""
         return AGENT_ENV in self.specs
 
     @property

@@ -199,7 +199,7 @@ class EndpointOptions:
     """Options of the connection to endpoints. They do not affect results."""
 
     key_variable: str | None = None
-    """Environment variable that holds the API key; None: OPENAI_API_KEY, if set."""
+    """Environment variable that holds the API key. None uses OPENAI_API_KEY, if set."""
     concurrency: int = 16
     timeout_s: float = 120.0
     retries: int = 6
@@ -237,7 +237,7 @@ DEFAULT_ENDPOINT_OPTIONS = EndpointOptions()
 def read_endpoint_options(
     *, key_variable: str | None, concurrency: int | None, timeout_s: float | None, retries: int | None
 ) -> EndpointOptions:
-    """Build the options from the command line; None: the default."""
+    """Build the options from the command line. None means the default."""
     for name, value, least in (("concurrency", concurrency, 1), ("retries", retries, 0)):
         if value is not None and value < least:
             raise UserError(f"--{name} {value}: must be {least} or more.")

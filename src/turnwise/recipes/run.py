@@ -164,7 +164,7 @@ class ReinforcementRun(TrainingRun):
         if scored:
             progress.note(
                 f"{scored:,} episodes have no log-probabilities of a sampler: those of the initial policy "
-                f"({loaded.name}) stand for them"
+                f"({loaded.name}) are used instead"
             )
         return replay
 

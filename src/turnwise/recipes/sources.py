@@ -46,7 +46,7 @@ def use_own_adapter(config: Config, run: Path) -> Config:
 
 
 def find_checkpoint(run: Path, name: str | None) -> Path:
-    """Return the checkpoint of that name, after checking that it is complete; None: the newest."""
+    """Return the checkpoint of that name, or the newest for None, after checking that it is complete."""
     folder = run / CHECKPOINTS
     if name is None:
         return last_checkpoint(folder)

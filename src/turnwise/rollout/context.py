@@ -48,7 +48,7 @@ class ContextState:
     is_summary: bool = False
     """The model is asked for a summary, and the environment is not stepped."""
     max_new_tokens: int | None = None
-    """Token budget of a summary; None: the budget of a turn."""
+    """Token budget of a summary. None uses the budget of a turn."""
 
 
 class Context(Protocol):

@@ -31,7 +31,7 @@ class EnvMixEntry:
     params: Mapping[str, Any] = field(default_factory=dict)
     weight: float = 1.0
     sizes: Mapping[Split, int] = field(default_factory=dict)
-    """Number of tasks per split for environments with a fixed set of rows; empty: unlimited."""
+    """Number of tasks per split for environments with a fixed set of rows. Others have no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class SelfPlayTasks(TaskSource):
     """Tasks that alternate between the first and the second player."""
 
     both: bool
-    """Draw tasks in pairs, the two players of one match; False: alternate players over different tasks."""
+    """Draw tasks in pairs, one for each player of a match. False alternates players over different tasks."""
     random_moves: int = 0
     """Random opening moves of training tasks; held-out tasks start from the game's own start."""
 

@@ -106,7 +106,7 @@ class LearnerThread:
 
     def __init__(self) -> None:
         self.cancelled = False
-        """Whether the caller was cancelled meanwhile. A step is finished all the same: half of one cannot be saved."""
+        """True if the caller was cancelled during the step. The step still completes: half of one cannot be saved."""
         self._stream = torch.cuda.Stream() if torch.cuda.is_available() else None
 
     async def run(self, call: Callable[[], _T]) -> _T:

@@ -25,7 +25,7 @@ from turnwise.training.update import UpdateSettings, add_step_statistics, train_
 
 
 def is_due(every: int, step: int) -> bool:
-    """Return whether something that happens every `every` steps is due; 0: never."""
+    """Return whether something that happens every `every` steps is due. 0 means never."""
     return every > 0 and step % every == 0
 
 

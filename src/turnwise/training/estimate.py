@@ -49,7 +49,7 @@ class AdaptiveCoefficients:
     def after(
         self, kl: float | None, trajectories: int, critic_fit: dict[int, CriticFit] | None
     ) -> "AdaptiveCoefficients":
-        """Return the coefficients of the next step, given this step's measurements; None: not measured."""
+        """Return the coefficients of the next step, given this step's measurements, or None where there are none."""
         moved = self if kl is None else replace(self, kl=self.kl.update(kl, trajectories))
         if moved.discount is None or critic_fit is None:
             return moved

@@ -91,7 +91,7 @@ def compares_members(algo: AlgoConfig) -> bool:
 def score_rendered(replay: Replay, learner: Learner, micro_tokens: int, show: Callable[[int, int], None]) -> int:
     """Store the current policy's log-probabilities for episodes that have none; return the number of episodes.
 
-    Called before training, so that the initial policy stands for the unknown author: ratios then measure how far
+    Called before training, so that the initial policy replaces the unknown sampler: ratios then measure how far
     training has moved from it.
     """
     unknown = [entry for entry in replay.entries if not entry.sampled and np.isnan(replay.read_logprobs(entry)).any()]

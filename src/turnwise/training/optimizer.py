@@ -38,7 +38,7 @@ class OptimizerSettings:
     weight_decay: float
     max_grad_norm: float
     muon_learning_rate: float | None = None
-    """Learning rate of Muon for matrices; None: AdamW trains all parameters."""
+    """Learning rate of Muon for matrices. None trains all parameters with AdamW."""
 
 
 class Optimizer:
