@@ -99,7 +99,7 @@ def test_offline_critic_reaches_the_fixed_point_of_iql(tmp_path: Path) -> None:
 
 def test_offline_estimate_weighs_the_stored_utterances(tmp_path: Path) -> None:
     archer, learner = make_offline(tmp_path), make_learner(CONFIG)
-    assert asyncio.run(archer.act_again(1, groups())) == [], "the policy does not act"
+    assert asyncio.run(archer.sample_fresh_utterances(1, groups())) == [], "the policy does not act"
     found = archer.estimate(1, groups(), [], learner)
     assert found is not None
     stored = [[3, 4, 5, first, 6, second] for first, second in STORED]

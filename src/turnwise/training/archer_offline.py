@@ -32,7 +32,7 @@ class OfflineArcher:
         """`replay`: the stored episodes, which stay as they are."""
         self.settings, self.critic, self.replay = settings, critic, replay
 
-    async def act_again(self, step: int, groups: Sequence[Group]) -> list[FreshUtterance]:
+    async def sample_fresh_utterances(self, step: int, groups: Sequence[Group]) -> list[FreshUtterance]:
         """Return nothing: the policy does not act."""
         return []
 
