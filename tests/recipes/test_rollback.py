@@ -102,7 +102,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
         told = run(folder, patch, [])
     assert told.count("alarm: at step") == 3 and told.count("No checkpoint to roll back to yet") == 1
     assert told.count("Rolled back to step ") == 2
-    assert "learning rate multiplied by 0.5" in told and "learning rate multiplied by 0.25" in told
+    assert "learning rate is now multiplied by 0.5" in told and "learning rate is now multiplied by 0.25" in told
     return folder / "run"
 
 
