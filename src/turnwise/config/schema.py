@@ -88,8 +88,7 @@ class ModelConfig(Section):
     train_vision: bool = False
     """Train the vision tower and its projection too, in models that read images; false: the language model alone."""
     warmup_steps: Annotated[int, Field(ge=0)] = 60
-    """tiny and tiny_vlm only: optimizer steps on random legal actions, which teach them the answer format. For
-    environments with images, tiny_vlm first takes twice as many on pictures of random boards, which it describes."""
+    """tiny and tiny_vlm only: steps on random legal actions; tiny_vlm first describes boards for twice as many."""
     warmup_seed: Seed = 0
     """tiny and tiny_vlm only: seed of the initial weights and the warm-up."""
 
