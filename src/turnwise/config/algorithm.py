@@ -29,8 +29,7 @@ class AlgorithmChoice(Section):
     advantage: str = "grpo"
     """Advantage estimator."""
     method: Literal["on_policy", "archer", "archer_offline"] = "on_policy"
-    """on_policy: train on a step's own episodes; archer: on a replay, with a critic of utterances; archer_offline: the
-    same on stored episodes alone."""
+    """on_policy, or with a critic of utterances: archer on a replay, archer_offline on stored episodes."""
     loss: str = "ppo"
     """Policy loss."""
     correction: str = "none"
