@@ -344,15 +344,21 @@ def _run(
     return _outside_event_loop(work)
 
 
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def _outside_event_loop(work: Callable[[], Result]) -> Result:
     """Run `work`, in a thread of its own if this one has a running event loop, as in a notebook.
 
     An interrupt of the caller cancels the thread's task, so that Ctrl-C and a notebook's stop button end the run as on
     the command line: with a checkpoint.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _in_event_loop():
         return work()
     results: list[Result] = []
     errors: list[BaseException] = []
