@@ -42,7 +42,8 @@ def test_the_methods_of_the_field_are_there_and_fit_every_recipe() -> None:
     for name in method_names():
         assert find_method(name).summary
         for recipe in ("bandit", "frozen_lake", "sokoban"):
-            config = configure(recipe, overrides=[("algo.preset", name)])
+            data = [("data.sources", ["runs/old"])] if name == "archer_offline" else []
+            config = configure(recipe, overrides=[("algo.preset", name), *data])
             check(config, recipe)
             assert config.algo.preset == name
 

@@ -313,7 +313,7 @@ def test_run_episode_charges_an_environment_for_its_own_blocking(monkeypatch: py
     _, found = play_together(TimedEnv(0.01, blocks=False), TimedEnv(0.4, blocks=True), timeout_s=1.0)
     assert isinstance(found, InfrastructureFailure)
     assert str(found).startswith(
-        "the environment frozen_lake took 0.4 s. The episode's environment and hooks took 1.2 s in all, "
+        "the environment frozen_lake took 0.4 s. The episode's environment and hooks took 1.2 s in total, "
     )
 
 
@@ -355,7 +355,7 @@ def test_run_episode_refuses_late_results_where_nothing_can_interrupt() -> None:
             time.sleep(0.6)
             return StepResult(terminated=True, success=True)
 
-    told = r"^the environment frozen_lake took .* s\. .* in all, more than rollout\.timeout_s 0\.5"
+    told = r"^the environment frozen_lake took .* s\. .* in total, more than rollout\.timeout_s 0\.5"
     with ThreadPoolExecutor(1) as thread, pytest.raises(InfrastructureFailure, match=told):
         thread.submit(play, Late(), says("hi"), limits(timeout_s=0.5)).result()
 

@@ -58,7 +58,7 @@ def test_truncated_episodes_are_trained_on_unless_dropped() -> None:
     assert select_trajectories([group, group], "zero")[1] == [0] * len(members) + [1] * len(members)
     kept, numbers = select_trajectories([group, group], "drop")
     assert {each.status for each in kept} == {each.status for each in members} - set(CUT)
-    assert numbers == [0] * 5 + [1] * 5
+    assert numbers == [0] * 3 + [1] * 3
 
 
 def test_trajectory_without_sampled_tokens_is_not_in_the_baseline() -> None:
