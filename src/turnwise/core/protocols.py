@@ -175,7 +175,7 @@ class EngineStats:
 class EngineControl(Protocol):
     """Control of an engine by the training loop, which opens no sessions itself.
 
-    There is no `close`: an engine with processes or connections releases them when its event loop ends.
+    It needs no `close`: an engine with processes or connections releases them when its event loop ends.
     """
 
     async def publish(self, version: int, weights: WeightSource) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.config.agent import AgentConfig
+from turnwise.config.schema import Config
 from turnwise.core.blocking import allow_interrupts, blocking_limit
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, RewardFailure, UserError
 from turnwise.core.task import EpisodeKey, Task
@@ -21,7 +22,7 @@ from turnwise.core.trajectory import Status, Trajectory
 from turnwise.envs.text_env import Outcome
 from turnwise.gateway.agents import Access, Agent, AgentExit, run_agent
 from turnwise.rewards.functions import call_reward_function, not_a_number, to_float
-from turnwise.rollout.collect import GroupCollector
+from turnwise.rollout.collect import CollectedGroups, GroupCollector
 from turnwise.rollout.episode import Limits
 
 if TYPE_CHECKING:  # its packages are optional
@@ -90,6 +91,30 @@ class AgentCollector(GroupCollector):
                 return [await episode.finish(ended, self.agent, task, folder)]
             finally:
                 await episode.close()
+
+
+class AgentRun(Protocol):
+    """An open run that is trained on the episodes of agents."""
+
+    config: Config
+    access: Access
+    """Access for calls that are not trained on (`Trainer.client`)."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def steps_done(self) -> int: ...
+    def collector(self, *, evaluation: bool) -> AgentCollector:
+        """Return the collector of training or evaluation episodes, without its agent."""
+        ...
+
+    async def step(self, collected: CollectedGroups) -> dict[str, Any]:
+        """Train on the groups and return the metrics."""
+        ...
+
+    def save(self) -> Path:
+        """Save a checkpoint and return its folder."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

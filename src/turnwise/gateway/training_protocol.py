@@ -65,7 +65,7 @@ class OpenRequest(_Request):
 class OpenReply(_Body):
     id: str
     api_key: str
-    """Of the agent that runs the episode."""
+    """Bearer of the agent that runs the episode."""
 
 
 class OutcomeBody(_Body):
@@ -86,7 +86,7 @@ class OutcomeBody(_Body):
 class FinishRequest(_Request):
     id: str
     outcome: OutcomeBody | None
-    """What the agent returned."""
+    """The agent's return value; None if it returned none."""
     crash: str | None
     timed_out: bool
 

@@ -6,7 +6,6 @@ import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -14,15 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from turnwise.config.schema import Config
 from turnwise.core.errors import DivergedError, EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.envs.agent.tasks import task_of_value
 from turnwise.evaluation.episodes import Evaluation
 from turnwise.gateway.admin import guard
-from turnwise.gateway.agent_episodes import AgentCollector, OpenEpisode
-from turnwise.gateway.agents import Access, AgentCrash, AgentExit
+from turnwise.gateway.agent_episodes import AgentRun, OpenEpisode
+from turnwise.gateway.agents import AgentCrash, AgentExit
 from turnwise.gateway.chat import GatewayError, RequestError
 from turnwise.gateway.request_body import BodyReader, read_json
 from turnwise.gateway.training_protocol import (
@@ -51,20 +49,10 @@ GRACE_S = 60.0
 AnyRequest = TypeVar("AnyRequest", bound=BaseModel)
 
 
-class TrainingService(Protocol):
+class TrainingService(AgentRun, Protocol):
     """A run that is trained on the episodes of a trainer elsewhere."""
 
-    config: Config
-    access: Access
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def steps_done(self) -> int: ...
-    def collector(self, *, evaluation: bool) -> AgentCollector: ...
-    async def step(self, collected: CollectedGroups) -> dict[str, Any]: ...
     def record_evaluation(self, name: str, evaluation: Evaluation) -> None: ...
-    def save(self) -> Path: ...
 
 
 @dataclass(slots=True)
@@ -74,7 +62,7 @@ class TrainingSession:
     id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     open: dict[str, OpenEpisode] = field(default_factory=dict)
     replies: dict[str, FinishReply] = field(default_factory=dict)
-    """Of episodes that ended, for repeated requests."""
+    """Replies for episodes that ended, for repeated requests."""
     finished: dict[str, Trajectory] = field(default_factory=dict)
 
     async def drop(self, *names: str) -> None:
@@ -85,9 +73,11 @@ class TrainingSession:
 
     def find(self, names: Sequence[str]) -> tuple[Trajectory, ...]:
         """Return finished episodes. Raises RequestError."""
-        unknown = [name for name in names if name not in self.finished]
-        if unknown or not names:
-            raise RequestError("episodes", f"there is no finished episode {unknown[:1]} since the last step")
+        if not names:
+            raise RequestError("episodes", "name at least one episode")
+        for name in names:
+            if name not in self.finished:
+                raise RequestError("episodes", f"{name} is not an episode that finished since the last step")
         return tuple(self.finished[name] for name in names)
 
 

@@ -1,16 +1,18 @@
 """Build and check the agent of a run: a command or a function that calls the policy through the gateway."""
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from turnwise.config.agent import AgentConfig
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import Policy
 from turnwise.core.references import load_function
+from turnwise.core.task import Task
 from turnwise.envs.agent.tasks import find_row
-from turnwise.gateway.agent_episodes import AgentCollector, AgentReward, RecordedEpisodes
+from turnwise.gateway.agent_episodes import AgentCollector, AgentReward, EpisodeHost, RecordedEpisodes
 from turnwise.gateway.agent_process import build_environment, split_command
 from turnwise.gateway.agents import Agent, AgentFunction, CommandAgent, FunctionAgent
 from turnwise.record.run_folder import CALLS_FILE
@@ -42,10 +44,17 @@ def build_agent_collector(config: Config, gateway: "Gateway", limits: Limits, ru
         reward=load_reward(config.agent),
         is_scored_later=bool(config.reward.functions or config.reward.judges),
     )
+    return build_collector(config, host, find_row, run_seed)
+
+
+def build_collector(
+    config: Config, host: EpisodeHost, find_task: Callable[[Task], Any], run_seed: int
+) -> AgentCollector:
+    """Return the collector of an agent's episodes on this host."""
     return AgentCollector(
         host=host,
         agent=build_agent(config.agent),
-        find_task=find_row,
+        find_task=find_task,
         timeout_s=config.agent.timeout_s,
         in_flight=config.rollout.in_flight,
         attempts=config.rollout.attempts,

@@ -35,7 +35,7 @@ from turnwise.gateway.training_protocol import (
     StepReply,
     StepRequest,
 )
-from turnwise.recipes.agents import build_agent
+from turnwise.recipes.agents import build_collector
 from turnwise.rollout.collect import CollectedGroups
 
 RETRY_AFTER_S = (0.5, 1.0, 2.0, 4.0)
@@ -183,15 +183,7 @@ class RemoteBackend:
             success_at=config.agent.success_at,
             finished=self._finished,
         )
-        return AgentCollector(
-            host=host,
-            agent=build_agent(config.agent),
-            find_task=value_of_task,
-            timeout_s=config.agent.timeout_s,
-            in_flight=config.rollout.in_flight,
-            attempts=config.rollout.attempts,
-            run_seed=config.seed,
-        )
+        return build_collector(config, host, value_of_task, config.seed)
 
     def show(self, done: int, total: int) -> None:
         """The server shows the steps."""

@@ -1,4 +1,4 @@
-"""What `tw.Trainer` trains with: a run of this process (`LocalBackend`), or one on a server (`RemoteBackend`)."""
+"""Backends of `tw.Trainer`: a run in this process (`LocalBackend`), or one on a server (`RemoteBackend`)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from turnwise.core.task import EpisodeKey, Task
 from turnwise.envs.agent.tasks import value_of_task
 from turnwise.envs.seeds import seed_for
 from turnwise.evaluation.episodes import Evaluation
-from turnwise.gateway.agent_episodes import AgentCollector, RecordedEpisodes
+from turnwise.gateway.agent_episodes import AgentCollector, AgentRun, RecordedEpisodes
 from turnwise.gateway.agents import Access
 from turnwise.recipes.configure import configure
 from turnwise.recipes.environment_mix import build_environment_mix
@@ -37,35 +37,15 @@ if TYPE_CHECKING:  # its packages are optional
     from turnwise.gateway.server import Gateway
 
 
-class TrainerBackend(Protocol):
+class TrainerBackend(AgentRun, Protocol):
     """An open run: `Trainer` runs the agents, and the backend records their episodes and trains on them."""
-
-    config: Config
-    access: Access
-    """For `Trainer.client`."""
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def steps_done(self) -> int: ...
-    def collector(self, *, evaluation: bool) -> AgentCollector:
-        """Return the collector of training or evaluation episodes, without its agent."""
-        ...
 
     def show(self, done: int, total: int) -> None:
         """Show the progress of the rollout."""
         ...
 
-    async def step(self, collected: CollectedGroups) -> dict[str, Any]:
-        """Train on the groups and return the metrics."""
-        ...
-
     async def evaluate(self, collector: AgentCollector, name: str, tasks: Sequence[Task]) -> Evaluation:
         """Run an episode per task and record them."""
-        ...
-
-    def save(self) -> Path:
-        """Save a checkpoint and return its folder."""
         ...
 
 
