@@ -16,8 +16,9 @@ import turnwise as tw
 from endpoint_for_tests import Server, serving, write_env
 from processes_for_tests import Forked
 from turnwise.cli.main import main
+from turnwise.config.schema import Config
 from turnwise.recipes.api import WAIT_S
-from turnwise.recipes.configure import configure
+from turnwise.recipes.configure import TOKEN_LIMITS, configure
 
 SMALL: dict[str, Any] = {
     "model__warmup_steps": 2,
@@ -194,11 +195,16 @@ def test_tiny_has_defaults_that_learn_in_any_environment(tmp_path: Path) -> None
     assert configure(f"{file}:Mine", overrides=[("train.optimizer", "adamw")]).train.optimizer == "adamw"
 
 
-def test_like_takes_a_recipes_settings_without_its_environment(tmp_path: Path) -> None:
-    recipe = configure("frozen_lake")
+def test_like_takes_a_recipes_settings_without_its_environment() -> None:
+    recipe, plain = configure("frozen_lake"), configure("sudoku")
     config = configure("sudoku", like="frozen_lake")
     assert config.env.kind == "sudoku" and config.env.params == {}
-    assert (config.algo, config.train, config.rollout) == (recipe.algo, recipe.train, recipe.rollout)
+    assert (config.algo, config.train) == (recipe.algo, recipe.train)
+    limits = {name: getattr(plain.rollout, name) for name in TOKEN_LIMITS}
+    assert limits["max_new_tokens"] > recipe.rollout.max_new_tokens
+    assert config.rollout == recipe.rollout.model_copy(update=limits)
+    large = configure("sudoku", like="frozen_lake", overrides=[("model.name", "someone/7b")])
+    assert large.rollout.max_new_tokens == Config().rollout.max_new_tokens
     with pytest.raises(tw.UserError, match="frozen_lake is a recipe"):
         configure("frozen_lake", like="bandit")
     with pytest.raises(tw.UserError, match='Unknown recipe "lake"'):

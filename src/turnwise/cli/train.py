@@ -84,7 +84,7 @@ def train(
     recipe
         Recipe, environment, FILE.toml with your own settings, or FILE.py:Class.
     like
-        Recipe whose settings to take, except its environment.
+        Recipe whose settings to take, except its environment and limits of tokens.
     start_from
         Run whose settings the new run takes, in place of a recipe.
     resume
@@ -177,7 +177,7 @@ def sft(
         File of conversations (.jsonl, .json, .csv) instead of demos: messages, prompt and completion, or ShareGPT.
         Needs no recipe; without one, the loss of held-out conversations is measured instead of success.
     like
-        Recipe whose settings to take, except its environment.
+        Recipe whose settings to take, except its environment and limits of tokens.
     resume
         Run to continue from its last checkpoint, in place of a recipe.
     count

@@ -195,7 +195,7 @@ def train(
         steps: Training steps (`train.steps`).
         seed: Seed of everything random; equal seeds give equal runs.
         name: Name of the run folder.
-        like: Recipe whose settings, except those of its environment, are the defaults.
+        like: Recipe whose settings, except its environment and limits of tokens, are the defaults.
         config: All settings at once; excludes the others.
         on_step: Called with the metrics of each training step.
         quiet: Print nothing.

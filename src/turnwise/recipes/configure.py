@@ -21,6 +21,9 @@ from turnwise.record.provenance import check_code_files
 MODELS = Path(__file__).parent / "models"
 """Default settings by model, for targets that are not recipes."""
 
+TOKEN_LIMITS = ("max_new_tokens", "max_tokens")
+"""Settings of `rollout` that fit the answers of a recipe's environment, so that `like` does not take them."""
+
 MAY_CHANGE = ("train.max_minutes",)
 """Settings that a resumed run may change, because they do not affect what is learnt."""
 
@@ -36,7 +39,8 @@ def configure(
     """Return the configuration of a run. Give one of `target`, `start_from` and `resume`.
 
     `target` is a recipe, an environment or a file of settings; `like` is a recipe whose settings, except its
-    environment, the target takes; `start_from` is a run whose settings a new run takes; `resume` is a run to continue.
+    environment and limits of tokens, the target takes; `start_from` is a run whose settings a new run takes; `resume`
+    is a run to continue.
     """
     if resume is not None and (changed := [key for key, _ in overrides if key not in MAY_CHANGE]):
         raise UserError(
@@ -101,16 +105,23 @@ def _apply_defaults(settings: dict[str, Any], target: str, like: str | None, ove
         if like is not None:
             raise UserError(f"--like {like}: {target} is a recipe and has its own settings. Leave one of them out.")
         return settings
+    recipe = {} if like is None else load_recipe(like)
+    named = _find_override("model.name", overrides) or (recipe | settings).get("model", {}).get("name", "tiny")
+    defaults = _model_defaults(str(named))
     if like is not None:
-        defaults = {section: values for section, values in load_recipe(like).items() if section != "env"}
-    else:
-        model = _find_override("model.name", overrides) or settings.get("model", {}).get("name", "tiny")
-        defaults = _model_defaults(str(model))
+        defaults = _without_task(recipe, limits=defaults.get("rollout", {}))
     merged = dict(defaults)
     for section, values in settings.items():
         both = isinstance(values, dict) and isinstance(merged.get(section), dict)
         merged[section] = merged[section] | values if both else values
     return merged
+
+
+def _without_task(recipe: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe without its environment, and with the limits of tokens in `limits` instead of its own."""
+    rollout = {key: value for key, value in recipe.get("rollout", {}).items() if key not in TOKEN_LIMITS}
+    rollout |= {key: value for key, value in limits.items() if key in TOKEN_LIMITS}
+    return {section: values for section, values in recipe.items() if section != "env"} | {"rollout": rollout}
 
 
 def _model_defaults(model: str) -> dict[str, Any]:
