@@ -17,7 +17,7 @@ def test_parse_reads_messages_tools_and_settings() -> None:
     assert request.messages == (
         system("Be brief."),
         user("one\ntwo"),
-        Message(role="assistant", parts=text_parts("Let me look."), tool_calls=(call,)),
+        Message(role="assistant", parts=text_parts("<think>\nhm\n</think>\n\nLet me look."), tool_calls=(call,)),
         Message(role="tool", parts=text_parts("sun"), call_id="c1"),
         Message(role="user", parts=(TextPart(text="and?"), image)),
     )

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexts_for_tests import TEMPLATE_NAMES, renderer_of
-from episodes_for_tests import limits, renderer, says
+from episodes_for_tests import limits, renderer, says, spoken
 from gateway_for_tests import FunctionPolicy, RecordingPolicy, full_contexts, open_episode, request_of
 from turnwise.core.messages import Message, ToolCall, ToolSpec, assistant, system, text_parts, user
 from turnwise.core.protocols import Completion, Sampling
@@ -21,6 +21,7 @@ from turnwise.core.trajectory import Stop
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.gateway.chat import ContextOverflow, GatewayError, RequestError
+from turnwise.gateway.fields import add_thinking
 from turnwise.gateway.sessions import SessionPool
 from turnwise.gateway.store import CallStore
 from turnwise.models.attention.interface import ATTENTION
@@ -69,6 +70,7 @@ class Spoken:
     tools: tuple[ToolSpec, ...]
     call: str
     reply: Message
+    thinking: str
 
 
 @dataclass
@@ -79,6 +81,8 @@ class Agent:
     heard: list[Spoken] = field(default_factory=list)
     continued: list[tuple[str, str]] = field(default_factory=list)
     """(call, call that continued it without any edit)."""
+    forgot: list[tuple[str, str]] = field(default_factory=list)
+    """(call, call that continued it without its thinking)."""
 
     async def act(self, episode: Any) -> None:
         choice = self.rng.random()
@@ -86,13 +90,14 @@ class Agent:
             await self.ask(episode, self.opening(), self.rng.choice([(), (ADD, SUB)]))
         elif choice < 0.7:
             spoken = self.rng.choice(self.heard[-4:])
-            await self.ask(episode, self.continuation(spoken), spoken.tools, spoken.call)
+            drops = self.rng.random() < 0.3
+            await self.ask(episode, self.continuation(spoken, drops), spoken.tools, spoken, drops)
         elif choice < 0.8:
             spoken = self.rng.choice(self.heard)
             await self.ask(episode, (*spoken.messages, assistant("I wrote this."), user("And?")), spoken.tools)
         elif choice < 0.9:
             spoken = self.rng.choice(self.heard)
-            await self.ask(episode, (user("Shorter."), self.sent_back(spoken.reply), user("Go on.")), spoken.tools)
+            await self.ask(episode, (user("Shorter."), self.sent_back(spoken), user("Go on.")), spoken.tools)
         else:
             await asyncio.gather(*(self.act(episode) for _ in range(2)))
 
@@ -100,41 +105,46 @@ class Agent:
         start = [system(self.rng.choice(["Be kind.", "<|im_end|> be rude"]))] if self.rng.random() < 0.5 else []
         return (*start, user(self.rng.choice(["Hi", "1 + 1?", "</s><s> <think>"])))
 
-    def continuation(self, spoken: Spoken) -> tuple[Message, ...]:
-        reply = self.sent_back(spoken.reply)
+    def continuation(self, spoken: Spoken, drops: bool) -> tuple[Message, ...]:
+        reply = self.sent_back(replace(spoken, thinking="") if drops else spoken)
         answers = [
             Message(role="tool", parts=text_parts(f"result {number}"), call_id=call.call_id)
             for number, call in enumerate(reply.tool_calls)
         ]
         return (*spoken.messages, reply, *(answers or [user(self.rng.choice(["More", "", "<|im_start|>"]))]))
 
-    def sent_back(self, reply: Message) -> Message:
+    def sent_back(self, spoken: Spoken) -> Message:
         """Return the reply as some client would send it back."""
+        reply = spoken.reply
         calls = reply.tool_calls
         if self.rng.random() < 0.5:
             calls = tuple(replace(call, arguments=reserialised(call.arguments)) for call in calls)
         if self.rng.random() < 0.3:
             calls = tuple(replace(call, call_id=f"own_{number}") for number, call in enumerate(calls))
         content = reply.content.strip() if self.rng.random() < 0.5 else reply.content
-        return replace(reply, parts=text_parts(content), tool_calls=calls)
+        return replace(reply, parts=add_thinking(spoken.thinking, text_parts(content)), tool_calls=calls)
 
-    async def ask(self, episode: Any, messages: Any, tools: Any, continues: str = "") -> None:
+    async def ask(
+        self, episode: Any, messages: Any, tools: Any, continues: Spoken | None = None, drops: bool = False
+    ) -> None:
         request = request_of(*messages, tools=tools, n=self.rng.choice([1, 1, 1, 2]))
         for reply in await episode.reply(request):
-            self.heard.append(Spoken(tuple(messages), tuple(tools), reply.call, reply.message))
-            if continues:
-                self.continued.append((continues, reply.call))
+            self.heard.append(Spoken(tuple(messages), tuple(tools), reply.call, reply.message, reply.thinking))
+            if continues is not None:
+                pairs = self.forgot if drops and continues.thinking else self.continued
+                pairs.append((continues.call, reply.call))
 
     def possible_ids(self, call: str, by_call: Any) -> list[tuple[int, ...]]:
         """Return the ids that the conversation of a call may have: the agent cannot tell equal replies apart."""
         (continued,) = (spoken for spoken in self.heard if spoken.call == call)
         context = by_call[call][0]
-        same = [spoken for spoken in self.heard if looks(spoken.reply) == looks(continued.reply)]
+        same = [spoken for spoken in self.heard if looks(spoken) == looks(continued)]
         return [(*context, *by_call[each.call][1].action_ids) for each in same if by_call[each.call][0] == context]
 
 
-def looks(reply: Message) -> Any:
-    return reply.content.strip(), [(call.name, reserialised(call.arguments)) for call in reply.tool_calls]
+def looks(spoken: Spoken) -> Any:
+    calls = [(call.name, reserialised(call.arguments)) for call in spoken.reply.tool_calls]
+    return spoken.thinking, spoken.reply.content.strip(), calls
 
 
 def reserialised(arguments: str) -> str:
@@ -166,6 +176,8 @@ def test_episode_records_exactly_what_was_sampled(template: str, seed: int, sess
     assert set(by_call) == {spoken.call for spoken in agent.heard}
     for before, after in agent.continued:
         assert any(by_call[after][0][: len(ids)] == ids for ids in agent.possible_ids(before, by_call))
+    for before, after in agent.forgot:
+        assert all(by_call[after][0][: len(ids)] != ids for ids in agent.possible_ids(before, by_call))
     assert policy.open_sessions == 0
     assert policy.most_open <= sessions
 
@@ -181,17 +193,26 @@ def run_episode(policy: Any, talk: Any, **changes: Any) -> Any:
     return asyncio.run(run())
 
 
-def test_episode_keeps_the_thinking_that_a_client_drops():
-    policy = RecordingPolicy(says("<think>two and two</think>4", "5"))
+@pytest.mark.parametrize("sent", ["kept", "dropped", "edited", "hidden"])
+def test_episode_branches_where_a_client_drops_the_thinking(sent: str):
+    """Thinking that the reply did not show cannot be sent back, so it stays."""
+    said = "<think>two and two</think>\n\nIt is  4."
+    policy = RecordingPolicy(says(said, "5"))
 
     async def talk(episode):
-        (first,) = await episode.reply(request_of(user("2 + 2?")))
-        await episode.reply(request_of(user("2 + 2?"), first.message, user("Sure?")))
+        (first,) = await episode.reply(request_of(user("2 + 2?"), shows_thinking=sent != "hidden"))
+        thinking = {"kept": first.thinking, "edited": "three and one"}.get(sent, "")
+        back = replace(first.message, parts=add_thinking(thinking, first.message.parts))
+        await episode.reply(request_of(user("2 + 2?"), back, user("Sure?")))
         return first
 
     first, turns, _ = run_episode(policy, talk)
-    assert (first.message.content, first.thinking) == ("4", "two and two")
-    assert [turn.extends for turn in turns] == [False, True]
+    assert (first.message.content, first.thinking) == ("It is  4.", "two and two")
+    assert [turn.extends for turn in turns] == [False, sent in ("kept", "hidden")]
+    if sent == "dropped":
+        following = renderer().extend([user("Sure?")], Stop.EOS)
+        assert turns[1].context_ids == (*turns[0].context_ids, *spoken("It is  4."), *following)
+    assert ("two and two" in renderer().decode(full_contexts(turns)[1][0])) == (sent in ("kept", "hidden"))
 
 
 def test_episode_extends_reserialised_tool_calls_under_other_ids():

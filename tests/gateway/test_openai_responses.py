@@ -89,7 +89,9 @@ def test_output_sent_back_is_the_reply() -> None:
     request, given = openai_responses.parse(RESPONSES), reply("Hi", CALLS, thinking="hm")
     output = openai_responses.response(request, [given], "tiny")["output"]
     again = openai_responses.parse({**RESPONSES, "input": json.loads(json.dumps(output))})
-    assert again.messages == (system("Be brief."), given.message)
+    assert again.messages[0] == system("Be brief.")
+    assert again.messages[1].content == "<think>\nhm\n</think>\n\nHi"
+    assert again.messages[1].tool_calls == given.message.tool_calls
 
 
 @pytest.mark.parametrize("stop", [("stop", "completed"), ("length", "incomplete")])

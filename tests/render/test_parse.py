@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerFast
 
 from turnwise.core.messages import ToolCall
 from turnwise.core.trajectory import Span, Stop
-from turnwise.render.parse import parse_pieces, read_call
+from turnwise.render.parse import parse_pieces, read_call, tokens_outside_thinking
 from turnwise.render.renderer import Renderer
+from turnwise.tools.call_formats import strip_thinking
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>", "<call>", "</call>")
 TEXTS = st.lists(st.one_of(st.sampled_from([*TAGS, "a", " ", "é", "🧊", "<", "ok"]), st.text(max_size=4)), max_size=12)
@@ -199,3 +200,32 @@ def test_read_call_keeps_arguments_as_written(name: str, arguments: dict[str, ob
     raw = json.dumps(arguments, indent=indent)
     call = read_call(f' {{"name": {json.dumps(name)} , "arguments" : {raw} }}\n', "id")
     assert call == ToolCall(name=name, arguments=raw, call_id="id")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "opens_think", "kept"),
+    [
+        ("a|<think>|b|</think>|\n\n| c|.", False, "a| c|."),
+        ("<|think>|b</|think>|c", False, "c"),
+        ("<think>|b|</think>| |<think>|c|</think>|d", False, "d"),
+        ("b|</think>|\n|c", True, "</think>|\n|c"),
+        ("b|</think>|c", False, "c"),
+        ("b| c", False, "b| c"),
+        ("b|<think>|c", False, None),  # not closed
+        ("b| c", True, None),
+        ("<think>|b|</think>c|d", False, None),  # the token of the tag has text too
+    ],
+)
+def test_thinking_is_dropped_by_whole_tokens(tokens: str, opens_think: bool, kept: str | None) -> None:
+    pieces = tokens.split("|")
+    found = tokens_outside_thinking([piece.encode() for piece in pieces], opens_think)
+    assert (None if found is None else "|".join(pieces[index] for index in found)) == kept
+
+
+@settings(max_examples=200, deadline=None)
+@given(pieces=cut_texts(), opens_think=st.booleans())
+def test_dropped_thinking_leaves_the_text_outside(pieces: list[bytes], opens_think: bool) -> None:
+    found = tokens_outside_thinking(pieces, opens_think)
+    if found is not None:
+        whole, kept = (b"".join(each).decode(errors="replace") for each in (pieces, [pieces[i] for i in found]))
+        assert "".join(strip_thinking(kept).split()) == "".join(strip_thinking(whole).split())

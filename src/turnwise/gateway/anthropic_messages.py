@@ -1,7 +1,6 @@
 """Anthropic Messages: requests, replies and server-sent events.
 
-Thinking is shown only if the request asks for it, as by the provider. Thinking that a client sends back is ignored: the
-sampled ids are kept anyway.
+Thinking is shown only if the request asks for it, as by the provider.
 """
 
 import json
@@ -12,6 +11,7 @@ from typing import Any
 from turnwise.core.messages import ContentPart, Message, Role, TextPart, ToolCall, ToolSpec
 from turnwise.gateway.chat import ChatReply, ChatRequest, ErrorKind, RequestError, read_wishes
 from turnwise.gateway.fields import (
+    add_thinking,
     decode_image,
     join_texts,
     read_count,
@@ -62,7 +62,7 @@ def parse(body: Mapping[str, Any]) -> ChatRequest:
         temperature=read_number(body, "temperature"),
         stop=read_stop(read_list(body, "stop_sequences"), "stop_sequences"),
         stream=bool(body.get("stream")),
-        options={"show_thinking": _type_of(body, "thinking") not in ("", "disabled")},
+        shows_thinking=_type_of(body, "thinking") not in ("", "disabled"),
         wishes=read_wishes(body, WISHES),
     )
 
@@ -184,7 +184,9 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], param: str) -> Message:
     hidden = ("thinking", "redacted_thinking", "tool_use")
     texts = [block for block in blocks if block.get("type") not in hidden]
     calls = [_call(block, f"{param}.{index}") for index, block in enumerate(blocks) if block.get("type") == "tool_use"]
-    return Message(role="assistant", parts=_parts(texts, param), tool_calls=tuple(calls))
+    thoughts = [read_text(block.get("thinking"), param) for block in blocks if block.get("type") == "thinking"]
+    parts = add_thinking("\n".join(thoughts), _parts(texts, param))
+    return Message(role="assistant", parts=parts, tool_calls=tuple(calls))
 
 
 def _tool_result(block: Mapping[str, Any], param: str) -> Message:
@@ -247,7 +249,7 @@ def _usage(reply: ChatReply, output_tokens: int) -> dict[str, Any]:
 def _blocks(request: ChatRequest, reply: ChatReply) -> list[dict[str, Any]]:
     """Return the blocks of a reply: one at least, because agents read `content[0]`."""
     blocks: list[dict[str, Any]] = []
-    if reply.thinking and request.options["show_thinking"]:
+    if reply.thinking and request.shows_thinking:
         blocks.append({"type": "thinking", "thinking": reply.thinking, "signature": reply.call})
     if reply.message.content or not reply.message.tool_calls:
         blocks.append({"type": "text", "text": reply.message.content})

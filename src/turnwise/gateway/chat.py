@@ -69,6 +69,8 @@ class ChatRequest:
     n: int = 1
     """Number of replies."""
     stream: bool = False
+    shows_thinking: bool = True
+    """Whether the reply has the thinking. What was not shown cannot be sent back, so it stays in the context."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Settings that only the dialect itself reads when it writes the reply."""
     wishes: Mapping[str, Any] = field(default_factory=dict)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from turnwise.core.messages import Message, ToolCall, ToolSpec, text_parts
-from turnwise.tools.call_formats import strip_thinking
+from turnwise.gateway.fields import add_thinking
+from turnwise.tools.call_formats import split_thinking
 
 Digest = bytes
 
@@ -49,18 +50,25 @@ def digest_tools(tools: Sequence[ToolSpec]) -> Digest:
 def digest_message(message: Message) -> Digest:
     """Return the digest of a message.
 
-    An assistant message is compared by its text without thinking and surrounding white space, and by its calls with
-    canonical arguments: clients drop the thinking, strip texts and re-serialise arguments.
+    An assistant message is compared by its thinking, by its text without surrounding white space, and by its calls
+    with canonical arguments: clients strip texts and re-serialise arguments.
     """
-    content = message.content
+    thinking, content = split_thinking(message.content) if message.role == "assistant" else ("", message.content)
     if message.role == "assistant":
-        content = strip_thinking(content).strip()
+        content = content.strip()
     calls = [
         part for call in message.tool_calls for part in (call.name.encode(), canonical_json(call.arguments).encode())
     ]
     images = [image.data for image in message.images]
     counts = f"{len(calls)} {len(images)}".encode()
-    return digest(message.role.encode(), content.encode(), message.call_id.encode(), counts, *calls, *images)
+    thoughts = [thinking.encode()] if thinking else []
+    return digest(message.role.encode(), content.encode(), message.call_id.encode(), counts, *calls, *images, *thoughts)
+
+
+def digest_reply(message: Message, thinking: str) -> Digest:
+    """Return the digest of a reply that is sent back with this thinking."""
+    (numbered,) = number_calls([replace(message, parts=add_thinking(thinking, message.parts))])
+    return digest_message(numbered)
 
 
 def canonical_json(text: str) -> str:

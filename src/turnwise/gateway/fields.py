@@ -8,6 +8,7 @@ from typing import Any
 
 from turnwise.core.messages import ContentPart, ImagePart, TextPart, ToolSpec
 from turnwise.gateway.chat import RequestError
+from turnwise.tools.call_formats import THINK_END, THINK_START
 
 
 def read_list(body: Mapping[str, Any], name: str) -> list[Any]:
@@ -113,6 +114,13 @@ def join_texts(parts: Sequence[ContentPart]) -> tuple[ContentPart, ...]:
         else:
             merged.append(part)
     return tuple(merged)
+
+
+def add_thinking(thinking: str, parts: Sequence[ContentPart]) -> tuple[ContentPart, ...]:
+    """Put the thinking of an assistant message before its text, as models write it."""
+    return (
+        join_texts([TextPart(text=f"{THINK_START}\n{thinking}\n{THINK_END}\n"), *parts]) if thinking else tuple(parts)
+    )
 
 
 def sse(data: Mapping[str, Any], event: str = "") -> bytes:

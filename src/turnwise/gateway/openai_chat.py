@@ -7,6 +7,7 @@ from typing import Any
 from turnwise.core.messages import ContentPart, Message, Role, TextPart, ToolCall, ToolSpec, text_parts
 from turnwise.gateway.chat import ChatReply, ChatRequest, ErrorKind, RequestError
 from turnwise.gateway.fields import (
+    add_thinking,
     join_texts,
     read_count,
     read_image,
@@ -131,9 +132,10 @@ def _message(value: Any, param: str) -> Message:
     role = row.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise RequestError(f"{param}.role", f"must be one of {', '.join(ROLES)}")
+    thinking = row.get("reasoning_content") or row.get("reasoning") or "" if role == "assistant" else ""
     return Message(
         role=ROLES[role],
-        parts=_parts(row.get("content"), f"{param}.content"),
+        parts=add_thinking(read_text(thinking, param), _parts(row.get("content"), f"{param}.content")),
         tool_calls=_calls(row, param),
         call_id=read_text(row.get("tool_call_id") or row.get("name") or "", param) if ROLES[role] == "tool" else "",
     )

@@ -1,7 +1,6 @@
 """OpenAI Responses: requests, replies and server-sent events.
 
-A reply is a reasoning item if the model thought, a message, and its calls, in this order. Reasoning that a client sends
-back is ignored: the sampled ids are kept anyway.
+A reply is a reasoning item if the model thought, a message, and its calls, in this order.
 """
 
 import json
@@ -13,6 +12,7 @@ from typing import Any
 from turnwise.core.messages import ContentPart, Message, Role, TextPart, ToolCall, ToolSpec, system
 from turnwise.gateway.chat import ChatReply, ChatRequest, RequestError, read_wishes
 from turnwise.gateway.fields import (
+    add_thinking,
     join_texts,
     read_count,
     read_image,
@@ -218,21 +218,35 @@ def _items(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return items as messages: a call joins the assistant message or the call right before it."""
+    """Return items as messages: a call joins the assistant message or the call right before it.
+
+    Reasoning belongs to the assistant message or the call right after it.
+    """
     messages: list[Message] = []
-    before = ""
+    before, thinking = "", ""
     for index, item in enumerate(items):
         param, kind = f"input.{index}", item.get("type", "message")
-        if kind in ("function_call", "custom_tool_call"):
+        if kind == "reasoning":
+            thinking = _thinking(item, param)
+        elif kind in ("function_call", "custom_tool_call"):
             calls = (_call(item, param),)
             if before in ("function_call", "custom_tool_call", "message") and messages[-1].role == "assistant":
                 messages[-1] = replace(messages[-1], tool_calls=messages[-1].tool_calls + calls)
             else:
-                messages.append(Message(role="assistant", tool_calls=calls))
-        elif kind != "reasoning":
-            messages.append(_message(item, kind, param))
+                messages.append(Message(role="assistant", parts=add_thinking(thinking, ()), tool_calls=calls))
+        else:
+            message = _message(item, kind, param)
+            said = message.role == "assistant"
+            messages.append(replace(message, parts=add_thinking(thinking, message.parts)) if said else message)
+        thinking = thinking if kind == "reasoning" else ""
         before = kind
     return messages
+
+
+def _thinking(item: Mapping[str, Any], param: str) -> str:
+    """Return the text of a reasoning item."""
+    rows = [read_object(part, param) for part in read_list(item, "content") or read_list(item, "summary")]
+    return "\n".join(read_text(row.get("text"), param) for row in rows)
 
 
 def _message(item: Mapping[str, Any], kind: Any, param: str) -> Message:

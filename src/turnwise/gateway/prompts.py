@@ -37,8 +37,8 @@ def has_much_text(messages: Sequence[Message]) -> bool:
 def _render(renderer: Renderer, tree: CallTree, place: Place, tools: Sequence[ToolSpec]) -> list[int]:
     """Encode the messages that the parent's ids do not cover.
 
-    An assistant message that was sampled in another context has its sampled ids here too. Others, such as one that the
-    agent wrote or edited, are encoded.
+    An assistant message that was sampled in another context has its sampled ids here too; without those of its thinking
+    if the client dropped it. Others, such as one that the agent wrote or edited, are encoded.
     """
     first, *rest = _split_at_assistants(place.messages[place.shared :], opening=place.parent is None)
     if place.parent is not None:
@@ -46,12 +46,20 @@ def _render(renderer: Renderer, tree: CallTree, place: Place, tools: Sequence[To
     else:
         ids = renderer.start(first, tools, describe_tools(tools))
     for assistant, *following in rest:
-        sampled = tree.find_reply(assistant)
-        if sampled is not None:
-            ids += [*sampled.completion.ids, *renderer.extend(following, sampled.completion.stop)]
-        else:
-            ids += [*renderer.answer(write_calls(assistant)), *renderer.extend(following, Stop.EOS)]
+        answer, stop = _answer(renderer, tree, assistant)
+        ids += [*answer, *renderer.extend(following, stop)]
     return ids
+
+
+def _answer(renderer: Renderer, tree: CallTree, message: Message) -> tuple[Sequence[int], Stop]:
+    """Return the ids of an assistant message and how they end."""
+    if (sampled := tree.find_reply(message)) is not None:
+        return sampled.completion.ids, sampled.completion.stop
+    if (sampled := tree.find_answer(message)) is not None:
+        stop = sampled.completion.stop
+        if (ids := renderer.drop_thinking(sampled.completion.ids, stop)) is not None:
+            return ids, stop
+    return renderer.answer(write_calls(message)), Stop.EOS
 
 
 def _split_at_assistants(messages: Sequence[Message], opening: bool) -> list[list[Message]]:

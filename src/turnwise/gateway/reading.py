@@ -1,6 +1,5 @@
 """Sampled text as a chat reply: thinking, content, tool calls in any format that models use."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,13 +11,10 @@ from turnwise.tools.call_formats import (
     HERMES,
     LLAMA_TAG,
     MISTRAL_TAG,
-    THINK_END,
     THINK_START,
     parse_calls,
-    strip_thinking,
+    split_thinking,
 )
-
-_THOUGHTS = re.compile(rf"{THINK_START}(.*?)(?:{THINK_END}|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +38,7 @@ def read_reply(
         found = [(at, each) for each in stop if (at := text.find(each)) >= 0]
         end, stop_string = min(found, default=(len(text), ""))
         text = text[:end]
-    thinking = "\n".join(match[1].strip() for match in _THOUGHTS.finditer(text)).strip()
-    answer = strip_thinking(text)
+    thinking, answer = split_thinking(text)
     style = _call_style(answer) if tools else None
     calls = tuple(map(_encodable, parse_calls(answer, style).calls)) if style is not None else ()
     content = _without_calls(answer, style) if calls and style is not None else answer

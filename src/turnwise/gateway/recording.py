@@ -10,7 +10,7 @@ from turnwise.core.protocols import Completion
 from turnwise.core.random_streams import address
 from turnwise.core.trajectory import Stop, Turn
 from turnwise.gateway.chat import ChatReply, ChatRequest, ReplyStop
-from turnwise.gateway.conversation import Digest, digest, digest_message, number_calls, reply_message
+from turnwise.gateway.conversation import Digest, digest, digest_reply, reply_message
 from turnwise.gateway.reading import read_reply
 from turnwise.gateway.store import StoredCall
 from turnwise.gateway.tree import Branch, CallTree, RecordedCall
@@ -50,7 +50,7 @@ def record_choice(
     text = read_reply(completion, parsed, request.tools, sampled.stop_strings)
     call = f"{address('call', episode, number, choice):016x}"
     message = reply_message(text.content, text.calls, call)
-    reply_digest = digest_message(*number_calls([message]))
+    reply_digest = digest_reply(message, text.thinking if request.shows_thinking else "")
     stored = StoredCall(
         id=call,
         episode=episode,

@@ -18,7 +18,7 @@ from turnwise.core.protocols import Completion
 from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey
 from turnwise.gateway.chat import ChatReply
-from turnwise.gateway.conversation import Digest, digest, digest_message, digest_tools, number_calls
+from turnwise.gateway.conversation import Digest, digest, digest_message, digest_reply, digest_tools, number_calls
 from turnwise.gateway.sessions import BranchSession
 from turnwise.gateway.store import StoredCall
 from turnwise.render.parse import ParsedAction
@@ -87,6 +87,8 @@ class CallTree:
         self._conversations: dict[Digest, list[RecordedCall]] = {}
         """Conversation that ends with a sampled reply -> its calls, which several equal replies may have."""
         self._replies: dict[Digest, RecordedCall] = {}
+        self._answers: dict[Digest, RecordedCall] = {}
+        """Replies without their thinking."""
         self._numbers = 0
 
     def locate(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Place:
@@ -102,6 +104,10 @@ class CallTree:
     def find_reply(self, message: Message) -> RecordedCall | None:
         """Return the latest call whose reply this is, whatever came before it."""
         return self._replies.get(digest_message(message))
+
+    def find_answer(self, message: Message) -> RecordedCall | None:
+        """Return the latest call whose reply without its thinking this is."""
+        return self._answers.get(digest_message(message))
 
     def claim(self, place: Place, count: int) -> list[Branch]:
         """Return branches for `count` replies: the parent's own if nothing extends it yet, then new ones."""
@@ -147,7 +153,7 @@ class CallTree:
         if gone:
             self.branches = [branch for branch in self.branches if branch not in gone]
             calls = [call for branch in self.branches for call in branch.calls]
-            self._conversations, self._replies = {}, {}
+            self._conversations, self._replies, self._answers = {}, {}, {}
             for call in sorted(calls, key=lambda call: (call.stored.number, call.stored.choice)):
                 self._index(call)
         return gone
@@ -155,6 +161,7 @@ class CallTree:
     def _index(self, call: RecordedCall) -> None:
         self._conversations.setdefault(call.stored.conversation, []).append(call)
         self._replies[call.stored.reply] = call
+        self._answers[digest_reply(call.reply.message, thinking="")] = call
 
     def add(self, call: RecordedCall) -> None:
         """Add a call at the end of its branch."""

@@ -100,6 +100,37 @@ def parse_pieces(pieces: Sequence[bytes], opens_think: bool) -> ParsedAction:
     return ParsedAction(message=message, spans=_spans(pieces, blocks))
 
 
+_THOUGHT = re.compile(rb"<think>.*?</think>", re.DOTALL)
+_THINK_END = b"</think>"
+
+
+def tokens_outside_thinking(pieces: Sequence[bytes], opens_think: bool) -> list[int] | None:
+    """Return the indices of the tokens outside closed `<think>` blocks and the white space after them.
+
+    None if a block is not closed, or if a token is partly inside. `opens_think`: the prompt ended with an open
+    `<think>`; the tag that closes it is kept, so that it does not stay open.
+    """
+    data, blocks = b"".join(pieces), list[tuple[int, int]]()
+    close = data.find(_THINK_END)
+    if close >= 0 and not 0 <= data.find(b"<think>") < close:
+        blocks = [(0, close if opens_think else close + len(_THINK_END))]
+    elif opens_think:
+        return None
+    blocks += [block.span() for block in _THOUGHT.finditer(data, blocks[0][1] if blocks else 0)]
+    if b"<think>" in data[blocks[-1][1] if blocks else 0 :]:
+        return None
+    kept, begin = [], 0
+    for index, piece in enumerate(pieces):
+        end = begin + len(piece)
+        if any(begin < edge < end for block in blocks for edge in block):
+            return None
+        before = [until for since, until in blocks if since < end]
+        inside = bool(before) and (end <= before[-1] or not data[before[-1] : end].strip())
+        kept += [] if inside else [index]
+        begin = end
+    return kept
+
+
 def _blocks(data: bytes, opens_think: bool) -> Iterator[_TaggedBlock]:
     """Yield blocks from left to right, without nesting.
 

@@ -15,7 +15,7 @@ from turnwise.core.trajectory import Span, Stop
 from turnwise.models.vision.processor import ImageProcessor
 from turnwise.render.codec import Codec, added_tokens, backend_of, match_any
 from turnwise.render.compiled_template import Before, CompiledTemplate
-from turnwise.render.parse import ParsedAction, parse_pieces
+from turnwise.render.parse import ParsedAction, parse_pieces, tokens_outside_thinking
 from turnwise.render.scaffold import after_turn_end, call_parts, extend_parts, find_markers, start_parts
 from turnwise.render.slots import TemplatePart
 from turnwise.render.template import ChatTemplate, ConversationShape, RefusedError, conversation_shape
@@ -123,9 +123,19 @@ class Renderer:
 
     def parse(self, ids: Sequence[int], stop: Stop) -> ParsedAction:
         """Parse an action. See `parse_pieces` for the tokens of a span."""
-        ended = stop is Stop.EOS and len(ids) > 0 and ids[-1] in self.stop_ids
-        action = tuple(ids[:-1] if ended else ids)
+        action = self._without_end(ids, stop)
         return self._parsed(action) if len(action) <= CACHED_ACTION_LENGTH else self._parse(action)
+
+    def drop_thinking(self, ids: Sequence[int], stop: Stop) -> list[int] | None:
+        """Return a sampled action without the tokens of its thinking. See `tokens_outside_thinking`."""
+        action = self._without_end(ids, stop)
+        opens_think = self._markers.opens_think or self._prefix.rfind("<think>") > self._prefix.rfind("</think>")
+        kept = tokens_outside_thinking(self._codec.pieces(action), opens_think)
+        return None if kept is None else [*(action[index] for index in kept), *ids[len(action) :]]
+
+    def _without_end(self, ids: Sequence[int], stop: Stop) -> tuple[int, ...]:
+        ended = stop is Stop.EOS and len(ids) > 0 and ids[-1] in self.stop_ids
+        return tuple(ids[:-1] if ended else ids)
 
     def answer(self, text: str) -> list[int]:
         """Encode a written answer, its end of turn included, as if the model had sampled it."""

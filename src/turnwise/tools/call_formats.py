@@ -23,6 +23,7 @@ from turnwise.render.parse import read_call
 MAX_CALLS = 16
 """Calls run per turn; further ones are rejected."""
 THINK_START, THINK_END = "<think>", "</think>"
+_THOUGHTS = re.compile(rf"{THINK_START}(.*?)(?:{THINK_END}|\Z)", re.DOTALL)
 HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 FENCED = re.compile(r"```(?:python|py)[ \t]*\r?\n(.*?)```", re.DOTALL)
 PLAIN = re.compile(r"<call>(.*?)(?:</call>|\Z)", re.DOTALL)
@@ -61,19 +62,24 @@ def parse_calls(text: str, style: str) -> ParsedCalls:
 
 
 def strip_thinking(text: str) -> str:
-    """Remove `<think>...</think>` blocks. An unclosed block extends to the end.
+    """Remove `<think>...</think>` blocks, as `split_thinking` finds them."""
+    return split_thinking(text)[1]
 
-    A `</think>` before any `<think>` closes a block that the chat template opened.
+
+def split_thinking(text: str) -> tuple[str, str]:
+    """Return the contents of `<think>...</think>` blocks, joined by line breaks, and the text outside them.
+
+    An unclosed block extends to the end. A `</think>` before any `<think>` closes a block that the template opened.
     """
     close = text.find(THINK_END)
-    start = close + len(THINK_END) if close >= 0 and not 0 <= text.find(THINK_START) < close else 0
-    parts = []
-    while start >= 0:
-        think = text.find(THINK_START, start)
-        parts.append(text[start : think if think >= 0 else None])
-        close = text.find(THINK_END, think) if think >= 0 else -1
-        start = close + len(THINK_END) if close >= 0 else -1
-    return "".join(parts)
+    if close >= 0 and not 0 <= text.find(THINK_START) < close:
+        text = f"{THINK_START}{text}"
+    thoughts, rest, end = [], [], 0
+    for block in _THOUGHTS.finditer(text):
+        thoughts.append(block[1].strip())
+        rest.append(text[end : block.start()])
+        end = block.end()
+    return "\n".join(thoughts).strip(), "".join([*rest, text[end:]])
 
 
 def _parse_object(text: str) -> ToolCall | str:
