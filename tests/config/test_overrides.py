@@ -1,9 +1,12 @@
 """Dotted overrides: parsing and errors."""
 
+import re
 from typing import Any
 
 import pytest
 
+from turnwise.config.foreign_names import FOREIGN_NAMES
+from turnwise.config.keys import all_keys
 from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
@@ -134,6 +137,27 @@ def complaint(*overrides: tuple[str, Any], settings: dict[str, Any] | None = Non
 )
 def test_invalid_override_gets_one_line_with_the_fix(key: str, text: str, line: str) -> None:
     assert complaint((key, text)) == line
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("beta", "unknown key beta: use algo.kl_coef (0 keeps no reference model)"),
+        ("train.num_generations", "unknown key train.num_generations: use rollout.group_size (episodes per task)"),
+        ("actor_rollout_ref.rollout.n", "use rollout.group_size (episodes per task)"),
+        ("learning_rate", "use train.learning_rate (of the policy)"),
+        ("loss_type", "use algo.aggregation (dapo is token-mean; all of DAPO is algo.preset dapo)"),
+    ],
+)
+def test_unknown_key_of_another_library_names_the_setting_here(key: str, line: str) -> None:
+    assert complaint((key, "1")).endswith(line)
+
+
+@pytest.mark.parametrize("name", FOREIGN_NAMES)
+def test_foreign_names_are_unknown_here_and_lead_to_settings(name: str) -> None:
+    setting, note = FOREIGN_NAMES[name]
+    assert setting in all_keys() and name not in all_keys()
+    assert 0 < len(note) < 80 and all(word in all_keys() for word in re.findall(r"\b(?:algo|rollout|train)\.\w+", note))
 
 
 def test_unknown_key_in_a_file_suggests_the_closest() -> None:

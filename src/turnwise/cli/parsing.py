@@ -97,8 +97,8 @@ def explain(error: CycloptsError, commands: Sequence[str]) -> str:
         return f'Unknown command "{error.unused_tokens[0]}":{suggest(error.unused_tokens[0], commands)}'
     if isinstance(error, UnknownOptionError):
         typed = (error.token.keyword or error.token.value).partition("=")[0]
-        match = RENAMED_OPTIONS.get((*(error.command_chain or ()), typed)) or _closest_option(typed, error)
-        return f"Unknown option {typed}: " + (f"did you mean {match}?" if match else see_help)
+        renamed = RENAMED_OPTIONS.get((*(error.command_chain or ()), typed))
+        return f"Unknown option {typed}: {_suggest_option(typed, renamed, error) or see_help}"
     if isinstance(error, RepeatArgumentError):
         return f"{error.token.keyword} is given twice: remove one of them"
     if isinstance(error, MissingArgumentError) and error.keyword:
@@ -110,11 +110,27 @@ def explain(error: CycloptsError, commands: Sequence[str]) -> str:
     return str(error)
 
 
+def _suggest_option(typed: str, renamed: str | None, error: UnknownOptionError) -> str | None:
+    """Return the setting that a name of another library stands for, or else the closest option."""
+    if renamed is None and _takes_settings(error):
+        from turnwise.config.foreign_names import find_foreign_name
+
+        if (found := find_foreign_name(typed.lstrip("-"))) is not None:
+            return f"use --{found[0]} ({found[1]})"
+    match = renamed or _closest_option(typed, error)
+    return f"did you mean {match}?" if match else None
+
+
+def _takes_settings(error: UnknownOptionError) -> bool:
+    """Return whether the command takes settings, which are not parsed as options."""
+    return any(not argument.parse for argument in error.argument_collection)
+
+
 def _closest_option(typed: str, error: UnknownOptionError) -> str | None:
     """Return the closest option; in a command that takes settings, `--steps` also matches `--train.steps`."""
     options = [name for argument in error.argument_collection if argument.parse for name in argument.names]
     candidates = {name: [name] for name in [*options, "--help"]}
-    if any(not argument.parse for argument in error.argument_collection):
+    if _takes_settings(error):
         from turnwise.config.keys import all_keys
 
         for key in all_keys().values():

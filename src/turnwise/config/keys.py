@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from turnwise.config.foreign_names import find_foreign_name
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.section import quoted_numbers
@@ -93,7 +94,10 @@ def find_key(name: str) -> Key:
 
 
 def unknown_key_message(name: str) -> str:
-    """Return `unknown key algo.clip_hi: did you mean ...?`"""
+    """Return `unknown key algo.clip_hi: did you mean ...?`, or for a name of another library the setting here."""
+    is_ours = "." in name and any(key.last == name.rpartition(".")[2] for key in all_keys().values())
+    if not is_ours and (found := find_foreign_name(name)) is not None:
+        return f"unknown key {name}: use {found[0]} ({found[1]})"
     similar = " or ".join(f'"{key}"' for key in similar_keys(name))
     fix = f"did you mean {similar}?" if similar else "`turnwise train --help-all` lists them"
     return f"unknown key {name}: {fix}"

@@ -71,6 +71,8 @@ log = logging.getLogger(__name__)
 CONFUSED = {
     ("algo.advantage", "ppo"): " PPO is a loss, and the default one. Its advantage is gae.",
     ("algo.loss", "grpo"): " GRPO is an advantage: set algo.advantage grpo. Its loss is ppo, the default.",
+    ("algo.loss", "dapo"): " DAPO is several settings: set algo.preset dapo.",
+    ("algo.advantage", "dapo"): " DAPO is several settings: set algo.preset dapo.",
     ("algo.loss", "gae"): " GAE is an advantage: set algo.advantage gae. Its loss is ppo, the default.",
 }
 """Hints for names of the field that belong to another setting."""
