@@ -319,15 +319,32 @@ def test_kill_between_validation_and_best_checkpoint_keeps_the_best(
     assert read_state(tmp_path / "run/checkpoints/best") == read_state(run / "checkpoints/best")
 
 
-def test_out_of_time_it_stops_and_can_go_on(run: Path, tmp_path: Path) -> None:
-    console = quiet()
-    stopped = train(small(tmp_path, train__max_minutes=1e-6), console=console)
-    assert "trained nothing" not in printed(console)
-    assert stopped["finished"] is False and stopped["steps"] < STEPS
-    assert "resume with: turnwise train --resume" in printed(console)
-    assert not (tmp_path / "run/summary.json").exists()
+def test_time_limit_ends_with_an_evaluation_and_a_summary_and_can_be_resumed(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console, calls = quiet(), iter([False, True])
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Loop, "_out_of_time", lambda self, began: next(calls))
+        stopped = train(small(tmp_path, train__max_minutes=1), console=console)
+    assert stopped["finished"] is False and stopped["steps"] == 1 and "success_after" in stopped
+    shown = printed(console)
+    assert "success after" in shown and "trained nothing" not in shown and "next:" not in shown
+    assert "stopped by train.max_minutes 1.0 after 1 steps; resume with: turnwise train --resume" in shown
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["finished"] is False and summary["success_after"] == stopped["success_after"]
+    assert not tw.load_run(tmp_path / "run").finished
+    assert "stopped by its time limit" in (tmp_path / "run/report.html").read_text()
     train(small(tmp_path), resume=True, console=quiet())
     assert_same_run(tmp_path / "run", run)
+    assert tw.load_run(tmp_path / "run").finished
+
+
+def test_time_limit_before_the_first_step_leaves_no_summary(tmp_path: Path) -> None:
+    console = quiet()
+    stopped = train(small(tmp_path, train__max_minutes=1e-6), console=console)
+    assert stopped["finished"] is False and stopped["steps"] == 0
+    assert "resume with: turnwise train --resume" in printed(console)
+    assert not (tmp_path / "run/summary.json").exists()
 
 
 IDLE = {

@@ -198,3 +198,12 @@ def test_watch_command_finds_a_run_by_name(
     monkeypatch.chdir(tmp_path)
     watch_app(["lake"], result_action="return_value")
     assert "5/20" in capsys.readouterr().out
+
+
+def test_watch_shows_a_run_that_its_time_limit_stopped(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=5)
+    (folder / "summary.json").write_text('{"finished": false}')
+    console = terminal()
+    watch(folder, console, sleep=lambda seconds: pytest.fail("waits for a run that has ended"))
+    assert isinstance(console.file, io.StringIO)
+    assert "5/20" in console.file.getvalue() and "stopped by its time limit" in console.file.getvalue()

@@ -96,7 +96,7 @@ def train(
     seeds
         Random seeds for several runs, one after another, with one table over them.
     max_minutes
-        Training time limit in minutes; a stopped run can be resumed.
+        Training time limit in minutes; the stopped run is evaluated and can be resumed.
     name
         Name of the run folder.
     dry_run
@@ -187,7 +187,7 @@ def sft(
     seed
         Random seed; equal seeds give equal runs.
     max_minutes
-        Training time limit in minutes; a stopped run can be resumed.
+        Training time limit in minutes; the stopped run is evaluated and can be resumed.
     name
         Name of the run folder.
     """

@@ -38,7 +38,7 @@ from turnwise.recipes.export import export
 from turnwise.recipes.run import train as train_run
 from turnwise.recipes.sft import sft as sft_run
 from turnwise.recipes.training_run import OnStep
-from turnwise.record.run_folder import RunFolder
+from turnwise.record.run_folder import RunFolder, is_finished
 from turnwise.report.terminal import make_console
 
 if TYPE_CHECKING:
@@ -93,14 +93,16 @@ class Run:
     @property
     def finished(self) -> bool:
         """False while the run is in progress, and if it was stopped and can be resumed."""
-        return (self.path / "summary.json").is_file()
+        return is_finished(self.path)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Contents of summary.json: success before and after, steps, seconds. Empty while the run is unfinished."""
-        if not self.finished:
-            return {}
-        found: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+        """Contents of summary.json: success before and after, steps, seconds. Empty until the run has ended.
+
+        "finished" is False in it if the time limit `train.max_minutes` stopped the run.
+        """
+        file = self.path / "summary.json"
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         return found
 
     def metrics(self) -> Rows:

@@ -36,6 +36,7 @@ from turnwise.recipes.training_run import (
     Summary,
     TrainingRun,
     open_run,
+    report_end,
     resolve,
     restore_or_init,
     summarise_success,
@@ -44,8 +45,8 @@ from turnwise.recipes.validate import check_run
 from turnwise.record.trajectories import open_replay
 from turnwise.report.learning_curve import draw_learning_curve
 from turnwise.report.progress import Progress, explain_idle_step
-from turnwise.report.tables import run_table, seeds_table
-from turnwise.report.terminal import make_console, print_command
+from turnwise.report.tables import seeds_table
+from turnwise.report.terminal import make_console
 from turnwise.report.trajectory_images import TrajectoryImages
 from turnwise.rollout.collect import GroupCollector
 from turnwise.training.archer import Archer
@@ -89,16 +90,11 @@ def train(
         if_finished="Start another run with --from PATH, or evaluate it with `turnwise eval PATH`.",
     ) as folder:
         summary, path = ReinforcementRun(config, environments, folder, console, on_step).train(resume), folder.path
-    if summary["finished"]:
-        episodes = min(EVAL_EPISODES, environments.entries[0].sizes.get(config.eval.split, EVAL_EPISODES))
-        console.print(run_table(summary, path))
-        print_command(console, "next:", spell_command("eval", path, "--episodes", episodes))
-        if summary["idle_steps"] == summary["steps"]:
-            console.print("No step trained anything, so the model is unchanged.")
-    else:
-        print_command(
-            console, f"stopped after {summary['steps']} steps; resume with:", spell_command("train", "--resume", path)
-        )
+    episodes = min(EVAL_EPISODES, environments.entries[0].sizes.get(config.eval.split, EVAL_EPISODES))
+    advice = spell_command("eval", path, "--episodes", episodes)
+    report_end(config, summary, path, console, command="train", advice=advice)
+    if summary["steps"] and summary["idle_steps"] == summary["steps"]:
+        console.print("No step trained anything, so the model is unchanged.")
     return summary | {"path": str(path)}
 
 
@@ -113,8 +109,8 @@ def train_seeds(
         record = config.record.model_copy(update={"name": name})
         one = config.model_copy(update={"seed": seed, "record": record})
         summaries.append(train(one, console=console, override_keys=override_keys))
-    if finished := [summary for summary in summaries if summary["finished"]]:
-        console.print(seeds_table(finished))
+    if trained := [summary for summary in summaries if summary["steps"]]:
+        console.print(seeds_table(trained))
     return summaries
 
 

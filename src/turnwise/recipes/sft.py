@@ -26,6 +26,7 @@ from turnwise.recipes.training_run import (
     Summary,
     TrainingRun,
     open_run,
+    report_end,
     resolve,
     restore_or_init,
     summarise_success,
@@ -33,8 +34,7 @@ from turnwise.recipes.training_run import (
 from turnwise.recipes.validate import check_model, check_servers
 from turnwise.record.trackers import check_trackers
 from turnwise.report.progress import Progress
-from turnwise.report.tables import run_table
-from turnwise.report.terminal import make_console, print_command
+from turnwise.report.terminal import make_console
 from turnwise.training.checkpoints import State
 from turnwise.training.learner import LocalLearner
 from turnwise.training.optimizer import Schedule, mark_embeddings
@@ -113,14 +113,9 @@ def sft(
         if_finished="Train its model further with --model.name PATH.",
     ) as folder:
         summary, path = _SftRun(config, environments, folder, console, on_step).train(resume), folder.path
-    if summary["finished"]:
-        target = recipe or (config.env.kind if config.env.kind in recipe_names() else "RECIPE")
-        console.print(run_table(summary, path))
-        print_command(console, "next:", spell_command("train", target, "--model.name", path))
-    else:
-        print_command(
-            console, f"stopped after {summary['steps']} steps; resume with:", spell_command("sft", "--resume", path)
-        )
+    target = recipe or (config.env.kind if config.env.kind in recipe_names() else "RECIPE")
+    advice = spell_command("train", target, "--model.name", path)
+    report_end(config, summary, path, console, command="sft", advice=advice)
     return summary | {"path": str(path)}
 
 

@@ -33,7 +33,8 @@ from turnwise.record.trackers import Trackers
 from turnwise.report.html_report import REPORT_NAME as REPORT
 from turnwise.report.html_report import write_report
 from turnwise.report.progress import Progress
-from turnwise.report.terminal import sanitize_line
+from turnwise.report.tables import run_table
+from turnwise.report.terminal import print_command, sanitize_line
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.services import RewardServices
 from turnwise.training.checkpoints import Checkpoints, State, restore, step_folders, step_of
@@ -66,7 +67,7 @@ def open_run(
     path = run_path(config, environments.name, method)
     folder = RunFolder.open(path, writing=True) if resume else RunFolder.create(path, to_toml(config))
     with folder:
-        if resume and folder.summary_path.exists():
+        if resume and folder.finished:
             if config.record.report and not (folder.path / REPORT).exists():
                 write_report(folder.path)
             raise UserError(f"{path} is finished. {if_finished.replace('PATH', str(path))}")
@@ -114,7 +115,7 @@ def explain_failure(folder: RunFolder, resume: bool, command: str) -> Iterator[N
     try:
         yield
     except KeyboardInterrupt:
-        if folder.summary_path.exists():  # the signal came after the last step
+        if folder.finished:  # the signal came after the last step
             raise KeyboardInterrupt(f"stopped; {folder.path} is finished") from None
         raise KeyboardInterrupt(f"stopped; resume with: {_spell_resume(command, folder.path)}") from None
     except Exception as error:
@@ -286,19 +287,23 @@ class TrainingRun(ABC):
 
     async def _evaluate_and_train(self, loop: TrainingLoop, state: State) -> Summary:
         test_tasks = self.eval_tasks(self.config.eval.split)
+        if state.step < loop.steps:
+            self.folder.discard_results()
         if not self._evaluated("before"):
             await loop.evaluate("before", test_tasks, state.step)
         state = await self._run_loop(loop, state)
-        if state.step < loop.steps:
-            return {"finished": False, "steps": state.step}
+        if not state.step:
+            return {"finished": False, "steps": 0}
         if not self._evaluated("after"):
             await loop.evaluate("after", test_tasks, state.step)
         rows = self.folder.read_metrics()
         summary = self.summarise(rows)
+        if state.step < loop.steps:
+            summary["finished"] = False
         self.write_figures(rows)
         if self.config.record.report:
             write_report(self.folder.path, summary=summary)
-        self.folder.write_summary(summary)  # last: a run with a summary is finished
+        self.folder.write_summary(summary)  # last: a run with a summary has ended
         return {"finished": True, **summary}
 
     async def _run_loop(self, loop: TrainingLoop, state: State) -> State:
@@ -320,6 +325,17 @@ class TrainingRun(ABC):
     def eval_tasks(self, split: Split) -> list[Task]:
         """Return the tasks of evaluations; none without an environment."""
         return self.tasks.first_tasks(split, self.config.eval.episodes) if self.environments.entries else []
+
+
+def report_end(config: Config, summary: Summary, path: Path, console: Console, *, command: str, advice: str) -> None:
+    """Print the results and `advice`, the command to use next; for a stopped run, the reason and how to resume it."""
+    if summary["steps"]:
+        console.print(run_table(summary, path))
+    if summary["finished"]:
+        print_command(console, "next:", advice)
+        return
+    reason = f"stopped by train.max_minutes {config.train.max_minutes} after {summary['steps']} steps"
+    print_command(console, f"{reason}; resume with:", _spell_resume(command, path))
 
 
 def summarise_success(rows: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]], seed: int) -> Summary:

@@ -2,7 +2,7 @@
 
     config.toml                     resolved configuration; reproduces the run
     metrics.jsonl                   one row per step or evaluation, each with the key "step"
-    summary.json                    final results
+    summary.json                    results; "finished" is false in it if a time limit stopped the run
     trajectories/
         step_000012.jsonl           trajectories of a step, one per line, written at the end of the step
         eval_before_000000.jsonl    trajectories of an evaluation: before training, validation, after training
@@ -150,6 +150,11 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
+    def finished(self) -> bool:
+        """Whether all steps are done. A run that its time limit stopped has a summary too, and can be resumed."""
+        return is_finished(self.path)
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -272,6 +277,15 @@ class RunFolder:
             for path in self.trajectories.glob(".*.part"):
                 path.unlink()
 
+    def discard_results(self) -> None:
+        """Delete the summary and the evaluation after training of a run that its time limit stopped."""
+        with self._writing(self.path):
+            self.summary_path.unlink(missing_ok=True)
+            _keep_rows(self.metrics_path, lambda row: row.get("eval/name") != "after" and "held_out/after" not in row)
+            _keep_rows(self.index_path, lambda row: row.get("evaluation") != "after")
+            for path in self.trajectories.glob("eval_after_*.jsonl"):
+                path.unlink()
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         self.write_text("summary.json", json.dumps(replace_nonfinite(summary), indent=2, allow_nan=False) + "\n")
 
@@ -279,6 +293,15 @@ class RunFolder:
         """Write a small file of the run atomically, such as `curve.svg`."""
         with self._writing(self.path / name):
             write_atomic(self.path / name, text.encode())
+
+
+def is_finished(path: Path) -> bool:
+    """Return whether a run's summary exists and does not say that it was stopped."""
+    try:
+        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(summary, dict) and summary.get("finished") is not False
 
 
 def _refuse_used(path: Path) -> None:

@@ -97,10 +97,11 @@ def _evaluated(rows: Sequence[Row]) -> list[Row]:
 
 
 def _headline_numbers(rows: Sequence[Row], summary: Row | None, settings: Mapping[str, str]) -> list[tuple[str, str]]:
-    finished = summary is not None
+    ended = summary is not None
+    finished = summary is not None and summary.get("finished") is not False
     steps = [row for row in rows if finite_number(row.get("train/grad_norm", row.get("rollout/episodes"))) is not None]
     done = max((row["step"] for row in steps), default=0)
-    numbers = [("state", "finished" if finished else "not finished")]
+    numbers = [("state", "finished" if finished else "stopped by its time limit" if ended else "not finished")]
     evaluated = _evaluated(rows)
     if evaluated:
         numbers.append(("success before", format_percent(finite_number(evaluated[0]["eval/success"]))))
@@ -108,7 +109,7 @@ def _headline_numbers(rows: Sequence[Row], summary: Row | None, settings: Mappin
         last = evaluated[-1]
         ends = [finite_number(last.get(key)) for key in ("eval/success_low", "eval/success_high")]
         success = format_percent(finite_number(last["eval/success"]))
-        numbers.append(("success after" if finished else "success now", success))
+        numbers.append(("success after" if ended else "success now", success))
         numbers.append(("95 % interval", format_interval(ends)))
     numbers += [
         (f"held-out loss {name}", format_decimal(float(row[f"held_out/{name}"])))

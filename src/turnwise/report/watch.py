@@ -16,6 +16,7 @@ from rich.text import Text
 from turnwise.core.errors import UserError
 from turnwise.record.jsonl_follower import JsonlFollower
 from turnwise.record.metrics import finite_number
+from turnwise.record.run_folder import is_finished
 from turnwise.report.formatting import format_duration, format_interval, format_percent
 from turnwise.report.metric_charts import MAIN_METRICS, Metric, Points, recorded_metrics, value_range
 from turnwise.report.run_report import read_flat_settings
@@ -61,6 +62,8 @@ class WatchFrame:
     rows: Sequence[Row]
     alarms: Sequence[Row]
     total: int | None
+    ended: bool
+    """True if the run is finished or its time limit stopped it."""
     finished: bool
     silent_s: float | None
     """Seconds since the last row was written."""
@@ -117,8 +120,8 @@ def _header(frame: WatchFrame, width: int) -> list[RenderableType]:
 
 
 def _state(frame: WatchFrame) -> str:
-    if frame.finished:
-        return "finished"
+    if frame.ended:
+        return "finished" if frame.finished else "stopped by its time limit"
     left = remaining_s(frame.rows, frame.total)
     phase = "running" if done_steps(frame.rows) else "starting"
     state = phase if left is None else f"{format_duration(left)} left"
@@ -216,7 +219,8 @@ class RunMonitor:
         self._steps = int(steps) if steps.isdecimal() else None
 
     @property
-    def finished(self) -> bool:
+    def ended(self) -> bool:
+        """True if the run is finished or its time limit stopped it."""
         return (self.folder / "summary.json").exists()
 
     def refresh(self) -> bool:
@@ -236,7 +240,8 @@ class RunMonitor:
             rows=self.rows,
             alarms=self.alarms,
             total=None if self._is_sft() else self._steps,
-            finished=self.finished,
+            ended=self.ended,
+            finished=is_finished(self.folder),
             silent_s=self._silent_s(),
             live=live,
         )
@@ -255,7 +260,7 @@ def watch(folder: Path, console: Console, *, sleep: Callable[[float], None] = ti
     """Show a run until it finishes or Ctrl-C; once only if it has finished or the console cannot redraw."""
     monitor = RunMonitor(folder)
     monitor.refresh()
-    if console.is_interactive and not monitor.finished:
+    if console.is_interactive and not monitor.ended:
         with suppress(KeyboardInterrupt):
             _watch_live(monitor, console, sleep)
     console.print(monitor.frame(live=False))
@@ -264,7 +269,7 @@ def watch(folder: Path, console: Console, *, sleep: Callable[[float], None] = ti
 def _watch_live(monitor: RunMonitor, console: Console, sleep: Callable[[float], None]) -> None:
     """Redraw on the alternate screen, so that the terminal is restored afterwards."""
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
-        while not monitor.finished:
+        while not monitor.ended:
             live.update(monitor.frame(live=True), refresh=True)
             sleep(REFRESH_S)
             monitor.refresh()
