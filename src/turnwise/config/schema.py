@@ -78,15 +78,15 @@ class ModelConfig(Section):
     """Policy model."""
 
     name: str = "tiny"
-    """"tiny", "tiny_vlm", "smollm2-135m", a Hugging Face name or folder, or a GGUF file."""
+    """"tiny", "tiny_vlm", "smollm2-135m", "smollm2-135m-vision", a Hugging Face name or folder, or a GGUF file."""
     device: str = "auto"
     """"auto", "cpu" or "cuda"."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of the parameters; auto: float32 on CPU, bfloat16 with float32 master weights on GPU."""
     chat_template: str | None = None
     """Jinja file with a chat template, for tokenizers without one."""
-    train_vision: bool = False
-    """Train the vision tower and its projection too, in models that read images; false: the language model alone."""
+    train_vision: bool | None = None
+    """Train the vision tower and its projection too; none: only that of smollm2-135m-vision, which is untrained."""
     warmup_steps: Annotated[int, Field(ge=0)] = 60
     """tiny and tiny_vlm only: steps on random legal actions; tiny_vlm first describes boards for twice as many."""
     warmup_seed: Seed = 0

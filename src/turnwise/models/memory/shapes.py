@@ -12,10 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from turnwise.core.errors import UserError
 from turnwise.core.suggestions import suggest
 from turnwise.models.layers import decoder_layers
-from turnwise.models.loading.catalogue import TINY, TINY_VLM
+from turnwise.models.loading.catalogue import SMOLLM2, SMOLLM2_VISION, TINY, TINY_VLM
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
 from turnwise.models.loading.lora import base_model_of, is_adapter
 from turnwise.models.loading.pretrained import quiet_transformers, reads_images
+from turnwise.models.loading.smollm2_vision import vision_config
 from turnwise.models.loading.tiny import tiny_config
 from turnwise.models.loading.tiny_vlm import tiny_vlm_config
 
@@ -132,11 +133,13 @@ KNOWN_MODELS: dict[str, tuple[str, tuple[int, ...]]] = {
 
 
 def load_config(name: str) -> Any:
-    """Return the configuration of tiny, tiny_vlm, a model in KNOWN_MODELS, a model or adapter folder, or a hub name."""
+    """Return the configuration of a built-in model, one in KNOWN_MODELS, a model or adapter folder, or a hub name."""
     if name == TINY:
         return tiny_config()
     if name == TINY_VLM:
         return tiny_vlm_config()
+    if name == SMOLLM2_VISION:
+        return vision_config(known_config(SMOLLM2))
     path = Path(name).expanduser()
     if name and is_adapter(path):
         return load_config(base_model_of(path))
