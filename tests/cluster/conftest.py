@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -39,9 +40,11 @@ def ray_cluster(optional_part: Callable[..., NoReturn]) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")  # else Ray writes a token into the home folder
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_TMPDIR", folder)  # else the address goes to /tmp/ray, which may not exist
         patch.setenv("OMP_NUM_THREADS", "1")
         head = {**NODE, "temp_dir": folder, "_system_config": SYSTEM}
         with keep_sigterm():
+            Path(folder, "ray").mkdir()
             cluster = Cluster(initialize_head=True, head_node_args=head)
             cluster.add_node(**NODE)
             cluster.add_node(**NODE)
