@@ -10,7 +10,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from multiprocessing import reduction
+from functools import cache
+from multiprocessing import forkserver, reduction
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import TracebackType
@@ -25,10 +26,16 @@ CONTEXT.set_forkserver_preload(PRELOADED)
 def start_process(target: Callable[..., Any], *args: Any, daemon: bool = False) -> ForkServerProcess:
     """Start `target(*args)` in a forked process. The first call starts the process that forks."""
     process = CONTEXT.Process(target=target, args=args, daemon=daemon)
-    # The server, from which the processes are forked, finds modules to preload by this variable alone.
-    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
-        process.start()
+    _start_server()
+    process.start()
     return process
+
+
+@cache
+def _start_server() -> None:
+    """Start the process that forks. It finds the modules to preload by PYTHONPATH alone."""
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
+        forkserver.ensure_running()
 
 
 class _Inherited:

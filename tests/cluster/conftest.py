@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from ray_forks_for_tests import fork_ray_workers
 from ray_nodes_for_tests import NODE
 
 SYSTEM = {
@@ -37,7 +38,9 @@ def ray_cluster(optional_part: Callable[..., NoReturn]) -> Iterator[Any]:
     except ImportError:
         optional_part("ray is not installed")
     folder = tempfile.mkdtemp(prefix="tw", dir="/tmp")  # sockets need short paths
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, fork_ray_workers(Path(folder)) as variables:
+        for name, value in variables.items():
+            patch.setenv(name, value)
         patch.setenv("RAY_AUTH_MODE", "disabled")  # else Ray writes a token into the home folder
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_TMPDIR", folder)  # else the address goes to /tmp/ray, which may not exist
