@@ -1,4 +1,4 @@
-"""Adds trajectories to a replay buffer until it is killed. Prints the number of each before it is added."""
+"""Process that adds trajectories to a replay buffer until it is killed, and prints the number of each before."""
 
 import sys
 from pathlib import Path
@@ -32,8 +32,8 @@ def numbered(number: int) -> Trajectory:
     )
 
 
-if __name__ == "__main__":
-    replay = open_replay(Path(sys.argv[1]), CAPACITY)
+def add_until_killed(folder: Path) -> None:
+    replay = open_replay(folder, CAPACITY)
     for number in range(10**6):
         sys.stdout.write(f"{number}\n")
         sys.stdout.flush()

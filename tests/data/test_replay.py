@@ -1,18 +1,16 @@
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from replay_to_kill import CAPACITY, numbered
+from replay_to_kill import CAPACITY, add_until_killed, numbered
 
 from episodes_for_tests import task_of, trajectories, trajectory_of, turn_of
+from processes_for_tests import forked_with_output
 from turnwise.core.errors import UserError
 from turnwise.core.images import image_token_id
 from turnwise.core.trajectory import Status, Trajectory
@@ -114,17 +112,13 @@ def test_replay_removes_what_a_kill_left_half_written(tmp_path: Path) -> None:
 
 def test_replay_survives_kill_minus_nine(tmp_path: Path) -> None:
     """After each kill the buffer equals one that was filled without interruption, byte for byte."""
-    root = Path(__file__).parents[1]
-    environment = os.environ | {"PYTHONPATH": str(root.parent / "src")}
     for after in (7, 101):
         folder = tmp_path / f"killed-{after}"
-        command = [sys.executable, str(root / "data" / "replay_to_kill.py"), str(folder)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
+        with forked_with_output(add_until_killed, folder) as (process, lines):
+            for line in lines:
                 if int(line) == after:
                     break
-            process.send_signal(signal.SIGKILL)
+            process.kill()
         assert process.returncode == -signal.SIGKILL
         killed = open_replay(folder, CAPACITY)
         count = killed.entries[-1].step + 1

@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import os
 import re
 import signal
 import sqlite3
-import subprocess
 import sys
 from array import array
 from collections.abc import Sequence
@@ -18,6 +16,7 @@ import pytest
 
 import turnwise as tw
 from pages_for_tests import ROOT
+from processes_for_tests import Forked, run_turnwise
 from turnwise.cli.main import main
 from turnwise.core.errors import UserError
 from turnwise.envs.agent.tasks import tasks_of_split
@@ -152,10 +151,12 @@ def test_killed_agent_run_resumes_with_all_episodes(project: Path) -> None:
     """It is killed between two episodes' calls; those of its interrupted step are sampled and stored again."""
     (project / "killing.py").write_text(KILLING_AGENT)
     settings = ["--agent.function", str(project / "killing.py:die_once"), "--name", "killed", "--seed", "5"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "turnwise", "train", str(project / "agent.toml"), *settings]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    output = project / "output"
+    with (
+        output.open("w") as file,
+        Forked(run_turnwise, ["train", str(project / "agent.toml"), *settings], stderr=file.fileno()) as process,
+    ):
+        assert process.wait() == -signal.SIGKILL, output.read_text()
     killed = tw.load_run("killed")
     assert [row["step"] for row in killed.metrics() if "rollout/episodes" in row] == [1]
     assert len(stored_calls(killed)) > 2 * 6, "calls of the interrupted step"

@@ -5,8 +5,6 @@ import os
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
 from array import array
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -17,6 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 import turnwise as tw
+from processes_for_tests import Forked, forked_with_output, run_turnwise
 from turnwise.cli.main import main
 from turnwise.core.errors import Outage, UserError
 from turnwise.recipes import remote_trainer
@@ -36,25 +35,24 @@ TASKS = ["one", "two"]
 
 
 @contextmanager
-def training_server(folder: Path, *words: str) -> Iterator[tuple[str, str, subprocess.Popen[str]]]:
+def training_server(folder: Path, *words: str) -> Iterator[tuple[str, str, Forked]]:
     """Yield the url and token of a server in `folder`, and its process."""
-    command = [sys.executable, "-m", "turnwise", "serve", "--train", "--port", "0", *words]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, cwd=folder, env=environment, **pipes) as server:
-        assert server.stdout is not None
-        printed = []
+    command = ["serve", "--train", "--port", "0", *words]
+    errors = folder / "errors"
+    with (
+        errors.open("w") as file,
+        forked_with_output(run_turnwise, command, cwd=folder, stderr=file.fileno()) as (server, lines),
+    ):
         try:
-            for line in server.stdout:
-                printed.append(line)
+            for line in lines:
                 if found := re.search(r'tw.Trainer\(url="(.*)", api_key="(.*)"\)', line):
                     yield found[1], found[2], server
                     break
             else:
-                raise AssertionError("".join(printed))
+                raise AssertionError(errors.read_text())
         finally:
-            server.terminate()
-            server.stdout.read()
+            if server.poll() is None:
+                os.kill(server.pid, signal.SIGTERM)
 
 
 def new_run(name: str) -> list[str]:
@@ -124,7 +122,7 @@ def test_remote_trainer_after_a_killed_server_continues_at_its_checkpoint(
 ) -> None:
     monkeypatch.setattr(remote_trainer, "RETRY_AFTER_S", (0.1,))
 
-    async def lose_server(url: str, token: str, server: "subprocess.Popen[str]") -> None:
+    async def lose_server(url: str, token: str, server: Forked) -> None:
         async with tw.Trainer(url=url, api_key=token) as trainer:
             groups = await trainer.gather(count_letters, TASKS, group_size=2)
             assert (await trainer.step(groups))["step"] == 1
