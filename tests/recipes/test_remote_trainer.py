@@ -6,7 +6,7 @@ import re
 import signal
 import sqlite3
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from processes_for_tests import Forked, forked_with_output, run_turnwise
 from turnwise.cli.main import main
 from turnwise.core.errors import Outage, UserError
 from turnwise.recipes import remote_trainer
+from turnwise.recipes.trainer_backend import LocalBackend
 from turnwise.record.run_folder import CALLS_FILE
+from turnwise.training.checkpoints import Checkpoints
 
 SETTINGS = {
     "algo.advantage": "grpo",
@@ -35,13 +37,14 @@ TASKS = ["one", "two"]
 
 
 @contextmanager
-def training_server(folder: Path, *words: str) -> Iterator[tuple[str, str, Forked]]:
+def training_server(
+    folder: Path, *words: str, prepare: Callable[[], None] | None = None
+) -> Iterator[tuple[str, str, Forked]]:
     """Yield the url and token of a server in `folder`, and its process."""
-    command = ["serve", "--train", "--port", "0", *words]
-    errors = folder / "errors"
+    command, errors = ["serve", "--train", "--port", "0", *words], folder / "errors"
     with (
         errors.open("w") as file,
-        forked_with_output(run_turnwise, command, cwd=folder, stderr=file.fileno()) as (server, lines),
+        forked_with_output(run_turnwise, command, cwd=folder, stderr=file.fileno(), prepare=prepare) as (server, lines),
     ):
         try:
             for line in lines:
@@ -117,40 +120,69 @@ def test_remote_trainer_gives_the_weights_of_the_local_one(tmp_path: Path, monke
         assert len(turns) == 8 and all(stored[turn["info"]["call"]] == turn["action_ids"] for turn in turns)
 
 
-def test_remote_trainer_after_a_killed_server_continues_at_its_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def kill_before_checkpoint() -> None:
+    """Kill the process in its second step, once that is trained and recorded."""
+    save = Checkpoints.save
+
+    def save_or_die(self: Checkpoints, learner: Any, state: Any, *, best: bool = False) -> Path:
+        if state.step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return save(self, learner, state, best=best)
+
+    Checkpoints.save = save_or_die  # type: ignore[method-assign]
+
+
+def kill_before_reply() -> None:
+    """Kill the process in its second step, once that is saved and before the trainer knows."""
+    step = LocalBackend.step
+
+    async def step_and_die(self: LocalBackend, collected: Any) -> dict[str, Any]:
+        row = await step(self, collected)
+        if self.steps_done == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return row
+
+    LocalBackend.step = step_and_die  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(("prepare", "saved"), [(kill_before_checkpoint, 1), (kill_before_reply, 2)])
+def test_remote_trainer_resumes_a_server_that_was_killed_in_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[], None], saved: int
 ) -> None:
+    """The trainer's loop counts by `steps_done`, so that every step is in the run once."""
     monkeypatch.setattr(remote_trainer, "RETRY_AFTER_S", (0.1,))
 
-    async def lose_server(url: str, token: str, server: Forked) -> None:
+    async def train_until(step: int, url: str, token: str) -> None:
         async with tw.Trainer(url=url, api_key=token) as trainer:
-            groups = await trainer.gather(count_letters, TASKS, group_size=2)
-            assert (await trainer.step(groups))["step"] == 1
-            again = await trainer.gather(count_letters, TASKS, group_size=2)
-            os.kill(server.pid, signal.SIGKILL)
-            server.wait()
-            await trainer.step(again)
+            while trainer.steps_done < step:
+                groups = await trainer.gather(count_letters, TASKS, group_size=2)
+                assert (await trainer.step(groups))["step"] == trainer.steps_done
 
     async def resume(url: str, token: str) -> None:
         async with tw.Trainer(url=url, api_key=token) as lost:
-            async with tw.Trainer(url=url, api_key=token) as trainer:
-                assert (trainer.steps_done, trainer.path) == (1, Path("runs/killed"))
-                groups = await trainer.gather(count_letters, TASKS, group_size=2)
-                assert (await trainer.step(groups))["step"] == 2
+            assert (lost.steps_done, lost.path) == (saved, Path("runs/killed"))
+            await train_until(3, url, token)
             await lost.gather(count_letters, TASKS, group_size=2)
 
     with (
-        training_server(tmp_path, *new_run("killed")) as (url, token, server),
+        training_server(tmp_path, *new_run("killed"), prepare=prepare) as (url, token, _),
         pytest.raises(Outage, match=r"cannot be reached .* start `turnwise serve --train` there, with --resume RUN"),
     ):
-        asyncio.run(lose_server(url, token, server))
+        asyncio.run(train_until(3, url, token))
     with (
         training_server(tmp_path, "--resume", "runs/killed") as (url, token, _),
-        pytest.raises(UserError, match=r"another trainer has connected: .* continues after step 2"),
+        pytest.raises(UserError, match=r"another trainer has connected: .* continues after step 3"),
     ):
         asyncio.run(resume(url, token))
-    rows = [row for row in tw.load_run(tmp_path / "runs/killed").metrics() if "rollout/episodes" in row]
-    assert [(row["step"], row["rollout/episodes"]) for row in rows] == [(1, 4.0), (2, 4.0)]
+    run = tw.load_run(tmp_path / "runs/killed")
+    rows = [row for row in run.metrics() if "rollout/episodes" in row]
+    assert [(row["step"], row["rollout/episodes"]) for row in rows] == [(1, 4.0), (2, 4.0), (3, 4.0)]
+    with closing(sqlite3.connect(run.path / CALLS_FILE)) as store:
+        stored = {call: list(array("q", ids)) for call, ids in store.execute("SELECT id, action_ids FROM calls")}
+    for step in (1, 2, 3):
+        turns = [turn for episode in run.trajectories(step) for turn in episode["turns"]]
+        assert len(turns) == 8 and all(stored.pop(turn["info"]["call"]) == turn["action_ids"] for turn in turns)
+    assert not stored, "calls that no step was trained on"
 
 
 def test_remote_trainer_explains_wrong_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +203,10 @@ def test_remote_trainer_explains_wrong_calls(monkeypatch: pytest.MonkeyPatch) ->
         (["--train", "--out", "calls.sqlite"], "--out has an effect only without --train"),
         (["--resume", "runs/x"], "--resume has an effect only with --train"),
         (["--train", "--eval.every", "2"], "eval.every has no effect in tw.Trainer"),
-        (["--train", "--agent.reward", "reward.py:score"], "return the reward from the remote agent"),
+        (
+            ["--train", "--agent.reward", "reward.py:score"],
+            "on the machine of the remote agent: return the reward",
+        ),
     ],
 )
 def test_serve_train_refuses_settings_without_effect(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -45,6 +46,8 @@ from turnwise.rollout.collect import CollectedGroups
 
 GRACE_S = 60.0
 """Seconds beyond agent.timeout_s after which an open episode is dropped, as its trainer is gone."""
+
+log = logging.getLogger("turnwise")
 
 AnyRequest = TypeVar("AnyRequest", bound=BaseModel)
 
@@ -90,7 +93,9 @@ class TrainingRoutes:
         self._bodies, self._stepping = BodyReader(), asyncio.Lock()
         self._last_step: tuple[int, StepReply] | None = None
         """Number and metrics of the last step of this process."""
-        self._expired: set[asyncio.Task[None]] = set()
+        self._expiring: set[asyncio.Task[None]] = set()
+        self._lost = set[str]()
+        """Episodes since the last step that their trainer did not end: failures of the infrastructure."""
         self.diverged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Has the DivergedError of a step after which the run cannot go on."""
 
@@ -125,8 +130,10 @@ class TrainingRoutes:
         )
 
     async def _connect(self, request: Connect) -> Connection:
-        await self._session.drop(*self._session.open)
-        self._session, service = TrainingSession(), self._service
+        async with self._stepping:  # a step of the trainer before is part of the run that this one continues
+            self._lost.update(self._session.open)
+            await self._session.drop(*self._session.open)
+            self._session, self._last_step, service = TrainingSession(), None, self._service
         return Connection(
             session=self._session.id,
             config=service.config.model_dump(mode="json"),
@@ -157,10 +164,17 @@ class TrainingRoutes:
         return self._service.config.agent.timeout_s + GRACE_S
 
     def _expire(self, session: TrainingSession, name: str, episode: OpenEpisode) -> None:
+        """Drop an episode whose trainer is gone."""
+
+        async def drop() -> None:
+            self._lost.add(name)
+            await session.drop(name)
+            log.warning("The trainer did not end an episode within %g s: it was dropped.", self._limit_s)
+
         if session.open.get(name) is episode:
-            task = asyncio.ensure_future(session.drop(name))
-            self._expired.add(task)
-            task.add_done_callback(self._expired.discard)
+            task = asyncio.ensure_future(drop())
+            self._expiring.add(task)
+            task.add_done_callback(self._expiring.discard)
 
     async def _close_episode(self, request: CloseRequest) -> Done:
         await self._session.drop(request.id)
@@ -172,6 +186,7 @@ class TrainingRoutes:
             return session.replies[name]
         episode = session.open.pop(name, None)
         if episode is None:
+            self._lost.discard(name)  # its trainer counts it
             late = InfrastructureFailure(f"the episode was open for more than {self._limit_s:g} s, or never opened")
             return FinishReply(failure=FailureBody.of(late))
         agent, folder = self._service.collector(evaluation=False).agent, self._service.path
@@ -194,13 +209,15 @@ class TrainingRoutes:
             self._last_step = (request.step, reply)
             self._session.finished.clear()
             self._session.replies.clear()
+            self._lost.clear()
             return reply
 
     async def _train(self, request: StepRequest) -> dict[str, Any]:
         members = [self._session.find(names) for names in request.groups]
         groups = tuple(Group(task=each[0].task, trajectories=each) for each in members)
         last = EnvironmentFailure(request.last_failure) if request.last_failure else None
-        collected = CollectedGroups(groups=groups, counts=Counter(request.counts), last_failure=last)
+        counts = Counter(request.counts) + Counter(infra_errors=len(self._lost))
+        collected = CollectedGroups(groups=groups, counts=counts, last_failure=last)
         try:
             return await self._service.step(collected)
         except DivergedError as error:
