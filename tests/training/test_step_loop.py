@@ -287,3 +287,17 @@ def test_restarted_learner_publishes_the_version_that_the_engine_had() -> None:
         with pytest.raises(LearnerLost):
             asyncio.run(loop.run(replace(START, step=1)))
     assert loop.engine.published == [0, 1, 2, 1, 1]  # type: ignore[attr-defined]
+
+
+def test_evaluation_that_loses_the_learner_publishes_again() -> None:
+    """The evaluation is repeated after the restart, and the engine's weights may be lost too."""
+    loop = run(settings_of(), steps=1).loop
+
+    async def lose(*_: Any) -> None:
+        raise LearnerLost("killed")
+
+    loop.evaluator = SimpleNamespace(evaluate=lose)  # type: ignore[assignment]
+    for _ in range(2):
+        with pytest.raises(LearnerLost):
+            asyncio.run(Loop.evaluate(loop, "after", [], 1))
+    assert loop.engine.published == [0, 1, 1]  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -286,16 +286,15 @@ class TrainingRun(ABC):
         return nullcontext()
 
     async def _evaluate_and_train(self, loop: TrainingLoop, state: State) -> Summary:
-        test_tasks = self.eval_tasks(self.config.eval.split)
+        evaluate_before = partial(self._evaluate_once, loop, "before")
+        evaluate_after = partial(self._evaluate_once, loop, "after")
         if state.step < loop.steps:
             self.folder.discard_results()
-        if not self._evaluated("before"):
-            await loop.evaluate("before", test_tasks, state.step)
-        state = await self._run_loop(loop, state)
+        state = await self._recovering(evaluate_before, state)
+        state = await self._recovering(loop.run, state)
         if not state.step:
             return {"finished": False, "steps": 0}
-        if not self._evaluated("after"):
-            await loop.evaluate("after", test_tasks, state.step)
+        state = await self._recovering(evaluate_after, state)
         rows = self.folder.read_metrics()
         summary = self.summarise(rows)
         if state.step < loop.steps:
@@ -306,11 +305,17 @@ class TrainingRun(ABC):
         self.folder.write_summary(summary)  # last: a run with a summary has ended
         return {"finished": True, **summary}
 
-    async def _run_loop(self, loop: TrainingLoop, state: State) -> State:
-        """Train; continue from the last checkpoint if a process of the learner dies."""
+    async def _evaluate_once(self, loop: TrainingLoop, name: str, state: State) -> State:
+        """Evaluate on the test tasks, unless that is recorded already."""
+        if not self._evaluated(name):
+            await loop.evaluate(name, self.eval_tasks(self.config.eval.split), state.step)
+        return state
+
+    async def _recovering(self, stage: Callable[[State], Awaitable[State]], state: State) -> State:
+        """Run a stage; repeat it from the last checkpoint if a process of the learner dies."""
         while True:
             try:
-                return await loop.run(state)
+                return await stage(state)
             except LearnerLost as loss:
                 state = self.recover(loss)
 

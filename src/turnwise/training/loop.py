@@ -345,5 +345,9 @@ class Loop:
         return 0 < number < self.steps and is_due(self.config.eval.every, number)
 
     async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> Evaluation:
-        await self._publish(number)
-        return await self.evaluator.evaluate(name, tasks, number)
+        try:
+            await self._publish(number)
+            return await self.evaluator.evaluate(name, tasks, number)
+        except LearnerLost:  # as in `run`
+            self._published = None
+            raise
