@@ -101,3 +101,18 @@ def test_adapter_is_published_apart_from_its_base(tmp_path: Path) -> None:
     load_adapter(restored, published.adapter)
     assert dict(restored.named_parameters()).keys() == dict(model.named_parameters()).keys()
     assert sorted(each.name for each in published.path.parent.iterdir()) == ["base.safetensors", "version-2"]
+
+
+def test_cache_on_a_cpu_is_within_the_engines_share_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    page, free_pages = 4096, 10_000
+    monkeypatch.setattr(build.os, "sysconf", {"SC_AVPHYS_PAGES": free_pages, "SC_PAGE_SIZE": page}.__getitem__)
+    model = tiny_model(0)
+    tokens_of = build.MemoryEstimate(shape=build.model_shape(model), compiled=False).kv_cache
+
+    def cache(slots: int, share: float) -> int:
+        settings = EngineConfig(kind="vllm", gpu_memory_utilization=share)
+        return build._cache_bytes(model, EngineOptions(slots=slots, max_tokens=64, settings=settings))
+
+    assert cache(4, 1.0) == tokens_of(4 * 64), "what the slots need"
+    assert cache(10**6, 0.5) == page * free_pages // 2
+    assert cache(10**6, 1e-9) == tokens_of(2 * 64), "two episodes at least"

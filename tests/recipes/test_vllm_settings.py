@@ -38,6 +38,7 @@ def test_other_engine_is_corrected_unless_the_settings_say_how() -> None:
     [
         ([SERVER], "engine.urls has no effect with engine.kind native"),
         ([KIND, SERVER, ("system.decode_steps", "2")], "system.decode_steps has no effect with engine.kind vllm"),
+        ([KIND, SERVER, ("system.cache_share", "0.2")], "system.cache_share has no effect with engine.kind vllm"),
         ([KIND, SERVER, ("engine.tensor_parallel", "2")], "engine.tensor_parallel has no effect with engine.urls"),
         ([KIND, SERVER, ("selfplay.opponent", "past")], "the servers of engine.urls hold one"),
         ([KIND, SERVER, ("selfplay.opponent", "self")], "choose selfplay.opponent self with selfplay.ladder_games 0"),

@@ -353,7 +353,7 @@ class EngineConfig(Section):
     tensor_parallel: Positive = 1
     """vllm: number of GPUs that the model is split over."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.4
-    """vllm: share of the GPU's memory for vLLM's weights and KV cache."""
+    """vllm: share of the GPU's memory for vLLM's weights and KV cache; on a CPU, of its free memory for the cache."""
 
 
 class ClusterConfig(Section):

@@ -107,7 +107,6 @@ ENGINES = EngineKinds(
             "engine.weights_folder",
             "engine.tensor_parallel",
             "engine.gpu_memory_utilization",
-            "system.cache_share",  # on a CPU
         ),
         gpu_share=_vllm_gpu_share,
     ),

@@ -130,8 +130,9 @@ def _check_model(model: Any, max_tokens: int, on_gpu: bool) -> None:
 
 
 def _cache_bytes(model: Any, options: EngineOptions) -> int:
-    """Return the size of the KV cache on a CPU: what all slots need, at most system.cache_share of the free memory."""
+    """Return the size of the KV cache on a CPU: what all slots need, at most engine.gpu_memory_utilization of the free
+    memory."""
     cache = MemoryEstimate(shape=model_shape(model), compiled=False).kv_cache
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    wanted = min(cache(options.slots * options.max_tokens), int(options.system.cache_share * free))
+    wanted = min(cache(options.slots * options.max_tokens), int(options.settings.gpu_memory_utilization * free))
     return max(cache(2 * options.max_tokens), wanted)
