@@ -290,11 +290,11 @@ class TrainingRun(ABC):
         evaluate_after = partial(self._evaluate_once, loop, "after")
         if state.step < loop.steps:
             self.folder.discard_results()
-        state = await self._recovering(evaluate_before, state)
-        state = await self._recovering(loop.run, state)
+        state = await self._run_stage(evaluate_before, state)
+        state = await self._run_stage(loop.run, state)
         if not state.step:
             return {"finished": False, "steps": 0}
-        state = await self._recovering(evaluate_after, state)
+        state = await self._run_stage(evaluate_after, state)
         rows = self.folder.read_metrics()
         summary = self.summarise(rows)
         if state.step < loop.steps:
@@ -311,7 +311,7 @@ class TrainingRun(ABC):
             await loop.evaluate(name, self.eval_tasks(self.config.eval.split), state.step)
         return state
 
-    async def _recovering(self, stage: Callable[[State], Awaitable[State]], state: State) -> State:
+    async def _run_stage(self, stage: Callable[[State], Awaitable[State]], state: State) -> State:
         """Run a stage; repeat it from the last checkpoint if a process of the learner dies."""
         while True:
             try:
