@@ -103,6 +103,28 @@ def test_runner_treats_value_errors_as_invalid_actions(episode):
     assert not good.invalid and say(good) == "higher"
 
 
+class Parser(TextEnv):
+    """Give a number."""
+
+    def reset(self, rng):
+        return "?"
+
+    def step(self, action):
+        if action == "no":
+            raise ValueError("not this one")
+        return goes_on(str(int(action)))
+
+
+def test_runner_logs_the_first_value_error_without_a_raise_statement(episode, caplog):
+    _, (raised,) = episode(make(Parser), ["<answer>no</answer>"])
+    assert "Invalid action: not this one" in say(raised) and not caplog.text
+    _, results = episode(make(Parser), ["<answer>x</answer>", "<answer>x</answer>"])
+    assert all("Invalid action: invalid literal" in say(result) for result in results)
+    assert (
+        caplog.text.count("Parser.step: ValueError: invalid literal for int() with base 10: 'x' at test_text_env") == 1
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [

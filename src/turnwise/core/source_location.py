@@ -1,6 +1,7 @@
 """Source locations in users' files, as FILE:LINE, for error messages."""
 
 import inspect
+import linecache
 import os
 import sysconfig
 import traceback
@@ -36,6 +37,13 @@ def describe_bug(error: BaseException) -> str:
     text = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
     found = (users or ours or frames)[-1:]
     return f"{text} at {_format(*found[0])}" if found else text
+
+
+def is_raised_by_user(error: BaseException) -> bool:
+    """Return whether a `raise` statement outside of turnwise and of libraries raised the error."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    file, line = frames[-1]
+    return not file.startswith(LIBRARIES) and linecache.getline(file, line).lstrip().startswith("raise")
 
 
 def _code(function: Callable[..., Any]) -> CodeType | None:

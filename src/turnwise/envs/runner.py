@@ -1,5 +1,6 @@
 """Run a `TextEnv` as a core `Env`: build the prompt, parse answers, run actions, enforce the limits."""
 
+import logging
 import random
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -9,12 +10,17 @@ from typing import Any
 from turnwise.core.errors import EnvironmentFailure, UserError, failure_boundary
 from turnwise.core.messages import Content, ImagePart, Message, Picture, content_parts, system, user
 from turnwise.core.protocols import Observation, StepResult
+from turnwise.core.source_location import describe_bug, is_raised_by_user
 from turnwise.envs.answers import Answer, format_answer, invalid_action_line, match_name, read_answer
 from turnwise.envs.reasoning import SECTIONS, ReasoningFormat, describe_format, score_section
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome, TextEnv
 from turnwise.rewards.functions import describe_value, to_float
 
+log = logging.getLogger(__name__)
+
+_reported: set[type[TextEnv]] = set()
+"""Environments whose first such error was logged."""
 MAX_RESETS = 1000
 """Start states that are drawn before the environment counts as too small for its split."""
 MAX_REWARD = 1e9
@@ -78,8 +84,7 @@ class TextEnvRunner:
         with self._attribute_errors("state_key"):
             state = self.env.state_key()
         reasoning = StateReasoning(self.env, action.content)
-        answer = read_answer(action.content, several=self.env.max_actions_per_turn > 1)
-        turn = reasoning.add_rewards(await self._run(answer))
+        turn = reasoning.add_rewards(await self._run(self._read(action.content)))
         self._turns += 1
         self._actions += len(turn.actions)
         truncated = not turn.over and bool(self._limit_reached())
@@ -99,6 +104,10 @@ class TextEnvRunner:
     async def close(self) -> None:
         """Nothing to release."""
 
+    def _read(self, reply: str) -> Answer:
+        """Parse a reply. Subclasses override it to accept other formats."""
+        return read_answer(reply, several=self.env.max_actions_per_turn > 1)
+
     async def _run(self, answer: Answer) -> TurnOutcome:
         """Run actions until one ends the episode, is invalid, or reaches a limit. Earlier actions stay in effect."""
         if answer.problem:
@@ -113,6 +122,7 @@ class TextEnvRunner:
             try:
                 outcome = await self._act(action)
             except ValueError as error:
+                report_unraised(type(self.env), error)
                 reward += self.env.invalid_reward
                 return TurnOutcome(actions=tuple(done), reward=reward, problem=invalid_action_line(error))
             done.append(action)
@@ -177,6 +187,18 @@ class TextEnvRunner:
 
     def _attribute_errors(self, where: str, passing: tuple[type[Exception], ...] = ()) -> AbstractContextManager[None]:
         return failure_boundary(f"{type(self.env).__name__}.{where}", passing)
+
+
+def report_unraised(env: type[TextEnv], error: ValueError) -> None:
+    """Log the first ValueError of an environment that none of its own `raise` statements raised: it may be a bug."""
+    if env in _reported or is_raised_by_user(error):
+        return
+    _reported.add(env)
+    log.warning(
+        "note: %s.step: %s counts as an invalid action, and the agent reads its text (reported once)",
+        env.__name__,
+        describe_bug(error),
+    )
 
 
 def _check_content(value: Content, where: str) -> Content:
