@@ -242,6 +242,36 @@ def test_tools_env_runs_tasks_from_a_file(own: dict[str, Any]) -> None:
     assert not (train & validation or train & test or validation & test), "no question is in two splits"
 
 
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("sunny", "sunny"),
+        ("<think>rain?</think> sunny ", "sunny"),
+        ("It is <answer>sunny</answer>.", "sunny"),
+        ('<tool_call>{"name": "weather"}</tool_call>', '<tool_call>{"name": "weather"}</tool_call>'),
+        ("", ""),
+    ],
+)
+def test_tools_env_without_tools_scores_any_reply_to_the_prompt(own: dict[str, Any], reply: str, answer: str) -> None:
+    kind = load_spec("tools")
+    del own["tools"]
+
+    async def play() -> tuple[Observation, StepResult]:
+        env = kind.make(Task(env="tools", seed=seed_for("train", 0), params=kind.check_params(own)))
+        return await env.start(), await env.step(assistant(reply))
+
+    opening, end = asyncio.run(play())
+    assert [message.role for message in opening.messages] == ["user"] and not opening.tools
+    assert end.terminated and not end.invalid and end.info["actions"] == [answer]
+    assert end.success is (answer == "sunny") and end.reward == float(end.success)
+
+
+def test_tools_env_refuses_messages_as_prompts(own: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": [{"role": "user", "content": "Hello"}]}))
+    with pytest.raises(UserError, match="prompt is a list or table, such as messages: give the text of the user's"):
+        load_spec("tools").check_resources(load_spec("tools").check_params(own))
+
+
 def test_tools_env_accepts_short_settings(own: dict[str, Any]) -> None:
     config = build({"env": {"kind": "tools", **own, "params": {"max_tool_calls": 2}}})
     assert config.env.params == {**own, "max_tool_calls": 2}
@@ -253,7 +283,6 @@ def test_tools_env_accepts_short_settings(own: dict[str, Any]) -> None:
         ({"tasks": "missing.jsonl"}, "missing.jsonl does not exist"),
         ({"tools": ["own.txt:weather"]}, "FILE.py:function"),
         ({"reward": "nowhere.py:score"}, "nowhere.py does not exist"),
-        ({"tools": []}, "env.params.tools: must be a list of at least one tool"),
         ({"tools": [3]}, "env.params.tools: must be a list of at least one tool"),
         ({"tools": "python"}, r'env.params.tools: must be a list: tools = \["python"\]'),
         ({"tools": {"use": "python"}}, r"env.params.tools: must be a list: tools = \[{ ... }\]"),
@@ -325,7 +354,7 @@ def test_python_style_calls_only_the_python_tool(own: dict[str, Any], others: li
 
 
 def test_tools_env_requires_tasks_and_reward() -> None:
-    with pytest.raises(UserError, match=r"env\.params\.tasks is missing: tools needs tasks, tools, reward"):
+    with pytest.raises(UserError, match=r"env\.params\.tasks is missing: tools needs tasks, reward"):
         load_spec("tools").check_params({})
 
 

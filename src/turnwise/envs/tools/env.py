@@ -1,28 +1,35 @@
-"""Any questions with any tools, configured in a recipe: a file of rows, a list of tools, and rewards.
+"""Any questions with any tools, or with none, configured in a recipe: a file of rows, a list of tools, and rewards.
 
 [env]
 kind = "tools"
 tasks = "questions.jsonl"                 # the whole row is passed to the rewards
 tools = ["python", "mytools.py:weather", { use = "search", index = "corpus" }, { mcp = "npx -y some-server" }]
 reward = "myreward.py:score"              # score(answer, row) -> number; 1 is right
+
+Without tools, a row is a prompt that the model sees as it is, and its reply ends the episode.
 """
 
 import json
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message
+from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.suggestions import suggest_and_list
 from turnwise.core.task import Split
+from turnwise.envs.answers import Answer
 from turnwise.envs.rubric_env import RubricEnv
+from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.text_env import Outcome
-from turnwise.envs.tool_env import ToolEnv
+from turnwise.envs.tool_env import ToolEnv, ToolEnvRunner
 from turnwise.envs.tools.task_rows import get_question, read_rows, rows_of_split
 from turnwise.rewards.rubric import Forgeable, RewardSettings
+from turnwise.tools.call_formats import strip_thinking
 from turnwise.tools.tool import NeedsServer, Tool, ToolSource
 from turnwise.tools.toolbox import EpisodeTools
 
@@ -32,14 +39,37 @@ TOOL_FORMS = 'tool: "python", "FILE.py:function" or a table such as { use = "sea
 REWARD_FORMS = 'reward: a name, "FILE.py:function" or a table such as { use = "exact_match" }'
 
 
+class ToolsRunner(ToolEnvRunner):
+    """Run `Tools`. Without tools, the model sees the row's prompt alone, and any reply is an answer."""
+
+    async def start(self) -> Observation:
+        opening = await super().start()
+        if self.tool_env.params.tools:
+            return opening
+        self._messages = list(opening.messages[1:])
+        return replace(opening, messages=opening.messages[1:])
+
+    async def step(self, action: Message) -> StepResult:
+        if self.tool_env.params.tools:
+            return await super().step(action)
+        self._messages.append(action)
+        return await TextEnvRunner.step(self, action)
+
+    def _read(self, reply: str) -> Answer:
+        answer = super()._read(reply)
+        if self.tool_env.params.tools or answer.actions:
+            return answer
+        return Answer(actions=(strip_thinking(reply).strip(),))
+
+
 class Tools(RubricEnv):
     """Answer the question; use the tools where they help."""
 
     class Params(ToolEnv.Params):
         tasks: str
         """JSONL or CSV file of rows, with the question in a column `question`, `prompt`, `problem` or `input`."""
-        tools: tuple[str | dict[str, Any], ...] = Field(min_length=1)
-        """List of python, FILE.py:function, {use = "search", index = FOLDER} and {mcp = COMMAND or URL}."""
+        tools: tuple[str | dict[str, Any], ...] = ()
+        """List of python, FILE.py:function, {use = "search", index = FOLDER} and {mcp = COMMAND or URL}; or empty."""
         reward: RewardSettings
         """FILE.py:function of (answer, row), the name of a reward, or a list of names and tables with `use`."""
         success_at: float = 1.0
@@ -48,7 +78,7 @@ class Tools(RubricEnv):
         @field_validator("tools", mode="before")
         @classmethod
         def _tools_are_a_list(cls, value: Any) -> Any:
-            return _check_list(value, "tools", TOOL_FORMS)
+            return value if value in ([], ()) else _check_list(value, "tools", TOOL_FORMS)
 
         @field_validator("reward", mode="before")
         @classmethod
@@ -56,6 +86,7 @@ class Tools(RubricEnv):
             return value if isinstance(value, str) else _check_list(value, "reward", REWARD_FORMS)
 
     params: Params
+    runner = ToolsRunner
 
     @classmethod
     def check(cls, params: Any) -> None:

@@ -55,6 +55,9 @@ def read_table(path: str, *, setting: str, check: Callable[[Any, str], Row]) -> 
 def _check_question(row: Any, where: str) -> Row:
     if not isinstance(row, dict) or not any(name in row for name in QUESTION_COLUMNS):
         raise UserError(f"{where} has no question: add one of the columns {', '.join(QUESTION_COLUMNS)}")
+    column = next(name for name in QUESTION_COLUMNS if name in row)
+    if isinstance(row[column], list | dict):
+        raise UserError(f"{where}: {column} is a list or table, such as messages: give the text of the user's message")
     return row
 
 
