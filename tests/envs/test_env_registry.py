@@ -98,6 +98,21 @@ def test_spec_of_names_the_source_of_a_class(coin):
     assert spec_of(Local).id == "python:Local" and load_spec("python:Local").cls is Local
 
 
+WRONG = """
+import turnwise as tw
+class Word(tw.TextEnv):
+    action_names = ("yes")
+    def reset(self, rng): return ""
+    def step(self, action): return tw.won()
+class NoRng(Word):
+    action_names = ("yes",)
+    def reset(self): return ""
+class NoAction(Word):
+    action_names = ("yes",)
+    def step(self): return tw.won()
+"""
+
+
 @pytest.mark.parametrize(
     ("env_id", "line"),
     [
@@ -110,11 +125,15 @@ def test_spec_of_names_the_source_of_a_class(coin):
         ("FOLDER/my_env.py:NOT_A_CLASS", "is not an environment"),
         ("FOLDER/my_env.py:TextEnv", "is not an environment"),
         ("FOLDER/my_env.py:Half", "lacks step"),
+        ("FOLDER/wrong.py:Word", r'Word.action_names is a text: write action_names = \("yes",\), with the comma'),
+        ("FOLDER/wrong.py:NoRng", r"NoRng.reset has other arguments .*: write def reset\(self, rng\)"),
+        ("FOLDER/wrong.py:NoAction", r"NoAction.step has other arguments .*: write def step\(self, action\)"),
         ("FOLDER/broken.py:Coin", "could not be loaded: ZeroDivisionError"),
     ],
 )
 def test_load_spec_explains_errors_in_one_line(coin, env_id, line):
     (coin.parent / "broken.py").write_text("1 / 0")
+    (coin.parent / "wrong.py").write_text(WRONG)
     with pytest.raises(UserError, match=line) as caught:
         load_spec(env_id.replace("FOLDER", str(coin.parent)))
     assert "\n" not in str(caught.value)

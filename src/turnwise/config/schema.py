@@ -211,7 +211,7 @@ class TrainConfig(Section):
     betas: tuple[Share, Share] = (0.9, 0.95)
     """AdamW betas."""
     mini_batch: Positive = 32
-    """Trajectories per optimizer step."""
+    """Trajectories per optimizer step; the last one of a training step gets the rest."""
     epochs: Positive = 1
     """Passes over the trajectories of a step."""
     micro_tokens: Positive | None = None

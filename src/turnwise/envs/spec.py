@@ -22,6 +22,7 @@ from turnwise.envs.protocol_env import EnvFactory, ProtocolEnvRunner, check_fact
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import FIRST_SEED, split_of_seed
 from turnwise.envs.text_env import TextEnv, env_docstring, params_model
+from turnwise.rewards.functions import accepts_arguments
 
 if TYPE_CHECKING:
     from turnwise.rewards.services import RewardServices
@@ -205,4 +206,17 @@ def validate_env_class(cls: Any) -> type[TextEnv] | EnvFactory:
         check_factory(cls)
     elif cls.__abstractmethods__:
         raise UserError(f"{name} lacks {' and '.join(sorted(cls.__abstractmethods__))}: define it")
+    else:
+        _check_text_env(cls)
     return cls
+
+
+def _check_text_env(cls: type[TextEnv]) -> None:
+    if isinstance(names := cls.action_names, str):
+        raise UserError(f'{cls.__name__}.action_names is a text: write action_names = ("{names}",), with the comma')
+    for method, argument in (("reset", "rng"), ("step", "action")):
+        if not accepts_arguments(getattr(cls, method), 2):
+            raise UserError(
+                f"{cls.__name__}.{method} has other arguments than it is called with: "
+                f"write def {method}(self, {argument})"
+            )
