@@ -41,6 +41,7 @@ from turnwise.recipes.training_run import (
     restore_or_init,
     summarise_success,
 )
+from turnwise.recipes.trial_episodes import try_environments
 from turnwise.recipes.validate import check_run
 from turnwise.record.trajectories import open_replay
 from turnwise.report.learning_curve import draw_learning_curve
@@ -77,6 +78,8 @@ def train(
     """
     environments = build_environment_mix(config, spec)
     check_run(config, environments, override_keys, resume=resume)
+    if not resume and not config.data.sources:
+        try_environments(config, environments)
     console = console or make_console()
     config = resolve(config)
     algo = config.algo

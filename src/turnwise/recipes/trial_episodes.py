@@ -1,0 +1,127 @@
+"""Try environments before a run trains: one scored episode of random answers each, and the length of their actions."""
+
+import asyncio
+import logging
+import random
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from turnwise.config.schema import Config
+from turnwise.core.blocking import allow_interrupts, interruptible
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError, failure_boundary
+from turnwise.core.messages import assistant
+from turnwise.core.protocols import StepResult
+from turnwise.core.random_streams import random_stream
+from turnwise.core.references import IN_MEMORY, load_function
+from turnwise.core.task import Task
+from turnwise.core.trajectory import Status, Stop, Trajectory, Turn
+from turnwise.envs.answers import format_answer
+from turnwise.envs.rubric_env import RubricEnv
+from turnwise.envs.seeds import seed_for
+from turnwise.envs.spec import EnvRunner, EnvSpec
+from turnwise.recipes.environment_mix import EnvironmentMix
+from turnwise.rewards.functions import trajectory_reward
+from turnwise.rewards.judge.judges import skip_judges
+from turnwise.rollout.failures import creation_boundary, run_with_retries
+from turnwise.training.warmup import random_word
+
+MAX_TURNS = 100
+"""Turns of a trial episode, for environments that do not limit them."""
+
+log = logging.getLogger(__name__)
+
+
+def try_environments(config: Config, environments: EnvironmentMix) -> None:
+    """Play and score one episode in each environment with code of the user's own, before a model is loaded.
+
+    A bug in `reset`, `step` or a reward then shows within seconds, with file and line. Judges are not asked.
+    """
+    if environments.has_agent:
+        return
+    for spec, params in environments.with_params:
+        is_own = ".py:" in spec.id or spec.id.startswith(IN_MEMORY) or spec.subclass_of(RubricEnv) is not None
+        if is_own or config.reward.functions:
+            asyncio.run(_try_environment(config, spec, params))
+
+
+async def _try_environment(config: Config, spec: EnvSpec, params: dict[str, Any]) -> None:
+    limit = config.rollout.timeout_s
+
+    async def play(attempt: int) -> Trajectory:
+        try:
+            async with asyncio.timeout(limit):
+                return await interruptible(_play(spec, params, config.seed, attempt), limit, spec.name)
+        except TimeoutError as error:
+            raise InfrastructureFailure(f"{spec.name} took longer than rollout.timeout_s {limit:g}") from error
+
+    with skip_judges(), allow_interrupts():
+        found = await run_with_retries(config.rollout.attempts, play)
+        if isinstance(found, EnvironmentFailure):
+            raise UserError(f"{found} (in a trial episode of random answers)") from found
+        if isinstance(found, Exception):
+            log.warning("note: a trial episode of random answers failed: %s", found)
+            return
+        for function in config.reward.functions:
+            await trajectory_reward(load_function(function, "reward.functions"))(found)
+
+
+async def _play(spec: EnvSpec, params: dict[str, Any], seed: int, attempt: int) -> Trajectory:
+    task = Task(env=spec.name, params=params, seed=seed_for("train", 0))
+    rng = random_stream("trial", seed, attempt)
+    with creation_boundary():
+        env = spec.make(task, 0, attempt)
+    try:
+        turns: list[Turn] = []
+        text = (await env.start()).messages[-1].content
+        while True:
+            reply = _random_reply(env, rng, text)
+            result = await env.step(assistant(reply))
+            turns.append(_turn(reply, result))
+            if result.over or len(turns) == MAX_TURNS:
+                break
+            text = result.messages[-1].content
+    finally:
+        await env.close()
+    status = result.status if result.over else Status.TRUNCATED_TIME
+    rewards = tuple(turn.reward for turn in turns)
+    return Trajectory(task=task, member=0, attempt=attempt, turns=tuple(turns), status=status, turn_rewards=rewards)
+
+
+def _random_reply(runner: EnvRunner, rng: random.Random, observation: str) -> str:
+    """Return a random answer. Calls of tools that the environment does not suggest itself might have side effects."""
+    with failure_boundary(f"{type(runner.env).__name__}.random_answer"):
+        suggest = getattr(runner.env, "random_answer", None)
+        return (suggest(rng) if suggest is not None else None) or random_word(rng, observation)
+
+
+def _turn(reply: str, result: StepResult) -> Turn:
+    """Return a turn whose token ids are the bytes of the reply: there is no tokenizer yet."""
+    ids = tuple(reply.encode())
+    return Turn(
+        context_ids=(0,),
+        extends=True,
+        action_ids=ids,
+        action_logprobs=(-1.0,) * len(ids),
+        temperature=1.0,
+        spans=(),
+        message=assistant(reply),
+        stop=Stop.EOS,
+        reward=result.reward,
+        invalid=result.invalid,
+        info=result.info,
+        picture=result.picture,
+    )
+
+
+def check_actions_fit(environments: EnvironmentMix, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> None:
+    """Raise UserError if an answer with one of an environment's `action_names` is longer than a turn may be."""
+    for spec in environments.specs.values():
+        names = getattr(spec.cls, "action_names", ())
+        for name in names if isinstance(names, tuple | list) else ():
+            length = len(tokenizer(format_answer([name]))["input_ids"]) + 1  # and the token that ends the turn
+            if length > max_new_tokens:
+                raise UserError(
+                    f'the answer with the action "{name}" of {spec.name} has {length} tokens, and '
+                    f"rollout.max_new_tokens is {max_new_tokens}: set it to {length} or more, or shorten the name"
+                )

@@ -1,0 +1,91 @@
+"""Environments and rewards are tried before a model is loaded."""
+
+import logging
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from runs_for_tests import small
+from turnwise.core.errors import UserError
+from turnwise.envs.spec import EnvSpec
+from turnwise.models.loading.tiny import tiny_tokenizer
+from turnwise.recipes import run
+from turnwise.recipes.environment_mix import build_environment_mix
+from turnwise.recipes.trial_episodes import check_actions_fit, try_environments
+
+ENV = '''
+import turnwise as tw
+
+class Mine(tw.TextEnv):
+    """Say 1."""
+    max_turns = 3
+    action_names = ("one", "a very long name of an action that nobody would ever want to say")
+    def reset(self, rng):
+        return "go"
+    def step(self, action):
+        RESULT
+        return tw.goes_on("again", reward=0.5)
+
+def fair(trajectory):
+    last = trajectory.turns[-1]
+    assert len(trajectory.turns) == 3 and last.info["actions"] and not last.invalid and trajectory.total_reward == 1.5
+    return [0.1, 0.2, sum(last.action_logprobs) / len(last.action_ids)]
+
+def broken(trajectory):
+    return trajectory.turns[9].reward  # line 20
+'''
+
+
+def write_env(folder: Path, result: str = "") -> str:
+    (folder / "mine.py").write_text(dedent(ENV.replace("RESULT", result or "pass")))
+    return str(folder / "mine.py")
+
+
+def test_bug_in_step_is_reported_before_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "ReinforcementRun", lambda *given: pytest.fail("loads the model first"))
+    config = small(tmp_path / "runs", env__kind=f"{write_env(tmp_path, '{}[action]')}:Mine")
+    with pytest.raises(UserError, match=r"Mine\.step raised KeyError: .* at mine\.py:11 \(in a trial episode"):
+        run.train(config)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_bug_in_a_reward_is_reported_with_file_and_line(tmp_path: Path) -> None:
+    file = write_env(tmp_path)
+    for kind in (f"{file}:Mine", "frozen_lake"):
+        config = small(tmp_path, env__kind=kind, reward__functions=[f"{file}:broken"])
+        with pytest.raises(UserError, match=r"the reward broken raised IndexError: .* at mine\.py:20"):
+            try_environments(config, build_environment_mix(config))
+
+
+def test_trial_episode_is_scored_like_a_trajectory(tmp_path: Path) -> None:
+    file = write_env(tmp_path)
+    config = small(tmp_path, env__kind=f"{file}:Mine", reward__functions=[f"{file}:fair"])
+    try_environments(config, build_environment_mix(config))
+
+
+def test_environments_without_user_code_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EnvSpec, "make", lambda *given: pytest.fail("plays an episode"))
+    config = small(tmp_path, env__kind="frozen_lake")
+    try_environments(config, build_environment_mix(config))
+
+
+def test_infrastructure_failure_in_a_trial_is_only_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    failing = 'raise tw.InfrastructureFailure("the server is away")'
+    config = small(tmp_path, env__kind=f"{write_env(tmp_path, failing)}:Mine")
+    with caplog.at_level(logging.WARNING):
+        try_environments(config, build_environment_mix(config))
+    assert "a trial episode of random answers failed: the server is away" in caplog.text
+
+
+def test_action_longer_than_a_turn_is_refused_with_the_length_it_needs(tmp_path: Path) -> None:
+    config = small(tmp_path, env__kind=f"{write_env(tmp_path)}:Mine")
+    environments, tokenizer = build_environment_mix(config), tiny_tokenizer()
+    with pytest.raises(
+        UserError, match=r'the action "a very long .* has (\d+) tokens, and rollout\.max_new_tokens is 8'
+    ) as told:
+        check_actions_fit(environments, tokenizer, 8)
+    needed = int(str(told.value).partition(" has ")[2].partition(" ")[0])
+    with pytest.raises(UserError):
+        check_actions_fit(environments, tokenizer, needed - 1)
+    check_actions_fit(environments, tokenizer, needed)
