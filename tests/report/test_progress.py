@@ -138,6 +138,21 @@ def test_progress_of_a_resumed_run_without_steps_prints_nothing() -> None:
     assert written(file) == ""
 
 
+def test_progress_of_a_resumed_run_shows_its_recorded_steps() -> None:
+    screen, file = console(terminal=True)
+    rows = [
+        {"step": 0, "eval/name": "before", "rollout/success": 0.9, "time/total_s": 1.0},
+        {"step": 1, **metrics(0.0), "time/total_s": 1.0},
+        {"step": 2, **metrics(0.375), "time/total_s": 1.0},
+    ]
+    with Progress(4, screen, clock=iter(range(100)).__next__) as progress:
+        progress.begin(2, recorded=rows)
+        progress.phase("rollout", 1, 8)
+        shown = written(file)
+    assert "37.5" in shown and "2/4" in shown and "90.0" not in shown
+    assert "▁▄ " in shown, "the success of both steps"
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_progress_shows_the_step_kl_without_a_reference(terminal: bool) -> None:
     for extra, label, value in (({}, "step KL", "-3.4e-04"), ({"train/kl": 0.25}, "KL", "0.250")):

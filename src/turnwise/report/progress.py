@@ -126,8 +126,16 @@ class Progress:
         self._phase = ("", 0, 0)
         self._view.stop(self._snapshot())
 
-    def begin(self, done: int, total: int | None = None) -> None:
-        """Start the clock after the set-up. `done`: steps of a resumed run; `total` replaces the number of steps."""
+    def begin(self, done: int, total: int | None = None, recorded: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Start the clock after the set-up.
+
+        `done`: steps of a resumed run; `recorded`: its rows so far, shown until its next step ends; `total` replaces
+        the number of steps.
+        """
+        steps = [row for row in recorded if "time/total_s" in row and "eval/name" not in row]
+        self._metrics = dict(steps[-1]) if steps else self._metrics
+        rates = [row.get("rollout/success") for row in steps]
+        self._successes += [rate for rate in rates if rate is not None and math.isfinite(rate)]
         self._total = self._total if total is None else total
         self._started = self._clock()
         self._step_ends.append(self._started)

@@ -146,8 +146,9 @@ class Loop:
     async def begin(self, state: State) -> None:
         """Continue from this state: judges, progress, alarms and the engine's weights."""
         self.services.judges.restore(state.judges)
-        self.progress.begin(state.step)
-        self.watcher.begin(self.folder.read_metrics(), state)
+        recorded = self.folder.read_metrics()
+        self.progress.begin(state.step, recorded=recorded)
+        self.watcher.begin(recorded, state)
         await self._publish(state.step)
 
     def save(self, state: State, *, best: bool = False) -> None:

@@ -89,7 +89,7 @@ class SftLoop:
     async def run(self, state: State) -> State:
         """Train until the last step or the time limit. Saves a checkpoint at the end, and when cancelled (Ctrl-C)."""
         began, limit = time.perf_counter(), self.settings.max_seconds
-        self.progress.begin(state.step, self.steps)
+        self.progress.begin(state.step, self.steps, self.folder.read_metrics())
         try:
             if self._evaluation_due(state.step):
                 # The run stopped before this evaluation finished or its checkpoint was saved.
