@@ -52,7 +52,7 @@ def groups() -> list[Group]:
 def make_offline(folder: Path) -> OfflineArcher:
     critic = UtteranceCritic(random_model("llama", ATTENTION), seed=1)
     settings = OptimizerSettings(learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
-    optimizer = Optimizer(list(critic.parameters()), settings, lambda step: 1.0)
+    optimizer = Optimizer(list(critic.parameters()), settings, lambda step: 0.1**step)  # the noise of the last updates
     replay = open_replay(folder, 100)
     for group in groups():
         assert replay.add(group.trajectories[0])
