@@ -468,7 +468,7 @@ IN_TRAINING = (
     *mutants(
         "training/utterance_critic.py",
         ("training/test_utterance_critic.py",),
-        ("the target is not frozen", "judged = self.judge(samples, by_target=True)", "judged = self.judge(samples)"),
+        ("the target is not frozen", "*fresh], by_target=True)", "*fresh])"),
         ("the target never moves", "        self.move_target()\n", ""),
         (
             "the target follows at once",
@@ -489,7 +489,7 @@ IN_TRAINING = (
             "changes = (turns[1:] != turns[:-1]) | (owners[1:] != owners[:-1])",
             "changes = owners[1:] != owners[:-1]",
         ),
-        ("V learns from what was played", "v_weights[count if fresh else 0 :]", "v_weights[0:]"),
+        ("V learns from what was played", "judged.q[count:] if fresh else judged.q", "judged.q[chosen]"),
         ("V moves away from Q", "expectile_loss(part_v_targets - values.v", "expectile_loss(values.v - part_v_targets"),
         ("the averages are lost", '            average.copy_(parts["average"][str(number)])\n', "            pass\n"),
     ),
@@ -501,6 +501,7 @@ IN_TRAINING = (
             "state = stored.ids[: stored.start].tolist()",
             "state = stored.ids.tolist()",
         ),
+        ("a fresh utterance at the state of another decision", "decision=decision,", "decision=0,"),
         ("the baseline is added", "per_token - baseline", "per_token + baseline"),
         ("fresh utterances repeat in every step", "round=step,", "round=0,"),
         (
@@ -511,7 +512,7 @@ IN_TRAINING = (
         ("a rewind keeps the next step", "self.replay.discard_from(step + 1)", "self.replay.discard_from(step + 2)"),
         (
             "the critic is not trained",
-            "metrics |= train_critic(self.critic, batches, samples, self.settings, step)",
+            "metrics |= train_critic(self.critic, batches, fresh, step)",
             "pass",
         ),
     ),

@@ -23,8 +23,11 @@ from turnwise.record.trajectories import open_replay
 from turnwise.training.archer import (
     ActorSettings,
     Archer,
+    ReplayState,
     UtteranceSampler,
     build_estimate,
+    draw_batches,
+    draw_entries,
     effective_share,
     usable_trajectories,
     utterance_sample,
@@ -100,14 +103,28 @@ def test_fresh_utterances_continue_stored_states(tmp_path: Path) -> None:
     fresh = act(archer)
     assert len(fresh) == 5
     for each in fresh:
-        state = each.stored.ids[: each.stored.start].tolist()
+        stored = each.state.stored
+        state = stored.ids[: stored.start].tolist()
         assert each.sample.ids.tolist() == [*state, state[-1], 1]
         assert each.sample.mask.tolist() == [False] * len(state) + [True, True]
-        trajectory, turn = each.trajectory, each.stored.turn
+        trajectory, turn = each.state.trajectory, stored.turn
         segment = next(part for part in trajectory.segments() if 0 <= turn - part.first_turn < len(part.turns))
         before = segment.turns[: turn - segment.first_turn]
         told = [token for part in before for token in (*part.context_ids, *part.action_ids)]
         assert state == [*told, *trajectory.turns[turn].context_ids], "all tokens before the utterance, none after it"
+
+
+def test_fresh_utterances_belong_to_decisions_of_their_critic_update(tmp_path: Path) -> None:
+    archer = make_archer(tmp_path, Echo())
+    fresh, step = act(archer), 1
+    assert [each.state.update for each in fresh] == [0, 0, 1, 1, 1], "five states for two updates"
+    for each in fresh:
+        entries = draw_entries(archer.replay, archer.settings, step)[each.state.update]
+        trajectories = [archer.replay.read(entry) for entry in entries]
+        turns = [(trajectory, turn) for trajectory in trajectories for turn in range(len(trajectory.turns))]
+        assert turns[each.state.decision] == (each.state.trajectory, each.state.stored.turn)
+    batches = draw_batches(archer.replay, archer.settings, step)
+    assert [len(each.rewards) for each in batches] == [9, 9], "the decisions of three trajectories each"
 
 
 def test_fresh_utterances_are_the_same_when_repeated_and_differ_by_step(tmp_path: Path) -> None:
@@ -214,8 +231,11 @@ def test_sampler_limits_tokens_by_context_and_summaries(tmp_path: Path) -> None:
     replay.add(played)
     replay.add(talk(0))
     first, second = replay.entries
-    states = [(played, replay.transition(first, 0)), (played, replay.transition(first, 1))]
-    states.append((talk(0), replay.transition(second, 0)))
+    chosen = [(played, first, 0), (played, first, 1), (talk(0), second, 0)]
+    states = [
+        ReplayState(trajectory=trajectory, stored=replay.transition(entry, turn), update=0, decision=0)
+        for trajectory, entry, turn in chosen
+    ]
     for step in (1, 2):
         asyncio.run(sampler.sample(states, step=step))
     assert sizes == [3, 2, 6] * 2

@@ -146,7 +146,9 @@ def losses_by_hand(
 
 
 FRESH = [([3, 4, 5], [40]), ([3, 4, 5, 23], [41, 42])]
-"""Other utterances at states of the talks."""
+"""Other utterances at states of the talks,"""
+STATES = [0, 3]
+"""of these decisions."""
 
 
 def fresh_samples() -> list[object]:
@@ -169,7 +171,7 @@ def test_update_follows_the_gradient_of_the_papers_losses(
     monkeypatch.setattr(
         learner.optimizer, "step", lambda step: (found.extend(each.grad.clone() for each in heads), True)
     )
-    metrics = learner.update(decisions(talks()), fresh_samples() if fresh else [], step=0)  # type: ignore[arg-type]
+    metrics = learner.update(decisions(talks()), fresh_samples() if fresh else [], STATES if fresh else [], step=0)  # type: ignore[arg-type]
     assert metrics["q_loss"] == pytest.approx(q_loss.item(), rel=1e-3)
     assert metrics["v_loss"] == pytest.approx(v_loss.item(), rel=1e-3)
     for actual, wanted in zip(found, expected, strict=True):
@@ -180,7 +182,7 @@ def test_update_trains_the_trunk_and_never_the_target_by_gradient() -> None:
     learner = make_critic(rate=0.25)
     trunk = [each.clone() for each in learner.critic.trunk.parameters()]
     target = [each.clone() for each in learner.target.parameters()]
-    learner.update(decisions(talks()), [], step=0)
+    learner.update(decisions(talks()), [], [], step=0)
     assert any(
         not torch.equal(before, now) for before, now in zip(trunk, learner.critic.trunk.parameters(), strict=True)
     )
@@ -216,11 +218,11 @@ def test_target_of_bfloat16_averages_in_float32() -> None:
 def test_critic_state_is_restored_exactly() -> None:
     learner, other = make_critic(), make_critic(rate=0.25)
     for step in range(2):
-        learner.update(decisions(talks()), [], step=step)
+        learner.update(decisions(talks()), [], [], step=step)
     saved = {name: value.clone() for name, value in learner.tensors().items()}
     other.load_tensors(saved)
     for each in (learner, other):
-        each.update(decisions(talks()), [], step=2)
+        each.update(decisions(talks()), [], [], step=2)
     left, right = learner.tensors(), other.tensors()
     assert left.keys() == right.keys()
     assert all(torch.equal(left[name], right[name]) for name in left)
@@ -233,7 +235,7 @@ def test_critic_learns_values_over_turns() -> None:
     learner = make_critic(rate=0.5)
     played = decisions([good, bad])
     for step in range(50):
-        learner.update(played, [], step=step)
+        learner.update(played, [], [], step=step)
     judged = learner.judge(played.samples)
     torch.testing.assert_close(judged.q.mean(1), played.discounted_returns(), atol=0.25, rtol=0)
 

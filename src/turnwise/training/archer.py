@@ -2,7 +2,7 @@
 
     a step's episodes -> replay
     replay -> trajectories -> critic       several updates: Q by TD over turns, V by the policy's fresh utterances
-    replay -> states -> fresh utterances   the policy acts again where it has been before; no environment is stepped
+    their states -> fresh utterances       the policy acts again where it has been before; no environment is stepped
     fresh utterances -> Q - V -> actor     token-level policy gradient: an `Estimate` like that of any other method
 
 The formulas are in `algos/archer.py`.
@@ -25,6 +25,7 @@ from turnwise.core.samples import Learner, Needs, Sample
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.replay import Replay, Transition
+from turnwise.data.replay_files import Entry
 from turnwise.data.samples import count_sampled, gather_sampled, scatter_sampled
 from turnwise.models.critic import UtteranceValues
 from turnwise.training.estimate import SCORE_COLUMNS, Estimate, score_samples, select_trajectories
@@ -37,17 +38,26 @@ from turnwise.training.utterance_critic import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FreshUtterance:
-    """State of the replay at which the policy acted again."""
+class ReplayState:
+    """State of the replay at which the policy acts again."""
 
     trajectory: Trajectory
     stored: Transition
+    update: int
+    """Number of the step's critic update whose trajectories it belongs to."""
+    decision: int
+    """Its index among the decisions of these trajectories."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreshUtterance:
+    state: ReplayState
     sample: Sample
     """The state and the new utterance, whose tokens alone are marked as sampled."""
 
     def stored_sample(self) -> Sample:
         """Return the same state with the utterance of the replay."""
-        stored = self.stored
+        stored = self.state.stored
         return utterance_sample(stored.ids.tolist(), stored.start, stored.logprobs.tolist(), stored.temperature)
 
 
@@ -72,14 +82,16 @@ class UtteranceSampler:
     """Longest context, in tokens."""
     run_seed: int
 
-    async def sample(self, stored: Sequence[tuple[Trajectory, Transition]], step: int) -> list[FreshUtterance]:
+    async def sample(self, states: Sequence[ReplayState], step: int) -> list[FreshUtterance]:
         """Sample one utterance per state. States at which the engine fails are left out."""
-        found = await asyncio.gather(*(self._sample(*each, step, index) for index, each in enumerate(stored)))
+        found = await asyncio.gather(*(self._sample(each, step, index) for index, each in enumerate(states)))
         return [each for each in found if each is not None]
 
-    async def _sample(self, trajectory: Trajectory, stored: Transition, step: int, index: int) -> FreshUtterance | None:
+    async def _sample(self, replayed: ReplayState, step: int, index: int) -> FreshUtterance | None:
+        stored = replayed.stored
         state = stored.ids[: stored.start].tolist()
-        most = self.summary_tokens if trajectory.turns[stored.turn].is_summary else self.sampling.max_tokens
+        is_summary = replayed.trajectory.turns[stored.turn].is_summary
+        most = self.summary_tokens if is_summary else self.sampling.max_tokens
         most = min(most, self.max_tokens - len(state))
         key = EpisodeKey(
             run_seed=address("fresh utterances", self.run_seed),
@@ -93,7 +105,7 @@ class UtteranceSampler:
         except InfrastructureFailure:
             return None
         sample = utterance_sample([*state, *completion.ids], len(state), completion.logprobs, completion.temperature)
-        return FreshUtterance(trajectory=trajectory, stored=stored, sample=sample)
+        return FreshUtterance(state=replayed, sample=sample)
 
 
 def utterance_sample(ids: Sequence[int], start: int, logprobs: Sequence[float], temperature: float) -> Sample:
@@ -119,8 +131,7 @@ class Archer:
         """Add the episodes of training step `step` to the replay; sample fresh utterances at states of it."""
         for trajectory in usable_trajectories(groups, self.settings.algo):
             self.replay.add(trajectory, step=step)
-        states = self.replay.sample_transitions(self.settings.archer.states, self.settings.run_seed, step)
-        return await self.sampler.sample([(self.replay.read(each.entry), each) for each in states], step)
+        return await self.sampler.sample(draw_states(self.replay, self.settings, step), step)
 
     def estimate(
         self, step: int, groups: Sequence[Group], fresh: Sequence[FreshUtterance], learner: Learner
@@ -132,14 +143,14 @@ class Archer:
             return None
         samples = [replace(each.sample, trajectory=index) for index, each in enumerate(fresh)]
         batches = draw_batches(self.replay, self.settings, step)
-        metrics |= train_critic(self.critic, batches, samples, self.settings, step)
+        metrics |= train_critic(self.critic, batches, fresh, step)
         stored = [each.stored_sample() for each in fresh]
         metrics |= {
             "replay_trajectories": float(len(self.replay)),
             "effective_samples": effective_share(stored, learner, self.settings.micro_tokens),
         }
         advantages = utterance_advantages(self.critic.judge(samples), self.settings.algo)
-        trajectories = [each.trajectory for each in fresh]
+        trajectories = [each.state.trajectory for each in fresh]
         return build_estimate(trajectories, samples, advantages, metrics, self.settings, learner)
 
     def rewind(self, step: int) -> None:
@@ -161,12 +172,39 @@ def decisions_of(trajectories: Sequence[Trajectory], algo: AlgoConfig) -> Decisi
     return build_decisions(trajectories, float(algo.gamma_turn), bootstrap=algo.truncated == "bootstrap")
 
 
-def draw_batches(replay: Replay, settings: ActorSettings, step: int) -> list[Decisions]:
-    """Draw the decisions of each critic update from the replay."""
+def draw_entries(replay: Replay, settings: ActorSettings, step: int) -> list[list[Entry]]:
+    """Draw the trajectories of each critic update of a step."""
     keys = [(settings.run_seed, step, number) for number in range(settings.archer.critic_updates)]
-    drawn = [replay.sample(settings.archer.critic_batch, *key) for key in keys]
-    groups = [[replay.read_group([entry]) for entry in entries] for entries in drawn]
-    return [decisions_of(usable_trajectories(each, settings.algo), settings.algo) for each in groups]
+    return [replay.sample(settings.archer.critic_batch, *key) for key in keys]
+
+
+def draw_batches(replay: Replay, settings: ActorSettings, step: int) -> list[Decisions]:
+    """Return the decisions of each critic update."""
+    drawn = [[replay.read_group([entry]) for entry in entries] for entries in draw_entries(replay, settings, step)]
+    return [decisions_of(usable_trajectories(each, settings.algo), settings.algo) for each in drawn]
+
+
+def draw_states(replay: Replay, settings: ActorSettings, step: int) -> list[ReplayState]:
+    """Draw archer.states turns from the trajectories of the step's critic updates, about as many from each.
+
+    Every turn of a trajectory that ArCHer adds to the replay is a decision.
+    """
+    found, updates = list[ReplayState](), settings.archer.critic_updates
+    for number, entries in enumerate(draw_entries(replay, settings, step)):
+        turns = [(entry, turn) for entry in entries for turn in range(entry.turns)]
+        count = (number + 1) * settings.archer.states // updates - number * settings.archer.states // updates
+        random = random_stream("states", settings.run_seed, step, number)
+        for decision in random.sample(range(len(turns)), min(count, len(turns))):
+            entry, turn = turns[decision]
+            found.append(
+                ReplayState(
+                    trajectory=replay.read(entry),
+                    stored=replay.transition(entry, turn),
+                    update=number,
+                    decision=decision,
+                )
+            )
+    return found
 
 
 def effective_share(samples: Sequence[Sample], learner: Learner, micro_tokens: int) -> float:
@@ -193,26 +231,17 @@ def measure_calibration(critic: UtteranceCriticLearner, played: Decisions) -> di
 
 
 def train_critic(
-    critic: UtteranceCriticLearner,
-    batches: Sequence[Decisions],
-    fresh: Sequence[Sample],
-    settings: ActorSettings,
-    step: int,
+    critic: UtteranceCriticLearner, batches: Sequence[Decisions], fresh: Sequence[FreshUtterance], step: int
 ) -> dict[str, float]:
     """Take an optimizer step per batch. Returns mean metrics, and how far the target lags behind."""
-    found = [
-        critic.update(batch, fresh_part(fresh, settings, step, number), step - 1)
-        for number, batch in enumerate(batches)
-        if batch.samples
-    ]
+    found = []
+    for number, batch in enumerate(batches):
+        chosen = [each for each in fresh if each.state.update == number]
+        states = [each.state.decision for each in chosen]
+        if batch.samples:
+            found.append(critic.update(batch, [each.sample for each in chosen], states, step - 1))
     means = {name: sum(each[name] for each in found) / len(found) for name in (found[0] if found else {})}
     return means | {"target_drift": critic.target_distance()}
-
-
-def fresh_part(fresh: Sequence[Sample], settings: ActorSettings, step: int, number: int) -> list[Sample]:
-    """Draw the fresh utterances of one critic update: as many as trajectories."""
-    random = random_stream("fresh utterances", settings.run_seed, step, number)
-    return random.sample(list(fresh), min(settings.archer.critic_batch, len(fresh)))
 
 
 def build_estimate(

@@ -45,7 +45,7 @@ class OfflineArcher:
         if not trajectories:
             return None
         stored = decisions_of(trajectories, settings.algo)
-        metrics = train_critic(self.critic, draw_batches(self.replay, settings, step), [], settings, step)
+        metrics = train_critic(self.critic, draw_batches(self.replay, settings, step), [], step)
         judged = self.critic.judge(stored.samples)
         metrics |= calibration_metrics(judged.q, judged.v, stored.discounted_returns())
         metrics["effective_samples"] = effective_share(stored.samples, learner, settings.micro_tokens)

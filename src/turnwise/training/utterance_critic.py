@@ -82,21 +82,23 @@ class UtteranceCriticLearner:
             q[rows], v[rows] = values.q.cpu(), values.v.cpu()
         return UtteranceValues(q=q, v=v)
 
-    def update(self, played: Decisions, fresh: Sequence[Sample], step: int) -> dict[str, float]:
+    def update(self, played: Decisions, fresh: Sequence[Sample], states: Sequence[int], step: int) -> dict[str, float]:
         """Take one optimizer step and move the target. Returns metrics.
 
-        Q learns from what was played. V learns from `fresh`, utterances that the policy sampled at states of the
-        replay; without any, from what was played.
+        Q learns from what was played. V learns from `fresh`, utterances that the policy sampled at the states of the
+        played decisions `states`; without any, from what was played. Fresh utterances pass through the target only:
+        the online critic reads V of their states in the played trajectories.
         """
-        samples, count = [*played.samples, *fresh], len(played.rewards)
-        judged = self.judge(samples, by_target=True)
+        count = len(played.rewards)
+        judged = self.judge([*played.samples, *fresh], by_target=True)
         next_values = torch.cat([judged.v[1:count], torch.zeros(1, 2)])
-        q_targets, q_weights = torch.zeros_like(judged.q), torch.zeros(len(judged.q))
-        q_targets[:count] = compute_q_targets(played.rewards, played.discounts, next_values)
-        q_weights[:count] = played.has_target / played.has_target.sum().clamp(min=1)
-        v_weights = torch.zeros_like(q_weights)
-        v_weights[count if fresh else 0 :] = 1 / (len(v_weights) - count if fresh else count)
-        losses = self._backward(samples, q_targets, q_weights, judged.q, v_weights)
+        q_targets = compute_q_targets(played.rewards, played.discounts, next_values)
+        q_weights = played.has_target / played.has_target.sum().clamp(min=1)
+        chosen = torch.tensor(states if fresh else range(count))
+        v_targets, v_weights = torch.zeros_like(q_targets), torch.zeros(count)
+        v_targets[chosen] = judged.q[count:] if fresh else judged.q
+        v_weights[chosen] = 1 / len(chosen)
+        losses = self._backward(played.samples, q_targets, q_weights, v_targets, v_weights)
         norm, _ = self.optimizer.step(step)
         self.move_target()
         return losses | {"utterance_critic_grad_norm": norm}
