@@ -24,6 +24,9 @@ from transformers import (
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     Qwen2VLProcessor,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLProcessor,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
     SmolVLMProcessor,
@@ -79,6 +82,7 @@ def qwen(config_class: Any, model_class: Any, processor_class: Any, vision: dict
         text_config=TEXT
         | {
             "vocab_size": FIRST_IMAGE_TOKEN + 4,
+            "head_dim": 16,
             "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 3, 3]},
         },
         vision_config={"patch_size": 4, "spatial_merge_size": 2, "num_heads": 2, "depth": 2, **vision},
@@ -90,6 +94,17 @@ def qwen(config_class: Any, model_class: Any, processor_class: Any, vision: dict
     )
     pixels = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, min_pixels=64, max_pixels=64 * 64)
     return model_class(config), images_only(processor_class)(pixels, tokenizer)
+
+
+def qwen3_vl() -> tuple[Any, Any]:
+    """Its vision tower gives features to the outputs of both layers of the language model."""
+    vision = {"hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 64, "num_position_embeddings": 64}
+    return qwen(
+        Qwen3VLConfig,
+        Qwen3VLForConditionalGeneration,
+        Qwen3VLProcessor,
+        vision | {"deepstack_visual_indexes": [0, 1]},
+    )
 
 
 def llava() -> tuple[Any, Any]:
@@ -167,6 +182,7 @@ VISION_MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
             "fullatt_block_indexes": [1],
         },
     ),
+    "qwen3_vl": qwen3_vl,
     "llava": llava,
     "llava_onevision": llava_onevision,
     "idefics3": lambda: idefics(

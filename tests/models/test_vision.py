@@ -1,6 +1,7 @@
 """Images in models: the same ids and logits as transformers, equal log-probabilities in engine and learner."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -273,7 +274,16 @@ def test_image_marker_in_untrusted_text_stays_text(folders: Path) -> None:
     assert len(find_images(ids)) == 1 and loaded.images.placeholder_id not in ids
 
 
-def test_unsupported_vision_models_are_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "paligemma"}')
-    with pytest.raises(UserError, match="paligemma, whose images turnwise does not read: use one of idefics3"):
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("paligemma", ": all tokens of the prompt attend to each other, and images come before the prompt, and"),
+        ("gemma3", ": the tokens of an image attend to later ones of the same image, and attention here is causal."),
+        ("aria", ". Use one of idefics3, llava"),
+    ],
+)
+def test_unsupported_vision_models_are_refused_with_the_reason(model_type: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(UserError) as refused:
         load_model(str(tmp_path))
+    assert f"is a {model_type}, whose images turnwise does not read{reason}" in str(refused.value)

@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import logging
 
 from turnwise.core.errors import UserError, not_a_file
-from turnwise.models.vision.architectures import VISION_MODELS, attention_by_part, equip_model, read_processor
+from turnwise.models.vision.architectures import attention_by_part, check_vision_model, equip_model, read_processor
 
 GGUF_MAGIC = b"GGUF"
 GGUF_PACKAGES = ("gguf", "accelerate")
@@ -134,11 +134,7 @@ def _check_complete(report: dict[str, Any], name: str) -> None:
 
 def _check_architecture(config: Any, name: str) -> None:
     if reads_images(config):
-        if config.model_type not in VISION_MODELS:
-            raise UserError(
-                f'model "{name}" is a {config.model_type}, whose images turnwise does not read: '
-                f"use one of {', '.join(sorted(VISION_MODELS))}"
-            )
+        check_vision_model(config.model_type, name)
     elif config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise _not_causal(name, config.model_type)
     elif config.architectures and not any(each in _causal_classes() for each in config.architectures):

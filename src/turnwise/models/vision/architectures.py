@@ -5,12 +5,29 @@ from typing import Any
 import transformers
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
+from turnwise.core.errors import UserError
 from turnwise.models.head import mask_output
 from turnwise.models.vision.encoder import ImageEncoder, attach_encoder
 from turnwise.models.vision.processor import ImageProcessor, images_only
 
-VISION_MODELS = frozenset({"idefics3", "llava", "llava_onevision", "qwen2_5_vl", "qwen2_vl", "smolvlm"})
-"""Model types whose features replace the embeddings of image tokens and change nothing else."""
+VISION_MODELS = frozenset({"idefics3", "llava", "llava_onevision", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"})
+"""Model types whose features replace the embeddings of image tokens, or are also added to outputs of layers."""
+NOT_CAUSAL = {
+    "gemma3": "the tokens of an image attend to later ones of the same image",
+    "paligemma": "all tokens of the prompt attend to each other, and images come before the prompt",
+}
+"""Model types that need another attention than engine and learner have, and why."""
+
+
+def check_vision_model(model_type: str, name: str) -> None:
+    """Raise UserError for a vision-language model whose images cannot be read."""
+    if model_type in VISION_MODELS:
+        return
+    reason = f": {NOT_CAUSAL[model_type]}, and attention here is causal" if model_type in NOT_CAUSAL else ""
+    raise UserError(
+        f'model "{name}" is a {model_type}, whose images turnwise does not read{reason}. '
+        f"Use one of {', '.join(sorted(VISION_MODELS))}."
+    )
 
 
 def attention_by_part(language: str) -> dict[str, str]:

@@ -40,7 +40,10 @@ class ImageEncoder:
         return ImageEncoder(self.processor, self.merge_size)
 
     def features(self, trunk: Any, tokens: Tensor) -> Tensor:
-        """Return the features of image tokens, [P] -> [P, H]. They have gradients if the vision tower is trained."""
+        """Return the features of image tokens, [P] -> [P, H]. They have gradients if the vision tower is trained.
+
+        In models with DeepStack (Qwen3-VL), what the first layers add to their outputs follows: [P, (1 + layers) H].
+        """
         codes = -1 - tokens.cpu()
         images, inverse = (codes >> INDEX_BITS).unique(return_inverse=True)
         keys = [f"{code:013x}" for code in images.tolist()]
@@ -102,8 +105,10 @@ class ImageEncoder:
         inputs = {
             name: value.to(weight.dtype) if value.is_floating_point() else value for name, value in inputs.items()
         }
-        found = trunk.get_image_features(**inputs, return_dict=True).pooler_output
-        flat = (found if isinstance(found, Tensor) else torch.cat(list(found))).reshape(-1, weight.shape[1])
+        found = trunk.get_image_features(**inputs, return_dict=True)
+        tables = [found.pooler_output, *(found.get("deepstack_features") or ())]
+        joined = [each if isinstance(each, Tensor) else torch.cat(list(each)) for each in tables]
+        flat = torch.cat([each.reshape(-1, weight.shape[1]) for each in joined], dim=1)
         return flat.split([self.processor.process(key).count for key in keys])
 
     def _inputs(self, trunk: Any, key: str) -> dict[str, Tensor]:
@@ -165,16 +170,24 @@ def embed_images(model: Any, ids: Tensor) -> Iterator[Tensor]:
         yield ids
         return
     tokens = is_image.nonzero()[:, 0]
-    features = encoder.features(model.base_model, ids[tokens])
+    embeddings = model.get_input_embeddings()
+    first, *deeper = encoder.features(model.base_model, ids[tokens]).split(embeddings.weight.shape[1], dim=1)
 
     def replace(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return output.index_copy(1, tokens, features.to(output.dtype)[None])
+        return output.index_copy(1, tokens, first.to(output.dtype)[None])
 
-    hook = model.get_input_embeddings().register_forward_hook(replace)
+    def add_to_layers(_: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+        return inputs, options | {"visual_pos_masks": is_image[None], "deepstack_visual_embeds": deeper}
+
+    hooks = [embeddings.register_forward_hook(replace)]
+    if deeper:
+        decoder = model.base_model.get_decoder()
+        hooks.append(decoder.register_forward_pre_hook(add_to_layers, with_kwargs=True))
     try:
         yield ids.clamp(min=0)
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def place_rows(model: Any, ids: Tensor, positions: Tensor, lengths: Sequence[int], parents: Sequence[int]) -> Tensor:
