@@ -55,6 +55,30 @@ def test_new_adapter_is_neutral_and_the_only_trained_part(base: Path) -> None:
     assert not any("lm_head" in name or "embed" in name for name in trained)
 
 
+@pytest.mark.parametrize(("part", "names"), [("language", {"q_proj", "k_proj"}), ("vision", {"0", "2"})])
+def test_adapter_targets_one_part_of_a_vision_model(part: str, names: set[str]) -> None:
+    model = load_model("tiny_vlm").model
+    add_lora(model, "tiny_vlm", settings(part=part))
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert trained and all((".visual." in name) == (part == "vision") for name in trained)
+    assert names <= {name.split(".lora_")[0].rpartition(".")[2] for name in trained}
+
+
+def test_adapter_targets_both_parts_of_a_vision_model() -> None:
+    model = load_model("tiny_vlm").model
+    add_lora(model, "tiny_vlm", settings(part="both"))
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert {".visual." in name for name in trained} == {True, False}
+    assert not any("lm_head" in name for name in trained)
+
+
+def test_adapter_part_without_matching_layers_is_refused(base: Path) -> None:
+    with pytest.raises(UserError, match=r"no layers named q_proj in the vision part: set lora\.part both"):
+        add_lora(load_model("tiny_vlm").model, "tiny_vlm", settings(part="vision", targets=("q_proj",)))
+    with pytest.raises(UserError, match=r"lora\.part vision needs a model that reads images"):
+        add_lora(load_model(str(base)).model, str(base), settings(part="vision"))
+
+
 def test_adapter_follows_its_seed_and_keeps_global_random_state(base: Path) -> None:
     def first_weights(seed: int) -> torch.Tensor:
         model = load_model(str(base)).model

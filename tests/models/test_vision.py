@@ -23,6 +23,7 @@ from turnwise.engine.paged.runner import build_paged_runner
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.forward import packed_logits
 from turnwise.models.loading.load import LoadedModel, load_model
+from turnwise.models.loading.lora import LoraSettings, add_lora
 from turnwise.models.loading.save import save_model
 from turnwise.models.vision.encoder import image_encoder, vision_parameters
 from turnwise.models.vision.processor import decode_image
@@ -210,6 +211,21 @@ def test_features_follow_a_vision_tower_that_is_trained(folders: Path) -> None:
     with torch.no_grad():
         after = encoder.features(trunk, tokens)
     assert not torch.allclose(before, after)
+
+
+def test_features_follow_an_adapter_on_the_vision_tower(folders: Path) -> None:
+    loaded = load("qwen2_vl", folders)
+    add_lora(loaded.model, "qwen2_vl", LoraSettings(rank=2, alpha=4.0, targets=(), seed=0, part="vision"))
+    tokens = torch.tensor([token for token in loaded.images.ids(WIDE) if token < 0])
+    encoder, trunk = image_encoder(loaded.model), loaded.model.base_model
+    assert encoder is not None
+    with torch.no_grad():
+        before = encoder.features(trunk, tokens)
+    encoder.features(trunk, tokens).square().sum().backward()
+    assert all(each.grad is not None for each in loaded.model.parameters() if each.requires_grad)
+    torch.optim.SGD([each for each in loaded.model.parameters() if each.requires_grad], lr=0.1).step()
+    with torch.no_grad():
+        assert not torch.allclose(before, encoder.features(trunk, tokens))
 
 
 def test_vision_tower_is_frozen_by_default(folders: Path) -> None:

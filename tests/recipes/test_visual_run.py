@@ -17,6 +17,8 @@ from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import load_model
 from turnwise.models.loading.lora import RUN_BASE
 from turnwise.recipes.api import Run
+from turnwise.recipes.build import load_policy
+from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
@@ -97,6 +99,27 @@ def changed_vision(run: Path, step: int) -> list[str]:
 def test_text_model_given_images_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="image"):
         train(small(tmp_path, **SETTINGS | {"model__name": "tiny"}), console=quiet())
+
+
+@pytest.mark.parametrize("setting", ["cluster__engines", "cluster__learners"])
+def test_images_on_a_cluster_are_a_user_error(setting: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="frozen_lake shows images, and actors on a cluster do not exchange images"):
+        train(small(tmp_path, **SETTINGS | {setting: 1}), console=quiet())
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"lora__rank": 2}, {False}),
+        ({"lora__rank": 2, "model__train_vision": True}, {True, False}),
+        ({"lora__rank": 2, "lora__part": "vision"}, {True}),
+    ],
+)
+def test_adapter_is_on_the_chosen_part(settings: dict[str, Any], parts: set[bool], tmp_path: Path) -> None:
+    """A part is True for the vision tower."""
+    config = small(tmp_path, **SETTINGS | settings)
+    loaded, _ = load_policy(config, EnvironmentMix(specs={}, entries=()), lambda done, total: None)
+    assert {".visual." in name for name, each in loaded.model.named_parameters() if each.requires_grad} == parts
 
 
 def test_tiny_vlm_learns_to_name_what_it_sees() -> None:

@@ -102,6 +102,8 @@ class LoraConfig(Section):
     """LoRA scaling numerator: updates are scaled by alpha / rank; none uses 2 x rank."""
     targets: tuple[str, ...] = ()
     """Names of the layers that get an adapter, such as q_proj; default: every linear layer but the head."""
+    part: Literal["language", "vision", "both"] | None = None
+    """Part of a model that reads images; none: language, and vision too if model.train_vision trains it."""
 
 
 class RolloutConfig(Section):

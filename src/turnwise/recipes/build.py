@@ -19,6 +19,7 @@ from turnwise.models.loading.catalogue import WARMED_UP
 from turnwise.models.loading.load import LoadedModel, device_of, load_model
 from turnwise.models.loading.lora import (
     RUN_BASE,
+    LoraPart,
     LoraSettings,
     add_lora,
     base_model_of,
@@ -26,6 +27,7 @@ from turnwise.models.loading.lora import (
     set_base_model,
 )
 from turnwise.models.loading.save import atomic_folder, save_model
+from turnwise.models.vision.encoder import trains_vision
 from turnwise.recipes.agents import build_agent_collector, build_gateway
 from turnwise.recipes.contexts import build_context
 from turnwise.recipes.environment_mix import EnvironmentMix
@@ -103,7 +105,8 @@ def load_policy(
     lora = config.lora
     if lora.rank and not has_adapter(loaded.model):  # a checkpoint of a LoRA run already has its adapter
         alpha = 2.0 * lora.rank if lora.alpha is None else lora.alpha
-        settings = LoraSettings(rank=lora.rank, alpha=alpha, targets=lora.targets, seed=config.seed)
+        part: LoraPart = lora.part or ("both" if trains_vision(loaded.model) else "language")
+        settings = LoraSettings(rank=lora.rank, alpha=alpha, targets=lora.targets, seed=config.seed, part=part)
         add_lora(loaded.model, loaded.name, settings)
     if config.system.compile and device_of(loaded.model).type == "cuda":
         compile_layers(loaded.model)
@@ -125,16 +128,21 @@ def check_sees_images(loaded: LoadedModel, environments: EnvironmentMix) -> None
 
 
 def check_engine_reads_images(config: Config, environments: EnvironmentMix) -> None:
-    """Raise UserError if an environment shows images and the engine takes text only."""
-    if ENGINES[config.engine.kind].reads_images:
+    """Raise UserError if an environment shows images and the engine takes text only, or runs in another process."""
+    spec = next((spec for spec, params in environments.with_params if spec.shows_images(params)), None)
+    if spec is None:
         return
-    for spec, params in environments.with_params:
-        if spec.shows_images(params):
-            kinds = " or ".join(name for name, kind in ENGINES.items() if kind.reads_images)
-            raise UserError(
-                f"{spec.name} shows images, and engine.kind {config.engine.kind} reads text only. Choose engine.kind "
-                f"{kinds}{_or_text(spec)}."
-            )
+    if not ENGINES[config.engine.kind].reads_images:
+        kinds = " or ".join(name for name, kind in ENGINES.items() if kind.reads_images)
+        raise UserError(
+            f"{spec.name} shows images, and engine.kind {config.engine.kind} reads text only. Choose engine.kind "
+            f"{kinds}{_or_text(spec)}."
+        )
+    if config.cluster.engines or config.cluster.learners:
+        raise UserError(
+            f"{spec.name} shows images, and actors on a cluster do not exchange images. Set cluster.engines and "
+            f"cluster.learners to 0{_or_text(spec)}."
+        )
 
 
 def _or_text(spec: EnvSpec) -> str:

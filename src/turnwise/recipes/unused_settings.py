@@ -148,7 +148,7 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
         ("selfplay.random_moves", "selfplay.snapshot_every", "selfplay.snapshots", "selfplay.ladder_games"),
         _one_of("selfplay.opponent", ["self", "past"]),
     ),
-    (("lora.alpha", "lora.targets"), _on("lora.rank", "raise {key}")),
+    (("lora.alpha", "lora.targets", "lora.part"), _on("lora.rank", "raise {key}")),
     *_engine_switches(),
     (("engine.tensor_parallel", "engine.gpu_memory_utilization"), _off("engine.urls", "start the servers with it")),
     (("train.muon_learning_rate",), _one_of("train.optimizer", ["muon"])),

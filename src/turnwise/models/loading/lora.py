@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,14 @@ from transformers.pytorch_utils import Conv1D
 
 from turnwise.core.errors import UserError
 from turnwise.models.loading.pretrained import quiet_transformers
+from turnwise.models.vision.encoder import image_encoder
 
 ADAPTER_CONFIG = "adapter_config.json"
 RUN_BASE = "base"
 """Run subfolder with a copy of the base model. It takes precedence over the base that an adapter of the run names."""
+
+
+LoraPart = Literal["language", "vision", "both"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,8 @@ class LoraSettings:
     """Names of the target layers; empty: every linear layer but the output head."""
     seed: int
     """Seed of the initial weights."""
+    part: LoraPart = "language"
+    """Part of a vision-language model whose layers are targets."""
 
 
 def add_lora(model: Any, base: str, settings: LoraSettings) -> None:
@@ -47,7 +53,7 @@ def add_lora(model: Any, base: str, settings: LoraSettings) -> None:
     config = peft.LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft accepts any number
-        target_modules=list(settings.targets) or "all-linear",
+        target_modules=_target_modules(model, settings),
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
@@ -61,6 +67,28 @@ def add_lora(model: Any, base: str, settings: LoraSettings) -> None:
             f"lora.targets {', '.join(settings.targets)} are not all linear layers: set them to some of "
             f"{_linear_names(model)}"
         ) from error
+
+
+def _target_modules(model: Any, settings: LoraSettings) -> list[str] | str:
+    """Return the target layers: by their full names in a model that reads images, where only a part has targets."""
+    if image_encoder(model) is None:
+        if settings.part != "language":
+            raise UserError(f"lora.part {settings.part} needs a model that reads images. Leave lora.part out.")
+        return list(settings.targets) or "all-linear"
+    language = {id(module) for module in model.base_model.get_decoder().modules()}
+    parts = {"language": (True,), "vision": (False,), "both": (True, False)}[settings.part]
+    names = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not model.get_output_embeddings()
+        if (id(module) in language) in parts
+        if not settings.targets or any(f".{name}".endswith(f".{each}") for each in settings.targets)
+    ]
+    if not names:
+        raise UserError(
+            f"no layers named {', '.join(settings.targets)} in the {settings.part} part: set lora.part both"
+        )
+    return names
 
 
 def _check_targets(model: Any, targets: Sequence[str]) -> None:

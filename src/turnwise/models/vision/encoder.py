@@ -48,7 +48,7 @@ class ImageEncoder:
         images, inverse = (codes >> INDEX_BITS).unique(return_inverse=True)
         keys = [f"{code:013x}" for code in images.tolist()]
         tower = vision_parameters(trunk)
-        trained = any(each.requires_grad for each in tower)
+        trained = trains_vision(trunk)
         if trained and torch.is_grad_enabled():
             tables = self._encode(trunk, keys)
         else:
@@ -205,6 +205,11 @@ def place_rows(model: Any, ids: Tensor, positions: Tensor, lengths: Sequence[int
         placed.append(found)
         ends.append(end)
     return torch.cat(placed, dim=1)[:, None].to(ids.device)
+
+
+def trains_vision(model: Any) -> bool:
+    """Return whether the model reads images and its vision tower is trained."""
+    return image_encoder(model) is not None and any(each.requires_grad for each in vision_parameters(model))
 
 
 def freeze_vision(model: Any) -> None:
