@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -19,6 +20,7 @@ from turnwise.cli.main import main
 from turnwise.config.schema import Config
 from turnwise.recipes.api import WAIT_S
 from turnwise.recipes.configure import TOKEN_LIMITS, configure
+from turnwise.recipes.keyword_errors import name_keywords
 
 SMALL: dict[str, Any] = {
     "model__warmup_steps": 2,
@@ -189,10 +191,37 @@ def test_tiny_has_defaults_that_learn_in_any_environment(tmp_path: Path) -> None
     file = tmp_path / "mine.py"
     file.write_text("from turnwise.envs.bandit.env import Bandit\nclass Mine(Bandit): pass\n", encoding="utf-8")
     config = configure(f"{file}:Mine")
-    assert config.train.optimizer == "muon" and config.critic.kind == "head" and config.algo.advantage == "gae"
+    assert config.train.optimizer == "muon" and config.critic.kind == "head" and config.rollout.group_size > 1
+    learns = configure(f"{file}:Mine", like="frozen_lake", overrides=[("train.steps", config.train.steps)])
+    groups = {"groups": config.rollout.groups, "group_size": config.rollout.group_size}
+    assert (config.algo, config.critic, config.train) == (learns.algo, learns.critic, learns.train)
+    assert config.rollout == learns.rollout.model_copy(update=groups)
     other = configure(f"{file}:Mine", overrides=[("model.name", "someone/7b")])
     assert other.train.optimizer == "adamw" and other.train.learning_rate == 1e-6
     assert configure(f"{file}:Mine", overrides=[("train.optimizer", "adamw")]).train.optimizer == "adamw"
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: tw.train("bandit", minutes=3), "unknown key minutes: did you mean train__max_minutes=?"),
+        (lambda: tw.train("bandit", beta=0.0), "unknown key beta: use algo__kl_coef= (0 keeps no reference model)"),
+        (lambda: tw.train("bandit", like="sokoban"), "like=sokoban: bandit is a recipe and has its own settings."),
+        (lambda: tw.evaluate("tiny", "bandit", tries=0), "tries=0: must be 1 or more."),
+        (lambda: tw.evaluate("tiny", "bandit", seeds="x"), "seeds="),
+        (lambda: tw.train("bandit", algo__method="archer_offline", quiet=True), "data=, or choose archer"),
+    ],
+)
+def test_errors_of_the_python_api_name_keywords(call: Callable[[], object], text: str) -> None:
+    with pytest.raises(tw.UserError) as caught:
+        call()
+    assert text in str(caught.value) and "--" not in str(caught.value)
+
+
+def test_name_keywords_leaves_commands_unchanged() -> None:
+    text = "Give another --out; see `turnwise eval --help`, or resume with: .venv/bin/turnwise train --resume runs/a"
+    assert name_keywords(text) == text.replace("--out", "out=")
+    assert name_keywords("a larger --max-model-len") == "a larger --max-model-len"
 
 
 def test_like_takes_a_recipes_settings_without_its_environment() -> None:
@@ -316,7 +345,7 @@ def test_sft_imitates_and_resumes_as_a_run(tmp_path: Path, folder: dict[str, Any
 
 
 def test_resume_continues_a_stopped_run(tmp_path: Path, folder: dict[str, Any]) -> None:
-    run = tw.train(Larger, steps=3, name="stopped", train__max_minutes=1e-9, **folder)
+    run = tw.train(Larger, steps=3, name="stopped", max_minutes=1e-9, **folder)
     assert not run.finished and run.summary == {}
     rows: list[Any] = []
     assert run.resume(max_minutes=60, on_step=rows.append, quiet=True).finished

@@ -35,6 +35,7 @@ from turnwise.recipes.eval_plan import plan_evaluation
 from turnwise.recipes.eval_results import summarise_results
 from turnwise.recipes.evaluation import default_folder, evaluate_into_folder
 from turnwise.recipes.export import export
+from turnwise.recipes.keyword_errors import keyword_errors
 from turnwise.recipes.run import train as train_run
 from turnwise.recipes.sft import sft as sft_run
 from turnwise.recipes.training_run import OnStep
@@ -181,6 +182,7 @@ def train(
     model: str | Path | Run | None = None,
     steps: int | None = None,
     seed: int | None = None,
+    max_minutes: float | None = None,
     name: str | None = None,
     like: str | None = None,
     config: Config | None = None,
@@ -196,6 +198,7 @@ def train(
         model: "tiny", a Hugging Face name or folder, a GGUF file, or a run to continue from.
         steps: Training steps (`train.steps`).
         seed: Seed of everything random; equal seeds give equal runs.
+        max_minutes: Time limit of the training (`train.max_minutes`); `run.resume()` continues a stopped run.
         name: Name of the run folder.
         like: Recipe whose settings, except its environment and limits of tokens, are the defaults.
         config: All settings at once; excludes the others.
@@ -203,7 +206,8 @@ def train(
         quiet: Print nothing.
         settings: Any setting, such as algo__advantage="gae". Functions may be passed where FILE.py:name is allowed.
     """
-    named = {"train.steps": steps, "seed": seed, "record.name": name, "model.name": _model_name(model)}
+    named: dict[str, Any] = {"train.steps": steps, "seed": seed, "record.name": name, "model.name": _model_name(model)}
+    named |= {"train.max_minutes": max_minutes}
     config, typed = _configure("tw.train", env, like, config, named, settings)
     return _run(train_run, config, resume=False, typed=typed, on_step=on_step, quiet=quiet)
 
@@ -217,6 +221,7 @@ def sft(
     count: int | None = None,
     epochs: int | None = None,
     seed: int | None = None,
+    max_minutes: float | None = None,
     name: str | None = None,
     like: str | None = None,
     config: Config | None = None,
@@ -236,6 +241,7 @@ def sft(
         count: Maximum number of demonstrations (`sft.count`).
         epochs: Passes over the demonstrations (`sft.epochs`).
         seed: Seed of everything random.
+        max_minutes: As in `tw.train`.
         name: Name of the run folder.
         like: As in `tw.train`.
         config: All settings at once; excludes the others.
@@ -243,8 +249,8 @@ def sft(
         quiet: Print nothing.
         settings: Any setting, such as sft__learning_rate=1e-4.
     """
-    named = {"sft.count": count, "sft.epochs": epochs, "seed": seed, "record.name": name}
-    named |= {"model.name": _model_name(model)}
+    named: dict[str, Any] = {"sft.count": count, "sft.epochs": epochs, "seed": seed, "record.name": name}
+    named |= {"model.name": _model_name(model), "train.max_minutes": max_minutes}
     if data is not None and demos is not None:
         raise UserError("tw.sft: data and demos both name the demonstrations: leave out one of them")
     if config is None:
@@ -324,7 +330,8 @@ def _configure(
         raise UserError(f'{call} needs an environment: env="frozen_lake", a class{or_data}, or config=tw.Config(...)')
     if config is None:
         assert env is not None
-        return configure(_reference(env), like=like, overrides=overrides), [key for key, _ in overrides]
+        with keyword_errors():
+            return configure(_reference(env), like=like, overrides=overrides), [key for key, _ in overrides]
     if env is not None or like is not None or overrides:
         raise UserError(f"{call}: config holds all settings: leave out the others, or leave out config")
     return config, []
@@ -360,8 +367,12 @@ def _outside_event_loop(work: Callable[[], Result]) -> Result:
     An interrupt of the caller cancels the thread's task, so that Ctrl-C and a notebook's stop button end the run as on
     the command line: with a checkpoint.
     """
-    if not _in_event_loop():
-        return work()
+    with keyword_errors():
+        return work() if not _in_event_loop() else _in_thread(work)
+
+
+def _in_thread(work: Callable[[], Result]) -> Result:
+    """Run `work` in a thread and wait for it; interrupts are passed on."""
     results: list[Result] = []
     errors: list[BaseException] = []
     done = threading.Event()  # not join: when interrupted, it may take a running thread for stopped (Python 3.11)
