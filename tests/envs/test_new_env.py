@@ -35,6 +35,7 @@ def test_starter_names_its_class_in_both_files(tmp_path: Path) -> None:
     text = file.read_text()
     assert text.startswith('"""TowerOfHanoi, an environment') and '"""Tower of hanoi: ' in text
     assert "from tower_of_hanoi import TowerOfHanoi" in test.read_text()
+    assert "turnwise." not in text + test.read_text(), "public names only"
 
 
 def test_write_starter_never_overwrites(tmp_path: Path) -> None:
