@@ -1,14 +1,30 @@
-"""FrozenLake whose moves take a while, so that a test can kill a process in the middle of an episode."""
+"""FrozenLake whose moves take a while, and can be held up while a test kills a process or publishes weights."""
 
 import asyncio
+import os
+from pathlib import Path
 
 from turnwise.envs.frozen_lake.env import FrozenLake
 from turnwise.envs.text_env import Outcome
+
+GATE = "TURNWISE_TEST_GATE"
+"""Variable with the path of a folder. While it exists, no move ends."""
+
+
+def arrive_at_gate() -> bool:
+    """Leave a file named after this process in the folder; return whether that exists."""
+    try:
+        (Path(os.environ[GATE]) / str(os.getpid())).touch()
+    except (KeyError, FileNotFoundError):
+        return False
+    return True
 
 
 class SlowLake(FrozenLake):
     """Walk over the ice to the goal. A hole ends the game."""
 
     async def step(self, action: str) -> Outcome:  # type: ignore[override]
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.02)
+        while arrive_at_gate():
+            await asyncio.sleep(0.02)
         return super().step(action)

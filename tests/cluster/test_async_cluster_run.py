@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import threading
 from collections import Counter
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slow_lake_for_tests import SlowLake
+from slow_lake_for_tests import GATE, SlowLake
 
 from runs_for_tests import episodes, metrics, printed, quiet, small
 from turnwise.cli.signals import StopSignals
@@ -25,16 +26,20 @@ STOPS = 1 if SOAK == 1 else 6
 STALENESS = 2
 STEPS = STALENESS + 3 if SOAK == 1 else 60
 LATEST_S = 0.3 if SOAK == 1 else 2.0
-"""SIGTERM comes up to this time after a step. A step takes longer than 0.3 s."""
+"""SIGTERM comes up to this time after a step."""
 SLOW_LAKE = f"{Path(__file__).parent / 'slow_lake_for_tests.py'}:{SlowLake.__name__}"
 
 
 def sigterm_after_first_step(delay_s: float) -> Callable[[Mapping[str, Any]], None]:
-    """Return a callback that has this process receive SIGTERM some time after a run's first step."""
+    """Return a callback that has this process receive SIGTERM some time after a run's first step.
+
+    It holds up all moves from then on, so that the run cannot end before.
+    """
     sent: list[threading.Timer] = []
 
     def on_step(row: Mapping[str, Any]) -> None:
         if not sent:
+            Path(os.environ[GATE]).mkdir()
             sent.append(threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGTERM)))
             sent[0].start()
 
@@ -69,6 +74,7 @@ def test_stopped_asynchronous_cluster_run_resumes_without_loss(ray_cluster: Any,
         stop = sigterm_after_first_step(rng.uniform(0, LATEST_S))
         with pytest.raises(KeyboardInterrupt, match="resume with"), StopSignals().handled():
             train(config, console=quiet(), resume=len(saved) > 1, on_step=stop)
+        shutil.rmtree(os.environ[GATE])
         saved.append(max(map(step_of, step_folders(tmp_path / "run/checkpoints"))))
     assert all(one < two for one, two in pairwise(saved))
     console = quiet()

@@ -2,16 +2,18 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from slow_lake_for_tests import SlowLake
+from slow_lake_for_tests import GATE, SlowLake
 
 from runs_for_tests import small
 from turnwise.config.schema import ClusterConfig, Config, CriticConfig
@@ -121,6 +123,19 @@ async def collect(collector: GroupCollector, tasks: Sequence[Task], step: int = 
     return found.groups, found.counts
 
 
+@asynccontextmanager
+async def hold_moves(pids: Sequence[int]) -> AsyncIterator[None]:
+    """Hold up all moves; enter once each of these processes has an episode that waits to move."""
+    gate = Path(os.environ[GATE])
+    gate.mkdir()
+    try:
+        while not all((gate / str(pid)).exists() for pid in pids):
+            await asyncio.sleep(0.02)
+        yield
+    finally:
+        shutil.rmtree(gate)
+
+
 def test_replicas_sample_the_tokens_of_the_local_engine(world: World) -> None:
     tasks = world.tasks(2, step=0)
 
@@ -138,8 +153,10 @@ def test_replicas_sample_the_tokens_of_the_local_engine(world: World) -> None:
 def test_replicas_share_the_episodes(world: World) -> None:
     async def busiest() -> list[int]:
         running = asyncio.create_task(collect(world.replicas.collector, world.tasks(2, step=0)))
-        await asyncio.sleep(0.05)
-        counts = [len(each.running) for each in world.pool.replicas]
+        counts = [0]
+        while sum(counts) < 2 * GROUP_SIZE:
+            await asyncio.sleep(0)
+            counts = [len(each.running) for each in world.pool.replicas]
         await running
         return counts
 
@@ -174,8 +191,8 @@ def test_publish_during_episodes_labels_tokens_with_both_versions(world: World) 
     async def run() -> tuple[Any, Any]:
         await world.pool.publish(5, world.loaded.model)
         running = asyncio.create_task(collect(world.replicas.collector, tasks, 2))
-        await asyncio.sleep(0.15)
-        await world.pool.publish(6, world.loaded.model)
+        async with hold_moves(world.pids()):
+            await world.pool.publish(6, world.loaded.model)
         return await running, await collect(world.local.collector, tasks, 2)
 
     (remote, counts), (local, _) = asyncio.run(run())
@@ -225,8 +242,8 @@ def test_killed_replica_loses_and_doubles_no_episode(world: World, kill: int) ->
     async def run() -> tuple[Any, Any, Any]:
         await world.pool.publish(step, world.loaded.model)
         running = asyncio.create_task(collect(world.replicas.collector, tasks, step))
-        await asyncio.sleep(0.15)
-        os.kill(world.pids()[kill % 2], signal.SIGKILL)
+        async with hold_moves(world.pids()):
+            os.kill(world.pids()[kill % 2], signal.SIGKILL)
         remote, counts = await running
         while not all(each.live for each in world.pool.replicas):
             await asyncio.sleep(0.1)
