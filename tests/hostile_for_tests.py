@@ -122,7 +122,7 @@ class Watched:
         await self.env.close()
 
     @property
-    def told(self) -> str:
+    def shown(self) -> str:
         """Text of all messages after the first observation."""
         return "\n".join(message.content for result in self.results for message in result.messages)
 
@@ -168,13 +168,13 @@ def play(env: Env, lines: Iterator[str], renderer: Renderer, task: Task, turns: 
 def check_plain(played: Played) -> None:
     """Check that special tokens in observations come from the template only, and that sampled ids are unchanged."""
     renderer, turns, opening = played.renderer, played.trajectory.turns, played.watched.opening
-    told = [result.messages for result in played.watched.results]
+    shown = [result.messages for result in played.watched.results]
     meek = [renderer.start([*map(tamed, opening.messages)], [*map(tamed_spec, opening.tools)])]
-    meek += [renderer.extend([*map(tamed, each)], turn.stop) for each, turn in zip(told[:-1], turns[:-1], strict=True)]
+    meek += [renderer.extend([*map(tamed, each)], turn.stop) for each, turn in zip(shown[:-1], turns[:-1], strict=True)]
     expected = [added(renderer, ids) for ids in meek]
     assert [added(renderer, turn.context_ids) for turn in turns] == expected
     assert all(expected), "the template must have special tokens"
-    last, meek_last = (renderer.extend(each, Stop.EOS) for each in (told[-1], [*map(tamed, told[-1])]))
+    last, meek_last = (renderer.extend(each, Stop.EOS) for each in (shown[-1], [*map(tamed, shown[-1])]))
     assert added(renderer, last) == added(renderer, meek_last), "the last observation contains a special token"
     (sample,) = build_samples([played.trajectory])
     assert sample.ids[sample.mask].tolist() == [token for said in played.sampled for token in said]

@@ -53,7 +53,7 @@ UNCLAMPED_K3 = "k3_unclamped"
 
 
 def reason_to_leave_out(record: Record) -> str | None:
-    """Of the losses' records, those that the golden README lets go."""
+    """Why a record of losses is not compared, if the golden README exempts it."""
     if record["algo"] in ("trl_loss", "geo_mean") and not arrays_of(record)["mask"].any(dim=1).all():
         return "the record averages over rows without a sampled token too, turnwise never does"
     return None

@@ -34,7 +34,7 @@ def test_an_estimator_is_its_definition(name: str, given: AdvantageInputs, by_st
 @properties
 @given(given=inputs())
 def test_the_critic_learns_the_raw_advantage_plus_what_it_said(name: str, given: AdvantageInputs) -> None:
-    """Of estimators over turns: what it said where the turn is valued, at each of the turn's tokens."""
+    """Estimators over turns add the value at the position where a turn is valued to each of the turn's tokens."""
     result = ADVANTAGES[name].compute(given, change(PARAMS, whiten=True))
     assert given.values is not None and result.returns is not None
     silent = ADVANTAGES[name].compute(replace(given, values=torch.where(given.mask, 0.0, given.values)), PARAMS)

@@ -31,7 +31,7 @@ TURNS = [0, 0, 1, 1, 2]
 
 
 def compute(name: str, given: LossInputs | None = None, **params: object) -> CorrectionResult:
-    """Of five tokens in two segments and four turns unless others are given."""
+    """The correction of five tokens in two segments and four turns unless `given` has others."""
     tokens = given or inputs([0.3] * 5, [1.0] * 5, SEGMENTS, TURNS, LOG_RHOS)
     return CORRECTIONS[name].compute(
         tokens, CorrectionParams(**{f"correction_{name}": value for name, value in params.items()})

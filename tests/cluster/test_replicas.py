@@ -33,7 +33,7 @@ from turnwise.training.estimate import sampler_values, score_samples
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 GROUP_SIZE = 8
 MAX_FORKS = 2
-"""Of the episodes of a test; with other weights most of them differ."""
+"""Largest number of a test's episodes that may differ; with other weights most of them do."""
 Address = tuple[int, int, int]
 """Seed of the task, member, attempt."""
 SLOW_LAKE = f"{Path(__file__).parent / 'slow_lake_for_tests.py'}:{SlowLake.__name__}"

@@ -199,11 +199,11 @@ def test_client_sends_the_key_and_never_shows_it() -> None:
     server = Server(faults=lambda said: [echo])
     with (
         serving(server) as url,
-        pytest.raises(UserError, match=r"refused the key \(401\) \(wrong key \*\*\*\)") as told,
+        pytest.raises(UserError, match=r"refused the key \(401\) \(wrong key \*\*\*\)") as error,
     ):
         talk(url, key=key)
     assert server.keys == [f"Bearer {key}"]
-    assert key not in str(told.value)
+    assert key not in str(error.value)
     assert key not in repr(Endpoint(url=url, model="m", key=key))
 
 

@@ -73,7 +73,7 @@ CASES = (
 
 
 def openings(case: Case, split: Split, count: int) -> list[str]:
-    """Of each task all that the model is told at first, and what it is not: the words that games of questions hide."""
+    """Each task's first messages, followed by the secret word in guessing games."""
 
     async def opening(index: int) -> str:
         runner = case.make(split, index)

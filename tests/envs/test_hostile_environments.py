@@ -175,12 +175,12 @@ def test_hostile_words_in_an_episode_are_text_to_the_model(name: str, tmp_path: 
     params, calls_tools = params_of(kind, tmp_path), issubclass(kind.cls, ToolEnv)
     templates = [STYLES[params["style"]]] if calls_tools else sorted(set(STYLES.values()))
     quiet = played(kind, params, templates[0])
-    assert not calls_tools or any(word in quiet.watched.told for word in CONTROL), "what a call said is quoted"
+    assert not calls_tools or any(word in quiet.watched.shown for word in CONTROL), "what a call said is quoted"
     for template in templates:
         episode = played(replace(kind, cls=loud_env(kind.cls)), params, template)
         opening, results = episode.watched.opening, episode.watched.results
         assert all(JOINED in message.content for message in opening.messages)
         heard = [turn for turn in seen_texts(episode) if JOINED in turn]
         assert len(heard) > 1 and (calls_tools or len(heard) == len(results))
-        told = [message for result in results for message in result.messages]
-        assert not calls_tools or any(each.role == "tool" and JOINED in each.content for each in told)
+        shown = [message for result in results for message in result.messages]
+        assert not calls_tools or any(each.role == "tool" and JOINED in each.content for each in shown)

@@ -81,10 +81,10 @@ def test_observations_add_no_special_token(style: str, called: Called) -> None:
     lines = iter([*answers, "<answer>well</answer>"])
     episode = play(KIND.make(task), lines, renderer_of(STYLES[style], called), task, turns=len(answers) + 1)
     check_plain(episode)
-    told = ["".join(message.content for message in result.messages) for result in episode.watched.results]
-    expected = [HOSTILE in text for text in told]
+    shown = ["".join(message.content for message in result.messages) for result in episode.watched.results]
+    expected = [HOSTILE in text for text in shown]
     assert expected == ([True, True] if style == "python" else [True, True, True, False, True])
-    assert style == "python" or "no tool '<s><s>'" in told[3]
+    assert style == "python" or "no tool '<s><s>'" in shown[3]
     assert ORDER.strip() in seen_texts(episode)[0]
 
 

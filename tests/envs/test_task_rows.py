@@ -45,9 +45,9 @@ WRONG = {
 
 @pytest.mark.parametrize("text", WRONG)
 def test_malformed_file_error_names_the_line(text: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         read_rows(written(tmp_path, "rows.csv", text))
-    assert WRONG[text] in str(told.value) and "\n" not in str(told.value)
+    assert WRONG[text] in str(error.value) and "\n" not in str(error.value)
 
 
 def test_task_file_is_relative_to_the_recipe(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Environments with tools: calls are run and told, answers judged, limits kept, and every observation is masked."""
+"""Environments with tools: calls are run, their results shown, answers judged, limits kept, observations masked."""
 
 import asyncio
 import json
@@ -110,8 +110,8 @@ def test_tool_env_penalises_format_errors() -> None:
 def test_tool_env_skips_and_reports_excess_calls() -> None:
     call = written("hermes", "1")
     _, results = play([call * 2, call * 2, call], max_tool_calls=3)
-    told = [[message.content for message in each.messages] for each in results]
-    assert told == [["ran 1", "ran 1"], ["ran 1", NO_CALLS_LEFT], [NO_CALLS_LEFT]]
+    shown = [[message.content for message in each.messages] for each in results]
+    assert shown == [["ran 1", "ran 1"], ["ran 1", NO_CALLS_LEFT], [NO_CALLS_LEFT]]
     assert [len(each.info["calls"]) for each in results] == [2, 1, 0]
 
 
@@ -150,7 +150,7 @@ def test_loss_mask_covers_answers_and_no_observation(outputs: list[str], style: 
     ]
     heard: list[tuple[Message, ...]] = [(user("Well?"),)]
     heard += [(Message(role="tool", parts=text_parts(text)),) for text in outputs]
-    exchanges = [Exchange(messages=told, answer=answer) for told, answer in zip(heard, answers, strict=True)]
+    exchanges = [Exchange(messages=messages, answer=answer) for messages, answer in zip(heard, answers, strict=True)]
     sample = build_demonstration(0, exchanges, renderer)
     runs, counts = torch.unique_consecutive(sample.mask, return_counts=True)
     assert runs.tolist() == [bool(number % 2) for number in range(2 * len(answers))]
@@ -305,9 +305,9 @@ def test_tools_env_accepts_short_settings(own: dict[str, Any]) -> None:
     ],
 )
 def test_tools_env_rejects_invalid_settings(own: dict[str, Any], change: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said) as told:
+    with pytest.raises(UserError, match=said) as error:
         build_environment_mix(build({"env": {"kind": "tools", **own, **change}}))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 UNFIT: dict[str, tuple[list[Any], str]] = {
@@ -337,10 +337,10 @@ def test_dry_run_rejects_invalid_tools(
 def test_tool_error_names_its_file(own: dict[str, Any], tmp_path: Path) -> None:
     marked = TOOL_FILE.replace("def weather", "from turnwise.tools.function import tool\n@tool(timeout=3)\ndef weather")
     (tmp_path / "marked.py").write_text(marked)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         build_environment_mix(build({"env": {"kind": "tools", **own, "tools": [f"{tmp_path}/marked.py:weather"]}}))
     said = '@tool of weather has no option "timeout": did you mean "timeout_s"?'
-    assert str(told.value) == f"{tmp_path}/marked.py: {said}"
+    assert str(error.value) == f"{tmp_path}/marked.py: {said}"
 
 
 @pytest.mark.parametrize("others", [["weather"], ["weather", "python"], ["python", {"mcp": "http://127.0.0.1:9/mcp"}]])
@@ -390,9 +390,9 @@ def test_prompt_without_answers_mentions_none() -> None:
     async def prompt() -> str:
         task = Task(env="code_tests", seed=seed_for("train", 0), params=kind.check_params({"max_tool_calls": 2}))
         env = kind.make(task)
-        told = (await env.start()).messages[0].content
+        opening = (await env.start()).messages[0].content
         await env.close()
-        return told
+        return opening
 
     said = asyncio.run(prompt())
     assert "<answer>" not in said and "2 calls in all" in said

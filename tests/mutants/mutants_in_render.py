@@ -55,7 +55,11 @@ IN_RENDER = (
             "self._end.id if self._end else None, *stop_ids}",
             "self._end.id if self._end else None}",
         ),
-        ("tools are told where the template tells of them", "if tools and not self.renders_tools:", "if tools:"),
+        (
+            "tools are described twice",
+            "if tools and not self.renders_tools:",
+            "if tools:",
+        ),
     ),
     *mutants(
         "render/compiled_template.py",

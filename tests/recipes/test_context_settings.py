@@ -41,7 +41,7 @@ def test_every_setting_reaches_its_mode() -> None:
         said=("<answer>Left</answer>",),
     )
     window = {"turns": 1, "slack": 2, "keep_opening": True}
-    told = {"memory": "actions", "turns": 2, "memory_chars": 40, "memory_rewards": True, "keep_opening": True}
+    turn = {"memory": "actions", "turns": 2, "memory_chars": 40, "memory_rewards": True, "keep_opening": True}
     by_turns = {"summary_every": 2, "summary_tokens": 9, "summary_prompt": "Well?", "keep_opening": True}
     expected = {
         "window": WindowContext(renderer(), turns=1, slack=2, keep_opening=True),
@@ -57,7 +57,7 @@ def test_every_setting_reaches_its_mode() -> None:
             keep_opening=True,
         ),
     }
-    for mode, settings in (("window", window), ("turn", told), ("summary", by_turns | {"summary_at": 100})):
+    for mode, settings in (("window", window), ("turn", turn), ("summary", by_turns | {"summary_at": 100})):
         built = build_context(
             config_of(mode, **{f"context__{name}": value for name, value in settings.items()}), renderer()
         )

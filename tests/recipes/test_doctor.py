@@ -1,4 +1,4 @@
-"""The doctor finds what is broken, and says how to mend it."""
+"""The doctor finds what is broken, and says how to fix it."""
 
 import importlib
 from collections.abc import Iterator

@@ -275,8 +275,8 @@ def test_an_endpoint_that_goes_away_stops_it_and_what_is_done_is_kept(
     server = Server(faults=lambda said: [] if said[0] in known or not down[0] else ["503"] * 99)
     endpoint_options, overrides = EndpointOptions(concurrency=2, retries=1), [("rollout.attempts", 2)]
     with serving(server) as url:
-        told = r"3 episodes in a row failed.* 127.0.0.1 answered 503 .*; resume with: turnwise eval --resume .*out"
-        with pytest.raises(UserError, match=told):
+        expected = r"3 episodes in a row failed.* 127.0.0.1 answered 503 .*; resume with: turnwise eval --resume .*out"
+        with pytest.raises(UserError, match=expected):
             run(env, url, out=tmp_path / "out", seeds="0-30", endpoint_options=endpoint_options, overrides=overrides)
         assert seeds_of(saved(tmp_path / "out")) == expected(4)
         down[0] = False
@@ -412,9 +412,9 @@ def test_a_mistake_gets_one_line_and_starts_nothing(
 ) -> None:
     monkeypatch.setattr(evaluation, "run_episodes", lambda *given, **others: pytest.fail("it was started"))
     assert main(["eval", *typed.split()]) == 2
-    told = capsys.readouterr()
-    assert told.err.startswith(f"turnwise: {line}")
-    assert told.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert output.err.startswith(f"turnwise: {line}")
+    assert output.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 

@@ -172,13 +172,13 @@ def test_rubric_judge_outage_stops_the_run_and_resume_continues_it(
     monkeypatch.setattr(DropMonitor, "add", gone_after)
     with serving(JudgeServer(judge)) as url:
         config = rubric_run(tmp_path, url, train__steps=3, rollout__group_size=12)
-        with pytest.raises(Outage) as told:
+        with pytest.raises(Outage) as error:
             train(config, console=quiet())
         done = len(steps_of(tmp_path / "run"))
         assert 1 <= done < 3
-        told_by = r"^\d+ of \d+ episodes were dropped, .* the reward judge: the judge m gave no verdict \(asked once\)"
-        assert re.match(told_by, str(told.value))
-        assert str(told.value).endswith(
+        expected = r"^\d+ of \d+ episodes were dropped, .* the reward judge: the judge m gave no verdict \(asked once\)"
+        assert re.match(expected, str(error.value))
+        assert str(error.value).endswith(
             f". Finished steps are saved; resume with: turnwise train --resume {tmp_path}/run"
         )
         monkeypatch.setattr(DropMonitor, "add", add)

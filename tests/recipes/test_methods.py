@@ -31,9 +31,9 @@ def check(config: Config, env: str, override_keys: Iterable[str] = ()) -> None:
 
 def refused(override_keys: tuple[str, ...] = (), env: str = "frozen_lake", **settings: Any) -> str:
     named = {name.replace("__", "."): value for name, value in settings.items()}
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         check(build({}, list(named.items())), env, override_keys)
-    return str(told.value)
+    return str(error.value)
 
 
 def test_the_methods_of_the_field_are_there_and_fit_every_recipe() -> None:
@@ -135,7 +135,7 @@ def test_what_does_make_sense_is_not_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "settings"),
+    ("message", "settings"),
     [
         ('Unknown model "tny": did you mean "tiny"?', {"model__name": "tny"}),
         ('Unknown model ""', {"model__name": ""}),
@@ -146,8 +146,8 @@ def test_what_does_make_sense_is_not_refused(tmp_path: Path) -> None:
         ("model.chat_template: nowhere.jinja does not exist", {"model__chat_template": "nowhere.jinja"}),
     ],
 )
-def test_a_model_that_cannot_be_is_refused_before_anything_is_read(told: str, settings: dict[str, Any]) -> None:
-    assert refused(**settings).startswith(told)
+def test_a_model_that_cannot_be_is_refused_before_anything_is_read(message: str, settings: dict[str, Any]) -> None:
+    assert refused(**settings).startswith(message)
 
 
 def test_same_state_groups_need_an_environment_that_names_its_states(tmp_path: Path) -> None:

@@ -99,10 +99,10 @@ def run(folder: Path, patch: pytest.MonkeyPatch, stops: list[tuple[int, str]]) -
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plain")
     with pytest.MonkeyPatch.context() as patch:
-        told = run(folder, patch, [])
-    assert told.count("alarm: at step") == 3 and told.count("No checkpoint to roll back to yet") == 1
-    assert told.count("Rolled back to step ") == 2
-    assert "learning rate is now multiplied by 0.5" in told and "learning rate is now multiplied by 0.25" in told
+        output = run(folder, patch, [])
+    assert output.count("alarm: at step") == 3 and output.count("No checkpoint to roll back to yet") == 1
+    assert output.count("Rolled back to step ") == 2
+    assert "learning rate is now multiplied by 0.5" in output and "learning rate is now multiplied by 0.25" in output
     return folder / "run"
 
 

@@ -354,13 +354,13 @@ IDLE = {
 }
 
 
-@pytest.mark.parametrize("mend", IDLE)
-def test_a_run_that_trains_nothing_says_so_once_and_at_its_end(mend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("advice", IDLE)
+def test_a_run_that_trains_nothing_says_so_once_and_at_its_end(advice: str, tmp_path: Path) -> None:
     console = quiet()
-    summary = train(small(tmp_path, train__steps=2, eval__every=0, **IDLE[mend]), console=console)
-    told = printed(console)
-    assert told.count("trained nothing") == 1 and told.count("No step trained anything") == 1
-    assert "step 1 trained nothing" in told and mend in told
+    summary = train(small(tmp_path, train__steps=2, eval__every=0, **IDLE[advice]), console=console)
+    output = printed(console)
+    assert output.count("trained nothing") == 1 and output.count("No step trained anything") == 1
+    assert "step 1 trained nothing" in output and advice in output
     assert summary["idle_steps"] == 2
 
 

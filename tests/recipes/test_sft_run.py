@@ -154,8 +154,8 @@ def test_calls_in_a_style_that_the_environment_cannot_read_are_refused(
 ) -> None:
     file = talks(tmp_path, *answers)
     config = settings(tmp_path, env__kind="lookup", env__params={"style": ours}, sft__demos=str(file))
-    told = f'has tool calls in the style "{refused}" and none in "{ours}".* --env.params.style {refused}'
-    with pytest.raises(UserError, match=told) if refused else nullcontext():
+    expected = f'has tool calls in the style "{refused}" and none in "{ours}".* --env.params.style {refused}'
+    with pytest.raises(UserError, match=expected) if refused else nullcontext():
         check_sft(config, build_environment_mix(config))
 
 

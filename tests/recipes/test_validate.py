@@ -37,8 +37,10 @@ def test_names_that_do_not_exist_are_refused_and_the_nearest_is_named() -> None:
 
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
 def test_a_group_of_one_has_nothing_to_compare(advantage: str) -> None:
-    told = refused(algo__advantage=advantage, rollout__group_size=1, rollout__groups=64)
-    assert advantage in told and "Set rollout.groups 32 and rollout.group_size 8, or choose algo.advantage gae" in told
+    error = refused(algo__advantage=advantage, rollout__group_size=1, rollout__groups=64)
+    assert (
+        advantage in error and "Set rollout.groups 32 and rollout.group_size 8, or choose algo.advantage gae" in error
+    )
     check_settings(build({}, [("algo.advantage", "gae"), ("rollout.group_size", 1), ("rollout.groups", 64)]))
 
 
@@ -48,17 +50,18 @@ def test_bootstrapping_needs_a_critic() -> None:
 
 
 def test_a_mini_batch_of_more_than_there_is_is_refused() -> None:
-    told = refused(train__mini_batch=9, rollout__groups=2, rollout__group_size=4)
-    assert told.startswith("train.mini_batch 9 is more than the trajectories of a step, rollout.groups 2 x ")
-    assert told.endswith("Set train.mini_batch to at most 8.")
+    error = refused(train__mini_batch=9, rollout__groups=2, rollout__group_size=4)
+    assert error.startswith("train.mini_batch 9 is more than the trajectories of a step, rollout.groups 2 x ")
+    assert error.endswith("Set train.mini_batch to at most 8.")
     check_settings(build({}, [("train.mini_batch", 8), ("rollout.groups", 2), ("rollout.group_size", 4)]))
 
 
 @pytest.mark.parametrize("settings", [{}, {"algo__filter_value": 0}, {"algo__filter_value": 2.5}], ids=str)
 def test_top_count_needs_a_whole_number_of_groups(settings: dict[str, Any]) -> None:
-    told = refused(algo__filter="top_count", **settings)
+    error = refused(algo__filter="top_count", **settings)
     assert (
-        told.startswith("algo.filter top_count keeps algo.filter_value groups") and "whole number of 1 or more" in told
+        error.startswith("algo.filter top_count keeps algo.filter_value groups")
+        and "whole number of 1 or more" in error
     )
     check_settings(build({}, [("algo.filter", "top_count"), ("algo.filter_value", 3)]))
     check_settings(build({}, [("algo.filter", "top_k")]))
@@ -103,15 +106,15 @@ def test_check_asks_for_the_judges_of_the_registry_it_is_given(tmp_path: Path) -
 
 def test_a_reward_of_the_wrong_kind_is_refused_before_a_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def kind(answer, row):\n    return 0.0\n")
-    told = refused(reward__functions=(f"{tmp_path}/mine.py:kind",))
-    assert told == "the reward kind must take one argument: write function(trajectory)"
+    error = refused(reward__functions=(f"{tmp_path}/mine.py:kind",))
+    assert error == "the reward kind must take one argument: write function(trajectory)"
 
 
 def test_check_refuses_more_threads_than_the_machine_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "max_threads", lambda: 300)
     monkeypatch.setattr(resources, "cores", lambda: 8)
-    told = "system.threads 9999: this machine allows at most 300. Set it to 8, or raise the process limit."
-    assert refused(system__threads=9999) == told
+    error = "system.threads 9999: this machine allows at most 300. Set it to 8, or raise the process limit."
+    assert refused(system__threads=9999) == error
     check_settings(build({}, [("system.threads", 300)]))
 
 

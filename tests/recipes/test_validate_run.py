@@ -1,4 +1,4 @@
-"""What a person is told before a run starts: how many rows there are, and which servers are not there."""
+"""What is printed before a run starts: how many rows there are, and which servers are missing."""
 
 import json
 import logging
@@ -178,7 +178,7 @@ def test_who_needs_no_server_waits_for_none(tmp_path: Path, monkeypatch: pytest.
     checked(small(tmp_path, **tools(tmp_path)))
 
 
-def told(folder: Path, rows: tuple[int, int, int], **settings: Any) -> list[str]:
+def printed_lines(folder: Path, rows: tuple[int, int, int], **settings: Any) -> list[str]:
     config = small(folder, **tools(folder, rows), **settings)
     return describe_rows(build_environment_mix(config), config)
 
@@ -186,13 +186,13 @@ def told(folder: Path, rows: tuple[int, int, int], **settings: Any) -> list[str]
 def test_rows_are_counted_by_what_they_are_for(tmp_path: Path) -> None:
     (tmp_path / "some").mkdir()
     (tmp_path / "few").mkdir()
-    assert told(tmp_path, (1200, 15, 30), rollout__groups=8, train__mini_batch=32) == [
+    assert printed_lines(tmp_path, (1200, 15, 30), rollout__groups=8, train__mini_batch=32) == [
         "rows.jsonl: 1,200 rows to train on, 15 to validate, 30 held out"
     ]
-    assert told(tmp_path / "some", (8, 30, 29), rollout__groups=8)[1:] == [
+    assert printed_lines(tmp_path / "some", (8, 30, 29), rollout__groups=8)[1:] == [
         "note: 29 held-out rows measure success only to +-17 points; 30 or more are better"
     ]
-    assert told(tmp_path / "few", (7, 30, 1), rollout__groups=8, eval__split="validation")[1:] == [
+    assert printed_lines(tmp_path / "few", (7, 30, 1), rollout__groups=8, eval__split="validation")[1:] == [
         "note: a step draws rollout.groups 8 tasks from 7 rows, so some repeat"
     ]
     assert describe_rows(build_environment_mix(small(tmp_path)), small(tmp_path)) == [], (

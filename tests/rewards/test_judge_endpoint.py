@@ -1,4 +1,4 @@
-"""Judges behind an endpoint: exact scores, failures told apart, nothing paid for twice, and a budget that holds."""
+"""Judges behind an endpoint: exact scores, kinds of failures, nothing paid for twice, and a budget that holds."""
 
 import asyncio
 import json
@@ -118,14 +118,16 @@ def test_client_waits_longer_after_each_failure(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["500", "429 1"])
 def test_client_raises_when_all_retries_fail(fault: str, tmp_path: Path) -> None:
-    told = rf"^the judge m at http://127\.0\.0\.1:\d+/v1/chat/completions: 127.0.0.1 answered {fault[:3]} .*, 3 times$"
-    with pytest.raises(InfrastructureFailure, match=told):
+    expected = (
+        rf"^the judge m at http://127\.0\.0\.1:\d+/v1/chat/completions: 127.0.0.1 answered {fault[:3]} .*, 3 times$"
+    )
+    with pytest.raises(InfrastructureFailure, match=expected):
         scores(JudgeServer(by_city, faults=[fault] * 3), tmp_path, "Lyon", retries=2)
 
 
 def test_client_error_quotes_a_page_that_is_not_json(tmp_path: Path) -> None:
-    told = r"^the judge m at http://.*/v1/chat/completions: its answer is not JSON \(<html>busy</html>\), 2 times$"
-    with pytest.raises(InfrastructureFailure, match=told):
+    expected = r"^the judge m at http://.*/v1/chat/completions: its answer is not JSON \(<html>busy</html>\), 2 times$"
+    with pytest.raises(InfrastructureFailure, match=expected):
         scores(JudgeServer(by_city, faults=["html"] * 2), tmp_path, "Lyon", retries=1)
 
 
@@ -156,10 +158,10 @@ def test_judge_is_charged_for_reasoning_that_the_endpoint_does_not_count(tmp_pat
     assert client.counts.tokens > settings.max_tokens
 
 
-@pytest.mark.parametrize(("status", "mend"), [("401", "key_env"), ("404", "check model"), ("400", "rejected")])
-def test_client_error_names_the_judge_setting_to_change(status: str, mend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("status", "hint"), [("401", "key_env"), ("404", "check model"), ("400", "rejected")])
+def test_client_error_names_the_judge_setting_to_change(status: str, hint: str, tmp_path: Path) -> None:
     server = JudgeServer(by_city, faults=[status])
-    with pytest.raises(UserError, match=mend) as error:
+    with pytest.raises(UserError, match=hint) as error:
         scores(server, tmp_path, "Lyon")
     assert len(server.requests) == 1
     assert "\n" not in str(error.value) and "--" not in str(error.value)
@@ -173,10 +175,10 @@ def test_client_error_names_where_a_refused_key_came_from(
     (tmp_path / "key").write_text("sk-canary")
     file = str(tmp_path / "key")
     for named, where in (({"key_env": "JUDGE_KEY"}, "JUDGE_KEY"), ({"key_file": file}, f"key_file {file}")):
-        with pytest.raises(Outage) as told:
+        with pytest.raises(Outage) as error:
             scores(JudgeServer(by_city, faults=[status]), tmp_path, "Lyon", **named)
         refused = f"the judge m: 127.0.0.1 refused the key ({status}) (refused Bearer ***)"
-        assert str(told.value) == f"{refused}: replace the key in {where}"
+        assert str(error.value) == f"{refused}: replace the key in {where}"
 
 
 BAD = {

@@ -128,7 +128,7 @@ def test_pairwise_judge_cancels_position_bias(tmp_path: Path) -> None:
 
 
 def test_pairwise_judge_counts_duplicates_as_opponents(tmp_path: Path) -> None:
-    """Of three others two are beaten by the best; the middle one ties with its twin and loses once."""
+    """Each 5 ties with the other 5, loses to the 9 and beats the 1."""
     members = [member("5"), member("5"), member("9"), member("1")]
     found = judged(JudgeServer(higher_wins), tmp_path, *members, mode="pairwise")
     assert found == [((0.5 + 0 + 1) / 3,)] * 2 + [(1.0,), (0.0,)]
@@ -173,9 +173,9 @@ def test_absolute_judge_failure_affects_one_member_only(tmp_path: Path) -> None:
         settings = settings_for(url, tmp_path)
         client = client_of(settings)
         found = asyncio.run(GroupJudge(settings=settings, client=client, decode=decode)(group_of(*members)))
-    told = "the judge m gave no verdict (asked 3 times): that is not one JSON object and nothing else"
+    failure = "the judge m gave no verdict (asked 3 times): that is not one JSON object and nothing else"
     given = [each.turn_rewards if isinstance(each, RewardResult) else str(each) for each in found]
-    assert given == [(0.7,), told, (0.2,), told, ()]
+    assert given == [(0.7,), failure, (0.2,), failure, ()]
     assert client.counts.left_out == 2 and client.counts.metrics()["judge/left_out"] == 2.0
 
 

@@ -12,7 +12,7 @@ from turnwise.rewards.math_text import parse
 from work_for_tests import count_lines, hang_guard
 
 MOST_LINES = 150_000
-"""Of Python to compare an answer of 400 characters at eight points."""
+"""Python lines executed to compare an answer of 400 characters at eight points."""
 EQUAL = [
     ("(x+1)^2", "x^2+2x+1"),
     ("2xy", "2*y*x"),

@@ -253,9 +253,9 @@ WRONG_KIND: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "told"), WRONG_KIND, ids=[told[:30] for _, told in WRONG_KIND])
-def test_answer_reward_rejects_wrong_signatures(function: Any, told: str) -> None:
-    with pytest.raises(UserError, match=f'^the reward "a.py:f" {told}'):
+@pytest.mark.parametrize(("function", "message"), WRONG_KIND, ids=[message[:30] for _, message in WRONG_KIND])
+def test_answer_reward_rejects_wrong_signatures(function: Any, message: str) -> None:
+    with pytest.raises(UserError, match=f'^the reward "a.py:f" {message}'):
         build_rubric("a.py:f", lambda given: function, RewardServices())
 
 
@@ -274,11 +274,11 @@ BROKEN: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("does", "told"), BROKEN, ids=[told[:30] for _, told in BROKEN])
-def test_answer_reward_error_names_cause_and_line(does: Any, told: str) -> None:
+@pytest.mark.parametrize(("does", "message"), BROKEN, ids=[message[:30] for _, message in BROKEN])
+def test_answer_reward_error_names_cause_and_line(does: Any, message: str) -> None:
     part = build_rubric("a.py:f", lambda given: lambda answer, row: does(row), RewardServices())
-    told = told.replace(r"\S+", r"test_rubrics\.py")
-    with pytest.raises(Outage, match=f"^the reward \"a.py:f\", on the answer 'three', {told}"):
+    message = message.replace(r"\S+", r"test_rubrics\.py")
+    with pytest.raises(Outage, match=f"^the reward \"a.py:f\", on the answer 'three', {message}"):
         total(part, Submission(question="", answer="three", row={"answer": "3", "n": 1}))
 
 

@@ -85,7 +85,7 @@ def test_score_groups_records_named_parts_of_env_rewards() -> None:
 
 
 def drop(*places: int) -> ScoredGroups:
-    """Of three members those at `places` get no verdict."""
+    """Score a group of three whose members at `places` get no verdict."""
 
     async def judge(group: Group) -> tuple[RewardResult | InfrastructureFailure, ...]:
         return tuple(
@@ -118,8 +118,8 @@ def test_score_groups_drops_members_without_a_verdict() -> None:
 
 def test_score_groups_drops_groups_of_fewer_than_two() -> None:
     found = drop(0, 2)
-    told = "2 of a group's 3 members have no reward: the reward taste: no idea of 2"
-    assert found.groups == [] and found.failures == (told,) and found.dropped_members == 3
+    message = "2 of a group's 3 members have no reward: the reward taste: no idea of 2"
+    assert found.groups == [] and found.failures == (message,) and found.dropped_members == 3
 
 
 def test_score_groups_keeps_a_judged_group_of_one() -> None:
@@ -144,8 +144,8 @@ def test_score_groups_drops_members_whose_function_fails() -> None:
 
     (group,) = reach(2).groups
     assert [member.turn_rewards for member in group.trajectories] == [(0.0, 1.5), (2.5,)]
-    told = "2 of a group's 3 members have no reward: the reward score: the server is gone"
-    assert reach(1) == ScoredGroups(groups=[], failures=(told,), dropped_members=3, last_failure=told)
+    message = "2 of a group's 3 members have no reward: the reward score: the server is gone"
+    assert reach(1) == ScoredGroups(groups=[], failures=(message,), dropped_members=3, last_failure=message)
 
 
 async def hang(trajectory: Trajectory) -> float:
@@ -164,7 +164,7 @@ def block(trajectory: Trajectory) -> float:
 
 
 @pytest.mark.parametrize(
-    ("late", "told"),
+    ("late", "message"),
     [
         (hang, r"the reward score returned nothing within rollout\.timeout_s 0\.5"),
         (hang_busily, r"the reward score ran for 0\.5 s without a pause, at test_scoring_groups\.py:\d+"),
@@ -172,7 +172,7 @@ def block(trajectory: Trajectory) -> float:
     ],
 )
 def test_score_groups_drops_members_whose_function_hangs(
-    late: Callable[[Trajectory], float | Awaitable[float]], told: str
+    late: Callable[[Trajectory], float | Awaitable[float]], message: str
 ) -> None:
     def score(trajectory: Trajectory) -> float | Awaitable[float]:
         return late(trajectory) if len(trajectory.turns) == 1 else 0.5
@@ -180,7 +180,7 @@ def test_score_groups_drops_members_whose_function_hangs(
     functions = {"score": trajectory_reward(score)}
     found = scored(RewardSet(format_penalty=0.0, functions=functions, weights={"env": 1, "score": 1}, timeout_s=0.5))
     assert [len(group.trajectories) for group in found.groups] == [2] and found.dropped_members == 1
-    assert re.search(told, found.last_failure)
+    assert re.search(message, found.last_failure)
 
 
 async def block_then_wait(trajectory: Trajectory, lock: asyncio.Lock) -> float:

@@ -212,7 +212,7 @@ def _ids(turns: tuple) -> tuple:
 
 
 class Counted(OneTurn):
-    """Counts how many live at once, and waits where it is told to."""
+    """Counts how many episodes run at once, and waits where a test wants it to."""
 
     live = most = 0
 

@@ -139,8 +139,8 @@ def test_a_summary_hook_that_hangs_is_infrastructure() -> None:
         await asyncio.Event().wait()
         return ""
 
-    told = r"^Timed out after rollout\.timeout_s 0\.5 s, waiting for the summary hook"
-    with pytest.raises(InfrastructureFailure, match=told):
+    expected = r"^Timed out after rollout\.timeout_s 0\.5 s, waiting for the summary hook"
+    with pytest.raises(InfrastructureFailure, match=expected):
         summed(turns=1, writer=hangs, bounds={"timeout_s": 0.5})
 
 
@@ -149,6 +149,6 @@ def test_a_summary_hook_that_blocks_is_infrastructure() -> None:
         time.sleep(60)
         return ""
 
-    told = r"^the summary hook ran for .* without a pause, at test_context_summary\.py:\d+\. .* rollout\.timeout_s"
-    with pytest.raises(InfrastructureFailure, match=told), allow_interrupts():
+    expected = r"^the summary hook ran for .* without a pause, at test_context_summary\.py:\d+\. .* rollout\.timeout_s"
+    with pytest.raises(InfrastructureFailure, match=expected), allow_interrupts():
         summed(turns=1, writer=blocks, bounds={"timeout_s": 0.5})

@@ -18,7 +18,7 @@ STEPS = Talk(
 )
 
 
-def told(talk: Talk, keep_opening: bool = False, template: str = "tiny", **form: Any) -> Played:
+def remember(talk: Talk, keep_opening: bool = False, template: str = "tiny", **form: Any) -> Played:
     renderer = renderer_of(template)
     return play(talk, TurnContext(renderer, memory=memory(**form), keep_opening=keep_opening), renderer)
 
@@ -28,7 +28,7 @@ def last_context(played: Played, template: str = "tiny") -> str:
 
 
 def test_exchanges_are_told_before_the_observation_in_one_user_message() -> None:
-    assert last_context(told(STEPS)) == (
+    assert last_context(remember(STEPS)) == (
         "<|system|>Rules.<|end|><|user|>"
         "Turn 1\nA lake.\nYou: Left\n\n"
         "Turn 2\nYou slip.\nYou: I give up\n\n"
@@ -43,18 +43,18 @@ def test_every_action_stands_below_what_it_answered() -> None:
         said=tuple("abcd"),
     )
     text = "".join(f"Turn {number}\nroom {number}\nYou: {'abcd'[number - 1]}\n\n" for number in (2, 3))
-    assert f"Turn 1\nA lake.\nYou: a\n\n{text}Turn 4, now:\n\nroom 4<|end|>" in last_context(told(rooms))
+    assert f"Turn 1\nA lake.\nYou: a\n\n{text}Turn 4, now:\n\nroom 4<|end|>" in last_context(remember(rooms))
 
 
 def test_actions_alone_are_told_on_a_line_each() -> None:
     text = "<|user|>Turn 1: Left\nTurn 2: I give up\n\nTurn 3, now:\n\nInvalid action.<|end|>"
-    assert text in last_context(told(STEPS, form="actions"))
+    assert text in last_context(remember(STEPS, form="actions"))
 
 
 def test_rewards_are_told_only_where_asked() -> None:
-    assert "reward" not in last_context(told(STEPS))
+    assert "reward" not in last_context(remember(STEPS))
     assert "Turn 1: Left (reward 1)\nTurn 2: I give up (reward 2)" in last_context(
-        told(STEPS, form="actions", rewards=True)
+        remember(STEPS, form="actions", rewards=True)
     )
 
 
@@ -63,13 +63,15 @@ def test_an_invalid_turn_is_told_as_one() -> None:
     assert memory(form="actions").render(["seen"], [turn]) == "Turn 1: what? (invalid)\n\nTurn 2, now:"
 
 
-def test_only_the_last_turns_are_told_and_none_where_none_is_wanted() -> None:
-    assert "<|user|>Turn 2\nYou slip." in last_context(told(STEPS, turns=1))
-    assert last_context(told(STEPS, turns=0)) == ("<|system|>Rules.<|end|><|user|>Invalid action.<|end|><|assistant|>")
+def test_memory_holds_only_the_last_turns_and_none_for_zero() -> None:
+    assert "<|user|>Turn 2\nYou slip." in last_context(remember(STEPS, turns=1))
+    assert last_context(remember(STEPS, turns=0)) == (
+        "<|system|>Rules.<|end|><|user|>Invalid action.<|end|><|assistant|>"
+    )
 
 
 def test_an_opening_that_stays_is_not_told_again() -> None:
-    text = last_context(told(STEPS, keep_opening=True))
+    text = last_context(remember(STEPS, keep_opening=True))
     assert text.count("A lake.") == 1
     assert "<|user|>A lake.<|end|><|user|>Turn 1\nYou: Left\n\nTurn 2" in text
 
@@ -131,8 +133,8 @@ def test_nothing_that_is_told_becomes_a_special_token(template: str, talk: Talk)
         said=("x",),
     )
     for context, plain in zip(
-        told(talk, template=template).witness.contexts,
-        told(harmless, template=template).witness.contexts,
+        remember(talk, template=template).witness.contexts,
+        remember(harmless, template=template).witness.contexts,
         strict=True,
     ):
         assert [token for token in context if token >= first_special] == [

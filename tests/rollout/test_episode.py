@@ -213,10 +213,10 @@ def test_a_rubric_function_that_blocks_is_interrupted() -> None:
             await score_submission(rubric, Submission(question="", answer="", row={}))
             return await super().step(message)
 
-    told = (
+    expected = (
         r'^the reward blocks: the reward "mine\.py:blocks", .* ran for 0\.5 s without a pause, at test_episode\.py:\d+'
     )
-    with pytest.raises(RewardFailure, match=told), allow_interrupts():
+    with pytest.raises(RewardFailure, match=expected), allow_interrupts():
         play(Judged(), says("hi"), limits(timeout_s=0.5))
 
 
@@ -342,8 +342,8 @@ class BlockingEnv(TalkingEnv):
 
 
 def test_run_episode_interrupts_an_environment_that_blocks() -> None:
-    told = r"^the environment frozen_lake ran .* without a pause, at test_episode\.py:\d+\. .* rollout\.timeout_s"
-    with pytest.raises(InfrastructureFailure, match=told), allow_interrupts():
+    expected = r"^the environment frozen_lake ran .* without a pause, at test_episode\.py:\d+\. .* rollout\.timeout_s"
+    with pytest.raises(InfrastructureFailure, match=expected), allow_interrupts():
         play(BlockingEnv(), says("hi"), limits(timeout_s=0.5))
 
 
@@ -355,8 +355,8 @@ def test_run_episode_refuses_late_results_where_nothing_can_interrupt() -> None:
             time.sleep(0.6)
             return StepResult(terminated=True, success=True)
 
-    told = r"^the environment frozen_lake took .* s\. .* in total, more than rollout\.timeout_s 0\.5"
-    with ThreadPoolExecutor(1) as thread, pytest.raises(InfrastructureFailure, match=told):
+    expected = r"^the environment frozen_lake took .* s\. .* in total, more than rollout\.timeout_s 0\.5"
+    with ThreadPoolExecutor(1) as thread, pytest.raises(InfrastructureFailure, match=expected):
         thread.submit(play, Late(), says("hi"), limits(timeout_s=0.5)).result()
 
 

@@ -157,7 +157,7 @@ Spelled = Literal["bytes", "pieces", "words"]
 @dataclass(frozen=True)
 class Turn:
     outputs: list[str]
-    """Of the calls that it makes side by side."""
+    """Outputs of the calls in this turn."""
     thought: str
     spelled: Spelled
     ends: bool
@@ -225,9 +225,9 @@ def test_every_observation_is_0_and_every_sampled_id_1(form: str, turns: list[Tu
     trajectory, witness, heard = episode(style, policy, bounds=5000)
     assert witness.said == says
     check_masks(trajectory, witness)
-    told = [[m.content for m in result.messages if m.role == "tool"] for result in heard.results[:-1]]
-    assert [len(each) for each in told] == [len(turn.outputs) for turn in turns], "every call ran"
-    for outputs, given_ids in zip(told, witness.given[1:], strict=True):
+    tool_outputs = [[m.content for m in result.messages if m.role == "tool"] for result in heard.results[:-1]]
+    assert [len(each) for each in tool_outputs] == [len(turn.outputs) for turn in turns], "every call ran"
+    for outputs, given_ids in zip(tool_outputs, witness.given[1:], strict=True):
         shown = renderer.decode(given_ids)
         for output in outputs:
             assert (

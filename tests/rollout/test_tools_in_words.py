@@ -1,4 +1,4 @@
-"""A model whose chat template knows no tools is told of them in words; demonstrations show what episodes show."""
+"""Tools in the system message, for chat templates without tools; demonstrations show what episodes show."""
 
 import asyncio
 from functools import partial

@@ -298,7 +298,7 @@ def test_step_limit_is_deterministic(image: bytes) -> None:
 
 
 def test_query_out_of_memory_because_of_others_succeeds(image: bytes) -> None:
-    """Of many concurrent queries only those that use too much memory are refused."""
+    """Many queries run at once; only those that use too much memory themselves are refused."""
     greedy, modest = BOMBS["a table of everything"], "SELECT count(*) FROM rooms a, rooms b"
     answers: list[tuple[str, object]] = []
 

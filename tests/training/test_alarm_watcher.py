@@ -1,4 +1,4 @@
-"""Alarms in a run: told once, answered by going back, the same after a resume."""
+"""Alarms in a run: reported once, answered by rolling back, the same after a resume."""
 
 import math
 from pathlib import Path
@@ -23,26 +23,26 @@ STEADY = [row(step, 1.0 + 0.01 * step) for step in range(1, 20)]
 
 
 def test_alarm_is_reported_once_also_after_a_resume() -> None:
-    told: list[tuple[int, str]] = []
-    watcher = AlarmWatcher(report=lambda *alarm: told.append(alarm))
+    alarms: list[tuple[int, str]] = []
+    watcher = AlarmWatcher(report=lambda *alarm: alarms.append(alarm))
     watcher.begin([], State(step=0, best_success=None, skipped_steps=0))
     raised = [watcher.raises_alarm(each) for each in [*STEADY, row(20, 90.0), row(21, 95.0)]]
     assert raised == [False] * 19 + [True, False]
-    assert len(told) == 1 and told[0][0] == 20 and "gradient norm 90" in told[0][1]
-    resumed = AlarmWatcher(report=lambda *alarm: told.append(alarm))
+    assert len(alarms) == 1 and alarms[0][0] == 20 and "gradient norm 90" in alarms[0][1]
+    resumed = AlarmWatcher(report=lambda *alarm: alarms.append(alarm))
     resumed.begin([*STEADY, row(20, 90.0)], State(step=20, best_success=None, skipped_steps=0))
-    assert not resumed.raises_alarm(row(21, 95.0)) and len(told) == 1
+    assert not resumed.raises_alarm(row(21, 95.0)) and len(alarms) == 1
 
 
 def test_skipped_steps_survive_a_resume() -> None:
-    told: list[tuple[int, str]] = []
-    live, resumed = (AlarmWatcher(report=lambda *alarm: told.append(alarm)) for _ in range(2))
+    alarms: list[tuple[int, str]] = []
+    live, resumed = (AlarmWatcher(report=lambda *alarm: alarms.append(alarm)) for _ in range(2))
     state = State(step=0, best_success=None, skipped_steps=0)
     live.begin([], state)
     raised = [live.raises_alarm(each) for each in [*STEADY, row(20, math.nan), row(21, math.inf)]]
     assert raised == [False] * 19 + [True, False]
     resumed.begin([*STEADY, replace_nonfinite(row(20, math.nan))], state)
-    assert not resumed.raises_alarm(row(21, math.inf)) and len(told) == 1
+    assert not resumed.raises_alarm(row(21, math.inf)) and len(alarms) == 1
 
 
 def test_watcher_uses_the_bounds_it_is_given() -> None:

@@ -110,8 +110,10 @@ def test_fresh_utterances_continue_stored_states(tmp_path: Path) -> None:
         trajectory, turn = each.state.trajectory, stored.turn
         segment = next(part for part in trajectory.segments() if 0 <= turn - part.first_turn < len(part.turns))
         before = segment.turns[: turn - segment.first_turn]
-        told = [token for part in before for token in (*part.context_ids, *part.action_ids)]
-        assert state == [*told, *trajectory.turns[turn].context_ids], "all tokens before the utterance, none after it"
+        token_ids = [token for part in before for token in (*part.context_ids, *part.action_ids)]
+        assert state == [*token_ids, *trajectory.turns[turn].context_ids], (
+            "all tokens before the utterance and no others"
+        )
 
 
 def test_fresh_utterances_belong_to_decisions_of_their_critic_update(tmp_path: Path) -> None:
@@ -133,8 +135,8 @@ def test_fresh_utterances_are_the_same_when_repeated_and_differ_by_step(tmp_path
     archer.rewind(0)
     assert len(archer.replay) == 0
     again, later = act(archer), act(archer, step=2)
-    told = [[each.sample.ids.tolist() for each in part] for part in (first, again, later)]
-    assert told[0] == told[1] != told[2]
+    token_ids = [[each.sample.ids.tolist() for each in part] for part in (first, again, later)]
+    assert token_ids[0] == token_ids[1] != token_ids[2]
 
 
 def test_estimate_gives_each_token_the_advantage_of_its_utterance(tmp_path: Path) -> None:

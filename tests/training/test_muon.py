@@ -25,7 +25,7 @@ def test_muon_matches_torch_to_bfloat16_precision(shape: tuple[int, int]) -> Non
 
 
 def test_muon_multiplies_in_float32() -> None:
-    """Of a multiple of an orthogonal matrix every singular value takes the same way: here in numbers of 64 bits."""
+    """All singular values of 3 Q are equal, so one Python float follows the iteration on the matrix."""
     matrix = torch.linalg.qr(torch.randn(12, 12, generator=torch.Generator().manual_seed(0)))[0]
     parameter = nn.Parameter(torch.zeros(12, 12))
     muon = CpuMuon([parameter], lr=1.0, weight_decay=0.0)

@@ -145,7 +145,7 @@ def test_has_comparable_needs_different_rewards_for_pairs(tmp_path: Path) -> Non
 
 
 def test_score_rendered_stores_the_initial_policys_logprobs(tmp_path: Path) -> None:
-    """Of trajectories with two segments too; those that were sampled keep their own."""
+    """Also for trajectories with two segments. Sampled trajectories keep the log-probabilities they have."""
     learner, replay = make_learner(settings_of()), open_replay(tmp_path, 100)
     given = [each for group in random_groups(groups=3) for each in group.trajectories]
     for number, trajectory in enumerate(given):

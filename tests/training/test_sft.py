@@ -43,7 +43,7 @@ def samples(count: int = 4) -> list[Sample]:
 
 
 def loss_and_gradients(demonstrations: list[Sample], micro_tokens: int) -> tuple[float, dict[str, torch.Tensor]]:
-    """Of one step of a fresh model, whose gradients are looked at before it is taken."""
+    """Loss and gradients of the first step of a new model."""
     model = load_model("tiny", attn_implementation=ATTENTION).model
     learner = build_sft_learner(build({}, []), model, steps=10)
     found: dict[str, torch.Tensor] = {}

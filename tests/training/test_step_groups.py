@@ -19,7 +19,7 @@ from turnwise.training.rollout_stage import RolloutStage, filter_groups
 
 
 def group(index: int, *members: tuple[list[int], tuple[float, ...]]) -> Group:
-    """Of each member: what it samples at each turn, and what its turns earn."""
+    """A group. Each member: the ids it samples at every turn, and its turns' rewards."""
     return group_of(
         [
             [turn_of([3] * 9, said, extends=number > 0, reward=reward) for number, reward in enumerate(rewards)]

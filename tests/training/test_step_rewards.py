@@ -17,7 +17,7 @@ PENALTY = 0.4
 
 
 def played(index: int, *members: tuple[float, float, bool, float]) -> Group:
-    """Of each member: its rewards at two turns, whether the first answer was invalid, and a second reward."""
+    """A group. Each member: its rewards at two turns, whether its first answer was invalid, and a second reward."""
     made = group_of(
         [
             [

@@ -33,7 +33,7 @@ def two_members() -> Group:
 
 
 def advantages_of(group: Group, critic: str, **settings: Any) -> list[list[float]]:
-    """Of the members' sampled tokens. A critic says 1 everywhere."""
+    """Advantages of the members' sampled tokens. A critic, if there is one, says 1 everywhere."""
     config = settings_of(critic, algo__kl_coef=0.0, **{f"algo__{name}": value for name, value in settings.items()})
     learner = make_learner(config)
     if learner.critic is not None:
