@@ -17,7 +17,7 @@ from rich.table import Table
 from runs import train, training_rows
 
 SIDES = {"one process": [], "Ray": ["--cluster.engines", "1", "--cluster.learners", "1"]}
-PHASES = ("rollout", "score", "update", "total")
+PHASES = ("rollout", "estimate", "update", "record", "total")
 
 
 def measure(side: str, model: str, steps: int, out: Path, name: str) -> dict[str, float]:
