@@ -1,6 +1,7 @@
 """The stages of a run: evaluation, training, evaluation."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -67,3 +68,15 @@ def test_lost_learner_repeats_the_stage_that_lost_it(losses: list[str], calls: l
     summary = asyncio.run(staged._evaluate_and_train(staged, START))
     assert staged.calls == calls
     assert summary == {"finished": True, "evaluations": ["before", "after"]}
+
+
+def test_event_loop_runs_while_the_learner_restarts() -> None:
+    """Engine replicas that were lost with it start in the event loop."""
+    staged, replaced = StagedRun(["train"]), threading.Event()
+    staged.recover = lambda loss: START if replaced.wait(60) else pytest.fail("blocked")  # type: ignore[method-assign]
+
+    async def run() -> dict[str, Any]:
+        asyncio.get_running_loop().call_later(0.01, replaced.set)
+        return await staged._evaluate_and_train(staged, START)
+
+    assert asyncio.run(run())["finished"]

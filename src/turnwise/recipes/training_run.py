@@ -320,7 +320,8 @@ class TrainingRun(ABC):
             try:
                 return await stage(state)
             except LearnerLost as loss:
-                state = self.recover(loss)
+                lost = loss
+            state = await asyncio.to_thread(self.recover, lost)  # lost engine replicas are replaced meanwhile
 
     def recover(self, loss: LearnerLost) -> State:
         """Restore the learner from the last checkpoint. A learner of this process is never lost."""
