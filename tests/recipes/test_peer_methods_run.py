@@ -31,6 +31,7 @@ METHODS: dict[str, tuple[dict[str, Any], str]] = {
             "algo__whiten_over": "token",
             "context__mode": "turn",
             "env__kind": "frozen_lake",
+            "env__params": {"max_turns": 3},
             "rollout__max_tokens": 700,
         },
         "explained_variance",
@@ -42,7 +43,7 @@ METHODS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_of_the_peers_learns_in_the_loop(name: str, tmp_path: Path) -> None:
     settings, own = METHODS[name]
-    base = {"algo__old_logprobs": "learner", "train__steps": 2, "eval__every": 0}
+    base = {"algo__old_logprobs": "learner", "train__steps": 2, "eval__every": 0, "eval__episodes": 1}
     train(small(tmp_path, **base | settings), console=quiet())
     rows = [row for row in metrics(tmp_path / "run") if "rollout/success" in row]
     assert len(rows) == 2
@@ -59,10 +60,11 @@ def test_a_method_of_the_peers_learns_in_the_loop(name: str, tmp_path: Path) -> 
 
 def test_clip_cov_resumes_with_the_same_random_choices(tmp_path: Path) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    train(small(whole, **BAND, eval__every=0), console=quiet())
-    train(small(stopped, **BAND, eval__every=0, train__max_minutes=1e-6), console=quiet())
+    short = {**BAND, "train__steps": 2, "eval__every": 0, "eval__episodes": 1}
+    train(small(whole, **short), console=quiet())
+    train(small(stopped, **short, train__max_minutes=1e-6), console=quiet())
     assert not (stopped / "run/summary.json").exists()
     torch.manual_seed(99)
-    train(small(stopped, **BAND, eval__every=0), resume=True, console=quiet())
-    ours, theirs = (learnt(each / "run") for each in (stopped, whole))
+    train(small(stopped, **short), resume=True, console=quiet())
+    ours, theirs = (learnt(each / "run", step=2) for each in (stopped, whole))
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
