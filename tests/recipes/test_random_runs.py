@@ -14,7 +14,7 @@ from turnwise.training import diagnostics
 SOAK = int(os.environ.get("TURNWISE_SOAK", "0"))
 FIRST = int(os.environ.get("TURNWISE_SOAK_SEED", "0"))
 """Number of the first run."""
-PER_TEST = 50 if SOAK else 2
+PER_TEST = 50 if SOAK else 1
 
 
 @pytest.mark.parametrize("part", range(max(1, SOAK)))
