@@ -30,8 +30,10 @@ from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.engine.native.kernels import optional_kernels
+from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.recipes.build import load_policy
 from turnwise.recipes.environment_mix import build_environment_mix
+from turnwise.recipes.trial_episodes import check_actions_fit
 from turnwise.recipes.validate import check_run
 from turnwise.training import diagnostics
 
@@ -191,11 +193,14 @@ def draw_case(number: int, folder: Path) -> tuple[Settings, list[Moment]]:
     """Settings that a run accepts, and the moments at which it is killed; what is refused is drawn again."""
     rng, rewards = random.Random(f"run {number}"), folder / "rewards.py"
     rewards.write_text(REWARDS)
+    tokenizer = tiny_tokenizer()
     while True:
         settings = draw_settings(rng, rewards)
         try:
             config = configured(settings, folder)
-            check_run(config, build_environment_mix(config))
+            environments = build_environment_mix(config)
+            check_run(config, environments)
+            check_actions_fit(environments, tokenizer, config.rollout.max_new_tokens)
         except UserError:
             continue
         return settings, draw_moments(rng)
