@@ -29,6 +29,7 @@ from turnwise.pictures.observation import draw_observation
 from turnwise.render.renderer import Renderer
 from turnwise.training import warmup
 from turnwise.training.describe_boards import GROUNDS, described_board, random_board
+from turnwise.training.optimizer import Optimizer
 from turnwise.training.warmup import load_warmed_up, random_episode, warm_up
 
 
@@ -206,6 +207,23 @@ def test_warmup_cache_distinguishes_dtype_and_chat_template(
     default = warmed(kind)
     assert other.name != default.name and len(made) == 2
     assert default.tokenizer.chat_template == tiny_tokenizer().chat_template
+
+
+def test_warm_up_trains_both_of_its_parts_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random boards and random actions have an optimizer each, over the same parameters."""
+    optimizers: list[warmup.Optimizer] = []
+
+    def build(*arguments: Any) -> warmup.Optimizer:
+        optimizers.append(Optimizer(*arguments))
+        return optimizers[-1]
+
+    monkeypatch.setattr(warmup, "Optimizer", build)
+    loaded = load_model("tiny", attn_implementation=ATTENTION, dtype="bfloat16")
+    before = [each.detach().clone() for each in loaded.model.parameters()]
+    kind = spec_of(Steps)
+    warmup.warm_up(loaded, [(kind, kind.check_params({}))], steps=2, seed=0, show=lambda *_: None)
+    assert len(optimizers) == 2
+    assert any(not torch.equal(old, new) for old, new in zip(before, loaded.model.parameters(), strict=True))
 
 
 def test_edited_environment_is_warmed_up_anew(made: list[int], tmp_path: Path) -> None:

@@ -26,9 +26,16 @@ class MasterWeights:
         self.optimised = [self._master(each) for each in self.parameters]
         self._offload = CpuOffload(self.parameters, self.optimised, chunk) if on_host else None
         self._sums: dict[int, Tensor] = {}
-        for number, (own, master) in enumerate(zip(self.parameters, self.optimised, strict=True)):
-            if own is not master:
-                own.register_post_accumulate_grad_hook(lambda each, number=number: self._add(number, each))
+        self._hooks = [
+            own.register_post_accumulate_grad_hook(lambda each, number=number: self._add(number, each))
+            for number, (own, master) in enumerate(zip(self.parameters, self.optimised, strict=True))
+            if own is not master
+        ]
+
+    def release(self) -> None:
+        """Take no more gradients, so that another optimizer can train the same parameters."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _master(self, parameter: nn.Parameter) -> nn.Parameter:
         if parameter.dtype == torch.float32 and not self.on_host:

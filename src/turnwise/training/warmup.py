@@ -122,6 +122,7 @@ def _train(loaded: LoadedModel, draw: Callable[[int], list[Sample]], steps: int,
             (-logprobs.mean()).backward()
         optimizer.step(step)
         show(step + 1, steps)
+    optimizer.masters.release()
 
 
 async def _play_episodes(
