@@ -56,6 +56,14 @@ def test_versions_that_vllm_does_not_accept_are_an_error(installed: Any) -> None
         ENGINES["vllm"].check(VLLM)
 
 
+def test_vllm_on_a_gpu_without_ray_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "device_of", lambda model: torch.device("cuda"))
+    monkeypatch.setattr(build, "find_spec", lambda name: None)
+    options = EngineOptions(slots=1, max_tokens=64, settings=VLLM)
+    with pytest.raises(UserError, match=r"needs Ray.* Run `pip install 'turnwise\[ray\]'`"):
+        build.build_vllm(tiny_model(), Renderer(tiny_tokenizer()), options)
+
+
 def test_model_that_vllm_cannot_run_is_an_error(installed: Any) -> None:
     installed("0.32.0")
     tokenizer = tiny_tokenizer()

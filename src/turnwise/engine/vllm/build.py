@@ -2,6 +2,7 @@
 
 import os
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,11 @@ def build_vllm(model: Any, renderer: Renderer, options: EngineOptions) -> VllmEn
 def _publisher(model: Any, settings: EngineConfig) -> Publisher:
     on_gpu = device_of(model).type == "cuda"
     if on_gpu and settings.tensor_parallel == 1 and not settings.urls and not has_adapter(model):
+        if find_spec("ray") is None:
+            raise UserError(
+                "vLLM on a GPU needs Ray, which its transfer of weights by CUDA IPC imports. Run "
+                "`pip install 'turnwise[ray]'`, or choose engine.kind native."
+            )
         return IpcPublisher(model)
     folder = None if settings.weights_folder is None else Path(settings.weights_folder).expanduser()
     return FilePublisher(model, folder, merges=bool(settings.urls))
