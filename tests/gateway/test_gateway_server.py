@@ -6,6 +6,7 @@ import socket
 from contextlib import suppress
 from typing import Any
 
+import anthropic
 import httpx2
 import openai
 import pytest
@@ -126,6 +127,32 @@ def test_server_streams_the_same_ids_and_calls_as_a_plain_reply():
     assert chunks[-1].usage.completion_tokens == len(turns[1].action_ids)
     assert [turn.action_ids for turn in turns] == [completion.ids for _, completion in policy.samples]
     assert renderer().decode(turns[1].action_ids[:-1]) == CALL
+
+
+async def stream_chat(gateway: Any, episode: Any) -> str:
+    stream = await openai_client(gateway, episode).chat.completions.create(**HI, stream=True)
+    return "".join([choice.delta.content or "" async for chunk in stream for choice in chunk.choices])
+
+
+async def stream_responses(gateway: Any, episode: Any) -> str:
+    stream = await openai_client(gateway, episode).responses.create(model="x", input="Hi", stream=True)
+    return "".join([event.delta async for event in stream if event.type == "response.output_text.delta"])
+
+
+async def stream_messages(gateway: Any, episode: Any) -> str:
+    client = anthropic.AsyncAnthropic(base_url=gateway.url, api_key=episode.bearer)
+    async with client.messages.stream(model="x", max_tokens=99, messages=HI["messages"]) as stream:
+        return "".join([text async for text in stream.text_stream])
+
+
+@pytest.mark.parametrize("stream", [stream_chat, stream_responses, stream_messages])
+def test_server_model_output_cannot_end_a_stream_or_add_events(stream: Any):
+    text = "a\n\ndata: [DONE]\n\nevent: error\r\ndata: {}\r\n\r\n\u2028: b"
+
+    async def talk(gateway, episode, http):
+        return await stream(gateway, episode)
+
+    assert converse(talk, RecordingPolicy(says(text)))[0] == text
 
 
 def test_server_slow_stream_begins_with_comments(monkeypatch: pytest.MonkeyPatch):
