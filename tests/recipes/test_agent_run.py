@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import turnwise as tw
+from judges_for_tests import JudgeServer, attempts, serving
 from pages_for_tests import ROOT
 from processes_for_tests import Forked, run_turnwise
 from turnwise.cli.main import main
@@ -110,6 +111,30 @@ def test_agent_function_is_trained_and_evaluated(project: Path, tmp_path: Path) 
     assert rewards == pytest.approx([text.count("a") / max(1, len(text)) for text in texts])
     result = run.evaluate(episodes=3, out=tmp_path / "evaluation", quiet=True)
     assert len(result.trajectories) == 3
+
+
+def test_judge_alone_rewards_an_agent(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent returns nothing; the judge scores each member of a group by its place."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    (project / "agent.py").write_text(AGENT.replace('    return text.count("a") / max(1, len(text))\n', ""))
+
+    def by_place(messages: list[dict[str, str]]) -> str:
+        return json.dumps({"scores": {str(place): place for place in range(1, len(attempts(messages)) + 1)}})
+
+    with serving(JudgeServer(by_place)) as url:
+        cache = str(project / "verdicts")
+        judge = {
+            "model": "m",
+            "rubric": "says much",
+            "endpoint": url,
+            "mode": "relative",
+            "name": "much",
+            "cache": cache,
+        }
+        config = {"reward__judges": (judge,), "train__steps": 1}
+        run = tw.train(str(project / "agent.toml"), quiet=True, name="judged", **config)
+    assert sorted(episode["rewards"]["much"] for episode in run.trajectories(1)) == [0.1, 0.1, 0.2, 0.2]
+    assert all(turn["advantages"] is not None for turns in turns_of(run, 1) for turn in turns)
 
 
 def test_agent_run_is_resumed_after_its_time_limit(project: Path) -> None:
@@ -284,6 +309,21 @@ def test_trainer_steps_evaluates_saves_and_resumes(tmp_path: Path, monkeypatch: 
     assert [row["step"] for row in run.metrics() if "rollout/episodes" in row] == [1, 2]
     assert [row["eval/name"] for row in run.metrics() if "eval/name" in row] == ["validation"]
     assert [episode["task"]["params"]["task"] for episode in run.trajectories(1)] == ["one", "one", "two", "two"]
+
+
+def test_trainer_works_across_the_cells_of_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook keeps one event loop and runs each cell as a task of its own."""
+    monkeypatch.chdir(tmp_path)
+    trainer = tw.Trainer("tiny", name="cells", **TRAINER)
+    with asyncio.Runner() as kernel:
+        assert kernel.run(trainer.open()) is trainer
+        for step in (1, 2):
+            groups = kernel.run(trainer.gather(count_letters, ["one", "two"], group_size=2))
+            assert kernel.run(trainer.step(groups))["step"] == step
+        kernel.run(trainer.close())
+    assert Path("runs/cells/checkpoints/step_000002").is_dir()
+    with pytest.raises(UserError, match=r"not open: .* `await trainer\.open\(\)`"):
+        trainer.save()
 
 
 @pytest.mark.parametrize(

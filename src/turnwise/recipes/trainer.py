@@ -94,16 +94,23 @@ class Trainer:
             self._open_backend = partial(open_local, self._config, keys, self._console, resume=resume is not None)
         self._begin_batch()
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> Self:
+        """Load the model and start the gateway, as `async with` does: for a notebook with several cells."""
         async with AsyncExitStack() as exits:
             self._backend = await exits.enter_async_context(self._open_backend())
             self._exits = exits.pop_all()
         return self
 
+    async def close(self) -> None:
+        """End the run that `open` began: save a checkpoint, unless the weights are no longer finite."""
+        await self.__aexit__(None, None, None)
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Save a checkpoint, unless the weights are no longer finite."""
         self._backend = None
         await self._exits.__aexit__(kind, error, trace)
 
@@ -183,7 +190,10 @@ class Trainer:
     @property
     def _open(self) -> TrainerBackend:
         if self._backend is None:
-            raise UserError("the trainer is not open: use it inside `async with tw.Trainer(...) as trainer:`")
+            raise UserError(
+                "the trainer is not open: use it inside `async with tw.Trainer(...) as trainer:`, or call `await "
+                "trainer.open()` first"
+            )
         return self._backend
 
     def _collector(self, agent: AgentFunction, *, evaluation: bool) -> AgentCollector:
