@@ -18,9 +18,9 @@ from endpoint_for_tests import Server, serving, write_env
 from processes_for_tests import Forked
 from turnwise.cli.main import main
 from turnwise.config.schema import Config
-from turnwise.recipes.api import WAIT_S
 from turnwise.recipes.configure import TOKEN_LIMITS, configure
 from turnwise.recipes.keyword_errors import name_keywords
+from turnwise.recipes.notebook import WAIT_S
 
 SMALL: dict[str, Any] = {
     "model__warmup_steps": 2,

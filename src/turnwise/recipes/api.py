@@ -4,17 +4,12 @@ Settings have the names of the command line, with `__` for the dot: `--algo.adva
 Where a setting takes FILE.py:name, Python may pass the class or function itself.
 """
 
-import asyncio
-import ctypes
 import html
 import json
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
@@ -23,7 +18,6 @@ from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
 from turnwise.core.references import reference_to, refuse_while_importing
 from turnwise.core.task import Split
-from turnwise.core.thread_tasks import cancel_task_of
 from turnwise.core.trajectory import Trajectory
 from turnwise.envs.protocol_env import EnvFactory
 from turnwise.envs.registry import spec_of
@@ -36,6 +30,7 @@ from turnwise.recipes.eval_results import summarise_results
 from turnwise.recipes.evaluation import default_folder, evaluate_into_folder
 from turnwise.recipes.export import export
 from turnwise.recipes.keyword_errors import keyword_errors
+from turnwise.recipes.notebook import outside_event_loop
 from turnwise.recipes.run import train as train_run
 from turnwise.recipes.sft import sft as sft_run
 from turnwise.recipes.training_run import OnStep
@@ -48,9 +43,6 @@ if TYPE_CHECKING:
 Environment = str | type[TextEnv] | EnvFactory
 """A recipe, a built-in environment, FILE.py:Class, FILE.toml, or a class or factory of environments."""
 EvaluationName = Literal["before", "validation", "after"]
-Result = TypeVar("Result")
-WAIT_S = 1.0
-"""Seconds between looks at pending signals, which may be delivered to the other thread."""
 
 
 class Rows(list[dict[str, Any]]):
@@ -306,7 +298,8 @@ def evaluate(
         results = evaluate_into_folder(plan, path, console=_console(quiet))
         return EvaluationResult(path=path, summary=summarise_results(results), evaluations=results.evaluations)
 
-    return _outside_event_loop(play)
+    with keyword_errors():
+        return outside_event_loop(play)
 
 
 def load_run(run: str | Path) -> Run:
@@ -350,71 +343,8 @@ def _run(
         summary = command(config, resume=resume, console=_console(quiet), override_keys=typed, on_step=on_step)
         return Run(Path(summary["path"]))
 
-    return _outside_event_loop(work)
-
-
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _outside_event_loop(work: Callable[[], Result]) -> Result:
-    """Run `work`, in a thread of its own if this one has a running event loop, as in a notebook.
-
-    An interrupt of the caller cancels the thread's task, so that Ctrl-C and a notebook's stop button end the run as on
-    the command line: with a checkpoint.
-    """
     with keyword_errors():
-        return work() if not _in_event_loop() else _in_thread(work)
-
-
-def _in_thread(work: Callable[[], Result]) -> Result:
-    """Run `work` in a thread and wait for it; interrupts are passed on."""
-    results: list[Result] = []
-    errors: list[BaseException] = []
-    done = threading.Event()  # not join: when interrupted, it may take a running thread for stopped (Python 3.11)
-
-    def target() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            done.set()
-
-    thread = threading.Thread(target=target, name="turnwise")
-    thread.start()
-    with _interrupts_raise():
-        while not done.is_set():
-            try:
-                done.wait(WAIT_S)
-            except KeyboardInterrupt:
-                _interrupt(thread.ident or 0)
-    if errors:
-        raise errors[0]
-    return results[0]
-
-
-def _interrupt(thread: int) -> None:
-    """Cancel the thread's task, or raise KeyboardInterrupt in the thread if it has none."""
-    if not cancel_task_of(thread):
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(KeyboardInterrupt))
-
-
-@contextmanager
-def _interrupts_raise() -> Iterator[None]:
-    """Let SIGINT raise KeyboardInterrupt here: `asyncio.run` would only cancel its own task, which is waiting."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+        return outside_event_loop(work)
 
 
 def _console(quiet: bool) -> Console:
