@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sources_for_tests import parse_file
+
 HERE = Path(__file__).parent
 CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time", "getrusage", "times"}
 """Functions of `time`, `resource` and `os`."""
@@ -61,6 +63,6 @@ def test_no_test_asserts_a_duration() -> None:
     found = [
         f"{file.relative_to(HERE)}:{line}"
         for file in sorted(HERE.rglob("*.py"))
-        for line in asserted_durations(ast.parse(file.read_text(encoding="utf-8")))
+        for line in asserted_durations(parse_file(file))
     ]
     assert found == []

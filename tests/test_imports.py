@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import turnwise
+from sources_for_tests import parse_file
 from turnwise.engine.engines import ENGINES
 
 ORDER = (
@@ -112,7 +113,7 @@ def module_names(root: Path) -> dict[str, Path]:
 
 def imports_of(name: str, path: Path, known: dict[str, Path]) -> Iterator[Import]:
     """Yield the imports of one module, including those under `if` and `try`."""
-    queue: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), False)]
+    queue: list[tuple[ast.AST, bool]] = [(parse_file(path), False)]
     while queue:
         node, inside = queue.pop()
         for imported in imported_names(node, name, path, known):
@@ -191,7 +192,7 @@ def uses_of_concrete_engines(root: Path) -> list[str]:
             continue
         imported = {each.imported for each in imports_of(name, path, known)}
         found += [f"{name} imports {each}" for each in imported if each.startswith(CONCRETE_ENGINES)]
-        found += [f"{name} names {text}" for text in engine_names(ast.parse(path.read_text(encoding="utf-8")))]
+        found += [f"{name} names {text}" for text in engine_names(parse_file(path))]
     return sorted(found)
 
 
@@ -206,7 +207,7 @@ def engine_names(tree: ast.Module) -> Iterator[str]:
 
 def inits_with_code(known: dict[str, Path]) -> list[str]:
     inits = [name for name, path in known.items() if path.name == "__init__.py" and name != PACKAGE]
-    return [name for name in inits if not only_docstring(ast.parse(known[name].read_text(encoding="utf-8")))]
+    return [name for name in inits if not only_docstring(parse_file(known[name]))]
 
 
 def only_docstring(tree: ast.Module) -> bool:

@@ -275,8 +275,8 @@ def test_an_endpoint_that_goes_away_stops_it_and_what_is_done_is_kept(
     server = Server(faults=lambda said: [] if said[0] in known or not down[0] else ["503"] * 99)
     endpoint_options, overrides = EndpointOptions(concurrency=2, retries=1), [("rollout.attempts", 2)]
     with serving(server) as url:
-        expected = r"3 episodes in a row failed.* 127.0.0.1 answered 503 .*; resume with: turnwise eval --resume .*out"
-        with pytest.raises(UserError, match=expected):
+        message = r"3 episodes in a row failed.* 127.0.0.1 answered 503 .*; resume with: turnwise eval --resume .*out"
+        with pytest.raises(UserError, match=message):
             run(env, url, out=tmp_path / "out", seeds="0-30", endpoint_options=endpoint_options, overrides=overrides)
         assert seeds_of(saved(tmp_path / "out")) == expected(4)
         down[0] = False

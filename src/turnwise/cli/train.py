@@ -16,7 +16,10 @@ if TYPE_CHECKING:  # takes longer to import than help to print
 
 COMMON_SETTINGS = {
     "--env.params.NAME": ("{}", "Parameters of the environment; `turnwise envs NAME` lists them."),
-    "--model.name": ('"tiny"', '"tiny", "tiny_vlm", "smollm2-135m", a Hugging Face name or folder, or a GGUF file.'),
+    "--model.name": (
+        '"tiny"',
+        '"tiny", "tiny_vlm", "smollm2-135m", "smollm2-135m-vision", a Hugging Face name or folder, or a GGUF file.',
+    ),
     "--rollout.groups": ("8", "Tasks per step."),
     "--rollout.group_size": ("16", "Episodes per task."),
     "--algo.advantage": ('"grpo"', "Advantage estimator."),
