@@ -145,7 +145,7 @@ def rubric_run(tmp_path: Path, url: str, **settings: Any) -> Config:
     tools = [f"{tmp_path}/tools.py:price"]
     params = {"tasks": str(tmp_path / "rows.jsonl"), "style": "answer", "tools": tools, "reward": [judge]}
     given = {"env__kind": "tools", "env__params": params, "eval__every": 0, "eval__episodes": 4, "rollout__attempts": 1}
-    tokens = {"rollout__max_tokens": 1024, "rollout__max_new_tokens": 20}
+    tokens = {"rollout__max_tokens": 1024, "rollout__max_new_tokens": 20, "model__warmup_steps": 40}
     return small(tmp_path, **(given | tokens | settings))
 
 
@@ -164,6 +164,7 @@ def test_rubric_judge_outage_stops_the_run_and_resume_continues_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge, add = Tiring(), DropMonitor.add
+    monkeypatch.setattr(ToolEnvRunner, "random_answer", TextEnvRunner.random_answer)  # tiny answers and never calls
 
     def gone_after(monitor: DropMonitor, dropped: DroppedEpisodes) -> None:
         add(monitor, dropped)
