@@ -176,7 +176,7 @@ def hidden(found: Import) -> bool:
 CONCRETE_ENGINES = tuple(f"turnwise.engine.{name}" for name in ("native", "paged", "vllm"))
 NAMES_AN_ENGINE = {
     "turnwise.config.foreign_names": "what other libraries call the setting of vLLM",
-    "turnwise.config.schema": "the default of engine.kind",
+    "turnwise.config.resources": "the default of engine.kind",
     "turnwise.rewards.judge.local": "a judge in this process always samples natively",
     "turnwise.recipes.doctor": "checks that the native engine's kernels compile",
 }

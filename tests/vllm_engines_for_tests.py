@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from turnwise.config.schema import EngineConfig
+from turnwise.config.resources import EngineConfig
 from turnwise.core.protocols import Completion
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.engine.engines import ENGINES, EngineOptions

@@ -7,7 +7,7 @@ import time
 import ray
 
 from turnwise.cluster.session import open_session
-from turnwise.config.schema import ClusterConfig
+from turnwise.config.resources import ClusterConfig
 
 
 class Idle:

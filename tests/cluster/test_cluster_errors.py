@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from turnwise.config.load import build
-from turnwise.config.schema import ClusterConfig
+from turnwise.config.resources import ClusterConfig
 from turnwise.core.errors import UserError
 from turnwise.recipes import validate
 from turnwise.recipes.environment_mix import build_environment_mix

@@ -3,7 +3,7 @@
 import pytest
 
 from turnwise.cluster.placement import ActorSlot, check_capacity, count_placeable, plan_placement
-from turnwise.config.schema import ClusterConfig
+from turnwise.config.resources import ClusterConfig
 from turnwise.core.errors import UserError
 
 

@@ -16,7 +16,8 @@ import torch
 from slow_lake_for_tests import GATE, SlowLake
 
 from runs_for_tests import small
-from turnwise.config.schema import ClusterConfig, Config, CriticConfig
+from turnwise.config.resources import ClusterConfig
+from turnwise.config.schema import Config, CriticConfig
 from turnwise.core.errors import UserError
 from turnwise.core.samples import Needs
 from turnwise.core.task import Task

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from turnwise.algos.advantages import ADVANTAGES
+from turnwise.algos.losses import AGGREGATIONS, LOSSES
 from turnwise.config.foreign_names import FOREIGN_NAMES
 from turnwise.config.keys import all_keys
 from turnwise.config.load import build
@@ -158,6 +160,19 @@ def test_foreign_names_are_unknown_here_and_lead_to_settings(name: str) -> None:
     setting, note = FOREIGN_NAMES[name]
     assert setting in all_keys() and name not in all_keys()
     assert 0 < len(note) < 80 and all(word in all_keys() for word in re.findall(r"\b(?:algo|rollout|train)\.\w+", note))
+
+
+def test_foreign_values_lead_to_values_here() -> None:
+    """In notes such as `sequence is gspo`."""
+    ours = {"algo.advantage": ADVANTAGES, "algo.loss": LOSSES, "algo.aggregation": AGGREGATIONS}
+    named = [
+        (setting, value)
+        for setting, note in FOREIGN_NAMES.values()
+        if setting in ours
+        for value in re.findall(r"(?:^|, )\w+ is ([\w-]+)", note)
+    ]
+    assert len(named) == 6
+    assert [pair for pair in named if pair[1] not in ours[pair[0]]] == []
 
 
 def test_unknown_key_in_a_file_suggests_the_closest() -> None:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from turnwise.config.schema import EngineConfig
+from turnwise.config.resources import EngineConfig
 from turnwise.core.errors import UserError
 from turnwise.engine.engines import ENGINES, EngineOptions
 from turnwise.engine.vllm import build

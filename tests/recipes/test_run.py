@@ -319,7 +319,7 @@ def test_kill_between_validation_and_best_checkpoint_keeps_the_best(
     assert read_state(tmp_path / "run/checkpoints/best") == read_state(run / "checkpoints/best")
 
 
-def test_time_limit_ends_with_an_evaluation_and_a_summary_and_can_be_resumed(
+def test_time_limit_ends_with_evaluation_and_summary_and_can_be_resumed(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     console, calls = quiet(), iter([False, True])

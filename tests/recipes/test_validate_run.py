@@ -1,4 +1,4 @@
-"""What is printed before a run starts: how many rows there are, and which servers are missing."""
+"""Messages before a run starts: how many rows there are, and which servers are missing."""
 
 import json
 import logging

@@ -9,7 +9,7 @@ import torch
 
 from runs_for_tests import learnt, quiet, small
 from turnwise.config.load import build
-from turnwise.config.schema import EngineConfig
+from turnwise.config.resources import EngineConfig
 from turnwise.core.errors import UserError
 from turnwise.engine.engines import ENGINES
 from turnwise.models.loading.tiny import tiny_tokenizer

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from turnwise.config.schema import ClusterConfig
+from turnwise.config.resources import ClusterConfig
 from turnwise.core.errors import UserError
 
 Resources = Mapping[str, float]

@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from turnwise.cluster.placement import ActorSlot, Placement, check_capacity, plan_placement
-from turnwise.config.schema import ClusterConfig
+from turnwise.config.resources import ClusterConfig
 from turnwise.core.errors import UserError
 from turnwise.core.version import installed_version
 

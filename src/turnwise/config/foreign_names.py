@@ -44,7 +44,7 @@ FOREIGN_NAMES: dict[str, tuple[str, str]] = {
     "gradient_checkpointing": ("train.recompute", "automatic by default"),
     # verl
     "n": ("rollout.group_size", "episodes per task"),
-    "adv_estimator": ("algo.advantage", "same names"),
+    "adv_estimator": ("algo.advantage", "reinforce_plus_plus is reinforce_pp, grpo_passk is pass_at_k"),
     "kl_loss_coef": ("algo.kl_coef", "0 keeps no reference model"),
     "kl_loss_type": ("algo.kl_estimator", "low_var_kl is k3"),
     "use_kl_loss": ("algo.kl_coef", "above 0 enables it"),
@@ -71,7 +71,7 @@ FOREIGN_NAMES: dict[str, tuple[str, str]] = {
     "critic_learning_rate": ("critic.learning_rate", "of the critic"),
     "init_kl_coef": ("algo.kl_coef", "algo.kl_target adapts it"),
     "eps_clip": ("algo.clip_low", "algo.clip_high is the upper range"),
-    "advantage_estimator": ("algo.advantage", "reinforce is reinforce_pp"),
+    "advantage_estimator": ("algo.advantage", "reinforce is reinforce_pp, group_norm is grpo"),
     "n_samples_per_prompt": ("rollout.group_size", "episodes per task"),
     "rollout_batch_size": ("rollout.groups", "tasks per step"),
     "generate_max_len": ("rollout.max_new_tokens", "per turn; rollout.max_tokens is for the episode"),

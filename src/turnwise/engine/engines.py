@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from turnwise.config.schema import EngineConfig, SystemConfig
+from turnwise.config.resources import EngineConfig, SystemConfig
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import Engine
 from turnwise.core.suggestions import suggest

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.config.schema import Config, SystemConfig
+from turnwise.config.resources import SystemConfig
+from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.engine.engines import ENGINES
 from turnwise.models.loading.load import device_of

@@ -96,7 +96,7 @@ def _random_reply(runner: EnvRunner, rng: random.Random, observation: str) -> st
 
 
 def _turn(reply: str, result: StepResult) -> Turn:
-    """Return a turn whose token ids are the bytes of the reply: there is no tokenizer yet."""
+    """Return a turn whose token ids are the bytes of the reply: the tokenizer is loaded later."""
     ids = tuple(reply.encode())
     return Turn(
         context_ids=(0,),

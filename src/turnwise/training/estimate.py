@@ -154,18 +154,14 @@ def estimate(
         values=table.to_matrix(scores["values"]) if "values" in scores else None,
         bootstrap=_bootstrap_values(trajectories, samples, scores) if settings.algo.truncated == "bootstrap" else None,
         state_ids=state_ids(trajectories, table) if settings.advantage.needs_states else None,
-        baseline=None
-        if baselines is None
-        else torch.tensor([baselines[each.task.env, each.task.seed] for each in trajectories]),
+        baseline=None if baselines is None else _baseline(trajectories, baselines),
     )
     if settings.advantage.along_tokens and settings.advantage_tokens is not sampled:
         inputs = restrict_to_tokens(inputs, chosen)
     result = settings.advantage.compute(inputs, _params(settings.algo, coefficients))
     advantages = torch.where(chosen, result.advantages, 0.0)
     metrics["advantage_std"] = float(advantages[table.mask].std(correction=0))
-    if inputs.values is not None and result.returns is not None and inputs.mask.any():
-        explained = explained_variance(inputs.values[inputs.mask], result.returns[inputs.mask])
-        metrics |= {} if explained is None else {"explained_variance": explained}
+    metrics |= _explained_variance(inputs, result.returns)
     return Estimate(
         trajectories=tuple(trajectories),
         group_ids=tuple(group_ids),
@@ -182,6 +178,19 @@ def estimate(
         critic_fit=_fit_critic(inputs),
         metrics=metrics,
     )
+
+
+def _baseline(trajectories: Sequence[Trajectory], baselines: Baselines) -> Tensor:
+    """Return the baseline of each trajectory's task, [B]."""
+    return torch.tensor([baselines[each.task.env, each.task.seed] for each in trajectories])
+
+
+def _explained_variance(inputs: AdvantageInputs, returns: Tensor | None) -> dict[str, float]:
+    """Return the share of the returns' variance that the critic explains, if there is one."""
+    if inputs.values is None or returns is None or not inputs.mask.any():
+        return {}
+    explained = explained_variance(inputs.values[inputs.mask], returns[inputs.mask])
+    return {} if explained is None else {"explained_variance": explained}
 
 
 def _score(

@@ -42,6 +42,7 @@ def make_app(folder: Path, policy: AccessPolicy | None = None) -> FastAPI:
     store = RunStore(root)
     add_run_routes(app, root, store)
     add_trajectory_routes(app, store)
+    add_comparison_route(app, store)
     add_image_route(app, root)
     add_page_routes(app)
     app.add_exception_handler(UserError, respond_to_user_error)
@@ -103,7 +104,7 @@ def add_image_route(app: FastAPI, root: ViewedFolder) -> None:
 
 
 def add_trajectory_routes(app: FastAPI, store: RunStore) -> None:
-    """Add the routes for lists of trajectories, single trajectories and shared tasks."""
+    """Add the routes for lists of trajectories and single trajectories."""
 
     @app.get("/api/trajectories")
     def trajectories(
@@ -151,6 +152,10 @@ def add_trajectory_routes(app: FastAPI, store: RunStore) -> None:
     @app.get("/api/trajectory")
     def trajectory(request: Request, run: Text, number: Count) -> Response:
         return json_response(request, store.trajectory(run, number))
+
+
+def add_comparison_route(app: FastAPI, store: RunStore) -> None:
+    """Add the route for tasks that two runs share."""
 
     @app.get("/api/common")
     def common_tasks(

@@ -9,7 +9,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from turnwise.config.schema import EngineConfig
+from turnwise.config.resources import EngineConfig
 from turnwise.core.errors import UserError
 from turnwise.engine.engines import EngineOptions
 from turnwise.engine.vllm.engine import VllmEngine
@@ -136,8 +136,10 @@ def _check_model(model: Any, max_tokens: int, on_gpu: bool) -> None:
 
 
 def _cache_bytes(model: Any, options: EngineOptions) -> int:
-    """Return the size of the KV cache on a CPU: what all slots need, at most engine.gpu_memory_utilization of the free
-    memory."""
+    """Return the size of the KV cache on a CPU: enough for all slots, within engine.gpu_memory_utilization.
+
+    That setting is a share of the free memory here.
+    """
     cache = MemoryEstimate(shape=model_shape(model), compiled=False).kv_cache
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     wanted = min(cache(options.slots * options.max_tokens), int(options.settings.gpu_memory_utilization * free))

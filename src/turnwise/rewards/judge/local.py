@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from turnwise.config.schema import SystemConfig
+from turnwise.config.resources import SystemConfig
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message
 from turnwise.core.protocols import Policy, Sampling
