@@ -13,11 +13,12 @@ from PIL import Image as PillowImage
 
 import turnwise as tw
 from turnwise.core.errors import EnvironmentFailure
-from turnwise.core.messages import ImagePart, TextPart, assistant
+from turnwise.core.messages import ImagePart, Picture, TextPart, assistant
 from turnwise.core.task import Task
 from turnwise.envs.picture_env import PictureEnv
 from turnwise.envs.registry import load_spec, spec_of
 from turnwise.envs.spec import EnvSpec
+from turnwise.pictures.observation import draw_observation
 
 NAMES = ("frozen_lake", "sokoban", "sudoku", "game_2048", "rubiks_cube", "connect_four", "tic_tac_toe")
 
@@ -148,3 +149,18 @@ def test_text_env_with_wrong_observation_fails_in_one_line() -> None:
         run(spec_of(Wrong), {})
     with pytest.raises(tw.UserError, match="not a PNG"):
         run(spec_of(Huge), {})
+
+
+@pytest.mark.parametrize("cell_pixels", [7, 28])
+def test_equal_cells_of_a_gridworld_have_equal_pixels(cell_pixels: int) -> None:
+    rows = (("player", "hole", "ice"), ("ice", "goal", "player"), ("hole", "hole", "goal"))
+    data = draw_observation(Picture(rows=rows), cell_pixels).data
+    image, seen = PillowImage.open(io.BytesIO(data)), dict[str, set[bytes]]()
+    assert image.size == (3 * cell_pixels, 3 * cell_pixels)
+    for row, names in enumerate(rows):
+        for column, name in enumerate(names):
+            left, top = column * cell_pixels, row * cell_pixels
+            cell = image.crop((left, top, left + cell_pixels, top + cell_pixels))
+            seen.setdefault(name, set()).add(cell.tobytes())
+    assert all(len(pixels) == 1 for pixels in seen.values())
+    assert len(set.union(*seen.values())) == 4

@@ -25,22 +25,28 @@ WATER, RIM = "#16324a", "#5d93b8"
 
 def draw_gridworld(rows: CellRows) -> SizedShapes:
     """Draw the ground as one area with a grid, then the objects cell by cell."""
-    names = {name for row in rows for name in row}
-    icy = bool(names & ICY)
     width, height = CELL * max(map(len, rows)), CELL * len(rows)
-    shapes: list[Shape] = [Rect(x=0, y=0, width=width, height=height, fill=ICE if icy else FLOOR)]
-    shapes.append(_grid(width, height, ICE_GRID if icy else FLOOR_GRID))
+    shapes = draw_ground(width, height, icy=is_icy(rows))
     for row_number, row in enumerate(rows):
         for column, name in enumerate(row):
-            shapes += _cell(name, column * CELL, row_number * CELL)
+            shapes += draw_cell(name, column * CELL, row_number * CELL)
     return width, height, shapes
+
+
+def is_icy(rows: CellRows) -> bool:
+    return any(name in ICY for row in rows for name in row)
+
+
+def draw_ground(width: float, height: float, *, icy: bool) -> list[Shape]:
+    ground = Rect(x=0, y=0, width=width, height=height, fill=ICE if icy else FLOOR)
+    return [ground, _grid(width, height, ICE_GRID if icy else FLOOR_GRID)]
 
 
 def is_known_cell(name: str) -> bool:
     return name in CELLS
 
 
-def _cell(name: str, x: float, y: float) -> list[Shape]:
+def draw_cell(name: str, x: float, y: float) -> list[Shape]:
     draw = CELLS.get(name)
     return draw_named_cell(name, x, y, CELL) if draw is None else draw(x, y, CELL)
 

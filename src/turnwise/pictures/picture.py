@@ -70,7 +70,16 @@ def draw_cells(rows: list[list[str]], caption: str) -> SizedShapes:
     """Draw a known board; a gridworld if any cell is known; else a table of text."""
     if (board := choose_board(rows, caption)) is not None:
         return board(rows)
-    return draw_gridworld(rows) if any(is_known_cell(name) for row in rows for name in row) else draw_table(rows)
+    return draw_gridworld(rows) if _has_known_cell(rows) else draw_table(rows)
+
+
+def is_gridworld(rows: CellRows, caption: str) -> bool:
+    """Return whether `draw_cells` draws these cells as a gridworld."""
+    return choose_board(rows, caption) is None and _has_known_cell(rows)
+
+
+def _has_known_cell(rows: CellRows) -> bool:
+    return any(is_known_cell(name) for row in rows for name in row)
 
 
 def _notes(caption: str, info: Any) -> list[str]:
