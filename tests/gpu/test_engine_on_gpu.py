@@ -2,6 +2,7 @@
 
 import asyncio
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ from talks_for_tests import STOP_ID, Talks, full_forward_logprobs, key, prompt, 
 from turnwise.config.schema import Config
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.samples import Needs, Sample
-from turnwise.data.packing import pack
+from turnwise.data.packing import pack, unpack
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.engine.paged.runner import build_paged_runner
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.layers import compile_layers
+from turnwise.models.loading.load import load_model
 from turnwise.recipes.build_learner import build_learner
+from vision_models_for_tests import write_vision_model
+from visual_talks_for_tests import engine_of, play_all, renderer_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -153,3 +157,19 @@ def test_gpu_two_engines_run_side_by_side() -> None:
 
     one, other = asyncio.run(both())
     assert ids_of(one) == ids_of(other)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "tiny_vlm"])
+def test_gpu_engine_and_learner_logprobs_agree_with_images(name: str, tmp_path: Path) -> None:
+    """Qwen3-VL also adds features to the outputs of layers."""
+    folder = name if name == "tiny_vlm" else str(write_vision_model(name, tmp_path / name))
+    loaded = load_model(folder, device="cuda", dtype="float32", attn_implementation=ATTENTION)
+    renderer = renderer_of(loaded)
+    played = asyncio.run(play_all(engine_of(loaded, renderer, paged=True), renderer))
+    batch = pack([sample for sample, _ in played])
+    learner = build_learner(Config(), loaded.model)
+    (scores,) = learner.score([batch], Needs(logprobs=True))
+    assert scores.logprobs is not None
+    for (_, sampled), scored in zip(played, unpack(batch, scores.logprobs), strict=True):
+        torch.testing.assert_close(scored.cpu(), torch.tensor(sampled), atol=5e-3, rtol=5e-3)
+    assert played[0][1] != played[2][1]  # the members see different first images

@@ -12,14 +12,9 @@ from torch import Tensor
 
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.images import find_images
-from turnwise.core.messages import ImagePart, Message, TextPart, system
-from turnwise.core.protocols import Completion, Sampling
-from turnwise.core.samples import Sample
-from turnwise.core.task import EpisodeKey, Task
+from turnwise.core.messages import system
 from turnwise.core.trajectory import Stop
 from turnwise.data.packing import pack, unpack
-from turnwise.engine.native.engine import NativeEngine
-from turnwise.engine.paged.runner import build_paged_runner
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.forward import packed_logits
 from turnwise.models.loading.load import LoadedModel, load_model
@@ -27,12 +22,11 @@ from turnwise.models.loading.lora import LoraSettings, add_lora
 from turnwise.models.loading.save import save_model
 from turnwise.models.vision.encoder import image_encoder, vision_parameters
 from turnwise.models.vision.processor import decode_image
-from turnwise.render.renderer import Renderer
 from turnwise.training.learner import token_logprobs
 from vision_models_for_tests import VISION_MODELS, png, write_vision_model
+from visual_talks_for_tests import WIDE, engine_of, look, play_all, renderer_of, sample_of
 
 TINY_VLM = "tiny_vlm"
-WIDE, SQUARE = png(40, 24), png(16, 16, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -47,16 +41,6 @@ def load(name: str, folders: Path, **settings: Any) -> LoadedModel:
     if not folder.exists():
         write_vision_model(name, folder)
     return load_model(str(folder), attn_implementation=ATTENTION, **settings)
-
-
-def renderer_of(loaded: LoadedModel) -> Renderer:
-    return Renderer(loaded.tokenizer, loaded.stop_ids, images=loaded.images)
-
-
-def look(*images: bytes, text: str = "What now?") -> Message:
-    return Message(
-        role="user", parts=(TextPart(text="Look: "), *(ImagePart(data=each) for each in images), TextPart(text=text))
-    )
 
 
 ALL = pytest.mark.parametrize("name", [*VISION_MODELS, TINY_VLM])
@@ -113,58 +97,6 @@ def own_logits(loaded: LoadedModel, ids: list[int], image: bytes) -> Tensor:
             return loaded.model(input_ids=real, **pixels).logits[0]
     finally:
         loaded.model.set_attn_implementation({"": ATTENTION, "text_config": ATTENTION, "vision_config": "sdpa"})
-
-
-def sample_of(ids: list[int], sampled: int) -> Sample:
-    """Return a sample whose last tokens were sampled."""
-    mask = torch.arange(len(ids)) >= len(ids) - sampled
-    return Sample(
-        trajectory=0,
-        ids=torch.tensor(ids),
-        mask=mask,
-        turn_ids=mask.long() - 1,
-        logprobs=torch.zeros(len(ids)),
-        temperatures=torch.ones(len(ids)),
-    )
-
-
-async def play(
-    engine: NativeEngine, renderer: Renderer, member: int, images: list[bytes]
-) -> tuple[Sample, list[float]]:
-    """Play an episode with an image before every turn; return its sample and the sampler's log-probabilities."""
-    ids, mask, logprobs = list[int](), list[bool](), list[float]()
-    context, said = renderer.start([system("Play."), look(images[0])]), Completion
-    task = Task(env="look", params={}, seed=3)
-    async with engine.open(EpisodeKey(run_seed=0, round=0, task=task, member=member, attempt=0)) as session:
-        for image in [*images[1:], None]:
-            said = await session.generate(context, Sampling(max_tokens=6))
-            ids += [*context, *said.ids]
-            mask += [False] * len(context) + [True] * len(said.ids)
-            logprobs += said.logprobs
-            if image is not None:
-                context = renderer.extend([look(image, SQUARE)], said.stop)
-    marked = torch.tensor(mask)
-    sample = sample_of(ids, 1)
-    return Sample(
-        **{name: getattr(sample, name) for name in ("trajectory", "ids", "logprobs", "temperatures")},
-        mask=marked,
-        turn_ids=marked.long() - 1,
-    ), logprobs
-
-
-def engine_of(loaded: LoadedModel, renderer: Renderer, *, paged: bool = False) -> NativeEngine:
-    common: dict[str, Any] = {"slots": 4, "stop_ids": renderer.stop_ids, "decode": renderer.decode}
-    runner = build_paged_runner(loaded.model, **common, longest=1024) if paged else None
-    return NativeEngine(loaded.model, **common, runner=runner)
-
-
-async def play_all(engine: NativeEngine, renderer: Renderer) -> list[tuple[Sample, list[float]]]:
-    others = [WIDE, png(24, 40, seed=2), png(8, 8, seed=3)]
-    return await asyncio.gather(
-        play(engine, renderer, 0, others),
-        play(engine, renderer, 1, others),
-        play(engine, renderer, 2, [png(40, 24, seed=4), *others[1:]]),
-    )
 
 
 @pytest.mark.parametrize("paged", [False, True], ids=["slots", "paged"])

@@ -21,7 +21,10 @@ from turnwise.core.trajectory import Status, Stop, Trajectory
 from turnwise.data.samples import build_samples
 from turnwise.engine.scripted import ScriptedEngine, ScriptedSession
 from turnwise.envs.registry import load_spec
+from turnwise.models.loading.tiny_vlm import tiny_vlm_model
+from turnwise.models.vision.encoder import image_encoder
 from turnwise.render.codec import Codec
+from turnwise.render.renderer import Renderer
 from turnwise.rewards.factory import build_rubric
 from turnwise.rewards.rubric import Rubric, Submission
 from turnwise.rewards.scoring import score_submission
@@ -29,6 +32,7 @@ from turnwise.rewards.services import RewardServices
 from turnwise.rollout.context import ContextState, FullContext
 from turnwise.rollout.episode import EpisodeClock, Limits, run_episode
 from virtual_time_for_tests import block, follow_virtual_time, run_in_virtual_time
+from vision_models_for_tests import plain_image
 
 LAKE = task_of("frozen_lake", size=4)
 FAR = task_of("frozen_lake", 12, size=4)
@@ -55,11 +59,13 @@ class Witness:
         return completion
 
 
-def play(env: Env, policy: ScriptedEngine, bounds: Limits) -> tuple[Trajectory, Witness]:
+def play(
+    env: Env, policy: ScriptedEngine, bounds: Limits, shown: FullContext | None = None
+) -> tuple[Trajectory, Witness]:
     async def episode() -> tuple[Trajectory, Witness]:
         async with policy.open(key_of(LAKE)) as session:
             witness = Witness(session)
-            return await run_episode(key_of(LAKE), env, witness, context(), bounds), witness
+            return await run_episode(key_of(LAKE), env, witness, shown or context(), bounds), witness
 
     return asyncio.run(episode())
 
@@ -135,6 +141,32 @@ def test_the_last_turns_budget_shrinks_to_what_is_left() -> None:
     assert len(witness.ids) == start + 50
     assert second.stop is Stop.LENGTH
     assert trajectory.status is Status.TRUNCATED_TOKENS
+
+
+class ShowingEnv(TalkingEnv):
+    """Shows an image of 16 tokens before every turn."""
+
+    async def start(self) -> Observation:
+        return Observation(messages=(system("Talk."), user(["Begin.", plain_image((200, 0, 0), size=32)])))
+
+    async def step(self, action: Message) -> StepResult:
+        return StepResult(messages=(user(["Go on.", plain_image((0, 0, 200), size=32)]),), reward=1.0)
+
+
+def test_image_tokens_count_towards_the_limit_of_an_episode() -> None:
+    encoder = image_encoder(tiny_vlm_model())
+    assert encoder is not None
+    seeing = FullContext(Renderer(encoder.processor.processor.tokenizer, images=encoder.processor))
+    endless = ScriptedEngine(lambda key, turn, ids: [65] * 1000, [end_id()])
+    first = len(context().start(asyncio.run(TalkingEnv().start())).ids) + 16
+    second = len(renderer().extend([user("Go on.")], Stop.LENGTH)) + 16
+    trajectory, witness = play(
+        ShowingEnv(), endless, limits(max_new_tokens=30, max_tokens=first + 30 + second + 7), seeing
+    )
+    assert witness.budgets == [30, 7]
+    assert trajectory.status is Status.TRUNCATED_TOKENS
+    unseen, witness = play(ShowingEnv(), endless, limits(max_tokens=first), seeing)
+    assert (unseen.status, witness.budgets) == (Status.TRUNCATED_TOKENS, [])
 
 
 @settings(max_examples=50)
