@@ -28,7 +28,7 @@ from turnwise.models.vision.encoder import vision_parameters
 from turnwise.pictures.observation import draw_observation
 from turnwise.render.renderer import Renderer
 from turnwise.training import warmup
-from turnwise.training.describe_boards import GROUNDS, described_board, random_board
+from turnwise.training.describe_boards import GROUNDS, Boards
 from turnwise.training.optimizer import Optimizer
 from turnwise.training.warmup import load_warmed_up, random_episode, warm_up
 
@@ -278,15 +278,21 @@ def test_warm_up_reports_a_bad_reward_or_drawing_in_one_line(reward: Any, pictur
 def test_described_board_names_the_cells_that_its_picture_shows() -> None:
     loaded = load_model("tiny_vlm")
     assert loaded.images is not None
-    boards = Renderer(loaded.tokenizer, images=loaded.images)
-    rows = random_board(random_stream("warmup boards", 3, 5))
-    sample = described_board(boards, 3, 5)
+    renderer, boards = Renderer(loaded.tokenizer, images=loaded.images), Boards()
+    rows = boards.draw_rows(random_stream("warmup boards", 3, 5))
+    sample = boards.describe(renderer, PIXELS, 3, 5)
     facts = loaded.tokenizer.decode(sample.ids[sample.mask].tolist()).removesuffix("<|end|>").splitlines()
     objects = [name for row in rows for name in row if name not in GROUNDS]
     assert [fact.partition(" at ")[0].replace(" ", "_") for fact in facts] == objects
     (span,) = find_images(sample.ids.tolist())
     assert span.end - span.start == len(rows) * len(rows[0])
     assert loaded.images.store.get(span.hash) == draw_observation(Picture(rows=rows), PIXELS).data
+
+
+@pytest.mark.parametrize("max_side", [3, 6])
+def test_boards_have_sides_up_to_the_largest(max_side: int) -> None:
+    boards = [Boards(max_side=max_side).draw_rows(random.Random(seed)) for seed in range(200)]
+    assert {len(rows) for rows in boards} == {len(rows[0]) for rows in boards} == set(range(2, max_side + 1))
 
 
 def test_warm_up_describes_boards_only_for_environments_with_images() -> None:

@@ -89,9 +89,9 @@ class ModelConfig(Section):
     train_vision: bool | None = None
     """Train the vision tower and its projection too; none: only that of smollm2-135m-vision, which is untrained."""
     warmup_steps: Annotated[int, Field(ge=0)] = 60
-    """tiny and tiny_vlm only: steps on random legal actions; tiny_vlm first describes boards for twice as many."""
+    """tiny, tiny_vlm: steps on random actions; before images 2 x as many on boards, smollm2-135m-vision 8 x."""
     warmup_seed: Seed = 0
-    """tiny and tiny_vlm only: seed of the initial weights and the warm-up."""
+    """tiny, tiny_vlm and smollm2-135m-vision only: seed of the warm-up, and of tiny's initial weights."""
 
 
 class LoraConfig(Section):

@@ -15,7 +15,7 @@ from turnwise.engine.engines import ENGINES, EngineOptions
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.layers import compile_layers, copy_model
-from turnwise.models.loading.catalogue import WARMED_UP
+from turnwise.models.loading.catalogue import SMOLLM2_VISION
 from turnwise.models.loading.load import LoadedModel, device_of, load_model
 from turnwise.models.loading.lora import (
     RUN_BASE,
@@ -40,15 +40,19 @@ from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.scoring import ENV, RewardSet
 from turnwise.rollout.collect import Collector, GroupCollector
 from turnwise.rollout.episode import Limits
-from turnwise.training.warmup import load_warmed_up
+from turnwise.training.warmup import has_warmup, load_warmed_up
 
 if TYPE_CHECKING:  # its packages are optional
     from turnwise.gateway.server import Gateway
 
 
 def model_loader(config: Config) -> Callable[[str], LoadedModel]:
-    """Return a function that loads a model by name or folder, with the run's settings and the engine's attention."""
+    """Return a function that loads a model by name or folder, with the run's settings and the engine's attention.
+
+    Unless the settings say otherwise, a vision tower is frozen if the model of the settings has a trained one.
+    """
     settings = config.model
+    train_vision = settings.name == SMOLLM2_VISION if settings.train_vision is None else settings.train_vision
 
     def load(name: str) -> LoadedModel:
         return load_model(
@@ -58,7 +62,7 @@ def model_loader(config: Config) -> Callable[[str], LoadedModel]:
             chat_template=settings.chat_template,
             attn_implementation=ATTENTION,
             seed=settings.warmup_seed,
-            train_vision=settings.train_vision,
+            train_vision=train_vision,
         )
 
     return load
@@ -69,7 +73,7 @@ def load_policy(
 ) -> tuple[LoadedModel, float]:
     """Load the model that a run starts from; return it and the seconds of its warm-up.
 
-    The folder `run` keeps a copy of a warmed-up tiny, and of the base model of an adapter, so that it can be resumed
+    The folder `run` keeps a copy of a warmed-up model, and of the base model of an adapter, so that it can be resumed
     without the cache and without the run that trained the adapter.
     """
     check_engine_reads_images(config, environments)
@@ -83,7 +87,7 @@ def load_policy(
     base = None if run is None else run / RUN_BASE
     seconds = 0.0
     can_play = bool(environments.specs) and not environments.has_agent
-    if config.model.name in WARMED_UP and config.model.warmup_steps and can_play:
+    if config.model.warmup_steps and can_play and has_warmup(config.model.name, environments.with_params):
         if base is not None and base.is_dir():
             loaded = load(str(base))
         else:

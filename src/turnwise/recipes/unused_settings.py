@@ -17,6 +17,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.references import is_reference
 from turnwise.engine.engines import ENGINES
+from turnwise.models.loading.catalogue import SMOLLM2_VISION, WARMED_UP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,7 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
     (("algo.kl_estimator", "algo.kl_in", "algo.kl_target", "algo.kl_horizon"), _on("algo.kl_coef", "raise {key}")),
     (("algo.kl_horizon",), _on("algo.kl_target", "set {key}")),
     (("algo.constant_length",), _one_of("algo.aggregation", ["seq-mean-token-sum-norm"])),
-    (("model.warmup_steps", "model.warmup_seed"), _one_of("model.name", ["tiny", "tiny_vlm"])),
+    (("model.warmup_steps", "model.warmup_seed"), _one_of("model.name", [*WARMED_UP, SMOLLM2_VISION])),
     (
         ("sft.count", "sft.epochs", "sft.batch", "sft.learning_rate", "sft.think"),
         _on("sft.demos", "run `turnwise sft`"),

@@ -1,4 +1,4 @@
-"""Pictures of random boards with their descriptions, from which tiny_vlm learns to see before it acts.
+"""Pictures of random boards with their descriptions, from which an untrained patch encoder learns to see.
 
 They belong to no task: cells of all gridworlds are mixed at random, and the answer says which cell is where.
 
@@ -9,13 +9,13 @@ They belong to no task: cells of all gridworlds are mixed at random, and the ans
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from turnwise.core.messages import Picture, user
 from turnwise.core.random_streams import random_stream
 from turnwise.core.samples import Sample
 from turnwise.data.demonstrations import Exchange, build_demonstration
 from turnwise.envs.grid import describe_cells
-from turnwise.models.loading.tiny_vlm import PIXELS
 from turnwise.pictures.gridworlds import CELLS
 from turnwise.pictures.observation import draw_observation
 from turnwise.render.renderer import Renderer
@@ -23,26 +23,37 @@ from turnwise.render.renderer import Renderer
 GROUNDS = ("empty", "ice")
 OBJECTS = tuple(name for name in CELLS if name not in GROUNDS)
 MAX_OBJECTS = 4
-SIDES = range(2, 6)
-"""Possible numbers of rows and of columns."""
 
 
-def described_board(renderer: Renderer, seed: int, number: int) -> Sample:
-    """Return a sample: the picture of a random board, one token per cell, and the answer that describes it."""
-    rng = random_stream("warmup boards", seed, number)
-    rows = random_board(rng)
-    image = draw_observation(Picture(rows=rows), PIXELS)
-    answer = describe_cells(rows, GROUNDS)
-    return build_demonstration(number, [Exchange(messages=(user([image]),), answer=answer)], renderer)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boards:
+    """Random boards, drawn and described."""
 
+    per_step: int = 16
+    """Boards per optimizer step."""
+    max_side: int = 5
+    """Maximum number of rows and of columns; the minimum is 2."""
+    distinct: int = 4096
+    """Number of boards; later ones repeat them. Drawing and processing a new one takes as long as training on it."""
 
-def random_board(rng: random.Random) -> tuple[tuple[str, ...], ...]:
-    """Return the names of the cells: 1 to 4 objects on empty ground or on ice."""
-    num_rows, num_columns, ground = rng.choice(SIDES), rng.choice(SIDES), rng.choice(GROUNDS)
-    cells = [ground] * (num_rows * num_columns)
-    for index in rng.sample(range(len(cells)), rng.randint(1, MAX_OBJECTS)):
-        cells[index] = rng.choice(OBJECTS)
-    return _split(cells, num_columns)
+    def describe(self, renderer: Renderer, pixels: int, seed: int, number: int) -> Sample:
+        """Return a sample: the picture of a random board and the answer that describes it.
+
+        `pixels`: of a cell, on each side.
+        """
+        rows = self.draw_rows(random_stream("warmup boards", seed, number % self.distinct))
+        image = draw_observation(Picture(rows=rows), pixels)
+        answer = describe_cells(rows, GROUNDS)
+        return build_demonstration(number, [Exchange(messages=(user([image]),), answer=answer)], renderer)
+
+    def draw_rows(self, rng: random.Random) -> tuple[tuple[str, ...], ...]:
+        """Return the names of the cells: 1 to 4 objects on empty ground or on ice."""
+        sides = range(2, self.max_side + 1)
+        num_rows, num_columns, ground = rng.choice(sides), rng.choice(sides), rng.choice(GROUNDS)
+        cells = [ground] * (num_rows * num_columns)
+        for index in rng.sample(range(len(cells)), rng.randint(1, MAX_OBJECTS)):
+            cells[index] = rng.choice(OBJECTS)
+        return _split(cells, num_columns)
 
 
 def _split(cells: Sequence[str], num_columns: int) -> tuple[tuple[str, ...], ...]:

@@ -1,8 +1,8 @@
-"""Warm-up of tiny and tiny_vlm: a short, seeded training on random legal actions, cached.
+"""Warm-up: a short, seeded training before a run, cached.
 
-Since the actions are random, it learns the format of answers, and not which ones are good. If an environment shows
-images, the model first learns to describe pictures of random boards: without that, reinforcement learning finds no
-relation between pictures and rewards.
+tiny and tiny_vlm learn random legal actions: the format of answers, and not which ones are good. If an environment
+shows images, an untrained patch encoder first learns to describe pictures of random boards: without that,
+reinforcement learning finds no relation between pictures and rewards.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,48 +26,87 @@ from turnwise.envs.answers import format_answer
 from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
 from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.models.forward import batch_attention
-from turnwise.models.loading.catalogue import cached_model_folder
+from turnwise.models.loading.catalogue import SMOLLM2_VISION, TINY, TINY_VLM, cached_model_folder
 from turnwise.models.loading.load import LoadedModel, device_of
 from turnwise.models.loading.save import atomic_folder, write_model
 from turnwise.models.loading.tiny import TINY_VERSION
+from turnwise.models.vision.encoder import vision_parameters
+from turnwise.models.vision.patch_encoder import pixels_per_token
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.judges import skip_judges
-from turnwise.training.describe_boards import described_board
+from turnwise.training.describe_boards import Boards
 from turnwise.training.learner import token_logprobs
 from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule
 from turnwise.training.sft import Script, play_demonstration
 
-WARMUP_VERSION = 3
+WARMUP_VERSION = 4
 """Part of the cache key; increment it when the result changes."""
 
-BOARD_STEPS = 2
-"""Steps of describing boards for each step of random actions."""
 EPISODES_PER_STEP = 16
 ATTEMPTS = 10
 """Attempts per episode. More than in a rollout, since one failed episode stops the warm-up."""
 EPISODES_PER_START = 4
 """Episodes from the same start state, whose common prefix is computed once."""
-SETTINGS = OptimizerSettings(learning_rate=2e-3, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warmup:
+    """Warm-up of a model. Steps are for each step of `model.warmup_steps`."""
+
+    board_steps: int = 2
+    """Steps of describing boards, if an environment shows images."""
+    boards: Boards = field(default_factory=Boards)
+    action_steps: int = 1
+    """Steps of random actions."""
+    learning_rate: float = 2e-3
+    vision_learning_rate: float | None = None
+    """Learning rate of the patch encoder; None: that of the language model, in the same optimizer."""
+
+
+WARMUPS = {
+    TINY: Warmup(),
+    TINY_VLM: Warmup(),
+    # A language model that can already write: its weights follow slowly while the encoder starts from nothing.
+    SMOLLM2_VISION: Warmup(
+        board_steps=8,
+        boards=Boards(per_step=32, max_side=6),
+        action_steps=0,
+        learning_rate=1e-4,
+        vision_learning_rate=1e-3,
+    ),
+}
 
 Progress = Callable[[int, int], None]
 Environments = Sequence[tuple[EnvSpec, dict[str, Any]]]
 """Environments with their parameters."""
 
 
+def has_warmup(name: str, environments: Environments) -> bool:
+    """Return whether the model of this name is warmed up for these environments."""
+    warmup = WARMUPS.get(name)
+    return warmup is not None and (warmup.action_steps > 0 or _shows_images(environments))
+
+
+def _shows_images(environments: Environments) -> bool:
+    return any(spec.shows_images(params) for spec, params in environments)
+
+
 def load_warmed_up(
     name: str, environments: Environments, *, steps: int, seed: int, load: Callable[[str], LoadedModel], show: Progress
 ) -> tuple[LoadedModel, float]:
-    """Return tiny or tiny_vlm, warmed up for these environments, and the seconds that took; from the cache if possible.
+    """Return the model, warmed up for these environments, and the seconds that took; from the cache if possible.
 
     `load` loads a model by name or folder, with the caller's settings. Its dtype, device type and chat template are
     part of the cache key: the weights depend on them, and the cached tokenizer keeps the template.
     """
     began = time.perf_counter()
     fresh = load(name)
-    about = [(spec.name, _source_digest(spec), params) for spec, params in environments]
+    played = environments if WARMUPS[name].action_steps else ()  # boards are the same for all environments
+    about = [(spec.name, _source_digest(spec), params) for spec, params in played]
     loading = (str(fresh.model.dtype), device_of(fresh.model).type, fresh.tokenizer.chat_template)
     key = address("warmup", WARMUP_VERSION, TINY_VERSION, about, steps, seed, loading)
-    folder = cached_model_folder(f"{name}-{'+'.join(spec.name for spec, _ in environments)}-{key:016x}")
+    title = "+".join(spec.name for spec, _ in played) or "boards"
+    folder = cached_model_folder(f"{name}-{title}-{key:016x}")
     if not folder.exists():
         warm_up(fresh, environments, steps=steps, seed=seed, show=show)
         with suppress(FileExistsError), atomic_folder(folder) as temporary:  # another process may have been faster
@@ -85,44 +125,66 @@ def _source_digest(spec: EnvSpec) -> str:
 
 def warm_up(loaded: LoadedModel, environments: Environments, *, steps: int, seed: int, show: Progress) -> None:
     """Train the model, in place, on random boards if an environment shows images, then on random actions."""
-    renderer = Renderer(loaded.tokenizer, images=loaded.images)
+    warmup, renderer = WARMUPS[loaded.name], Renderer(loaded.tokenizer, images=loaded.images)
     loaded.model.requires_grad_(True)  # an untrained vision tower cannot stay frozen
-    board_steps = BOARD_STEPS * steps if any(spec.shows_images(params) for spec, params in environments) else 0
+    board_steps = warmup.board_steps * steps if _shows_images(environments) else 0
+    action_steps = warmup.action_steps * steps
+    boards, total = warmup.boards, board_steps + action_steps
 
     def describe(step: int) -> list[Sample]:
-        return [described_board(renderer, seed, number) for number in _numbers(step)]
+        pixels = pixels_per_token(loaded.model)
+        return [boards.describe(renderer, pixels, seed, number) for number in _numbers(step, boards.per_step)]
 
-    _train(loaded, describe, board_steps, lambda done, _: show(done, board_steps + steps))
+    _train(loaded, warmup, describe, board_steps, lambda done: show(done, total))
     with asyncio.Runner() as runner:  # one event loop for all steps: tools keep their connections
 
         def act(step: int) -> list[Sample]:
             samples = list[Sample]()
             try:
                 # Not as the task's result, which asyncio's signal handling formats as text after every run.
-                runner.run(_play_episodes(environments, renderer, seed, _numbers(step), samples))
+                runner.run(_play_episodes(environments, renderer, seed, _numbers(step, EPISODES_PER_STEP), samples))
             except (EnvironmentFailure, InfrastructureFailure) as failure:  # random actions cannot be to blame
                 raise UserError(f"the environment failed during the warm-up of {loaded.name}: {failure}") from failure
             return samples
 
-        _train(loaded, act, steps, lambda done, _: show(board_steps + done, board_steps + steps))
+        _train(loaded, warmup, act, action_steps, lambda done: show(board_steps + done, total))
 
 
-def _numbers(step: int) -> range:
-    return range(step * EPISODES_PER_STEP, (step + 1) * EPISODES_PER_STEP)
+def _numbers(step: int, count: int) -> range:
+    return range(step * count, (step + 1) * count)
 
 
-def _train(loaded: LoadedModel, draw: Callable[[int], list[Sample]], steps: int, show: Progress) -> None:
+def _train(
+    loaded: LoadedModel, warmup: Warmup, draw: Callable[[int], list[Sample]], steps: int, show: Callable[[int], None]
+) -> None:
     """Maximise the log-likelihood of the answers in the samples that `draw` returns for each step."""
     schedule = Schedule(kind="linear", total_steps=steps, warmup_steps=min(10, steps // 4), final_share=0.1)
-    optimizer = Optimizer(list(loaded.model.parameters()), SETTINGS, schedule.share)
+    optimizers = _optimizers(loaded.model, warmup, schedule)
     for step in range(steps):
         batch = on_device(pack(draw(step)), device_of(loaded.model))
         with batch_attention(batch):
             logprobs, *_ = token_logprobs(loaded.model, batch)
             (-logprobs.mean()).backward()
-        optimizer.step(step)
-        show(step + 1, steps)
-    optimizer.masters.release()
+        for optimizer in optimizers:
+            optimizer.step(step)
+        show(step + 1)
+    for optimizer in optimizers:
+        optimizer.masters.release()
+
+
+def _optimizers(model: Any, warmup: Warmup, schedule: Schedule) -> list[Optimizer]:
+    """Return one optimizer for all parameters, or one for those of the vision tower and one for the others."""
+    parts = [(list(model.parameters()), warmup.learning_rate)]
+    if warmup.vision_learning_rate is not None:
+        vision = vision_parameters(model)
+        seen = {id(each) for each in vision}
+        others = [each for each in model.parameters() if id(each) not in seen]
+        parts = [(vision, warmup.vision_learning_rate), (others, warmup.learning_rate)]
+    return [Optimizer(parameters, _optimizer_settings(rate), schedule.share) for parameters, rate in parts]
+
+
+def _optimizer_settings(learning_rate: float) -> OptimizerSettings:
+    return OptimizerSettings(learning_rate=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
 
 
 async def _play_episodes(

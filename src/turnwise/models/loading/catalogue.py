@@ -51,9 +51,7 @@ CATALOGUE: tuple[ModelEntry, ...] = (
     ModelEntry(name=TINY, parameters="0.7M", source=BUILT_IN, note="untrained; learns the answer format in warm-up"),
     ModelEntry(name=TINY_VLM, parameters="0.8M", source=BUILT_IN, note="tiny with a patch encoder: reads images"),
     ModelEntry(name=SMOLLM2, parameters="135M", source=PYPI, note="English; needs no hub"),
-    ModelEntry(
-        name=SMOLLM2_VISION, parameters="135M", source=PYPI, note="with an untrained patch encoder, for SFT on images"
-    ),
+    ModelEntry(name=SMOLLM2_VISION, parameters="135M", source=PYPI, note="with a patch encoder: learns to read images"),
     ModelEntry(name="Qwen/Qwen2.5-0.5B-Instruct", parameters="494M", source=HUB, note="common in papers"),
     ModelEntry(name="Qwen/Qwen2.5-3B-Instruct", parameters="3.1B", source=HUB, note="for one large GPU"),
 )

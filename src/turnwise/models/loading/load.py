@@ -54,13 +54,13 @@ def load_model(
     chat_template: str | None = None,
     attn_implementation: str = "sdpa",
     seed: int = 0,
-    train_vision: bool | None = None,
+    train_vision: bool = False,
 ) -> LoadedModel:
     """Load the model for training and generation.
 
     `name`: a catalogue name, a hub name (owner/name), a model folder, an adapter folder or a .gguf file.
     `chat_template`: a Jinja file to use instead of the tokenizer's template. `seed`: of tiny's untrained weights.
-    `train_vision`: the vision tower and its projection are trainable too; None: if they are untrained.
+    `train_vision`: the vision tower and its projection are trainable too.
     """
     configure_allocator()
     target = resolve_device(device)
@@ -74,7 +74,7 @@ def load_model(
     model = model.to(target).eval()
     if not has_adapter(model):
         model.requires_grad_(True)
-        if image_encoder(model) is not None and not (name == SMOLLM2_VISION if train_vision is None else train_vision):
+        if image_encoder(model) is not None and not train_vision:
             freeze_vision(model)
     return LoadedModel(model=model, tokenizer=tokenizer, name=name, stop_ids=_stop_ids(model, tokenizer))
 

@@ -1,4 +1,4 @@
-"""smollm2-135m-vision: SmolLM2 with an untrained patch encoder, which `turnwise sft` trains.
+"""smollm2-135m-vision: SmolLM2 with an untrained patch encoder, which learns to see in a warm-up.
 
 One token of an image shows PIXELS x PIXELS pixels: one cell as environments draw it by default.
 """

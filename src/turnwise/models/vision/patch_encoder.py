@@ -77,6 +77,11 @@ def equip_patch_encoder(model: Qwen2VLForConditionalGeneration, tokenizer: Any) 
     equip_model(model, images_only(Qwen2VLProcessor)(pixels, tokenizer))
 
 
+def pixels_per_token(model: Any) -> int:
+    """Return the side in pixels of what one token of an image shows."""
+    return model.config.vision_config.patch_size * model.config.vision_config.spatial_merge_size
+
+
 @torch.no_grad()
 def match_embeddings(model: Qwen2VLForConditionalGeneration) -> None:
     """Give the features of random cells the mean and the variance of token embeddings.

@@ -14,7 +14,7 @@ from turnwise.core.images import INDEX_BITS, ImageStore, image_token_id
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MEMORY_BYTES = 256 << 20
+MEMORY_BYTES = 1 << 30
 """Pixel tensors kept in memory; those of other images are computed again when needed."""
 PARTS = ("image_processor", "tokenizer")
 
