@@ -9,8 +9,10 @@ from types import FrameType, SimpleNamespace
 
 import pytest
 
-from turnwise.core import blocking
+from processes_for_tests import start_process
+from turnwise.core import blocking, loop_clock
 from turnwise.core.blocking import EventLoopBlocked, allow_interrupts, interruptible
+from turnwise.core.loop_clock import LoopClock, current_clock
 
 HANG_S = 60.0
 
@@ -295,3 +297,52 @@ def test_interruptible_accepts_any_awaitable() -> None:
                 await waiting
 
     asyncio.run(scenario())
+
+
+def test_interruptible_in_another_thread_counts_blocked_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of an episode stops while another one's code blocks the thread."""
+    now = [1000.0]
+    clock_source = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(blocking, "time", clock_source)
+    monkeypatch.setattr(loop_clock, "time", clock_source)
+
+    async def work(seconds: float) -> None:
+        now[0] += seconds
+
+    async def run(seconds: float) -> float:
+        current_clock.set(clock := LoopClock())
+        await interruptible(interruptible(work(seconds), 60.0, "the inner one"), 60.0, "it")
+        await asyncio.sleep(0)
+        return clock.now() - 1000.0
+
+    async def both() -> list[float]:
+        return await asyncio.gather(run(5.0), run(7.0))
+
+    found: list[list[float]] = []
+    thread = threading.Thread(target=lambda: found.append(asyncio.run(both())))
+    thread.start()
+    thread.join()
+    assert found == [[5.0, 7.0]]
+
+
+def block_in_thread(seconds: float, limit_s: float) -> None:
+    """Exit with 0 unless the process is ended before."""
+
+    async def sleep() -> None:
+        time.sleep(seconds)
+
+    def work() -> None:
+        blocking.exit_if_blocked()
+        asyncio.run(interruptible(sleep(), limit_s, "it"))
+
+    blocking.GRACE_S = 0.0
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(("seconds", "limit_s", "code"), [(600.0, 0.01, 1), (0.0, 600.0, 0)])
+def test_exit_if_blocked_ends_the_process(seconds: float, limit_s: float, code: int) -> None:
+    process = start_process(block_in_thread, seconds, limit_s)
+    process.join()
+    assert process.exitcode == code

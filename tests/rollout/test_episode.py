@@ -29,8 +29,9 @@ from turnwise.rewards.factory import build_rubric
 from turnwise.rewards.rubric import Rubric, Submission
 from turnwise.rewards.scoring import score_submission
 from turnwise.rewards.services import RewardServices
+from turnwise.rollout.clock import EpisodeClock
 from turnwise.rollout.context import ContextState, FullContext
-from turnwise.rollout.episode import EpisodeClock, Limits, run_episode
+from turnwise.rollout.episode import Limits, run_episode
 from virtual_time_for_tests import block, follow_virtual_time, run_in_virtual_time
 from vision_models_for_tests import plain_image
 

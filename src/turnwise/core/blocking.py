@@ -4,9 +4,11 @@
         await interruptible(env.step(action), seconds=600, who="the environment")
 
 It uses SIGALRM, so it works only in the main thread and while no other code uses that timer. Code that never returns to
-the Python interpreter (one long call into C) is not interrupted.
+the Python interpreter (one long call into C) is not interrupted. In other threads the time that code blocks is only
+counted, and a process that can be replaced exits instead (`exit_if_blocked`).
 """
 
+import faulthandler
 import math
 import signal
 import threading
@@ -134,13 +136,29 @@ def allow_interrupts() -> AbstractContextManager[None]:
 
 async def interruptible(awaitable: Awaitable[Result], seconds: float, who: str) -> Result:
     """Await; raise `EventLoopBlocked` if it blocks the event loop for more than `seconds` without suspending."""
-    if seconds == math.inf or not _in_main_thread():
+    if seconds == math.inf:
         return await awaitable
-    return await _Stretches(awaitable, seconds, who)
+    return await (_InterruptibleStretches if _in_main_thread() else _Stretches)(awaitable, seconds, who)
+
+
+class _Thread(threading.local):
+    in_stretch = False
+    exits = False
+
+
+_thread = _Thread()
+
+
+def exit_if_blocked() -> None:
+    """Let this process exit if `interruptible` code of this thread blocks for longer than it may, also inside C code.
+
+    For a thread other than the main one, in a process that is replaced when it ends.
+    """
+    _thread.exits = True
 
 
 class _Stretches(Generic[Result]):
-    """Runs an awaitable from one suspension to the next, each stretch with its own deadline.
+    """Runs an awaitable from one suspension to the next, and counts the time of each stretch.
 
     The time of other tasks that run while it is suspended does not count.
     """
@@ -161,6 +179,24 @@ class _Stretches(Generic[Result]):
                 resume, arguments = steps.send, ((yield waited_for),)
             except BaseException as error:
                 resume, arguments = steps.throw, (error,)
+
+    def _run(self, resume: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        if _thread.in_stretch:  # part of an outer stretch, which counts it
+            return resume(*arguments)
+        began, _thread.in_stretch = time.monotonic(), True
+        if _thread.exits:
+            faulthandler.dump_traceback_later(self._seconds + GRACE_S, exit=True)
+        try:
+            return resume(*arguments)
+        finally:
+            if _thread.exits:
+                faulthandler.cancel_dump_traceback_later()
+            _thread.in_stretch = False
+            count_blocked(time.monotonic() - began, by_current=True)
+
+
+class _InterruptibleStretches(_Stretches[Result]):
+    """Stretches of the main thread, each with its own deadline."""
 
     def _run(self, resume: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         outer, outer_grace_s, now = _alarm.deadline, _alarm.grace_s, time.monotonic()

@@ -33,6 +33,10 @@ class LoopClock:
         """Count time in which the clock's own code blocked the event loop, which `now` includes."""
         self._own_s += seconds
 
+    def count_elsewhere(self, seconds: float) -> None:
+        """Count time that the clock's code ran in another process while this clock was paused."""
+        self._paused_s -= seconds
+
     @contextmanager
     def pause(self) -> Iterator[None]:
         if self._paused_at is not None:

@@ -21,9 +21,10 @@ from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Status, Trajectory, Turn
 from turnwise.engine.openai.endpoint import ContextLengthError
 from turnwise.engine.openai.messages import Reply
+from turnwise.rollout.clock import timeout_cause
 from turnwise.rollout.collect import MakeEnv
 from turnwise.rollout.context import EMPTY_OBSERVATION
-from turnwise.rollout.episode import EpisodeBuilder, Limits, timeout_cause
+from turnwise.rollout.episode import EpisodeBuilder, Limits
 from turnwise.rollout.failures import creation_boundary, guard_env
 
 MESSAGES_KEY, USAGE_KEY = "chat_messages", "chat_usage"

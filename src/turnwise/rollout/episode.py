@@ -1,27 +1,17 @@
 """Run one episode of a token policy, from the first observation to the end."""
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
 
-from turnwise.core.blocking import EventLoopBlocked, blocking_limit, interruptible
-from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.images import find_images
-from turnwise.core.loop_clock import LoopClock, current_clock
 from turnwise.core.messages import Picture
 from turnwise.core.protocols import Completion, Env, Sampling, Session, StepResult
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Status, Trajectory, Turn
 from turnwise.render.parse import ParsedAction
+from turnwise.rollout.clock import EpisodeClock
 from turnwise.rollout.context import Context, ContextState
 
-Found = TypeVar("Found")
-
-MAX_CHECKS = 100
-"""Most checks of the clock within one time limit."""
 SUMMARY = StepResult(info={"summary": True})
 """Step result of a summary turn: the environment is not stepped and there is no reward."""
 
@@ -46,82 +36,6 @@ class Limits:
         most = self.sampling.max_tokens if pending.max_new_tokens is None else pending.max_new_tokens
         most = min(most, self.max_tokens - pending.context_length)
         return self.sampling if most == self.sampling.max_tokens else replace(self.sampling, max_tokens=most)
-
-
-def timeout_cause(error: TimeoutError) -> str:
-    """Return the name of what the episode waited for when time ran out.
-
-    A reward or summary hook that is cancelled adds its name as a note; otherwise it was the environment.
-    """
-    notes: list[str] = getattr(error.__cause__, "__notes__", [])
-    return notes[0] if notes else "the environment"
-
-
-class EpisodeClock:
-    """Two clocks with the limit `timeout_s` each: one for the agent's sampling, one for the environment.
-
-    The environment includes its tools and rewards and the summary hook. Both clocks stop while the episode waits for
-    others: for the engine's batch, for another episode's code that blocks the event loop, or for the opponent's move.
-    (Outside the main thread, blocking code of other episodes is not detected.)
-    """
-
-    def __init__(self, session: Session, timeout_s: float) -> None:
-        self._session, self._timeout_s = session, timeout_s
-        self._own = LoopClock()
-        self._outside_s = 0.0
-        self._outside_since: float | None = None
-        self.expired: Literal["agent", "environment"] | None = None
-        """Which clock ran out."""
-
-    @property
-    def outside_s(self) -> float:
-        since = self._outside_since
-        return self._outside_s + (0.0 if since is None else self._own.now() - since)
-
-    @asynccontextmanager
-    async def limit(self) -> AsyncIterator[None]:
-        """Raise TimeoutError inside the block when a clock runs out; `expired` says which."""
-        token, owner = blocking_limit.set(self._timeout_s), current_clock.set(self._own)
-        try:
-            async with asyncio.timeout(None) as self._cut:
-                self._check_in(self._timeout_s)
-                try:
-                    yield
-                finally:
-                    self._timer.cancel()
-        finally:
-            current_clock.reset(owner)
-            blocking_limit.reset(token)
-
-    def _check_in(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(max(seconds, self._timeout_s / MAX_CHECKS), self._check)
-
-    def _check(self) -> None:
-        outside_s, sampling_s = self.outside_s, self._session.sampling_s
-        if (left := self._timeout_s - max(outside_s, sampling_s)) > 0:
-            self._check_in(left)
-        else:
-            self.expired = "environment" if outside_s >= self._timeout_s else "agent"
-            self._cut.reschedule(asyncio.get_running_loop().time())
-
-    async def run_outside(self, awaitable: Awaitable[Found], who: str) -> Found:
-        """Await something on the environment's clock. `who` names it in errors."""
-        before, self._outside_since = self._outside_s, self._own.now()
-        try:
-            found = await interruptible(awaitable, self._timeout_s - before, who)
-        except EventLoopBlocked as error:
-            raise self._too_long(str(error)) from error
-        finally:
-            self._outside_s, self._outside_since = self.outside_s, None
-        if self._outside_s >= self._timeout_s:  # blocked where it could not be interrupted
-            raise self._too_long(f"{who} took {self._outside_s - before:.3g} s")
-        return found
-
-    def _too_long(self, what: str) -> InfrastructureFailure:
-        return InfrastructureFailure(
-            f"{what}. The episode's environment and hooks took {self.outside_s:.3g} s in total, more than "
-            f"rollout.timeout_s {self._timeout_s:g}. Make them faster, or raise rollout.timeout_s."
-        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -159,10 +73,7 @@ async def run_episode(key: EpisodeKey, env: Env, session: Session, context: Cont
         if clock.expired is None:
             raise
         if clock.expired == "environment":
-            raise InfrastructureFailure(
-                f"Timed out after rollout.timeout_s {limits.timeout_s:g} s, waiting for {timeout_cause(error)}. "
-                "Raise rollout.timeout_s if it needs longer."
-            ) from error
+            raise clock.describe_timeout(error) from error
         status = Status.TRUNCATED_TIME
     return builder.build(key, status)
 
