@@ -11,6 +11,7 @@ from turnwise.config.load import build
 from turnwise.config.resources import ClusterConfig
 from turnwise.core.errors import UserError
 from turnwise.recipes import validate
+from turnwise.recipes.conflicting_settings import check_conflicts
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.validate import check_cluster, check_settings
 
@@ -23,8 +24,9 @@ This process on node was started with:
 """
 
 
-def test_missing_ray_is_reported_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = build({}, [("env.kind", "bandit"), ("cluster.engines", 1)])
+@pytest.mark.parametrize("key", ["cluster.engines", "cluster.env_workers"])
+def test_missing_ray_is_reported_with_its_extra(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = build({}, [("env.kind", "bandit"), (key, 1)])
     monkeypatch.setattr(validate, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"need Ray: pip install 'turnwise\[ray\]'$"):
         check_cluster(config, build_environment_mix(config))
@@ -39,6 +41,32 @@ def test_more_learners_than_gpus_is_reported_before_ray_starts(monkeypatch: pyte
     config = build({}, [("env.kind", "bandit"), ("cluster.engines", 1), ("cluster.learners", 2)])
     with pytest.raises(UserError, match=r"need 2 x \(1 CPU, 1 GPU\), and there is room for 1: this machine has 8 CPU"):
         check_cluster(config, build_environment_mix(config))
+
+
+def test_environment_workers_need_no_gpu_and_no_other_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(validate, "resolve_device", lambda device: torch.device("cuda"))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr(validate, "cores", lambda: 2)
+    environments = build_environment_mix(build({}, [("env.kind", "bandit")]))
+    check_cluster(build({}, [("env.kind", "bandit"), ("cluster.env_workers", 2)]), environments)
+    message = r"^cluster\.env_workers 3 need 3 x \(1 CPU, 0 GPU\), and there is room for 2: this machine has 2 CPU"
+    with pytest.raises(UserError, match=message):
+        check_cluster(build({}, [("env.kind", "bandit"), ("cluster.env_workers", 3)]), environments)
+
+
+@pytest.mark.parametrize("key", ["cluster.engines", "cluster.env_workers"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [("env.kind", "tic_tac_toe"), ("selfplay.opponent", "self")],
+        [("env.kind", "agent"), ("agent.command", "python3 a.py"), ("agent.tasks", "t.jsonl")],
+    ],
+)
+def test_episodes_of_this_process_are_not_distributed(settings: list[tuple[str, str]], key: str) -> None:
+    with pytest.raises(UserError, match=r"Set cluster\.engines and cluster\.env_workers to 0\.$"):
+        check_conflicts(build({}, [*settings, (key, 1)]))
 
 
 @pytest.mark.parametrize("key", ["cluster.gpus_per_engine", "cluster.gpus_per_learner"])

@@ -24,6 +24,13 @@ def test_placement_disaggregated_gives_each_actor_a_bundle() -> None:
     assert plan.engines[0].threads == 4
 
 
+def test_placement_gives_each_environment_worker_a_cpu() -> None:
+    plan = plan_placement(ClusterConfig(engines=1, learners=1, env_workers=2, cpus=4), has_gpus=True)
+    assert plan.bundles == ({"CPU": 4.0, "GPU": 1.0}, {"CPU": 1.0}, {"CPU": 1.0})
+    assert plan.env_workers == (ActorSlot(bundle=1, cpus=1, gpus=0), ActorSlot(bundle=2, cpus=1, gpus=0))
+    assert plan_placement(ClusterConfig(env_workers=1), has_gpus=True).bundles == ({"CPU": 1.0},)
+
+
 def test_placement_without_gpus_asks_for_none() -> None:
     plan = plan_placement(ClusterConfig(engines=2), has_gpus=False)
     assert plan.bundles == ({"CPU": 1.0},) * 2
@@ -47,6 +54,12 @@ def test_capacity_error_names_needs_and_nodes() -> None:
         "cluster.engines 2 and cluster.learners 2 need 4 x (1 CPU, 1 GPU), and there is room for 2: 10.0.0.1:6379 has "
         "8 CPU, 2 GPU; 10.0.0.2:6379 has 8 CPU, 0 GPU. Lower them, set cluster.placement colocated or add machines."
     )
+    settings = settings.model_copy(update={"env_workers": 20})
+    with pytest.raises(
+        UserError, match=r"and cluster\.env_workers 20 need 4 x \(1 CPU, 1 GPU\) and 20 x \(1 CPU, 0 GPU"
+    ):
+        check_capacity(settings, plan_placement(settings, has_gpus=True), nodes)
+    settings = settings.model_copy(update={"env_workers": 0})
     check_capacity(
         settings.model_copy(update={"placement": "colocated"}),
         plan_placement(settings.model_copy(update={"placement": "colocated"}), has_gpus=True),

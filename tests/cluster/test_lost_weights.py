@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.core.errors import LearnerLost
+from turnwise.core.errors import InfrastructureFailure, LearnerLost
 from turnwise.core.protocols import EngineStats
 from turnwise.core.task import EpisodeKey, Task
 
@@ -16,7 +16,7 @@ pytest.importorskip("ray")
 
 from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 
-from turnwise.cluster import replica_pool
+from turnwise.cluster import actor_pool
 from turnwise.cluster.engine_replica import EpisodeJob, FinishedJobs
 from turnwise.cluster.replica_pool import ReplicaPool
 from turnwise.cluster.session import process_info
@@ -68,7 +68,7 @@ class Cluster:
         self.lost: set[Any] = set()
         monkeypatch.setattr(ReplicaPool, "_launch", lambda pool, slot: self._launch())
         ray = SimpleNamespace(get=lambda calls, timeout: [asyncio.run(each) for each in calls], kill=self._kill)
-        monkeypatch.setattr(replica_pool, "ray", ray)
+        monkeypatch.setattr(actor_pool, "ray", ray)
         session: Any = SimpleNamespace(placement=SimpleNamespace(engines=[None] * replicas))
         self.notes: list[str] = []
         self.pool = ReplicaPool(session, lambda: pytest.fail("not here"), timeout_s=60, note=self.notes.append)
@@ -89,7 +89,7 @@ class Cluster:
         while True:
             try:
                 return await self.pool.run("training", [KEY])
-            except replica_pool.InfrastructureFailure:
+            except InfrastructureFailure:
                 continue
 
 

@@ -7,7 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ SLOW_LAKE = f"{Path(__file__).parent / 'slow_lake_for_tests.py'}:{SlowLake.__nam
 
 @dataclass
 class World:
+    session: Any
     config: Config
     environments: EnvironmentMix
     loaded: LoadedModel
@@ -66,7 +67,8 @@ def world(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     from turnwise.recipes.clustering import open_cluster, open_replica_stack
 
     folder = tmp_path_factory.mktemp("runs")
-    config = small(folder, env__kind=SLOW_LAKE, cluster__engines=2, cluster__placement="disaggregated", cluster__cpus=2)
+    cluster = {"cluster__engines": 2, "cluster__env_workers": 2, "cluster__placement": "disaggregated"}
+    config = small(folder, env__kind=SLOW_LAKE, cluster__cpus=2, **cluster)
     environments = build_environment_mix(config)
     loaded, _ = load_policy(config, environments, lambda done, total: None)
     notes: list[str] = []
@@ -75,7 +77,7 @@ def world(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         open_replica_stack(session, config, environments, loaded, folder, notes.append) as replicas,
     ):
         local = build_policy_stack(config, environments, loaded)
-        yield World(config, environments, loaded, local, replicas, notes)
+        yield World(session, config, environments, loaded, local, replicas, notes)
 
 
 def episodes(groups: Sequence[Group]) -> dict[Address, Trajectory]:
@@ -260,4 +262,30 @@ def test_killed_replica_loses_and_doubles_no_episode(world: World, kill: int) ->
     assert versions(again) == {step}
     (note,) = world.notes
     assert note.startswith(f"engine replica {kill % 2} (")
+    assert f"its {counts['infra_errors']} running episodes are retried" in note
+
+
+def test_killed_environment_worker_loses_and_doubles_no_episode(world: World, tmp_path: Path) -> None:
+    from turnwise.recipes.clustering import open_env_workers
+
+    tasks, step, notes = world.tasks(3, step=30), 30, list[str]()
+
+    async def run(workers: Any) -> tuple[Any, Any]:
+        await world.pool.publish(step, world.loaded.model)
+        collector = replace(world.replicas.collector, workers=workers)  # type: ignore[type-var]
+        running = asyncio.create_task(collect(collector, tasks, step))
+        pids = [int(each.where.rpartition(" ")[2]) for each in workers.workers]
+        async with hold_moves(pids):
+            assert {int(each.name) for each in Path(os.environ[GATE]).iterdir()} == set(pids)  # and not the replicas'
+            os.kill(pids[1], signal.SIGKILL)
+        return await running
+
+    with open_env_workers(world.session, world.config, world.environments, tmp_path, notes.append) as workers:
+        remote, counts = asyncio.run(run(workers))
+    local, _ = asyncio.run(collect(world.local.collector, tasks, step))
+    assert counts["infra_errors"] > 0
+    assert not counts["dropped"]
+    assert count_forks(remote, local) <= MAX_FORKS
+    (note,) = notes
+    assert note.startswith("environment worker 1 (")
     assert f"its {counts['infra_errors']} running episodes are retried" in note

@@ -14,6 +14,7 @@ SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 IDLE = [str(Path(__file__).parent / "idle_driver_for_tests.py")]
 TRAIN = [
     *("-m", "turnwise", "train", "frozen_lake", "--cluster.engines", "1", "--cluster.learners", "1"),
+    *("--cluster.env_workers", "1"),
     *("--model.warmup_steps", "1", "--train.steps", "1000", "--eval.episodes", "2", "--rollout.groups", "2"),
     *("--rollout.group_size", "2", "--train.mini_batch", "4", "--record.folder", ".", "--record.name", "run"),
 ]

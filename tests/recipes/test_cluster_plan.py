@@ -134,6 +134,19 @@ def test_cluster_plan_command_configures_a_run() -> None:
         assert sum(float(row[column] or 0) for row in parts) == pytest.approx(float(total[column]), abs=0.1)
 
 
+@pytest.mark.parametrize(
+    ("workers", "row", "cores"),
+    [(0, ("environments", "beside their engines", ""), 2), (3, ("environments", "3 workers", "3 CPU cores"), 5)],
+)
+def test_report_counts_cpus_of_environment_workers(workers: int, row: tuple[str, ...], cores: int) -> None:
+    overrides = [("rollout.groups", "2"), ("train.mini_batch", "8"), ("cluster.env_workers", str(workers))]
+    config = configure("frozen_lake", overrides=overrides)
+    report = report_cluster("frozen_lake", config, overrides, gpus=2, gpu_name="h100")
+    assert row in report.roles.rows
+    assert f"CPU cores of all actors: {cores}." in report.notes
+    assert f"--cluster.env_workers {workers}" in report.command
+
+
 def test_cluster_plan_prints_tables_and_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     typed = "cluster plan frozen_lake --gpus 2 --rollout.groups 2 --train.mini_batch 8"
     code = main(typed.split())

@@ -1,20 +1,22 @@
-"""Actor with an engine that runs whole episodes: environments are beside it, so a turn crosses no process."""
+"""Actor with an engine that runs whole episodes: environments are beside it, so a turn crosses no process.
+
+Heavy environments are on workers instead (`env_worker.py`).
+"""
 
 import asyncio
-import pickle
-import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from turnwise.cluster.env_worker import EnvLease
+from turnwise.cluster.results import encode_result
 from turnwise.cluster.session import ProcessInfo, process_info
 from turnwise.cluster.weights import PackedWeights, ReceivedWeights
-from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.protocols import EngineControl, EngineStats, WeightSource
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Trajectory
-from turnwise.rollout.collect import GroupCollector
+from turnwise.rollout.collect import Collector, GroupCollector
 
 POLL_S = 20.0
 """Longest time that `collect` waits: an answer without results shows that the replica is alive."""
@@ -39,6 +41,8 @@ class EpisodeJob:
     number: int
     collector: str
     keys: tuple[EpisodeKey, ...]
+    lease: EnvLease | None
+    """Of the worker that runs the environment; None runs it beside the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +75,12 @@ class EngineReplica:
             self._running[job.number] = asyncio.create_task(self._run(job))
 
     async def _run(self, job: EpisodeJob) -> None:
+        collector = self._parts.collectors[job.collector]
+        if job.lease is not None:
+            assert isinstance(collector, Collector), "check_conflicts rejects self-play and agents here"
+            collector = replace(collector, make_env=job.lease.make)
         try:
-            result: Sequence[Trajectory] | Exception = await self._parts.collectors[job.collector].episodes(job.keys)
+            result: Sequence[Trajectory] | Exception = list(await collector.episodes(job.keys))
         except Exception as error:
             result = error
         finally:
@@ -103,24 +111,3 @@ class EngineReplica:
 
     async def close(self) -> None:
         await self._parts.close()
-
-
-def encode_result(result: Sequence[Trajectory] | Exception) -> bytes:
-    """Pickle one job's result. What cannot be pickled fails that job alone."""
-    if isinstance(result, Exception):
-        return pickle.dumps(_portable(result))
-    try:
-        return pickle.dumps(list(result))
-    except Exception as error:
-        return pickle.dumps(
-            EnvironmentFailure(f"The episode's info cannot be sent between processes ({error}). Use plain values.")
-        )
-
-
-def _portable(error: Exception) -> Exception:
-    """Return an exception that any process can unpickle: our own as they are, others as text with their traceback."""
-    if type(error).__module__.startswith("turnwise.") and isinstance(
-        error, UserError | EnvironmentFailure | InfrastructureFailure
-    ):
-        return type(error)(str(error))
-    return RuntimeError("".join(traceback.format_exception(error)).rstrip())

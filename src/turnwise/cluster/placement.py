@@ -1,13 +1,16 @@
 """Resources of a run's actors, and whether machines have them. Needs no Ray, so that a dry run can check it."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from turnwise.config.resources import ClusterConfig
 from turnwise.core.errors import UserError
 
 Resources = Mapping[str, float]
 """Ray's names and amounts, such as {"CPU": 1, "GPU": 1}."""
+WORKER_CPUS = 1.0
+"""CPU cores of an environment worker: its Python code runs in one thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +33,22 @@ class Placement:
     bundles: tuple[dict[str, float], ...]
     engines: tuple[ActorSlot, ...]
     learners: tuple[ActorSlot, ...]
+    env_workers: tuple[ActorSlot, ...] = ()
 
 
 def plan_placement(settings: ClusterConfig, *, has_gpus: bool) -> Placement:
+    """Place engines and learners, and each environment worker in a bundle of its own."""
+    others = _place_models(settings, has_gpus=has_gpus)
+    first = len(others.bundles)
+    bundles = range(first, first + settings.env_workers)
+    return replace(
+        others,
+        bundles=(*others.bundles, *(_bundle(WORKER_CPUS, 0) for _ in bundles)),
+        env_workers=tuple(ActorSlot(bundle=index, cpus=WORKER_CPUS, gpus=0) for index in bundles),
+    )
+
+
+def _place_models(settings: ClusterConfig, *, has_gpus: bool) -> Placement:
     """Place learner i and engine i in one bundle (colocated), or each actor in its own (disaggregated)."""
     gpus = {"engine": settings.gpus_per_engine, "learner": settings.gpus_per_learner}
     needs = {kind: float(has_gpus if count is None else count) for kind, count in gpus.items()}
@@ -85,13 +101,15 @@ def check_capacity(settings: ClusterConfig, placement: Placement, nodes: Mapping
     placed = count_placeable(placement.bundles, list(nodes.values()))
     if placed == len(placement.bundles):
         return
-    largest = max(placement.bundles, key=lambda each: each.get("GPU", 0))
+    counts = Counter(_describe(each) for each in placement.bundles)
+    wanted = {"engines": settings.engines, "learners": settings.learners, "env_workers": settings.env_workers}
+    actors = [f"cluster.{name} {count}" for name, count in wanted.items() if count]
     fixes = ["lower them", "add machines"]
-    if settings.placement == "disaggregated":
+    if settings.placement == "disaggregated" and settings.engines and settings.learners:
         fixes.insert(1, "set cluster.placement colocated")
     raise UserError(
-        f"cluster.engines {settings.engines} and cluster.learners {settings.learners} need {len(placement.bundles)} x "
-        f"({_describe(largest)}), and there is room for {placed}: "
+        f"{' and '.join(actors)} need {' and '.join(f'{count} x ({each})' for each, count in counts.items())}, "
+        f"and there is room for {placed}: "
         f"{'; '.join(f'{name} has {_describe(node)}' for name, node in nodes.items()) or 'no machine is alive'}. "
         f"{', '.join(fixes[:-1]).capitalize()} or {fixes[-1]}."
     )

@@ -38,16 +38,18 @@ class EngineConfig(Section):
 
 
 class ClusterConfig(Section):
-    """Engine replicas and learner ranks on a Ray cluster."""
+    """Engine replicas, environment workers and learner ranks on a Ray cluster."""
 
     engines: Annotated[int, Field(ge=0)] = 0
     """Engine replicas, each in a Ray actor with a copy of the weights; 0 runs one engine in this process."""
     learners: Annotated[int, Field(ge=0)] = 0
     """Learner ranks, each in a Ray actor with a shard of the weights; 0 runs one learner in this process."""
+    env_workers: Annotated[int, Field(ge=0)] = 0
+    """Environment workers, each in a Ray actor with one CPU core; 0 runs environments beside their engine."""
     placement: Literal["colocated", "disaggregated"] = "colocated"
     """colocated: learner i and engine i share their CPUs and GPUs; disaggregated: each has its own."""
     cpus: Annotated[float, Field(gt=0)] = 1.0
-    """CPU cores per actor, or per pair of colocated actors."""
+    """CPU cores per engine replica and learner rank, or per pair of colocated ones."""
     gpus_per_engine: Annotated[int, Field(ge=0)] | None = None
     """GPUs per engine replica; none uses 1 if the cluster has any."""
     gpus_per_learner: Annotated[int, Field(ge=0)] | None = None
@@ -56,3 +58,7 @@ class ClusterConfig(Section):
     """Address of a running Ray cluster; none uses RAY_ADDRESS, or starts a cluster on this machine for the run."""
     wait_s: Annotated[float, Field(gt=0)] = 60.0
     """Seconds to wait until the cluster has room for all actors."""
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self.engines or self.learners or self.env_workers)

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.cluster.gpu_memory import peak
+from turnwise.cluster.placement import WORKER_CPUS, plan_placement
 from turnwise.cluster.plan import Division, PredictedDivision, TrainingJob, fit_division, plan_cluster
 from turnwise.cluster.rates import GPUS, EpisodesTable, Gpu, MeasuredRates, find_gpu, mean_tokens, read_rates
 from turnwise.cluster.simulate import Amount, Workload
+from turnwise.config.resources import ClusterConfig
 from turnwise.config.schema import Config
 from turnwise.core.program import spell_command
 from turnwise.engine.engines import ENGINES
@@ -70,7 +72,7 @@ def report_cluster(
     return ClusterReport(
         title=f"{recipe} with {config.model.name} ({shape.parameters / 1e9:.3g}B parameters, {trained} trained) "
         f"on {gpus} x {gpu.name}",
-        roles=_roles(best, gpu, gpus),
+        roles=_roles(best, gpu, gpus, config.cluster),
         memory=_memory(best, gpu),
         choices=_choices(choices),
         notes=_notes(best, job, config, rates_file),
@@ -160,7 +162,7 @@ def _max_turns(config: Config) -> int:
     return min(int(params.get("max_turns", DEFAULT_TURNS)), fit)
 
 
-def _roles(best: PredictedDivision, gpu: Gpu, gpus: int) -> Table:
+def _roles(best: PredictedDivision, gpu: Gpu, gpus: int, settings: ClusterConfig) -> Table:
     layout, split = best.division.layout, best.division.tensor_parallel
     learner = f"{layout.learners} ranks, the model sharded over them (FSDP2)" if layout.learners > 1 else "1 rank"
     engine = f"{layout.engines} replicas" if layout.engines > 1 else "1 replica"
@@ -172,6 +174,9 @@ def _roles(best: PredictedDivision, gpu: Gpu, gpus: int) -> Table:
         rows = [(name, how, where) for name, how, _ in rows]
     else:
         rows = [(name, how, f"{count} x {gpu.name}") for name, how, count in rows]
+    workers = settings.env_workers
+    how = f"{workers} worker{'s' * (workers != 1)}" if workers else "beside their engines"
+    rows.append(("environments", how, f"{workers * WORKER_CPUS:g} CPU cores" if workers else ""))
     if best.division.gpus < gpus:
         rows.append(("unused", "", f"{gpus - best.division.gpus} x {gpu.name}"))
     return Table(headers=("what", "how", "where"), rows=rows)
@@ -243,6 +248,7 @@ def _notes(best: PredictedDivision, job: TrainingJob, config: Config, rates_file
         f"{work.action_tokens.median:g} sampled tokens, {tokens:,.0f} tokens in all, {tool}.",
         f"Learner: {learner.micro_tokens:,} tokens per pass, {activations}. "
         f"Engines: up to {best.division.layout.slots} running episodes per replica.",
+        f"CPU cores of all actors: {_cpu_cores(best, config.cluster):g}.",
         _describe_rates(job.rates, rates_file),
     ]
     if best.learner_rates.seconds_per_step > SLOW_COLLECTIVES * best.prediction.step_s:
@@ -252,6 +258,17 @@ def _notes(best: PredictedDivision, job: TrainingJob, config: Config, rates_file
             "step; a larger one makes fewer."
         )
     return lines
+
+
+def _cpu_cores(best: PredictedDivision, settings: ClusterConfig) -> float:
+    """Return the CPU cores of all actors."""
+    layout = best.division.layout
+    chosen = {
+        "engines": layout.engines,
+        "learners": layout.learners,
+        "placement": "colocated" if layout.colocated else "disaggregated",
+    }
+    return sum(each["CPU"] for each in plan_placement(settings.model_copy(update=chosen), has_gpus=True).bundles)
 
 
 def _describe_rates(rates: MeasuredRates, rates_file: Path | None) -> str:

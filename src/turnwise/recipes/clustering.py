@@ -1,9 +1,8 @@
-"""Wire a run to Ray: engine replicas and learner ranks in place of the engine and learner of this process."""
+"""Wire a run to Ray: engine replicas, environment workers and learner ranks in place of those of this process."""
 
 import math
-import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.cluster.engine_replica import ReplicaParts
+from turnwise.cluster.env_worker_pool import EnvWorkerPool, WorkerCollector
 from turnwise.cluster.learners import BuildRank, RemoteLearner
 from turnwise.cluster.replica_pool import ReplicaCollector, ReplicaPool
 from turnwise.cluster.session import ClusterSession, open_session
@@ -28,10 +28,12 @@ from turnwise.models.loading.catalogue import WARMED_UP
 from turnwise.models.loading.load import LoadedModel, resolve_device
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.recipes.build import PolicyStack, build_policy_stack, build_renderer, load_policy
-from turnwise.recipes.build_learner import build_learner, build_sharded_learner
-from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix
+from turnwise.recipes.build_learner import build_learner, build_sharded_learner, share_value_head
+from turnwise.recipes.environment_mix import EnvironmentMix
+from turnwise.recipes.environments_in_actors import build_actor_environments, build_env_worker
 from turnwise.recipes.sources import use_own_adapter
-from turnwise.rewards.services import RewardServices
+from turnwise.rollout.collect import Collector, GroupCollector
+from turnwise.training.learner import LocalLearner
 
 TRAINING, GREEDY, EVALUATION = "training", "greedy", "evaluation"
 """Names of a replica's collectors."""
@@ -80,14 +82,50 @@ def build_actors(
             remote = RemoteLearner(session, _rank_builder(config, loaded, plan, run))
             opened.callback(remote.close)
         learner = remote if config.cluster.learners else build_learner(config, loaded.model, plan)
+        workers = None
+        if config.cluster.env_workers:
+            workers = opened.enter_context(open_env_workers(session, config, environments, run, note))
         if config.cluster.engines:
-            stack = opened.enter_context(open_replica_stack(session, config, environments, loaded, run, note))
+            stack = opened.enter_context(open_replica_stack(session, config, environments, loaded, run, note, workers))
             if _samples_values(config):
                 assert isinstance(stack.engine, ReplicaPool)
                 stack.engine.publish_value_head(learner.value_head)
         else:
             stack = build_policy_stack(config, environments, loaded, plan.pages)
+            if isinstance(learner, LocalLearner):
+                share_value_head(config, stack.engine, learner)
+            if workers is not None:
+                stack = _use_workers(stack, workers)
         yield Actors(stack=stack, learner=learner, note=note)
+
+
+@contextmanager
+def open_env_workers(
+    session: ClusterSession, config: Config, environments: EnvironmentMix, run: Path, note: Callable[[str], None]
+) -> Iterator[EnvWorkerPool]:
+    """Start the environment workers."""
+    build = partial(build_env_worker, _actor_config(config, run), _unnamed_spec(environments), Path.cwd())
+    workers = EnvWorkerPool(session, build, timeout_s=config.rollout.timeout_s, note=note)
+    try:
+        yield workers
+    finally:
+        workers.close()
+
+
+def _use_workers(stack: PolicyStack, workers: EnvWorkerPool) -> PolicyStack:
+    """Return the stack with collectors whose environments are on workers."""
+
+    def use(collector: GroupCollector) -> WorkerCollector:
+        assert isinstance(collector, Collector), "check_conflicts rejects agents on a cluster"
+        return WorkerCollector(
+            collector=collector,
+            workers=workers,
+            in_flight=collector.in_flight,
+            attempts=collector.attempts,
+            run_seed=collector.run_seed,
+        )
+
+    return replace(stack, collector=use(stack.collector), greedy=use(stack.greedy), evaluator=use(stack.evaluator))
 
 
 def _samples_values(config: Config) -> bool:
@@ -122,18 +160,24 @@ def open_replica_stack(
     loaded: LoadedModel,
     run: Path,
     note: Callable[[str], None],
+    workers: EnvWorkerPool | None = None,
 ) -> Iterator[PolicyStack]:
-    """Start the engine replicas; yield collectors that run their episodes there."""
-    first = next(iter(environments.specs.values()))
-    spec = replace(first, services=None) if first.id.startswith("python:") else None
+    """Start the engine replicas; yield collectors that run their episodes there. `workers` run the environments."""
     in_flight = math.ceil(config.rollout.in_flight / config.cluster.engines)  # of a replica
-    build = partial(build_replica, _actor_config(config, run, in_flight=in_flight), spec, Path.cwd())
+    build = partial(
+        build_replica, _actor_config(config, run, in_flight=in_flight), _unnamed_spec(environments), Path.cwd()
+    )
     pool = ReplicaPool(session, build, timeout_s=config.rollout.timeout_s, note=note)
 
     def collector(name: str, run_seed: int) -> ReplicaCollector:
         rollout = config.rollout
         return ReplicaCollector(
-            pool=pool, name=name, in_flight=rollout.in_flight, attempts=rollout.attempts, run_seed=run_seed
+            pool=pool,
+            workers=workers,
+            name=name,
+            in_flight=rollout.in_flight,
+            attempts=rollout.attempts,
+            run_seed=run_seed,
         )
 
     try:
@@ -160,12 +204,15 @@ def _actor_config(config: Config, run: Path, **rollout: Any) -> Config:
     )
 
 
+def _unnamed_spec(environments: EnvironmentMix) -> EnvSpec | None:
+    """Return the spec of a class in no file, which actors cannot load by name."""
+    first = next(iter(environments.specs.values()))
+    return replace(first, services=None) if first.id.startswith("python:") else None
+
+
 def build_replica(config: Config, spec: EnvSpec | None, folder: Path) -> ReplicaParts:
     """Build engine and environments in a replica's process. `folder`: where relative paths start."""
-    with suppress(OSError):  # another machine may not have it, and needs it only for relative paths
-        os.chdir(folder)
-    services = RewardServices()
-    environments = build_environment_mix(config, spec).with_services(services)
+    environments, services = build_actor_environments(config, spec, folder)
     loaded, _ = load_policy(config, environments, lambda done, total: None)
     stack = build_policy_stack(config, environments, loaded)
     critic = HeadCritic(loaded.model).requires_grad_(False)

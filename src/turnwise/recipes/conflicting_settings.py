@@ -94,8 +94,8 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         "out.",
     ),
     (
-        lambda c: c.env.kind == AGENT_ENV and c.cluster.engines > 0,
-        "agents call an engine in this process. Set cluster.engines to 0.",
+        lambda c: c.env.kind == AGENT_ENV and (c.cluster.engines > 0 or c.cluster.env_workers > 0),
+        "agents run beside an engine in this process. Set cluster.engines and cluster.env_workers to 0.",
     ),
     (
         lambda c: c.algo.loss == "dpo" and c.algo.advantage != "preference",
@@ -239,8 +239,9 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         "cluster.gpus_per_learner is above 1. Set cluster.placement disaggregated.",
     ),
     (
-        lambda c: uses_selfplay(c) and c.cluster.engines > 0,
-        "selfplay.opponent {selfplay.opponent} plays its matches in this process. Set cluster.engines to 0.",
+        lambda c: uses_selfplay(c) and (c.cluster.engines > 0 or c.cluster.env_workers > 0),
+        "selfplay.opponent {selfplay.opponent} plays its matches in this process. Set cluster.engines and "
+        "cluster.env_workers to 0.",
     ),
     (
         lambda c: uses_selfplay(c) and advantage_traits(c).needs_greedy,

@@ -170,9 +170,9 @@ class ReinforcementRun(TrainingRun):
     def _build_parts(
         self, loaded: LoadedModel, plan: MemoryPlan, note: Callable[[str], None]
     ) -> tuple[PolicyStack, Learner]:
-        """Build engine and learner in this process, or one or both of them on a cluster."""
+        """Build engine and learner in this process, or some of the parts on a cluster."""
         config = self.config
-        if not config.cluster.engines and not config.cluster.learners:
+        if not config.cluster.is_used:
             stack = build_policy_stack(config, self.environments, loaded, plan.pages, run=self.folder.path)
             learner = build_learner(config, loaded.model, plan)
             share_value_head(config, stack.engine, learner)

@@ -101,19 +101,21 @@ def check_run(
 def check_cluster(config: Config, environments: EnvironmentMix) -> None:
     """Check what a run on Ray needs, and if it starts its own cluster, that this machine has room for it."""
     settings = config.cluster
-    if not settings.engines and not settings.learners:
+    if not settings.is_used:
         return
     if find_spec("ray") is None:
-        raise UserError("cluster.engines and cluster.learners need Ray: pip install 'turnwise[ray]'")
+        raise UserError(
+            "cluster.engines, cluster.learners and cluster.env_workers need Ray: pip install 'turnwise[ray]'"
+        )
     for spec, params in environments.with_params:
-        rubric_env = spec.subclass_of(RubricEnv) if settings.engines else None
+        rubric_env = spec.subclass_of(RubricEnv) if settings.engines or settings.env_workers else None
         if rubric_env is not None and rubric_env.judges(spec.params_model.model_validate(params)):
             raise UserError(
                 f"env.params.reward of {spec.name} has a judge, whose budget counts requests of one process. Set "
-                "cluster.engines to 0, or use reward.judges."
+                "cluster.engines and cluster.env_workers to 0, or use reward.judges."
             )
     has_gpus = resolve_device(config.model.device).type == "cuda"
-    if has_gpus and not (settings.engines and settings.learners):
+    if has_gpus and bool(settings.engines) != bool(settings.learners):
         raise UserError(
             "On GPUs, set both cluster.engines and cluster.learners: what runs in this process would share a GPU with "
             "actors that Ray places there."

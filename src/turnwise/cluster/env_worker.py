@@ -1,0 +1,163 @@
+"""Actor with environments of several episodes, for environments that are heavy on the CPU. Needs no torch.
+
+An episode calls its environment through `RemoteEnv`, from the process of its engine: one call per turn.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ray.exceptions import RayActorError, RayTaskError
+
+from turnwise.cluster.results import decode_result, encode_result
+from turnwise.cluster.session import ProcessInfo, cause_of, describe_loss, process_info
+from turnwise.core.blocking import exit_if_blocked
+from turnwise.core.errors import InfrastructureFailure
+from turnwise.core.loop_clock import current_clock, pause_current_clock
+from turnwise.core.messages import Message
+from turnwise.core.protocols import Env, Observation, StepResult
+from turnwise.core.task import Task
+from turnwise.rollout.clock import EpisodeClock
+from turnwise.rollout.failures import GuardedEnv, creation_boundary
+
+MakeEnv = Callable[[Task, int, int], Env]
+"""Makes the environment of a task, member and attempt."""
+Result = TypeVar("Result")
+
+
+class EnvWorkerLost(InfrastructureFailure):
+    """The worker's process or node died, and the environment with it. The message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerParts:
+    """Environments of a worker, and what they share."""
+
+    make_env: MakeEnv
+    close: Callable[[], Awaitable[None]]
+
+
+class _NeverSamples:
+    sampling_s = 0.0
+
+
+class _HeldEnv:
+    """One episode's environment, with the clock of its own code."""
+
+    def __init__(self, env: Env, timeout_s: float) -> None:
+        self.env = GuardedEnv(env, timeout_s)
+        self._clock = EpisodeClock(_NeverSamples(), timeout_s)
+        self.running: asyncio.Task[Any] | None = None
+
+    async def call(self, awaitable: Awaitable[Result], who: str) -> tuple[Result, float]:
+        """Return the result and the seconds that it took, without those in which other environments held the worker."""
+        before_s = self._clock.outside_s
+        self.running = asyncio.current_task()
+        try:
+            async with self._clock.limit():
+                result = await self._clock.run_outside(awaitable, who)
+        except TimeoutError as error:
+            if self._clock.expired is None:
+                raise
+            raise self._clock.describe_timeout(error) from error
+        finally:
+            self.running = None
+        return result, self._clock.outside_s - before_s
+
+
+class EnvWorker:
+    """Ray actor. Its methods run as coroutines of one event loop, which is not in the main thread."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._held: dict[int, _HeldEnv] = {}
+
+    async def start(self, build: Callable[[], WorkerParts]) -> ProcessInfo:
+        """Build what environments share. Not part of `__init__`, whose errors Ray reports as text only."""
+        exit_if_blocked()
+        self._parts = build()
+        return process_info()
+
+    async def open_env(self, number: int, task: Task, member: int, attempt: int) -> bytes:
+        """Make and start an environment; return its observation. The caller chooses the number."""
+
+        async def open_it() -> tuple[Observation, float]:
+            with creation_boundary():
+                env = self._parts.make_env(task, member, attempt)
+            self._held[number] = held = _HeldEnv(env, self._timeout_s)
+            return await held.call(held.env.start(), f"the environment {task.env}")
+
+        return await _encoded(open_it())
+
+    async def step_env(self, number: int, action: Message) -> bytes:
+        async def step() -> tuple[StepResult, float]:
+            held = self._held[number]
+            return await held.call(held.env.step(action), "the environment")
+
+        return await _encoded(step())
+
+    async def close_env(self, number: int) -> bytes:
+        """Close an environment, also in the middle of a call. Does nothing if it is closed or was never opened."""
+
+        async def close() -> tuple[None, float]:
+            if (held := self._held.pop(number, None)) is None:
+                return None, 0.0
+            if held.running is not None:
+                held.running.cancel()
+            await held.env.close()
+            return None, 0.0
+
+        return await _encoded(close())
+
+    async def close(self) -> None:
+        await self._parts.close()
+
+
+async def _encoded(call: Awaitable[object]) -> bytes:
+    try:
+        result = await call
+    except Exception as error:
+        result = error
+    return encode_result(result)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvLease:
+    """The place of one episode's environment on a worker. It can be sent to other processes."""
+
+    actor: Any
+    number: int
+
+    def make(self, task: Task, member: int = 0, attempt: int = 0) -> "RemoteEnv":
+        return RemoteEnv(self, task, member, attempt)
+
+
+class RemoteEnv:
+    """An environment on a worker, as a core `Env`."""
+
+    def __init__(self, lease: EnvLease, task: Task, member: int, attempt: int) -> None:
+        self._lease, self._episode = lease, (task, member, attempt)
+
+    async def start(self) -> Observation:
+        return await self._call(self._lease.actor.open_env.remote(self._lease.number, *self._episode))
+
+    async def step(self, action: Message) -> StepResult:
+        return await self._call(self._lease.actor.step_env.remote(self._lease.number, action))
+
+    async def close(self) -> None:
+        await self._call(self._lease.actor.close_env.remote(self._lease.number))
+
+    async def _call(self, answer: Awaitable[bytes]) -> Any:
+        """Await the worker. The episode's clock counts the seconds of the environment, as measured there."""
+        try:
+            with pause_current_clock():
+                encoded = await answer
+        except RayActorError as error:
+            raise EnvWorkerLost(describe_loss(error)) from error
+        except RayTaskError as error:
+            raise cause_of(error) from error
+        result, seconds = decode_result(encoded)
+        if (clock := current_clock.get()) is not None:
+            clock.count_elsewhere(seconds)
+        return result
