@@ -63,6 +63,8 @@ def test_environment_rejects_names_that_are_no_variables(names: list[str], reaso
         ("print('done')", 0, False, "it exited with status 0: done"),
         ("raise ValueError('bad reply')", 1, False, "it exited with status 1: ValueError: bad reply"),
         ("import sys; sys.exit(75)", 75, True, "it exited with status 75"),
+        ("import sys; sys.exit(125)", 125, True, "it exited with status 125"),
+        ("import sys; sys.exit(124)", 124, False, "it exited with status 124"),
         ("import os; os.kill(os.getpid(), 9)", 137, True, "it was killed by SIGKILL"),
     ],
 )

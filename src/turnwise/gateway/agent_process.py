@@ -31,6 +31,8 @@ STOP_S = GRACE_S + KILL_S + 1.0
 """Seconds for the process guard to kill everything."""
 TEMPORARY_FAILURE = 75
 """Exit status EX_TEMPFAIL: the agent reports that a service it needs failed."""
+NOT_STARTED = (125, 126, 127)
+"""Exit statuses of docker, podman and shells for programs that could not be started."""
 SIGNALLED = 128
 """Exit statuses above this are of programs that were killed by a signal, such as for lack of memory."""
 WITHOUT_INPUT = ("sh", "-c", 'exec "$@" < /dev/null', "sh")
@@ -49,8 +51,8 @@ class ProgramResult:
 
     @property
     def is_infrastructure_failure(self) -> bool:
-        """True if the program was killed, or reports a temporary failure: then its task says nothing about it."""
-        return self.status == TEMPORARY_FAILURE or self.status > SIGNALLED
+        """True if it was not started or killed, or reports a temporary failure: its task says nothing about it then."""
+        return self.status in (TEMPORARY_FAILURE, *NOT_STARTED) or self.status > SIGNALLED
 
     def describe(self) -> str:
         """Return how it ended, with the last line of its errors or output."""
