@@ -14,11 +14,15 @@ import pytest
 from mcp_tools_for_tests import HERE, RAW, SERVER, ToolCaller, alive, all_gone, open_server, read_pids
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.messages import ToolCall
+from turnwise.tools.mcp import transports
 from turnwise.tools.mcp.options import make_mcp_source
-from turnwise.tools.process_tree import MARKER
+from turnwise.tools.process_tree import MARKER, PROCESS_GUARD, kill_marked
 from turnwise.tools.toolbox import ToolBox
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc"),
+    pytest.mark.usefixtures("quick_guard"),
+]
 
 HOST = f"""
 import asyncio, sys
@@ -68,7 +72,34 @@ def test_daemon_of_server_that_kills_its_guard_is_killed(tmp_path: Path, whom: s
     asyncio.run(run())
 
 
-def test_daemon_of_server_that_stops_its_guard_is_killed(tmp_path: Path) -> None:
+GUARD = """
+import os, signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"], env={})
+def end(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(0.1)
+    child.kill()
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+"""A process guard with an adopted process that has no marker, on a busy machine."""
+
+
+def test_kill_marked_lets_a_guard_kill_what_it_adopted() -> None:
+    command = [sys.executable, "-I", "-S", "-c", GUARD, "process_guard.py"]
+    with subprocess.Popen(command, env={MARKER: "this one"}, stdout=subprocess.PIPE) as guard:
+        assert guard.stdout is not None
+        child = int(guard.stdout.readline())
+        kill_marked("this one")
+        assert guard.wait(60) == 0
+        assert all_gone([child])
+
+
+def test_daemon_of_server_that_stops_its_guard_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transports, "KILL_S", 0.1)  # which the stopped guard uses up
+
     async def run() -> None:
         async with open_server(RAW, timeout_s=1.0) as tools:
             with pytest.raises(InfrastructureFailure):
@@ -117,11 +148,11 @@ def test_cancelled_start_leaves_no_process(tmp_path: Path) -> None:
     silent = shlex.join([sys.executable, "-S", str(script)])
 
     async def run() -> None:
-        with pytest.raises(InfrastructureFailure, match=r"not ready within 1 s"):
-            async with open_server(silent, start_timeout_s=1.0):
+        with pytest.raises(InfrastructureFailure, match=r"not ready within 0\.5 s"):
+            async with open_server(silent, start_timeout_s=0.5):
                 pass
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.7):
+            async with asyncio.timeout(0.3):
                 async with open_server(silent, start_timeout_s=600.0):
                     pass
 
@@ -191,8 +222,9 @@ def test_server_stderr_is_not_printed(capfd: pytest.CaptureFixture[str]) -> None
     assert capfd.readouterr() == ("", "")
 
 
-def test_server_may_exit_on_its_own(tmp_path: Path) -> None:
+def test_server_may_exit_on_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing ends its input; it has a second to exit before it is killed."""
+    monkeypatch.setattr(transports, "PROCESS_GUARD", PROCESS_GUARD)
     exited = tmp_path / "exited"
     setup = f"import atexit, pathlib, runpy, sys; atexit.register(pathlib.Path({str(exited)!r}).touch); "
     server = f"{setup}sys.argv = [{shlex.split(RAW)[-1]!r}]; runpy.run_path(sys.argv[0], run_name='__main__')"

@@ -46,13 +46,18 @@ def main(host: int, command: list[str]) -> int:
 def _wait_for_guard(guard: int) -> int:
     """Waits for: the guard's exit. Unblocked by: it. Signals are passed on to the guard."""
     for number in HANDLED[1:]:
-        signal.signal(number, lambda *_: os.kill(guard, signal.SIGTERM))
+        signal.signal(number, lambda *_: _pass_on(guard))
     with open(os.devnull, "wb") as null:
         os.dup2(null.fileno(), 1)
     while (status := _reap_children(guard, 0)) is None:
         pass
     _kill_all()
     return status if status >= 0 else 128 - status
+
+
+def _pass_on(guard: int) -> None:
+    with suppress(ProcessLookupError):  # it has just been reaped
+        os.kill(guard, signal.SIGTERM)
 
 
 def _adopt_orphans(parent: int) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from turnwise.tools.process_guard import KILL_S
 
 POLL_S = 0.01
+GUARD_S = 0.5
+"""Time for a process guard that lost its reaper to kill its descendants, which may have removed the marker."""
 MARKER = "TURNWISE_PROCESS"
 """Environment variable of every such program, by which its descendants are found if the process guard is killed."""
 PROCESS_GUARD = (sys.executable, "-I", "-S", str(Path(__file__).with_name("process_guard.py")))
@@ -58,11 +60,14 @@ def terminate(process: asyncio.subprocess.Process) -> None:
 
 def kill_marked(marker: str) -> None:
     """Kill all processes with this marker in their environment, until none is left. Linux only."""
-    entry, deadline = f"{MARKER}={marker}".encode(), time.monotonic() + KILL_S
-    while time.monotonic() < deadline and (marked := [pid for pid in _list_pids() if entry in _environment(pid)]):
+    entry, began = f"{MARKER}={marker}".encode(), time.monotonic()
+    while (waited_s := time.monotonic() - began) < KILL_S:
+        marked = [pid for pid in _list_pids() if entry in _read_list(pid, "environ")]
+        if not marked:
+            return
         for pid in marked:
             with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGTERM if waited_s < GUARD_S and _is_guard(pid) else signal.SIGKILL)
         time.sleep(POLL_S)
 
 
@@ -71,10 +76,14 @@ def _list_pids() -> list[int]:
     return [int(folder.name) for folder in proc.iterdir() if folder.name.isdigit()] if proc.is_dir() else []
 
 
-def _environment(pid: int) -> list[bytes]:
-    """Environment of a process; empty if it has ended or belongs to another user."""
+def _is_guard(pid: int) -> bool:
+    return any(b"process_guard" in word for word in _read_list(pid, "cmdline"))
+
+
+def _read_list(pid: int, name: str) -> list[bytes]:
+    """Environment or command line of a process; empty if it has ended or belongs to another user."""
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0")
     except OSError:
         return []
 
