@@ -4,7 +4,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -24,7 +26,7 @@ if not torch.cuda.is_available():
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 settings.register_profile(
-    "turnwise", deadline=None, max_examples=100 * SOAK
+    "turnwise", deadline=None, max_examples=30 if SOAK == 1 else 100 * SOAK
 )  # no deadline: a busy machine must not fail tests
 settings.load_profile("turnwise")
 
@@ -55,6 +57,22 @@ def optional_part() -> Callable[..., NoReturn]:
 def unknown_endpoints() -> None:
     """Forget what models behind endpoints refuse: another test's server may get the same port."""
     dialect_for.cache_clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_sandbox() -> Iterator[None]:
+    """Start the tool `python` without SymPy, whose import takes a second in every event loop that runs code.
+
+    tests/sandbox tests the sandbox with all of its packages.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform == "linux":
+            from turnwise.sandbox.host import Sandbox
+            from turnwise.tools import python
+
+            start = partial(Sandbox.start, packages=("numpy",))
+            patch.setattr(python, "Sandbox", SimpleNamespace(start=start))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,7 +1,13 @@
 """Numeric answers with references, correct and incorrect, for all comparisons of answers."""
 
-HASTY_WORKER = "from turnwise.rewards import math_verify_worker as worker; worker.TIME_LIMIT_S = 1; worker.main()"
-"""Program of a worker of math-verify that gives up after a third of the usual time."""
+HASTY_WORKER = """
+import math_verify
+from turnwise.rewards import math_verify_worker as worker
+worker._is_equal(math_verify, "x, 1", "1, x")  # imports and builds its parser
+worker.TIME_LIMIT_S = {}
+worker.main()
+"""
+"""Program of a worker of math-verify that gives up after so many seconds."""
 
 RIGHT = [
     ("123456789.0", "123456789"),

@@ -105,7 +105,7 @@ TRANSIENT = ["429", "500", "502", "503", "504", "529", "408", "cut", "cut body",
 def test_client_retries_transient_failures(fault: str) -> None:
     server, waits = Server(faults=lambda said: [fault, fault]), Waits()
     with serving(server) as url:
-        reply = talk(url, waits=waits, timeout_s=3.0 if fault == "late" else 120.0)
+        reply = talk(url, waits=waits, timeout_s=1.0 if fault == "late" else 120.0)
     assert (reply.message.content, reply.retries) == ("<think>easy</think><answer>8</answer>", 2)
     assert len(server.requests) == 3
     assert waits.seconds == pytest.approx([0.5 * 0.75, 1.0 * 0.75]), "twice as long each time, spread by jitter"

@@ -15,7 +15,7 @@ from turnwise.core.task import Split
 from turnwise.envs.registry import ENVIRONMENTS, load_spec
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
-COUNT = 40 if SOAK == 1 else 500 * SOAK
+COUNT = 12 if SOAK == 1 else 500 * SOAK
 """Tasks of each; `make soak` has 10,000."""
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
@@ -76,7 +76,7 @@ def test_large_environments_rarely_repeat_start_states(case: Case) -> None:
 def test_tasks_do_not_depend_on_the_hash_seed() -> None:
     here = digests(COUNT)
     assert len(set(here.values())) == len(CASES)
-    for hash_seed in ("1", "2"):
+    for hash_seed in ("1",) if SOAK == 1 else ("1", "2"):
         there = subprocess.run(
             [sys.executable, generators_for_tests.__file__, str(COUNT)],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},

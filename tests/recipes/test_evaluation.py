@@ -82,7 +82,7 @@ def run(
 
 def test_every_seed_is_evaluated_once_whatever_the_endpoint_does(env: str, tmp_path: Path) -> None:
     server = Server(faults=some_faults)
-    endpoint_options = replace(FAST, timeout_s=5.0)
+    endpoint_options = replace(FAST, timeout_s=2.0)
     with serving(server) as url:
         results, text = run(
             env, url, out=tmp_path / "out", overrides=[("eval.episodes", 24)], endpoint_options=endpoint_options

@@ -105,7 +105,7 @@ def test_client_retries_dropped_connections(tmp_path: Path) -> None:
 
 
 def test_client_retries_time_outs_and_counts_their_full_cost(tmp_path: Path) -> None:
-    found, counts = scores(JudgeServer(by_city, faults=["late"]), tmp_path, "Lyon", timeout_s=3.0)
+    found, counts = scores(JudgeServer(by_city, faults=["late"]), tmp_path, "Lyon", timeout_s=1.0)
     assert found == [0.25]
     assert counts.tokens > 100 + 512, "what it cost is not known, so it counts as all that it could cost"
 

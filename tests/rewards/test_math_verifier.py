@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from turnwise.rewards.services import RewardServices
 
 pytest.importorskip("math_verify", reason="math-verify is an optional extra")
 
+SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 ACCEPTED = [
     (r"\left\{2, 1\right\}", r"\{1,2\}"),
     ("{1, 2}", r"\{2,1\}"),
@@ -125,7 +127,7 @@ def test_math_keeps_our_rules_for_numbers(wrapping: str, services: RewardService
         assert score(services, wrapping.format(answer), reference) == 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=10 if SOAK == 1 else 40 * SOAK, deadline=None)
 @given(st.integers(0, 10**12), st.integers(1, 10**6), st.sampled_from([r"\{{{}\}}", r"{}\text{{ cm}}", "[0, {})"]))
 def test_math_verify_never_rounds(services: RewardServices, number: int, off: int, form: str) -> None:
     exact, near = form.format(f"{number}.5"), form.format(f"{number}.5{off:07d}")
@@ -161,7 +163,7 @@ HOSTILE = [
 
 
 def test_hostile_answers_score_zero_and_leave_the_worker_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(math_verifier, "WORKER", HASTY_WORKER)
+    monkeypatch.setattr(math_verifier, "WORKER", HASTY_WORKER.format(0.3))
     services = RewardServices()
     for place, answer in enumerate(HOSTILE):
         assert score(services, answer, r"\{(x+2)^{9999998}, 3\}") == 0

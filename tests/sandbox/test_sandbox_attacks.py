@@ -20,14 +20,16 @@ WHO = {
     "as another user": [str(AS_USER), OTHER_USER],
     "as root with a Python for all": [str(AS_USER), "0"],
 }
+RUNS_ALL = ("as this user", "as another user") if "TURNWISE_SOAK" in os.environ else ("as this user",)
 
 
 def run_attacks(tier: str, who: str) -> dict[str, str]:
     """Run the driver; return problems by attack, and notes whose names start with _.
 
-    A user id per session changes what a session can reach, but nothing about time, output or protocol.
+    Another user id changes what a session can reach, but nothing about time, output or protocol; `make soak` runs all
+    attacks as another user too.
     """
-    which = "outward" if who.startswith("as root") else "attacks"
+    which = "attacks" if who in RUNS_ALL else "outward"
     environment = {**os.environ, "PYTHONPATH": f"{HERE}:{Path(__file__).parents[2] / 'src'}"}
     command = [sys.executable, *WHO[who], str(DRIVER), which, tier]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200, check=False)
@@ -52,7 +54,7 @@ def test_sandbox_withstands_all_attacks(tier: str, who: str) -> None:
     found = run_attacks(tier, who)
     if "start" in found:
         pytest.skip(found["start"])
-    assert int(found["_count"]) >= (15 if who.startswith("as root") else 80)
+    assert int(found["_count"]) >= (80 if who in RUNS_ALL else 15)
     assert "a user id for each" in found["_jail"] or not who.startswith("as root")
     assert {name: problem for name, problem in found.items() if not name.startswith("_")} == {}
 

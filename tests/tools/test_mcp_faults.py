@@ -14,6 +14,8 @@ from turnwise.tools.mcp import connection, source
 from turnwise.tools.mcp.options import make_mcp_source
 from turnwise.tools.toolbox import ToolBox
 
+pytestmark = pytest.mark.usefixtures("quick_guard")
+
 
 def test_sdk_server_over_stdio() -> None:
     """Uses the newest protocol. One server for all checks, since starting it takes a second."""
@@ -259,24 +261,22 @@ def test_start_failure_shows_output_of_program_that_exits(end: str) -> None:
     assert message.endswith("it exited with status 0; it printed: usage: serve PORT") and "\n" not in message
 
 
-def test_start_fails_early_if_output_is_not_mcp(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connection, "NOISE_SHARE", 0.001)
+def test_start_fails_early_if_output_is_not_mcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "NOISE_SHARE", 0.0001)
     message = start_failure(python(NOISY.format(words="listening", wait=3600, then="")), start_timeout_s=1000)
     assert message.endswith("its output is not MCP; it printed: listening")
 
 
 def test_start_of_silent_program_waits_for_the_timeout() -> None:
-    message = start_failure(python("import time; time.sleep(600)"), start_timeout_s=1)
-    assert message.endswith("it was not ready within 1 s")
+    message = start_failure(python("import time; time.sleep(600)"), start_timeout_s=0.2)
+    assert message.endswith("it was not ready within 0.2 s")
 
 
 def test_banner_before_first_message_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow list of tools is no reason to give up once the server has spoken MCP."""
-    monkeypatch.setattr(connection, "NOISE_SHARE", 0.025)
+    monkeypatch.setattr(connection, "NOISE_SHARE", 0.0125)
     setup = f"import json, runpy; handle = runpy.run_path({shlex.split(RAW)[-1]!r})['handle']"
-    serve = "[('tools/list' in line and time.sleep(3.3), handle(json.loads(line))) for line in sys.stdin]"
+    serve = "[('tools/list' in line and time.sleep(1.7), handle(json.loads(line))) for line in sys.stdin]"
     banner = NOISY.format(words="welcome", wait=0.1, then=f"{setup}; {serve}")
 
     async def run() -> None:

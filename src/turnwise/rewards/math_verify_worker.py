@@ -1,6 +1,7 @@
 """Worker process of `math_verifier`: imports math-verify and answers its questions within limits."""
 
 import json
+import math
 import resource
 import signal
 import sys
@@ -48,7 +49,7 @@ def _limit(resource_type: int, value: int) -> None:
 def _reply(math_verify: Any, answer: str, reference: str) -> dict[str, bool]:
     used = resource.getrusage(resource.RUSAGE_SELF)
     # the kernel ends the process where the timer cannot: inside one long operation on integers
-    _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + 2 * TIME_LIMIT_S)
+    _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + 2 * TIME_LIMIT_S))
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, TIME_LIMIT_S)
         try:
