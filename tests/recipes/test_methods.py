@@ -41,10 +41,10 @@ def test_the_methods_of_the_field_are_there_and_fit_every_recipe() -> None:
     assert wanted <= set(method_names())
     for name in method_names():
         assert find_method(name).summary
-        for recipe in ("bandit", "frozen_lake", "sokoban"):
-            data = [("data.sources", ["runs/old"])] if name == "archer_offline" else []
+        for recipe in ("bandit", "frozen_lake", "sokoban", "sokoban_smollm2"):
+            data = [("data.sources", ["runs/old"])] if name in ("archer_offline", "awac") else []
             config = configure(recipe, overrides=[("algo.preset", name), *data])
-            check(config, recipe)
+            check(config, config.env.kind)
             assert config.algo.preset == name
 
 
