@@ -183,48 +183,23 @@ def test_replay_stores_reference_logprobs_of_rendered_text(tmp_path: Path) -> No
         opened.set_logprobs(opened.entries[0], [-2.0, -3.0])
 
 
-def test_transition_has_the_state_before_and_after_its_turn(tmp_path: Path) -> None:
+def test_read_turn_returns_the_state_and_the_action(tmp_path: Path) -> None:
     turns = [
-        turn_of([10, 11], [20, 21], extends=False, reward=1.0, logprobs=[-0.5, -1.5]),
-        turn_of([12], [22], reward=2.0, logprobs=[-2.5], temperature=0.5),
-        turn_of([13, 14], [23], extends=False, reward=3.0, logprobs=[-3.5]),
+        turn_of([10, 11], [20, 21], extends=False, logprobs=[-0.5, -1.5]),
+        turn_of([12], [22], logprobs=[-2.5], temperature=0.5),
+        turn_of([13, 14], [23], extends=False, logprobs=[-3.5]),
     ]
     replay = open_replay(tmp_path, 10)
     replay.add(single(1))
     replay.add(trajectory_of(turns, status=Status.SUCCEEDED))
-    first, second, third = (replay.transition(replay.entries[1], turn) for turn in range(3))
+    first, second, third = (replay.read_turn(replay.entries[1], turn) for turn in range(3))
     assert first.ids.tolist() == [10, 11, 20, 21]
     assert first.ids[first.start :].tolist() == [20, 21]
-    assert first.next_ids.tolist() == [10, 11, 20, 21, 12]
     assert second.ids.tolist() == [10, 11, 20, 21, 12, 22]
     assert second.ids[second.start :].tolist() == [22]
     assert second.logprobs.tolist() == [-2.5]
     assert second.temperature == 0.5
-    assert second.next_ids.tolist() == [13, 14]
     assert third.ids.tolist() == [13, 14, 23]
-    assert third.last
-    assert not second.last
-    assert [each.reward for each in (first, second, third)] == [1.0, 2.0, 3.0]
-    assert third.status is Status.SUCCEEDED
-
-
-def test_sample_transitions_draws_each_turn_once(tmp_path: Path) -> None:
-    replay = open_replay(tmp_path, 10)
-    for number, turns in enumerate((1, 3, 2)):
-        replay.add(trajectory_of([turn_of([number], [7, at], extends=at > 0) for at in range(turns)], member=number))
-    drawn = replay.sample_transitions(100, "seed", 1)
-    assert sorted((replay.read(each.entry).member, each.turn) for each in drawn) == [
-        (0, 0),
-        (1, 0),
-        (1, 1),
-        (1, 2),
-        (2, 0),
-        (2, 1),
-    ]
-    assert [(each.entry.digest, each.turn) for each in replay.sample_transitions(3, "seed", 2)] == [
-        (each.entry.digest, each.turn) for each in open_replay(tmp_path, 10).sample_transitions(3, "seed", 2)
-    ]
-    assert open_replay(tmp_path / "empty", 10).sample_transitions(3, "seed", 2) == []
 
 
 def test_sample_depends_on_contents_and_key_alone(tmp_path: Path) -> None:

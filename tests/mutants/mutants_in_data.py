@@ -91,17 +91,7 @@ IN_DATA = (
         ("the step itself is kept", "entry.step >= step)", "entry.step > step)"),
         ("a part that is still needed is deleted", "behind > total - self.capacity", "behind > total"),
         ("the state of the segment before", "segment = at", "segment = 0"),
-        (
-            "the next state includes its action",
-            "next_ids=ids[after[0] : after[1]]",
-            "next_ids=ids[after[0] : after[2]]",
-        ),
         ("log-probabilities of the first turn", "logprobs[before : before + end - start]", "logprobs[: end - start]"),
-        (
-            "the last turn of an episode is the next one's",
-            'drawn, side="right"',
-            'drawn, side="left"',
-        ),
         (
             "the worse one comes first",
             "if first.total_reward > second.total_reward",

@@ -235,7 +235,7 @@ def test_sampler_limits_tokens_by_context_and_summaries(tmp_path: Path) -> None:
     first, second = replay.entries
     chosen = [(played, first, 0), (played, first, 1), (talk(0), second, 0)]
     states = [
-        ReplayState(trajectory=trajectory, stored=replay.transition(entry, turn), update=0, decision=0)
+        ReplayState(trajectory=trajectory, stored=replay.read_turn(entry, turn), update=0, decision=0)
         for trajectory, entry, turn in chosen
     ]
     for step in (1, 2):

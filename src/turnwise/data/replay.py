@@ -1,4 +1,4 @@
-"""Replay buffer: trajectories on disk with their exact ids and log-probabilities, sampled by turn, episode or group.
+"""Replay buffer: trajectories on disk with their exact ids and log-probabilities, sampled by episode, pair or group.
 
     replay/
         part_000000/
@@ -17,7 +17,6 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ import numpy as np
 
 from turnwise.core.errors import UserError
 from turnwise.core.random_streams import address, random_stream
-from turnwise.core.trajectory import Group, Status, Trajectory
+from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.replay_files import (
     Entry,
     Ids,
@@ -50,14 +49,13 @@ class RowCodec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transition:
-    """One turn: the state that it acted in, the action, its reward and the next state.
+class StoredTurn:
+    """One turn: the state that it acted in, and the action.
 
-    ids        s s s u u u a a a            next_ids   s s s u u u a a a u u u
+    ids        s s s u u u a a a
     start                  ^
     """
 
-    entry: Entry
     turn: int
     ids: Ids
     """The turn's context, then its action, from `start` on."""
@@ -65,15 +63,6 @@ class Transition:
     logprobs: Logprobs
     """Log-probabilities of the action's tokens, at `temperature`."""
     temperature: float
-    reward: float
-    next_ids: Ids
-    """Context of the next turn; empty after the last one."""
-    status: Status
-    """How the episode ended after its last turn."""
-
-    @property
-    def last(self) -> bool:
-        return len(self.next_ids) == 0
 
 
 class Replay:
@@ -98,7 +87,7 @@ class Replay:
 
     def _forget(self) -> None:
         """Drop what was derived from the entries."""
-        for name in ("entries", "groups", "_last_turns"):
+        for name in ("entries", "groups"):
             self.__dict__.pop(name, None)
 
     def __len__(self) -> int:
@@ -116,11 +105,6 @@ class Replay:
         for entry in self.entries:
             found.setdefault(entry.group, []).append(entry)
         return found
-
-    @cached_property
-    def _last_turns(self) -> Sequence[int]:
-        """Number of turns of the entries up to and including each one."""
-        return list(accumulate(entry.turns for entry in self.entries))
 
     def add(
         self, trajectory: Trajectory, *, step: int = 0, source: str = "", sampled: bool = True, scored: bool = True
@@ -236,35 +220,18 @@ class Replay:
         varied = [each for each in self.groups.values() if len({member.total_reward for member in each}) > 1]
         return [_draw_pair(random, each) for each in random.sample(varied, min(count, len(varied)))]
 
-    def sample_transitions(self, count: int, *key: Any) -> list[Transition]:
-        """Draw `count` different turns, or all if there are fewer, each with the same probability."""
-        ends = self._last_turns
-        total = ends[-1] if ends else 0
-        drawn = random_stream("replay turns", *key).sample(range(total), min(count, total))
-        positions = np.searchsorted(ends, drawn, side="right").tolist()
-        return [
-            self.transition(self.entries[position], number - ends[position] + self.entries[position].turns)
-            for position, number in zip(positions, drawn, strict=True)
-        ]
-
-    def transition(self, entry: Entry, turn: int) -> Transition:
+    def read_turn(self, entry: Entry, turn: int) -> StoredTurn:
         """Return one turn of a trajectory."""
         ids, logprobs = self._parts[entry.part].arrays(entry)
         trajectory = self.read(entry)
-        spans = _turn_spans(trajectory)
-        begin, start, end = spans[turn]
+        begin, start, end = _turn_spans(trajectory)[turn]
         before = sum(len(each.action_ids) for each in trajectory.turns[:turn])
-        after = spans[turn + 1] if turn + 1 < len(spans) else (0, 0, 0)
-        return Transition(
-            entry=entry,
+        return StoredTurn(
             turn=turn,
             ids=ids[begin:end],
             start=start - begin,
             logprobs=logprobs[before : before + end - start],
             temperature=trajectory.turns[turn].temperature,
-            reward=trajectory.turn_rewards[turn],
-            next_ids=ids[after[0] : after[1]],
-            status=trajectory.status,
         )
 
     def read_group(self, members: Iterable[Entry]) -> Group:
