@@ -43,6 +43,21 @@ IN_ENGINE = (
         ("a new critic has an opinion", "    nn.init.zeros_(head.weight)\n", ""),
     ),
     *mutants(
+        "models/critic.py",
+        ("training/test_utterance_critic.py",),
+        (
+            "the critic trains the policy's trunk",
+            "torch.set_grad_enabled(self.own_trunk and torch.is_grad_enabled())",
+            "torch.set_grad_enabled(torch.is_grad_enabled())",
+        ),
+        (
+            "the target reads an older policy",
+            "copy.deepcopy(self, {id(self.trunk): self.trunk})",
+            "copy.deepcopy(self)",
+        ),
+        ("V is read after the utterance", "head(states) for head", "head(utterances) for head"),
+    ),
+    *mutants(
         "record/run_folder.py",
         ("record/test_run_folder.py",),
         (

@@ -23,9 +23,11 @@ SETTINGS = OptimizerSettings(learning_rate=1e-2, betas=(0.9, 0.95), weight_decay
 GAMMA = 0.9
 
 
-def make_critic(*, expectile: float = 0.5, rate: float = 0.25, micro_tokens: int = 1 << 20) -> UtteranceCriticLearner:
+def make_critic(
+    *, expectile: float = 0.5, rate: float = 0.25, micro_tokens: int = 1 << 20, own_trunk: bool = True
+) -> UtteranceCriticLearner:
     """Return a critic with random heads, whose target differs from it."""
-    critic = UtteranceCritic(random_model("llama", ATTENTION), seed=5)
+    critic = UtteranceCritic(random_model("llama", ATTENTION), seed=5, own_trunk=own_trunk)
     optimizer = Optimizer(list(critic.parameters()), SETTINGS, lambda step: 1.0)
     learner = UtteranceCriticLearner(
         critic, optimizer, target_rate=rate, expectile=expectile, micro_tokens=micro_tokens
@@ -158,12 +160,16 @@ def fresh_samples() -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("micro_tokens", [1, 1000])
+@pytest.mark.parametrize(("micro_tokens", "own_trunk"), [(1, True), (1000, True), (1000, False)])
 @pytest.mark.parametrize(("fresh", "expectile"), [(FRESH, 0.5), ([], 0.9)])
 def test_update_follows_the_gradient_of_the_papers_losses(
-    fresh: list[tuple[list[int], list[int]]], expectile: float, micro_tokens: int, monkeypatch: pytest.MonkeyPatch
+    fresh: list[tuple[list[int], list[int]]],
+    expectile: float,
+    micro_tokens: int,
+    own_trunk: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    learner = make_critic(expectile=expectile, micro_tokens=micro_tokens)
+    learner = make_critic(expectile=expectile, micro_tokens=micro_tokens, own_trunk=own_trunk)
     q_loss, v_loss = losses_by_hand(learner, fresh, expectile)
     heads = [*learner.critic.q_heads.parameters(), *learner.critic.v_heads.parameters()]
     expected = torch.autograd.grad(q_loss + v_loss, heads)
@@ -191,6 +197,31 @@ def test_update_trains_the_trunk_and_never_the_target_by_gradient() -> None:
         torch.testing.assert_close(now, 0.75 * before + 0.25 * online)
 
 
+def test_heads_on_the_policys_trunk_leave_the_policy_alone() -> None:
+    learner = make_critic(own_trunk=False)
+    policy = learner.critic.trunk
+    before = [each.clone() for each in policy.parameters()]
+    heads = [each.clone() for each in learner.critic.parameters()]
+    learner.update(decisions(talks()), fresh_samples(), STATES, step=0)  # type: ignore[arg-type]
+    assert all(torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True))
+    assert all(each.grad is None and each.requires_grad for each in policy.parameters())
+    assert any(not torch.equal(old, new) for old, new in zip(heads, learner.critic.parameters(), strict=True))
+    assert learner.target.trunk is policy, "the target has heads of its own alone"
+    assert not any("trunk" in name for name in learner.tensors())
+
+
+def test_heads_on_the_policys_trunk_follow_the_policy() -> None:
+    learner = make_critic(own_trunk=False)
+    before = learner.judge(decisions(talks()).samples, by_target=True)
+    with torch.no_grad():
+        for parameter in learner.critic.trunk.parameters():
+            parameter += 0.05
+    after = learner.judge(decisions(talks()).samples, by_target=True)
+    expected = [by_hand(learner.target, *each) for talk in talks() for each in states_and_actions(talk)]
+    assert not torch.allclose(before.q, after.q)
+    torch.testing.assert_close(after.q, torch.stack([q for q, _ in expected]), rtol=1e-4, atol=1e-5)
+
+
 def test_target_distance_is_relative_to_the_online_weights() -> None:
     learner = make_critic()
     with torch.no_grad():
@@ -215,8 +246,9 @@ def test_target_of_bfloat16_averages_in_float32() -> None:
     assert float(slow.float().mean()) == pytest.approx(1 + 0.999**3001, abs=0.01)
 
 
-def test_critic_state_is_restored_exactly() -> None:
-    learner, other = make_critic(), make_critic(rate=0.25)
+@pytest.mark.parametrize("own_trunk", [True, False])
+def test_critic_state_is_restored_exactly(own_trunk: bool) -> None:
+    learner, other = make_critic(own_trunk=own_trunk), make_critic(own_trunk=own_trunk)
     for step in range(2):
         learner.update(decisions(talks()), [], [], step=step)
     saved = {name: value.clone() for name, value in learner.tensors().items()}

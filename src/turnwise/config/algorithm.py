@@ -28,8 +28,8 @@ class AlgorithmChoice(Section):
 
     advantage: str = "grpo"
     """Advantage estimator."""
-    method: Literal["on_policy", "archer", "archer_offline"] = "on_policy"
-    """on_policy, or with a critic of utterances: archer on a replay, archer_offline on stored episodes."""
+    method: Literal["on_policy", "archer", "archer_offline", "awac"] = "on_policy"
+    """on_policy, or with a critic of utterances: archer on a replay, archer_offline or awac on stored episodes."""
     loss: str = "ppo"
     """Policy loss."""
     correction: str = "none"
@@ -108,9 +108,11 @@ class ArcherConfig(Section):
     critic_updates: Positive = 8
     """Critic updates per step, before the actor's."""
     critic_batch: Positive = 32
-    """Trajectories per critic update; all of their turns are transitions."""
+    """Trajectories per critic update, with all of their turns."""
     states: Positive = 64
     """Turns per step, drawn from the replay, at which the policy acts again to train V and itself."""
+    encoder: Literal["own", "policy"] = "own"
+    """Trunk below the critic's heads: own, a trained copy of the policy's, or policy, the policy's hidden states."""
     target_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Polyak averaging: share of the critic in its target copy after each update."""
     token_baseline: bool = False

@@ -53,33 +53,40 @@ class UtteranceValues:
 
 
 class UtteranceCritic(nn.Module):
-    """Double Q and V of whole utterances, over an encoder of its own: a copy of the policy's trunk.
+    """Double Q and V of whole utterances, over a trained copy of the policy's trunk or over the policy's own.
 
         tokens   s s s a a o o b b     two utterances a and b; the trunk is causal, so one pass reads all of them
         V_i          ^       ^         hidden state of the last token before the utterance
         Q_i              ^       ^     hidden state of the last token of the utterance
 
-    The critics share the encoder and differ in the random first layer of their heads. The last layer starts at 0.
+    The critics share the trunk and differ in the random first layer of their heads. The last layer starts at 0. The
+    policy's own trunk gets no gradient from them: only the heads are trained, averaged and saved here.
     """
 
-    def __init__(self, policy: Any, seed: int) -> None:
+    def __init__(self, policy: Any, seed: int, *, own_trunk: bool = True) -> None:
         super().__init__()
-        self.trunk = copy_model(policy.base_model)
+        self.own_trunk = own_trunk
+        if own_trunk:
+            self.trunk = copy_model(policy.base_model)
+        else:
+            self.__dict__["trunk"] = policy.base_model  # not as a submodule
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.q_heads = nn.ModuleList(_two_layer_head(policy) for _ in range(2))
             self.v_heads = nn.ModuleList(_two_layer_head(policy) for _ in range(2))
 
     def frozen_copy(self) -> "UtteranceCritic":
-        copied = copy.deepcopy(self)
-        copied.trunk = copy_model(self.trunk)
+        copied = copy.deepcopy(self, {id(self.trunk): self.trunk})
+        if self.own_trunk:
+            copied.trunk = copy_model(self.trunk)
         return copied.requires_grad_(False)
 
     def forward(self, batch: Batch, before: Tensor, last: Tensor) -> UtteranceValues:
         """Judge the utterances between the packed positions `before` [D], exclusive, and `last` [D]."""
         # A position may be both, and must be read once: the gradient of a duplicate would count twice.
         positions, chosen = torch.cat([before, last]).unique(return_inverse=True)
-        hidden = packed_hidden(self.trunk, batch, positions).float()[chosen]
+        with torch.set_grad_enabled(self.own_trunk and torch.is_grad_enabled()):
+            hidden = packed_hidden(self.trunk, batch, positions).float()[chosen]
         states, utterances = hidden.tensor_split([len(before)])
         return UtteranceValues(
             q=torch.cat([head(utterances) for head in self.q_heads], dim=1),

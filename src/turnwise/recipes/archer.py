@@ -37,22 +37,28 @@ def build_archer(
         micro_tokens=plan.micro_tokens,
         run_seed=config.seed,
     )
-    if stored is not None:
-        return OfflineArcher(settings=settings, critic=critic, replay=stored)
+    if config.algo.method == "archer":
+        replay = open_replay(folder, config.archer.replay)
+        return Archer(settings=settings, critic=critic, replay=replay, sampler=build_sampler(config, stack))
+    assert stored is not None
+    sampler = build_sampler(config, stack) if config.algo.method == "awac" else None
+    return OfflineArcher(settings=settings, critic=critic, replay=stored, sampler=sampler)
+
+
+def build_sampler(config: Config, stack: PolicyStack) -> UtteranceSampler:
     assert isinstance(stack.collector, Collector)
-    sampler = UtteranceSampler(
+    return UtteranceSampler(
         policy=stack.collector.policy,
         sampling=training_sampling(config),
         summary_tokens=config.context.summary_tokens,
         max_tokens=config.rollout.max_tokens,
         run_seed=config.seed,
     )
-    replay = open_replay(folder, config.archer.replay)
-    return Archer(settings=settings, critic=critic, replay=replay, sampler=sampler)
 
 
 def build_utterance_critic(config: Config, learner: LocalLearner, plan: MemoryPlan) -> UtteranceCriticLearner:
-    critic = UtteranceCritic(learner.model, seed=address("utterance critic", config.seed))
+    seed, own_trunk = address("utterance critic", config.seed), config.archer.encoder == "own"
+    critic = UtteranceCritic(learner.model, seed=seed, own_trunk=own_trunk)
     mark_embeddings(critic.trunk)
     train = config.train
     optimizer = build_optimizer(train, critic.parameters(), config.critic.learning_rate, build_schedule(train), plan)

@@ -51,8 +51,10 @@ def memory_request(config: Config, *, sft: bool = False) -> MemoryRequest:
     algo, train, selfplay, engine = config.algo, config.train, config.selfplay, ENGINES[config.engine.kind]
     keeps = True if config.rollout.max_staleness else SWITCH[config.system.keep_cache]
     has_opponent = selfplay.opponent == "past" or (selfplay.opponent == "self" and selfplay.ladder_games > 0)
-    off_policy = algo.method != "on_policy"  # a trunk critic, and its target copy, frozen like a reference
-    critic = off_policy or (ADVANTAGES[algo.advantage].needs_critic and config.critic.kind == "trunk")
+    archer = algo.method != "on_policy"
+    encoder = archer and config.archer.encoder == "own"  # a trunk critic; its target copy is frozen like a reference
+    baseline = config.archer.token_baseline if archer else ADVANTAGES[algo.advantage].needs_critic
+    critic = encoder or (baseline and config.critic.kind == "trunk")
     copies_weights = config.rollout.max_staleness > 0 or not engine.shares_weights
     return MemoryRequest(
         slots=config.rollout.in_flight,
@@ -61,7 +63,7 @@ def memory_request(config: Config, *, sft: bool = False) -> MemoryRequest:
         engines=2 if has_opponent and not sft else 1,
         engine_share=None if engine.gpu_share is None else engine.gpu_share(config.engine),
         critic=critic and not sft,
-        reference=(needs_reference(algo) or off_policy) and not sft,
+        reference=(needs_reference(algo) or encoder) and not sft,
         weights_copy=engine.gpu_share is None and copies_weights and not sft,
         muon=train.optimizer == "muon" and not sft,
         micro_tokens=train.micro_tokens,
