@@ -521,9 +521,10 @@ IN_TRAINING = (
         ("training/test_archer_offline.py",),
         (
             "the critic is not trained",
-            "draw_batches(self.replay, settings, step), [],",
+            "draw_batches(self.replay, settings, step), fresh,",
             "[], [],",
         ),
+        ("awac values the data", "settings, step), fresh,", "settings, step), [],"),
         ("advantages of the returns", "utterance_advantages(judged, settings.algo)", "stored.discounted_returns()"),
     ),
 )

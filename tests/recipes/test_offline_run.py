@@ -27,6 +27,15 @@ METHODS: dict[str, dict[str, Any]] = {
         "archer__critic_batch": 4,
         "critic__learning_rate": 1e-3,
     },
+    "awac": {
+        "algo__method": "awac",
+        "algo__loss": "awr",
+        "archer__encoder": "policy",
+        "archer__critic_updates": 2,
+        "archer__critic_batch": 4,
+        "archer__states": 4,
+        "critic__learning_rate": 1e-3,
+    },
     "off_policy_grpo": {"algo__advantage": "grpo", "algo__aggregation": "seq-mean-token-mean"},
 }
 
@@ -195,7 +204,7 @@ def test_imitation_without_stored_episodes_is_refused(tmp_path: Path, played: Pa
 def test_presets_of_stored_episodes_set_their_correction(played: Path) -> None:
     chosen = {
         name: configure("bandit", overrides=[("data.sources", str(played)), ("algo.preset", name)]).algo
-        for name in ("bc", "filtered_bc", "awr", "dpo", "archer_offline", "off_policy_grpo")
+        for name in ("bc", "filtered_bc", "awr", "dpo", "archer_offline", "awac", "off_policy_grpo")
     }
     assert {(algo.correction, algo.old_logprobs) for algo in chosen.values()} == {("none", "sampler")}
     plain = configure("bandit", overrides=[("data.sources", str(played))])

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,13 +11,15 @@ from episodes_for_tests import trajectory_of, turn_of
 from learners_for_tests import make_learner, settings_of
 from models_for_tests import random_model
 from turnwise.algos.archer import compute_advantages
+from turnwise.core.protocols import Sampling
 from turnwise.core.samples import Needs
 from turnwise.core.trajectory import Group, Trajectory
+from turnwise.engine.scripted import ScriptedEngine
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.critic import UtteranceCritic
 from turnwise.recipes.build_learner import update_settings
 from turnwise.record.trajectories import open_replay
-from turnwise.training.archer import ActorSettings
+from turnwise.training.archer import ActorSettings, UtteranceSampler, draw_batches
 from turnwise.training.archer_offline import OfflineArcher
 from turnwise.training.optimizer import Optimizer, OptimizerSettings
 from turnwise.training.update import update
@@ -49,7 +52,7 @@ def groups() -> list[Group]:
     return [Group(task=each.task, trajectories=(each,)) for each in played]
 
 
-def make_offline(folder: Path) -> OfflineArcher:
+def make_offline(folder: Path, sampler: UtteranceSampler | None = None) -> OfflineArcher:
     critic = UtteranceCritic(random_model("llama", ATTENTION), seed=1)
     settings = OptimizerSettings(learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
     optimizer = Optimizer(list(critic.parameters()), settings, lambda step: 0.1**step)  # the noise of the last updates
@@ -60,6 +63,7 @@ def make_offline(folder: Path) -> OfflineArcher:
         settings=ActorSettings(archer=CONFIG.archer, algo=CONFIG.algo, needs=Needs(), micro_tokens=1000, run_seed=0),
         critic=UtteranceCriticLearner(critic, optimizer, target_rate=0.5, expectile=EXPECTILE, micro_tokens=1000),
         replay=replay,
+        sampler=sampler,
     )
 
 
@@ -132,9 +136,46 @@ def test_offline_archer_leaves_the_stored_episodes_alone(tmp_path: Path) -> None
     assert len(archer.replay) == len(STORED)
 
 
+def always_good() -> UtteranceSampler:
+    """Return a sampler whose policy answers GOOD wherever it is asked."""
+    policy: Any = ScriptedEngine(lambda key, turn, ids: [GOOD], [1])
+    return UtteranceSampler(policy=policy, sampling=Sampling(max_tokens=1), summary_tokens=1, max_tokens=9, run_seed=0)
+
+
+def policy_values() -> tuple[list[float], list[float]]:
+    """Return Q and V of the stored decisions for a policy that is always GOOD: V(s) = Q(s, GOOD), last turn first."""
+    q, v = list[float](), list[float]()
+    for first, second in STORED:
+        later = {each: float((each, GOOD) == (GOOD, GOOD)) for each in (GOOD, BAD)}
+        q += [GAMMA * later[first], float((first, second) == (GOOD, GOOD))]
+        v += [GAMMA * later[GOOD], later[first]]
+    return q, v
+
+
+def test_awac_critic_values_the_policy_and_not_the_data(tmp_path: Path) -> None:
+    archer, learner = make_offline(tmp_path, always_good()), make_learner(CONFIG)
+    archer.critic.expectile = 0.5
+    for step in (1, 2):
+        fresh = asyncio.run(archer.sample_fresh_utterances(step, groups()))
+        found = archer.estimate(step, groups(), fresh, learner)
+    assert found is not None
+    assert [each.sample.ids[-1].item() for each in fresh] == [GOOD] * CONFIG.archer.states
+    judged = archer.critic.judge(found.samples)
+    q, v = policy_values()
+    torch.testing.assert_close(judged.q.mean(1), torch.tensor(q), atol=0.2, rtol=0)
+    torch.testing.assert_close(judged.v.mean(1), torch.tensor(v), atol=0.2, rtol=0)
+
+
 @pytest.mark.parametrize("empty", [0, 1])
 def test_offline_archer_skips_turns_without_tokens(tmp_path: Path, empty: int) -> None:
     archer = make_offline(tmp_path)
     turns = [turn_of([3, 4], [] if number == empty else [5], extends=number > 0) for number in range(2)]
     assert archer.replay.add(trajectory_of(turns, member=99))
-    assert archer.estimate(1, groups(), [], make_learner(CONFIG)) is not None
+    archer.sampler = always_good()
+    fresh = asyncio.run(archer.sample_fresh_utterances(1, groups()))
+    batches = draw_batches(archer.replay, archer.settings, 1)
+    for each in fresh:
+        stored = batches[each.state.update].samples[each.state.decision // 2].ids.tolist()
+        turns = each.state.trajectory.turns
+        assert stored == [token for turn in turns for token in (*turn.context_ids, *turn.action_ids)]
+    assert archer.estimate(1, groups(), fresh, make_learner(CONFIG)) is not None

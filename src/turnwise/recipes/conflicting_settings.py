@@ -186,8 +186,13 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         "environment, or choose algo.method archer_offline.",
     ),
     (
-        lambda c: c.algo.method == "archer_offline" and not c.data.sources,
-        "algo.method archer_offline trains on stored episodes alone. Name them with --data, or choose archer.",
+        lambda c: c.algo.method in ("archer_offline", "awac") and not c.data.sources,
+        "algo.method {algo.method} trains on stored episodes alone. Name them with --data, or choose archer.",
+    ),
+    (
+        lambda c: c.algo.method == "awac" and c.env.kind == AGENT_ENV,
+        "algo.method awac lets the policy act at stored states, and an agent acts by itself. Choose algo.method "
+        "archer_offline.",
     ),
     (
         lambda c: _uses_archer(c) and uses_selfplay(c),

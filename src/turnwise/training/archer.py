@@ -24,7 +24,7 @@ from turnwise.core.random_streams import address, random_stream
 from turnwise.core.samples import Learner, Needs, Sample
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Group, Trajectory
-from turnwise.data.replay import Replay, Transition
+from turnwise.data.replay import Replay, StoredTurn
 from turnwise.data.replay_files import Entry
 from turnwise.data.samples import count_sampled, gather_sampled, scatter_sampled
 from turnwise.models.critic import UtteranceValues
@@ -42,7 +42,7 @@ class ReplayState:
     """State of the replay at which the policy acts again."""
 
     trajectory: Trajectory
-    stored: Transition
+    stored: StoredTurn
     update: int
     """Number of the step's critic update whose trajectories it belongs to."""
     decision: int
@@ -185,13 +185,11 @@ def draw_batches(replay: Replay, settings: ActorSettings, step: int) -> list[Dec
 
 
 def draw_states(replay: Replay, settings: ActorSettings, step: int) -> list[ReplayState]:
-    """Draw archer.states turns from the trajectories of the step's critic updates, about as many from each.
-
-    Every turn of a trajectory that ArCHer adds to the replay is a decision.
-    """
+    """Draw archer.states turns from the trajectories of the step's critic updates, about as many from each."""
     found, updates = list[ReplayState](), settings.archer.critic_updates
     for number, entries in enumerate(draw_entries(replay, settings, step)):
-        turns = [(entry, turn) for entry in entries for turn in range(entry.turns)]
+        usable = [each for each in entries if usable_trajectories([replay.read_group([each])], settings.algo)]
+        turns = [(entry, turn) for entry in usable for turn in range(entry.turns)]
         count = (number + 1) * settings.archer.states // updates - number * settings.archer.states // updates
         random = random_stream("states", settings.run_seed, step, number)
         for decision in random.sample(range(len(turns)), min(count, len(turns))):
@@ -199,7 +197,7 @@ def draw_states(replay: Replay, settings: ActorSettings, step: int) -> list[Repl
             found.append(
                 ReplayState(
                     trajectory=replay.read(entry),
-                    stored=replay.transition(entry, turn),
+                    stored=replay.read_turn(entry, turn),
                     update=number,
                     decision=decision,
                 )

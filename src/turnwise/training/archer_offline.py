@@ -1,9 +1,12 @@
-"""ArCHer on stored episodes alone: implicit Q-learning over utterances (IQL: Kostrikov et al. 2021, arXiv:2110.06169).
+"""Critics of utterances on stored episodes alone: implicit Q-learning (IQL) and AWAC.
 
-    replay -> trajectories -> critic      Q by TD over turns; V, an expectile of Q over the stored utterances
+    replay -> trajectories -> critic      Q by TD over turns
     a step's episodes -> Q - V -> actor   their likelihood, each utterance weighted by its advantage (algo.loss awr)
 
-Neither asks for Q of an utterance that nobody tried, of which stored episodes say nothing.
+IQL (Kostrikov et al. 2021, arXiv:2110.06169), as in ArCHer: V is an expectile of Q over the stored utterances, so
+nothing asks for Q of an utterance that nobody tried, of which stored episodes say nothing. AWAC (Nair et al. 2020,
+arXiv:2006.09359, algorithm 1): V is Q of utterances that the policy samples at stored states, so Q - V says how much
+better a stored utterance is than the policy's own.
 """
 
 from collections.abc import Sequence
@@ -15,9 +18,11 @@ from turnwise.data.replay import Replay
 from turnwise.training.archer import (
     ActorSettings,
     FreshUtterance,
+    UtteranceSampler,
     build_estimate,
     decisions_of,
     draw_batches,
+    draw_states,
     effective_share,
     train_critic,
     usable_trajectories,
@@ -28,13 +33,22 @@ from turnwise.training.utterance_critic import UtteranceCriticLearner
 
 
 class OfflineArcher:
-    def __init__(self, *, settings: ActorSettings, critic: UtteranceCriticLearner, replay: Replay) -> None:
-        """`replay`: the stored episodes, which stay as they are."""
-        self.settings, self.critic, self.replay = settings, critic, replay
+    def __init__(
+        self,
+        *,
+        settings: ActorSettings,
+        critic: UtteranceCriticLearner,
+        replay: Replay,
+        sampler: UtteranceSampler | None = None,
+    ) -> None:
+        """`replay`: the stored episodes, which stay as they are. `sampler`: lets the policy act at their states."""
+        self.settings, self.critic, self.replay, self.sampler = settings, critic, replay, sampler
 
     async def sample_fresh_utterances(self, step: int, groups: Sequence[Group]) -> list[FreshUtterance]:
-        """Return nothing: the policy does not act."""
-        return []
+        """Return the policy's utterances at stored states; nothing without a sampler."""
+        if self.sampler is None:
+            return []
+        return await self.sampler.sample(draw_states(self.replay, self.settings, step), step)
 
     def estimate(
         self, step: int, groups: Sequence[Group], fresh: Sequence[FreshUtterance], learner: Learner
@@ -45,7 +59,7 @@ class OfflineArcher:
         if not trajectories:
             return None
         stored = decisions_of(trajectories, settings.algo)
-        metrics = train_critic(self.critic, draw_batches(self.replay, settings, step), [], step)
+        metrics = train_critic(self.critic, draw_batches(self.replay, settings, step), fresh, step)
         judged = self.critic.judge(stored.samples)
         metrics |= calibration_metrics(judged.q, judged.v, stored.discounted_returns())
         metrics["effective_samples"] = effective_share(stored.samples, learner, settings.micro_tokens)
