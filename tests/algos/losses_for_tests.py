@@ -63,7 +63,7 @@ def select(loss: Loss, given: LossInputs, params: LossParams = PARAMS) -> LossIn
             advantages=given.advantages,
             group_ids=given.segment_ids,
         )
-        return replace(given, factors=loss.weigh(pairs, params))
+        return replace(given, factors=loss.weigh(pairs, params).factors)
     if loss.select is None or given.selected is not None:
         return given
     draws = torch.rand(len(given.logprobs), generator=torch.Generator().manual_seed(1))

@@ -61,8 +61,13 @@ def test_awr_equals_the_weighted_likelihood_of_the_paper(
     torch.testing.assert_close(gradient, -torch.tensor(weights, dtype=torch.float64))
 
 
-def dpo_by_hand(pairs: list[tuple[list[int], list[int]]], policy: torch.Tensor, reference: torch.Tensor, beta: float):
-    """Equation 7 of Rafailov et al. 2023 in a loop: `pairs` are the tokens of the chosen and the rejected answer."""
+def dpo_by_hand(
+    pairs: list[tuple[list[int], list[int]]], policy: torch.Tensor, reference: torch.Tensor, beta: float, alpha: float
+) -> torch.Tensor:
+    """Equation 7 of Rafailov et al. 2023 in a loop: `pairs` are the tokens of the chosen and the rejected answer.
+
+    With the likelihood of the chosen answer per token as in equation 1 of Pang et al. 2024.
+    """
     total = torch.zeros((), dtype=torch.float64)
     for chosen, rejected in pairs:
         margin = torch.zeros((), dtype=torch.float64)
@@ -71,11 +76,13 @@ def dpo_by_hand(pairs: list[tuple[list[int], list[int]]], policy: torch.Tensor, 
         for token in rejected:
             margin = margin - (policy[token] - reference[token])
         total = total - torch.nn.functional.logsigmoid(beta * margin)
+        for token in chosen:
+            total = total - alpha * policy[token] / len(chosen)
     return total / len(pairs)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_dpo_has_the_gradient_of_the_papers_loss(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "alpha"), [(0, 0.0), (1, 0.0), (2, 0.5), (3, 1.0), (4, 2.0)])
+def test_dpo_has_the_gradient_of_the_papers_loss(seed: int, alpha: float) -> None:
     """Two segments per trajectory, in any order of tokens, and micro-batches that split the pairs."""
     rng = random.Random(seed)
     count, beta = 3, 0.3
@@ -85,9 +92,9 @@ def test_dpo_has_the_gradient_of_the_papers_loss(seed: int) -> None:
     reference = torch.tensor([-rng.random() * 3 for _ in trajectories], dtype=torch.float64)
     tokens = {key: [at for at, each in enumerate(trajectories) if each == key] for key in set(trajectories)}
     pairs = [(tokens[pair, 1], tokens[pair, -1]) for pair in range(count)]
-    expected = torch.autograd.grad(dpo_by_hand(pairs, policy, reference, beta), policy)[0]
+    expected = torch.autograd.grad(dpo_by_hand(pairs, policy, reference, beta, alpha), policy)[0]
 
-    loss, params = LOSSES["dpo"], change(PARAMS, dpo_beta=beta)
+    loss, params = LOSSES["dpo"], change(PARAMS, dpo_beta=beta, dpo_sft_coef=alpha)
     advantages = torch.tensor([float(sign) for _, sign in trajectories], dtype=torch.float64)
     assert loss.weigh is not None
     factors = loss.weigh(
@@ -98,7 +105,7 @@ def test_dpo_has_the_gradient_of_the_papers_loss(seed: int) -> None:
             group_ids=torch.tensor([10 * pair for pair, _ in trajectories]),
         ),
         params,
-    )
+    ).factors
     total = torch.zeros((), dtype=torch.float64)
     for part in torch.arange(len(trajectories)).split(3):
         batch = LossInputs(
@@ -114,13 +121,29 @@ def test_dpo_has_the_gradient_of_the_papers_loss(seed: int) -> None:
     torch.testing.assert_close(torch.autograd.grad(total, policy)[0], expected)
 
 
-def test_dpo_reports_the_loss_and_accuracy_of_its_pairs() -> None:
-    batch = inputs([0.0, 0.0], [1.0, -1.0])
-    factors = torch.tensor([0.25, 0.75], dtype=torch.float64)
-    found = LOSSES["dpo"].compute(
-        LossInputs(**{name: getattr(batch, name) for name in batch.__slots__} | {"factors": factors}), PARAMS
+def test_dpo_metrics_are_means_over_pairs() -> None:
+    """Two pairs with different numbers of tokens; a third member of a group does not count."""
+    params = change(PARAMS, dpo_beta=0.5)
+    # (pair, mark, log pi, log pi_ref)
+    tokens = [(4, 1, -1.0, -2.0), (4, 1, -0.5, -1.5), (4, -1, -3.0, -2.0), (4, 0, -9.0, -1.0)]
+    tokens += [(7, -1, -1.0, -4.0), (7, 1, -2.0, -1.0), (7, -1, -0.25, -1.25)]
+    pairs, marks, policy, reference = torch.tensor(tokens, dtype=torch.float64).unbind(dim=1)
+    weigh = LOSSES["dpo"].weigh
+    assert weigh is not None
+    given = PairInputs(logprobs=policy, ref_logprobs=reference, advantages=marks, group_ids=pairs.long())
+    found = weigh(given, params).metrics
+    chosen, rejected = [0.5 * 2.0, 0.5 * -1.0], [0.5 * -1.0, 0.5 * 4.0]
+    margins = [better - worse for better, worse in zip(chosen, rejected, strict=True)]
+    assert found == pytest.approx(
+        {
+            "dpo_reward_chosen": sum(chosen) / 2,
+            "dpo_reward_rejected": sum(rejected) / 2,
+            "dpo_margin": sum(margins) / 2,
+            "dpo_accuracy": 0.5,
+            "dpo_logprob_chosen": (-1.5 - 2.0) / 2,
+            "dpo_logprob_rejected": (-3.0 - 1.25) / 2,
+            "dpo_loss": sum(math.log(1 + math.exp(-margin)) for margin in margins) / 2,
+        }
     )
-    assert found.metrics["dpo_accuracy"].tolist() == [1.0, 0.0]
-    torch.testing.assert_close(found.metrics["dpo_loss"], -torch.log(1 - factors))
     with pytest.raises(ValueError, match=r"needs LossInputs\.factors"):
-        LOSSES["dpo"].compute(batch, PARAMS)
+        LOSSES["dpo"].compute(inputs([0.0, 0.0], [1.0, -1.0]), params)

@@ -84,15 +84,18 @@ IN_ALGOS = (
         ("awr's weights have no bound", ".clamp(max=params.awr_max_weight)", ""),
         (
             "dpo trusts pairs that it gets wrong",
-            "(-params.dpo_beta * margins).sigmoid()",
-            "(params.dpo_beta * margins).sigmoid()",
+            "(-margins).sigmoid()",
+            "margins.sigmoid()",
         ),
-        ("dpo without a reference", "(inputs.logprobs - inputs.ref_logprobs)", "inputs.logprobs"),
+        ("dpo without a reference", " - inputs.ref_logprobs.double()", ""),
+        ("dpo's metrics swap the pair", '"dpo_reward_chosen": chosen', '"dpo_reward_chosen": rejected'),
         (
             "dpo counts each member of a pair by itself",
-            "-2 * params.dpo_beta * inputs.factors",
-            "-params.dpo_beta * inputs.factors",
+            "-2 * inputs.factors",
+            "-inputs.factors",
         ),
+        ("the rejected is imitated", "likelihood[pairs] * is_chosen", "likelihood[pairs] * is_rejected"),
+        ("the preferred becomes less likely", " + likelihood[pairs]", " - likelihood[pairs]"),
         ("the worse one is preferred", "best.double() - worst.double()", "worst.double() - best.double()"),
         (
             "several members are preferred",

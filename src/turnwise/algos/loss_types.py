@@ -61,6 +61,13 @@ class PairInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PairResult:
+    factors: Tensor  # [M] for `LossInputs.factors`
+    metrics: dict[str, float]
+    """Means over the pairs of the optimizer step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
     compute: Callable[[LossInputs, LossParams], LossResult]
     reads: tuple[str, ...] = ()
@@ -68,7 +75,7 @@ class Loss:
     select: Callable[[LossInputs, LossParams, Tensor], Tensor] | None = None
     """Select tokens [M] bool among all trained tokens of an optimizer step, before its first gradient, for
     `LossInputs.selected`. The tensor holds one uniform random number per token [M]. None: no selection."""
-    weigh: Callable[[PairInputs, LossParams], Tensor] | None = None
+    weigh: Callable[[PairInputs, LossParams], PairResult] | None = None
     """Return the tokens' `LossInputs.factors` [M], before the first gradient of an optimizer step. The loss is then one
     of groups under policy and reference: a group's members are trained in one optimizer step. None: no factors."""
     adds_penalty: bool = False

@@ -226,7 +226,7 @@ LOSSES: Parts[Loss] = Parts(
         "gpg": Loss(compute=reinforce),
         "reinforce": Loss(compute=reinforce),
         "awr": Loss(compute=awr, reads=("awr_beta", "awr_max_weight"), adds_penalty=True),
-        "dpo": Loss(compute=dpo, reads=("dpo_beta",), weigh=dpo_factors),
+        "dpo": Loss(compute=dpo, reads=("dpo_beta", "dpo_sft_coef"), weigh=dpo_factors),
     },
 )
 

@@ -5,15 +5,13 @@ log-probabilities.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from turnwise.algos.advantage_types import AdvantageInputs, AdvantageResult, broadcast_to_tokens
-from turnwise.algos.loss_types import LossInputs, LossResult, PairInputs, loss_metrics, sum_over
+from turnwise.algos.loss_types import LossInputs, LossResult, PairInputs, PairResult, loss_metrics
 from turnwise.algos.stats import reduce_by_group, return_statistics
 from turnwise.core.algorithm import AdvantageParams, LossParams
-
-MAX_FACTOR = 1 - 1e-6
-"""Bound of dpo's factors in the metric of its loss, which stays finite."""
 
 
 def clone(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
@@ -54,29 +52,48 @@ def awr(inputs: LossInputs, params: LossParams) -> LossResult:
     return LossResult(token_loss=-weights * inputs.logprobs, metrics=metrics)
 
 
-def dpo_factors(inputs: PairInputs, params: LossParams) -> Tensor:
-    """sigmoid(-beta (x_w - x_l)) of each token's pair, x = sum over the trajectory's tokens of log pi - log pi_ref. [M]
+def dpo_factors(inputs: PairInputs, params: LossParams) -> PairResult:
+    """beta sigmoid(-beta (x_w - x_l)) A + alpha 1(A > 0) / |w|: how much each token's log pi lowers its pair's loss.
 
-    How wrong the policy's implicit reward still is about the pair (Rafailov et al. 2023, equation 7). The sums run over
-    whole trajectories, all segments and sampled tokens alone, as in Rafailov et al. 2024 for multi-turn dialogue.
+    x is the sum over a trajectory's tokens of log pi - log pi_ref; A is 1 in the preferred trajectory w and -1 in l.
+    The first term is DPO's gradient (Rafailov et al. 2023, equation 7), over whole trajectories, all segments and
+    sampled tokens alone, as in Rafailov et al. 2024 for multi-turn dialogue. The second, with alpha = dpo_sft_coef, is
+    the likelihood of w per token (RPO: Pang et al. 2024, arXiv:2404.19733). The metrics are those of TRL.
     """
-    pairs = inputs.group_ids.unique(return_inverse=True)[1]
-    difference = (inputs.logprobs - inputs.ref_logprobs).double()
-    margins = sum_over(inputs.advantages.double() * difference, pairs)
-    return (-params.dpo_beta * margins).sigmoid().to(inputs.logprobs.dtype)
+    groups, pairs = inputs.group_ids.unique(return_inverse=True)
+
+    def sums(values: Tensor, member: Tensor) -> Tensor:
+        """Sum [M] values over the chosen or the rejected trajectory of each pair. [P]"""
+        return torch.zeros(len(groups), dtype=torch.float64).index_add(0, pairs, torch.where(member, values, 0.0))
+
+    logprobs, moved = inputs.logprobs.double(), inputs.logprobs.double() - inputs.ref_logprobs.double()
+    is_chosen, is_rejected = inputs.advantages > 0, inputs.advantages < 0
+    chosen, rejected = params.dpo_beta * sums(moved, is_chosen), params.dpo_beta * sums(moved, is_rejected)
+    margins = chosen - rejected
+    metrics = {
+        "dpo_loss": -F.logsigmoid(margins),
+        "dpo_accuracy": (margins > 0).double(),
+        "dpo_margin": margins,
+        "dpo_reward_chosen": chosen,
+        "dpo_reward_rejected": rejected,
+        "dpo_logprob_chosen": sums(logprobs, is_chosen),
+        "dpo_logprob_rejected": sums(logprobs, is_rejected),
+    }
+    likelihood = params.dpo_sft_coef / sums(torch.ones_like(logprobs), is_chosen).clamp(min=1)
+    factors = (params.dpo_beta * (-margins).sigmoid())[pairs] * inputs.advantages + likelihood[pairs] * is_chosen
+    return PairResult(
+        factors=factors.to(inputs.logprobs.dtype),
+        metrics={name: float(values.mean()) for name, values in metrics.items()},
+    )
 
 
 def dpo(inputs: LossInputs, params: LossParams) -> LossResult:
     """Direct preference optimisation: -log sigmoid(beta (x_w - x_l)), mean over pairs (Rafailov et al. 2023).
 
-    Its gradient is -beta factor (grad x_w - grad x_l), so a token has the loss -beta factor A log pi, A = 1 in the
-    preferred trajectory and -1 in the other: a pair may be split over micro-batches. Times 2, because the aggregation
-    seq-mean-token-sum divides by the number of trajectories, and a pair has two.
+    The gradient is that of -factor log pi, token by token, with the constant factors of `dpo_factors`: a pair may be
+    split over micro-batches. Times 2, because the aggregation seq-mean-token-sum divides by the number of trajectories,
+    and a pair has two.
     """
     if inputs.factors is None:
         raise ValueError("This loss needs LossInputs.factors, from Loss.weigh over the whole optimizer step.")
-    token_loss = -2 * params.dpo_beta * inputs.factors * inputs.advantages * inputs.logprobs
-    metrics = loss_metrics(
-        inputs, dpo_loss=-torch.log1p(-inputs.factors.clamp(max=MAX_FACTOR)), dpo_accuracy=inputs.factors < 0.5
-    )
-    return LossResult(token_loss=token_loss, metrics=metrics)
+    return LossResult(token_loss=-2 * inputs.factors * inputs.logprobs, metrics=loss_metrics(inputs))

@@ -76,6 +76,8 @@ class LossParams(Section):
     """Largest weight of awr."""
     dpo_beta: Annotated[float, Field(gt=0)] = 0.1
     """Strength of dpo's constraint to the reference: lower values move further away from it."""
+    dpo_sft_coef: NonNegative = 0.0
+    """Coefficient of the likelihood of the preferred episode in dpo, per token (RPO); 0 is plain DPO."""
 
 
 class CorrectionParams(Section):

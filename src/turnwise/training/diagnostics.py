@@ -21,7 +21,7 @@ from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import micro_batches, pack_train
 from turnwise.training.checkpoints import Checkpoints, State, read_state
 from turnwise.training.estimate import Estimate, score_samples
-from turnwise.training.update import UpdateSettings, add_step_statistics, train_samples
+from turnwise.training.update import UpdateSettings, add_factors, add_step_statistics, train_samples
 
 
 def is_due(every: int, step: int) -> bool:
@@ -94,6 +94,7 @@ def _norms(part: set[int], estimated: Estimate, learner: Learner, settings: Upda
     """Return the gradient norm of each loss term over these trajectories alone."""
     samples = train_samples(estimated, part, settings) if part else []
     seed = ("gradient_shares", settings.run_seed)
+    samples, _ = add_factors(samples, learner, settings.objective, settings.micro_tokens)
     samples = add_step_statistics(samples, learner, settings.objective, settings.micro_tokens, seed)
     without_task = [_without_task(each) for each in samples]
     terms: dict[LossTerm, list[TrainSample]] = {"task": samples, "entropy": without_task, "kl": without_task}
@@ -110,9 +111,9 @@ def _norms(part: set[int], estimated: Estimate, learner: Learner, settings: Upda
 
 
 def _without_task(sample: TrainSample) -> TrainSample:
-    """Return the sample with advantages 0 and no selected tokens."""
-    selected = None if sample.selected is None else torch.zeros_like(sample.selected)
-    return replace(sample, advantages=torch.zeros_like(sample.advantages), selected=selected)
+    """Return the sample with advantages and factors 0 and no selected tokens."""
+    selected, factors = (None if each is None else torch.zeros_like(each) for each in (sample.selected, sample.factors))
+    return replace(sample, advantages=torch.zeros_like(sample.advantages), selected=selected, factors=factors)
 
 
 RATE_CUT = 0.5

@@ -45,6 +45,7 @@ def update(
     step_metrics: list[dict[str, float]] = []
     for number, trajectories in enumerate(mini_batch_order(estimated.group_ids, settings, step)):
         samples = train_samples(estimated, set(trajectories), settings)
+        samples, pair_metrics = add_factors(samples, learner, settings.objective, settings.micro_tokens)
         seed = ("selected_tokens", settings.run_seed, step, number)
         samples = add_step_statistics(samples, learner, settings.objective, settings.micro_tokens, seed)
         if settings.skip_idle:
@@ -60,7 +61,7 @@ def update(
                 if name not in TOKEN_SCORES:
                     sums[name] = sums[name] + value if name in sums else value
         if samples:
-            step_metrics.append(learner.step(rate_scale=rate_scale))
+            step_metrics.append(learner.step(rate_scale=rate_scale) | pair_metrics)
     if not sums:
         return {"idle_steps": 1.0}
     tokens = float(sums["tokens"])
@@ -139,15 +140,13 @@ def _weights(estimated: Estimate, chosen: list[int], masks: list[Tensor], settin
 def add_step_statistics(
     samples: list[TrainSample], learner: Learner, objective: Objective, micro_tokens: int, seed: Sequence[object]
 ) -> list[TrainSample]:
-    """Add what depends on all samples of an optimizer step: selected tokens, factors, scale of the correction.
+    """Add what depends on all samples of an optimizer step: selected tokens, scale of the correction.
 
-    A loss that selects or weighs tokens costs one more forward pass, without gradients, for the current
-    log-probabilities. `seed` addresses the random numbers of a selection, one per sampled token in the order of the
+    A loss that selects tokens costs one more forward pass, without gradients, for the current log-probabilities. `seed`
+    addresses the random numbers of a selection, one per sampled token in the order of the
     samples.
     """
     loss = objective.loss
-    if samples and loss.weigh is not None:
-        samples = _add_factors(samples, learner, objective, micro_tokens)
     if not samples or (loss.select is None and not objective.algo.correction_normalise):
         return samples
     bare = [each.sample for each in samples]
@@ -165,12 +164,16 @@ def add_step_statistics(
     ]
 
 
-def _add_factors(
+def add_factors(
     samples: list[TrainSample], learner: Learner, objective: Objective, micro_tokens: int
-) -> list[TrainSample]:
-    """Add the factors of a loss of groups, from the trained tokens of whole groups."""
+) -> tuple[list[TrainSample], dict[str, float]]:
+    """Add the factors of a loss of groups, from the trained tokens of whole groups; also return its metrics.
+
+    Costs one more forward pass, without gradients, for the current log-probabilities.
+    """
     bare, weigh = [each.sample for each in samples], objective.loss.weigh
-    assert weigh is not None
+    if weigh is None or not samples:
+        return samples, {}
     scores = score_samples(bare, learner, Needs(logprobs=True), micro_tokens)
     logprobs = torch.cat(scores["logprobs"])
     trained = gather_sampled(bare, [each.weights for each in samples]) != 0
@@ -182,9 +185,9 @@ def _add_factors(
         advantages=gather_sampled(bare, [each.advantages for each in samples])[trained],
         group_ids=groups[trained],
     )
-    factors = torch.zeros_like(logprobs).masked_scatter(trained, weigh(inputs, objective.algo))
-    scattered = scatter_sampled(bare, factors)
-    return [replace(each, factors=tokens) for each, tokens in zip(samples, scattered, strict=True)]
+    found = weigh(inputs, objective.algo)
+    scattered = scatter_sampled(bare, torch.zeros_like(logprobs).masked_scatter(trained, found.factors))
+    return [replace(each, factors=tokens) for each, tokens in zip(samples, scattered, strict=True)], found.metrics
 
 
 def _reference(sample: TrainSample) -> Tensor:
