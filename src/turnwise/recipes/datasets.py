@@ -3,6 +3,7 @@
     runs/OLD          the episodes that the run recorded: exact ids and log-probabilities
     demos.jsonl       rows of text (`data/episodes.py`), or rows of trajectories as a run records them
     FOLDER            a dataset: .jsonl, .parquet or .arrow files, such as `turnwise data export` or `datasets` writes
+    NAME-v0           a Minari dataset with text or discrete spaces, read with the `minari` package
 
 Ids are trained as they were sampled, so a source with ids has to name them (tokens.jsonl): the names must be those of
 the model's tokenizer. One bad row stops the run before it trains on anything, with its file and line.
@@ -86,6 +87,8 @@ def open_source(path: Path, data: DataConfig) -> Source:
             raise UserError(f"data.sources: {path} does not end in {', '.join(READERS)}. Convert it, or give a run.")
         rows = READERS[path.suffix.lower()](path)
         return Source(rows=rows, tokens=path.with_name(TOKENS_FILE), knows_sampler=True)
+    if is_minari(path):
+        return Source(rows=_read_minari(path), tokens=path / TOKENS_FILE, knows_sampler=True)
     files = sorted(file for file in path.rglob("*") if file.suffix in DATASET_FILES and file.name != TOKENS_FILE)
     if not files:
         raise UserError(f"data.sources: {path} has no {', '.join(DATASET_FILES)} file. Give a run, a file or a folder.")
@@ -134,6 +137,31 @@ def _read_dataset_file(file: Path) -> Rows:
         for row in batch.to_pylist():
             number += 1
             yield f"{file} row {number}", row
+
+
+def is_minari(path: Path) -> bool:
+    """Return whether a folder is a Minari dataset, whose data/metadata.json names the storage format."""
+    file = path / "data" / "metadata.json"
+    return file.is_file() and '"data_format"' in file.read_text(encoding="utf-8", errors="replace")
+
+
+def _read_minari(path: Path) -> Rows:
+    """Read the episodes as rows of steps (`data/episodes.py`), from either storage format of Minari."""
+    try:
+        import minari
+
+        for episode in minari.MinariDataset(path / "data").iterate_episodes():
+            columns = ("observations", "actions", "rewards", "truncations")
+            yield f"{path} episode {episode.id}", {name: _plain(getattr(episode, name)) for name in columns}
+    except ImportError:  # of minari, or of the package for the storage format
+        raise UserError(f"{path} is a Minari dataset: pip install 'turnwise[minari]'") from None
+    except (OSError, KeyError, ValueError, TypeError, AssertionError) as error:
+        raise UserError(f"{path} is damaged ({str(error).splitlines()[0][:80]}). Restore it.") from error
+
+
+def _plain(values: Any) -> Any:
+    """Return a list of Python values for an array; columns of other types are refused where rows are parsed."""
+    return values.tolist() if hasattr(values, "tolist") else values
 
 
 def read_episodes(path: Path, data: DataConfig, renderer: Renderer, vocabulary: int) -> Iterator[StoredEpisode]:

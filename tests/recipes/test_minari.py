@@ -1,0 +1,66 @@
+"""Datasets that Minari itself wrote, in both of its storage formats, as sources of stored episodes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnwise.config.schema import DataConfig
+from turnwise.core.errors import UserError
+from turnwise.core.trajectory import Status
+from turnwise.data.episodes import parse_episode
+from turnwise.recipes.datasets import open_source
+
+gymnasium, minari = pytest.importorskip("gymnasium"), pytest.importorskip("minari")
+FILES = {"hdf5": "main_data.hdf5", "arrow": "1/part-0.arrow"}
+"""File of the second episode in each format."""
+
+
+def write_dataset(folder: Path, data_format: str, observation_space: Any, observations: list[list[Any]]) -> Path:
+    """Write two episodes of two steps, the second of which was cut short."""
+    storage = minari.dataset.minari_storage.MinariStorage.new(
+        folder / "data",
+        observation_space=observation_space,
+        action_space=gymnasium.spaces.Text(max_length=20),
+        data_format=data_format,
+    )
+    storage.update_metadata({"dataset_id": folder.name})
+    storage.update_episodes(
+        minari.data_collector.EpisodeBuffer(
+            observations=each,
+            actions=["left", "right"],
+            rewards=[0.5, float(number)],
+            terminations=[False, number == 0],
+            truncations=[False, number == 1],
+        )
+        for number, each in enumerate(observations)
+    )
+    return folder
+
+
+@pytest.mark.parametrize("data_format", FILES)
+def test_minari_episodes_are_rows_of_steps(tmp_path: Path, data_format: str) -> None:
+    pytest.importorskip({"hdf5": "h5py", "arrow": "pyarrow"}[data_format])
+    seen = [["Where?", "And now?", "The end."], ["Hello.", "Go on.", "Stop."]]
+    folder = write_dataset(tmp_path / "talks-v0", data_format, gymnasium.spaces.Text(max_length=20), seen)
+    rows = list(open_source(folder, DataConfig()).rows)
+    assert [where for where, _ in rows] == [f"{folder} episode 0", f"{folder} episode 1"]
+    found = [parse_episode(row, where) for where, row in rows]
+    assert [each.turn_rewards for each in found] == [(0.5, 0.0), (0.5, 1.0)]
+    assert [each.status for each in found] == [Status.FAILED, Status.TRUNCATED_TURNS]
+    turns = [[(turn.messages[-1].content, turn.answer) for turn in each.exchanges] for each in found]
+    assert turns == [[("Where?", "left"), ("And now?", "right")], [("Hello.", "left"), ("Go on.", "right")]]
+    damaged = folder / "data" / FILES[data_format]
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"talks-v0 is damaged \(.*\)\. Restore it\.") as error:
+        list(open_source(folder, DataConfig()).rows)
+    assert "\n" not in str(error.value)
+
+
+def test_minari_numbers_are_refused_by_episode(tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    space = gymnasium.spaces.Box(0, 1, shape=(2,))
+    folder = write_dataset(tmp_path / "box-v0", "hdf5", space, [[space.sample() for _ in range(3)]])
+    ((where, row),) = open_source(folder, DataConfig()).rows
+    with pytest.raises(UserError, match=r"box-v0 episode 0: observations has a list\. Write texts"):
+        parse_episode(row, where)
