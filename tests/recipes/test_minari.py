@@ -12,20 +12,20 @@ from turnwise.data.episodes import parse_episode
 from turnwise.recipes.datasets import open_source
 
 gymnasium, minari = pytest.importorskip("gymnasium"), pytest.importorskip("minari")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Minari asks for the environment of a dataset
 FILES = {"hdf5": "main_data.hdf5", "arrow": "1/part-0.arrow"}
 """File of the second episode in each format."""
 
 
-def write_dataset(folder: Path, data_format: str, observation_space: Any, observations: list[list[Any]]) -> Path:
-    """Write two episodes of two steps, the second of which was cut short."""
-    storage = minari.dataset.minari_storage.MinariStorage.new(
-        folder / "data",
-        observation_space=observation_space,
-        action_space=gymnasium.spaces.Text(max_length=20),
-        data_format=data_format,
-    )
-    storage.update_metadata({"dataset_id": folder.name})
-    storage.update_episodes(
+@pytest.fixture
+def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    return tmp_path
+
+
+def write_dataset(datasets: Path, data_format: str, observation_space: Any, observations: list[list[Any]]) -> Path:
+    """Write episodes of two steps, the second of which was cut short."""
+    buffers = [
         minari.data_collector.EpisodeBuffer(
             observations=each,
             actions=["left", "right"],
@@ -34,15 +34,27 @@ def write_dataset(folder: Path, data_format: str, observation_space: Any, observ
             truncations=[False, number == 1],
         )
         for number, each in enumerate(observations)
+    ]
+    minari.create_dataset_from_buffers(
+        "talks-v0",
+        buffers,
+        observation_space=observation_space,
+        action_space=gymnasium.spaces.Text(max_length=20),
+        data_format=data_format,
+        algorithm_name="none",
+        author="none",
+        author_email="none",
+        code_permalink="none",
+        description="none",
     )
-    return folder
+    return datasets / "talks-v0"
 
 
 @pytest.mark.parametrize("data_format", FILES)
-def test_minari_episodes_are_rows_of_steps(tmp_path: Path, data_format: str) -> None:
+def test_minari_episodes_are_rows_of_steps(datasets: Path, data_format: str) -> None:
     pytest.importorskip({"hdf5": "h5py", "arrow": "pyarrow"}[data_format])
     seen = [["Where?", "And now?", "The end."], ["Hello.", "Go on.", "Stop."]]
-    folder = write_dataset(tmp_path / "talks-v0", data_format, gymnasium.spaces.Text(max_length=20), seen)
+    folder = write_dataset(datasets, data_format, gymnasium.spaces.Text(max_length=20), seen)
     rows = list(open_source(folder, DataConfig()).rows)
     assert [where for where, _ in rows] == [f"{folder} episode 0", f"{folder} episode 1"]
     found = [parse_episode(row, where) for where, row in rows]
@@ -57,10 +69,10 @@ def test_minari_episodes_are_rows_of_steps(tmp_path: Path, data_format: str) -> 
     assert "\n" not in str(error.value)
 
 
-def test_minari_numbers_are_refused_by_episode(tmp_path: Path) -> None:
+def test_minari_numbers_are_refused_by_episode(datasets: Path) -> None:
     pytest.importorskip("h5py")
     space = gymnasium.spaces.Box(0, 1, shape=(2,))
-    folder = write_dataset(tmp_path / "box-v0", "hdf5", space, [[space.sample() for _ in range(3)]])
+    folder = write_dataset(datasets, "hdf5", space, [[space.sample() for _ in range(3)]])
     ((where, row),) = open_source(folder, DataConfig()).rows
-    with pytest.raises(UserError, match=r"box-v0 episode 0: observations has a list\. Write texts"):
+    with pytest.raises(UserError, match=r"talks-v0 episode 0: observations has a list\. Write texts"):
         parse_episode(row, where)
