@@ -51,6 +51,7 @@ OPTIONAL = (
     "math_verify",
     "peft",
     "torch.utils.tensorboard",
+    "minari",
     "pyarrow",
     "pyarrow.ipc",
     "pyarrow.parquet",
