@@ -17,14 +17,14 @@ from turnwise.models.vision.processor import ImageProcessor
 CACHE_BYTES = 256 << 20
 """Features kept in memory."""
 MAX_BATCH = 128
-"""Images per forward of a vision tower that is trained."""
+"""Images per forward of a vision tower that is trained or on a GPU."""
 
 
 class ImageEncoder:
     """Computes the features of each image once, for all turns and members of a group, until the vision tower changes.
 
-    A frozen tower runs on one image at a time, so that features do not depend on what else is computed. One that is
-    trained, whose features are computed anew after every optimizer step, runs on batches.
+    On the CPU a frozen tower runs on one image at a time, so that features do not depend on what else is computed. On a
+    GPU, or if it is trained and features are computed anew after every optimizer step, it runs on batches.
     """
 
     def __init__(self, processor: ImageProcessor, merge_size: int | None = None) -> None:
@@ -53,7 +53,7 @@ class ImageEncoder:
             tables = self._encode(trunk, keys)
         else:
             self._forget_if_changed(tower)
-            tables = self._cached(trunk, keys, MAX_BATCH if trained else 1)
+            tables = self._cached(trunk, keys, MAX_BATCH if trained or tower[0].is_cuda else 1)
         sizes = torch.tensor([len(each) for each in tables])
         rows = (sizes.cumsum(0) - sizes)[inverse] + (codes & ((1 << INDEX_BITS) - 1))
         return torch.cat(tables).index_select(0, rows.to(tables[0].device))
