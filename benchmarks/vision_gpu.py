@@ -63,14 +63,14 @@ LARGE = {
 }
 LARGE_VISION = {"depth": 32, "embed_dim": 1280, "num_heads": 16, "hidden_size": 1536, "patch_size": 14}
 SMALL = {
-    "hidden_size": 64,
+    "hidden_size": 128,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": 2048,
 }
-SMALL_VISION = {"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "patch_size": 4}
+SMALL_VISION = {"depth": 2, "embed_dim": 64, "num_heads": 2, "hidden_size": 128, "patch_size": 4}
 SMALL_JOB = VisionJob(
     episodes=6,
     turns=2,
@@ -213,22 +213,19 @@ def build_sample(number: int, contexts: Sequence[list[int]], said: Sequence[Comp
     )
 
 
-def measure_vllm(
-    folder: Path, job: VisionJob, marks: list[int], repeats: int, *, logprobs: bool, small: bool
-) -> Measurement:
+def measure_vllm(folder: Path, job: VisionJob, marks: list[int], repeats: int, *, small: bool) -> list[Measurement]:
     """Run vllm_vision_side.py in a process in which vLLM and its packages come first on the path."""
     path = os.pathsep.join(each for each in (os.environ.get("VLLM_PATH"), os.environ.get("PYTHONPATH")) if each)
     engine = (
         {"enforce_eager": True, "kv_cache_memory_bytes": 128 << 20}
         if not torch.cuda.is_available()
-        else {"gpu_memory_utilization": 0.5}
+        else {"gpu_memory_utilization": 0.3}
     )
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "seconds.json"
         request = {
             "job": asdict(job),
             "repeats": repeats,
-            "logprobs": logprobs,
             "model": str(folder),
             "marks": marks,
             "engine": engine,
@@ -239,8 +236,8 @@ def measure_vllm(
         environment = {**os.environ, "PYTHONPATH": path, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         subprocess.run([python, str(side), json.dumps(request), str(out)], check=True, env=environment)
         seconds = json.loads(out.read_text())
-    name = "vLLM, log-probabilities" if logprobs else "vLLM, no log-probabilities"
-    return Measurement(side=name, count=job.episodes, seconds=seconds)
+    names = ("vLLM, log-probabilities", "vLLM, no log-probabilities")
+    return [Measurement(side=name, count=job.episodes, seconds=each) for name, each in zip(names, seconds, strict=True)]
 
 
 def measure_update(side: str, tokens: int, update: Callable[[], None], repeats: int) -> Measurement:
@@ -359,9 +356,8 @@ def main() -> None:
         if args.vllm:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            for logprobs in (True, False):
-                other = measure_vllm(folder, job, marks, args.repeats, logprobs=logprobs, small=args.small)
-                show("rollout", "episodes", [other, rollout])
+            others = measure_vllm(folder, job, marks, args.repeats, small=args.small)
+            show("rollout", "episodes", [*others, rollout])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""vLLM's side of vision_gpu.py: takes the job as JSON and writes the seconds of each repeat."""
+"""vLLM's side of vision_gpu.py: takes the job as JSON and writes the seconds of each repeat, with log-probabilities and
+without."""
 
 import json
 import sys
@@ -52,23 +53,24 @@ def main() -> None:
         disable_log_stats=True,
         **request["engine"],
     )
+    seconds = [measure(llm, job, request, logprobs=logprobs) for logprobs in (0, None)]
+    Path(sys.argv[2]).write_text(json.dumps(seconds))
+
+
+def measure(llm: LLM, job: VisionJob, request: dict[str, Any], *, logprobs: int | None) -> list[float]:
     sampling = SamplingParams(
-        temperature=1.0,
-        max_tokens=job.new_tokens,
-        ignore_eos=True,
-        detokenize=False,
-        logprobs=0 if request["logprobs"] else None,
+        temperature=1.0, max_tokens=job.new_tokens, ignore_eos=True, detokenize=False, logprobs=logprobs
     )
     seconds = []
     for round_number in range(request["repeats"] + 1):
         images = job.images(round_number)
         llm.reset_prefix_cache()
         began = time.perf_counter()
-        roll_out(llm, job, images, str(round_number), request["marks"], sampling)
+        roll_out(llm, job, images, f"{logprobs}-{round_number}", request["marks"], sampling)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
-    Path(sys.argv[2]).write_text(json.dumps(seconds[1:]))
+    return seconds[1:]
 
 
 if __name__ == "__main__":
