@@ -92,6 +92,7 @@ IN_DATA = (
         ("a part that is still needed is deleted", "behind > total - self.capacity", "behind > total"),
         ("the state of the segment before", "segment = at", "segment = 0"),
         ("log-probabilities of the first turn", "logprobs[before : before + end - start]", "logprobs[: end - start]"),
+        ("a pair may be closer than the gap", " and max(rewards) - min(rewards) >= gap", ""),
         (
             "the worse one comes first",
             "if first.total_reward > second.total_reward",

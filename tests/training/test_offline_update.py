@@ -97,7 +97,7 @@ def stored(path: Path, *, tasks: int = 4, members: int = 6) -> Replay:
     return replay
 
 
-def draw(replay: Replay, step: int = 0, **settings: Any) -> RolloutResult:
+def draw(replay: Replay, step: int = 0, pair_gap: float = 0.0, **settings: Any) -> RolloutResult:
     config = settings_of(**settings)
     stage = ReplayStage(
         tasks=TaskSource(mix=(), run_seed=0),
@@ -108,6 +108,7 @@ def draw(replay: Replay, step: int = 0, **settings: Any) -> RolloutResult:
         group_size=4,
         micro_tokens=10_000,
         run_seed=0,
+        pair_gap=pair_gap,
     )
     return asyncio.run(stage.run(step, lambda phase, done, total: None))
 
@@ -127,6 +128,14 @@ def test_replay_stage_draws_what_the_advantage_compares(tmp_path: Path, advantag
     assert draw(replay, 1, algo__advantage=advantage) != drawn
 
 
+def test_replay_stage_draws_pairs_by_the_gap(tmp_path: Path) -> None:
+    replay = stored(tmp_path)
+    best = turn_of([1, 2, 3], [4, 3], extends=False, reward=5.0)
+    replay.add(trajectory_of([best], task=task_of("test", 0), member=99))
+    (pair,) = draw(replay, pair_gap=4.0, algo__advantage="preference").groups
+    assert pair.trajectories[0].total_reward == 5.0
+
+
 def test_replayed_groups_are_not_counted_as_played(tmp_path: Path) -> None:
     metrics = draw(stored(tmp_path), algo__advantage="grpo").metrics()
     assert metrics["data/episodes"] == 12
@@ -142,6 +151,7 @@ def test_has_comparable_needs_different_rewards_for_pairs(tmp_path: Path) -> Non
     assert not has_comparable(replay, pairs_of)
     replay.add(trajectory_of([turn_of([1], [9], extends=False, reward=2.0)], member=7))
     assert has_comparable(replay, pairs_of)
+    assert has_comparable(replay, pairs_of, 1.0) and not has_comparable(replay, pairs_of, 1.5)
 
 
 def test_score_rendered_stores_the_initial_policys_logprobs(tmp_path: Path) -> None:

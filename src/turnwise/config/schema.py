@@ -261,6 +261,8 @@ class DataConfig(Section):
     """Episodes that are kept: all, or those that succeeded."""
     min_reward: float | None = None
     """Lowest total reward of an episode that is kept; none keeps all."""
+    pair_gap: NonNegative = 0.0
+    """Smallest difference of total rewards between the episodes of a pair for dpo; 0 compares any that differ."""
 
 
 class DiagnoseConfig(Section):

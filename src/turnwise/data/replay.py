@@ -78,6 +78,8 @@ class Replay:
         for aside in folder.glob(".removed-*"):
             shutil.rmtree(aside)
         self._parts = {number: Part(folder / f"part_{number:06d}", number) for number in part_numbers(folder)}
+        for number in [number for number, part in self._parts.items() if not part.entries]:
+            self._remove(number)  # killed before its first trajectory
         self._load()
 
     def _load(self) -> None:
@@ -214,11 +216,11 @@ class Replay:
         chosen = random.sample(large, min(count, len(large)))
         return [random.sample(members, min(size, len(members))) for members in chosen]
 
-    def sample_pairs(self, count: int, *key: Any) -> list[tuple[Entry, Entry]]:
-        """Draw groups, and from each two members with different rewards, the better one first."""
+    def sample_pairs(self, count: int, *key: Any, gap: float = 0.0) -> list[tuple[Entry, Entry]]:
+        """Draw groups, and from each two members whose rewards differ by `gap` or more, the better one first."""
         random = random_stream("replay pairs", *key)
-        varied = [each for each in self.groups.values() if len({member.total_reward for member in each}) > 1]
-        return [_draw_pair(random, each) for each in random.sample(varied, min(count, len(varied)))]
+        varied = [each for each in self.groups.values() if has_pair(each, gap)]
+        return [_draw_pair(random, each, gap) for each in random.sample(varied, min(count, len(varied)))]
 
     def read_turn(self, entry: Entry, turn: int) -> StoredTurn:
         """Return one turn of a trajectory."""
@@ -252,7 +254,13 @@ def _turn_spans(trajectory: Trajectory) -> list[tuple[int, int, int]]:
     return spans
 
 
-def _draw_pair(random: Any, members: Sequence[Entry]) -> tuple[Entry, Entry]:
-    first = random.choice(members)
-    second = random.choice([each for each in members if each.total_reward != first.total_reward])
+def has_pair(members: Sequence[Entry], gap: float) -> bool:
+    """Return whether two members have different rewards, by `gap` or more."""
+    rewards = [each.total_reward for each in members]
+    return max(rewards) > min(rewards) and max(rewards) - min(rewards) >= gap
+
+
+def _draw_pair(random: Any, members: Sequence[Entry], gap: float) -> tuple[Entry, Entry]:
+    first = random.choice([each for each in members if any(has_pair((each, other), gap) for other in members)])
+    second = random.choice([each for each in members if has_pair((first, each), gap)])
     return (first, second) if first.total_reward > second.total_reward else (second, first)

@@ -302,8 +302,8 @@ def _check_filled(replay: Replay, config: Config) -> None:
     names = ", ".join(config.data.sources)
     if not len(replay):
         raise UserError(f"{names}: no episode is left to train on. Give others, or lower data.min_reward or data.keep.")
-    if compares_members(config.algo) and not has_comparable(replay, config.algo):
+    if compares_members(config.algo) and not has_comparable(replay, config.algo, config.data.pair_gap):
         raise UserError(
             f"{names}: no task has two episodes with different rewards, which algo.advantage {config.algo.advantage} "
-            "compares. Give runs that played the same tasks, or choose awr or filtered_bc."
+            "compares. Lower data.pair_gap, give runs that played the same tasks, or choose awr or filtered_bc."
         )

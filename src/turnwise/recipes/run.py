@@ -219,6 +219,7 @@ class ReinforcementRun(TrainingRun):
                 group_size=config.rollout.group_size,
                 micro_tokens=tokens,
                 run_seed=config.seed,
+                pair_gap=config.data.pair_gap,
             )
         return Loop(
             config=config,

@@ -137,8 +137,9 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
         _one_of("env.kind", [AGENT_ENV]),
     ),
     (("agent.pass_env",), _on("agent.command", "set {key}")),
+    (("data.pair_gap",), _one_of("algo.advantage", ["preference"])),
     (
-        ("data.capacity", "data.episodes", "data.keep", "data.min_reward"),
+        ("data.capacity", "data.episodes", "data.keep", "data.min_reward", "data.pair_gap"),
         _on("data.sources", "name stored episodes with --data"),
     ),
     (

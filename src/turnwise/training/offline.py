@@ -14,7 +14,7 @@ import torch
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.config.algorithm import AlgoConfig
 from turnwise.core.samples import Learner, Needs
-from turnwise.data.replay import Replay
+from turnwise.data.replay import Replay, has_pair
 from turnwise.data.replay_files import Entry
 from turnwise.data.samples import build_samples
 from turnwise.rollout.failures import DroppedEpisodes
@@ -38,6 +38,8 @@ class ReplayStage:
     group_size: int
     micro_tokens: int
     run_seed: int
+    pair_gap: float = 0.0
+    """Smallest difference of rewards within a pair."""
 
     async def run(self, step: int, show: ShowProgress, success_counts: SuccessCounts | None = None) -> RolloutResult:
         """Draw the groups of a step."""
@@ -58,7 +60,7 @@ class ReplayStage:
     def _draw(self, step: int) -> Sequence[Sequence[Entry]]:
         key, count = (self.run_seed, step), self.groups * self.group_size
         if compares_pairs(self.algo):
-            return self.replay.sample_pairs(count // 2, *key)
+            return self.replay.sample_pairs(count // 2, *key, gap=self.pair_gap)
         if compares_members(self.algo):
             return self.replay.sample_groups(self.groups, self.group_size, *key)
         return [[entry] for entry in self.replay.sample(count, *key)]
@@ -106,10 +108,9 @@ def score_rendered(replay: Replay, learner: Learner, micro_tokens: int, show: Ca
     return len(unknown)
 
 
-def has_comparable(replay: Replay, algo: AlgoConfig) -> bool:
-    """Return whether the buffer has what the advantage compares: two episodes of a task, with different rewards."""
-    for members in replay.groups.values():
-        rewards = {entry.total_reward for entry in members}
-        if len(members) > 1 and (len(rewards) > 1 or not compares_pairs(algo)):
-            return True
-    return False
+def has_comparable(replay: Replay, algo: AlgoConfig, pair_gap: float = 0.0) -> bool:
+    """Return whether the buffer has what the advantage compares: two episodes of a task, as a pair if it needs one."""
+    needs_pair = compares_pairs(algo)
+    return any(
+        len(members) > 1 and (not needs_pair or has_pair(members, pair_gap)) for members in replay.groups.values()
+    )
