@@ -26,7 +26,7 @@ if not torch.cuda.is_available():
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 settings.register_profile(
-    "turnwise", deadline=None, max_examples=30 if SOAK == 1 else 100 * SOAK
+    "turnwise", deadline=None, max_examples=20 if SOAK == 1 else 100 * SOAK
 )  # no deadline: a busy machine must not fail tests
 settings.load_profile("turnwise")
 

@@ -16,7 +16,6 @@ from trajectories_for_tests import (
     PARAMS,
     compute,
     inputs,
-    properties,
     row_inputs,
     rows_of,
 )
@@ -30,7 +29,6 @@ ZERO_IF_EQUAL = [name for name in (*GROUP_ESTIMATORS, "brpo") if name != "reinfo
 """Estimators that give 0 for equal returns; reinforce_pp_baseline then subtracts the batch's mean."""
 
 
-@properties
 @given(inputs(), st.sampled_from(sorted(ADVANTAGES)), st.booleans())
 def test_padding_and_observations_change_nothing(given: AdvantageInputs, name: str, whiten: bool) -> None:
     """Every column is moved one place further from the next, and three are appended."""
@@ -60,7 +58,6 @@ UNORDERED = sorted(name for name, each in ADVANTAGES.items() if not each.compare
 """Advantages that do not depend on the order of trajectories; the others take the first of equally good ones."""
 
 
-@properties
 @given(inputs(), st.sampled_from(UNORDERED), st.randoms(use_true_random=False))
 def test_the_order_of_trajectories_changes_nothing(given: AdvantageInputs, name: str, random: Random) -> None:
     order = list(range(given.mask.shape[0]))
@@ -70,7 +67,6 @@ def test_the_order_of_trajectories_changes_nothing(given: AdvantageInputs, name:
     torch.testing.assert_close(shuffled, compute(name, given, params)[order])
 
 
-@properties
 @given(inputs(), st.sampled_from(sorted(ADVANTAGES)), st.integers(1, 9))
 def test_names_of_groups_turns_and_states_do_not_matter(given: AdvantageInputs, name: str, stride: int) -> None:
     """Only whether they are equal; a state's -1 alone means unknown."""
@@ -82,7 +78,6 @@ def test_names_of_groups_turns_and_states_do_not_matter(given: AdvantageInputs, 
     torch.testing.assert_close(compute(name, renamed), compute(name, given))
 
 
-@properties
 @given(inputs(), st.sampled_from(sorted(ADVANTAGES)))
 def test_advantages_ignore_trajectories_without_sampled_tokens(given: AdvantageInputs, name: str) -> None:
     """Batches that are padded with empty rows keep their statistics."""
@@ -93,7 +88,6 @@ def test_advantages_ignore_trajectories_without_sampled_tokens(given: AdvantageI
     assert (advantages[~sampled] == 0).all()
 
 
-@properties
 @given(inputs(), st.sampled_from(ZERO_SUM))
 def test_a_group_sums_to_zero(given: AdvantageInputs, name: str) -> None:
     advantages, sampled = compute(name, given), given.mask.any(dim=1)
@@ -102,7 +96,6 @@ def test_a_group_sums_to_zero(given: AdvantageInputs, name: str) -> None:
         assert abs(per_trajectory[(given.group_ids == group) & sampled].sum().item()) < 1e-9
 
 
-@properties
 @given(inputs(), st.sampled_from(GROUP_ESTIMATORS))
 def test_one_alone_in_its_group_gets_exactly_zero(given: AdvantageInputs, name: str) -> None:
     advantages, sampled = compute(name, given), given.mask.any(dim=1)
@@ -110,7 +103,6 @@ def test_one_alone_in_its_group_gets_exactly_zero(given: AdvantageInputs, name: 
     assert (advantages[size == 1] == 0).all()
 
 
-@properties
 @given(inputs())
 def test_bi_level_gae_is_gae_for_one_turn_and_equal_parameters(given: AdvantageInputs) -> None:
     one_turn = replace(given, turn_ids=torch.zeros_like(given.turn_ids))
@@ -120,7 +112,6 @@ def test_bi_level_gae_is_gae_for_one_turn_and_equal_parameters(given: AdvantageI
     torch.testing.assert_close(bi_level.returns, gae.returns)
 
 
-@properties
 @given(inputs())
 def test_turns_of_one_token_make_turn_step_and_bi_level_alike(given: AdvantageInputs) -> None:
     """And they are token GAE with the turns' parameters."""
@@ -131,7 +122,6 @@ def test_turns_of_one_token_make_turn_step_and_bi_level_alike(given: AdvantageIn
         torch.testing.assert_close(compute(name, short), expected)
 
 
-@properties
 @given(inputs(), st.sampled_from(["turn_gae", "step_gae", "bi_level_gae"]))
 def test_turn_ids_and_not_rewards_make_turns(given: AdvantageInputs, name: str) -> None:
     """With no reward at all, what is left is the critic's part, turn by turn."""

@@ -8,7 +8,7 @@ from advantage_definitions_for_tests import DEFINITIONS, by_definition
 from hypothesis import given
 from hypothesis import strategies as st
 from params_for_tests import change
-from trajectories_for_tests import PARAMS, compute, inputs, properties, random_inputs
+from trajectories_for_tests import PARAMS, compute, inputs, random_inputs
 
 from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams
 from turnwise.algos.advantages import ADVANTAGES
@@ -22,7 +22,6 @@ def test_every_estimator_has_a_definition() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
-@properties
 @given(given=inputs(), by_std=st.booleans())
 def test_an_estimator_is_its_definition(name: str, given: AdvantageInputs, by_std: bool) -> None:
     """Unsampled columns hold what is not a number: no estimator reads them."""
@@ -31,7 +30,6 @@ def test_an_estimator_is_its_definition(name: str, given: AdvantageInputs, by_st
 
 
 @pytest.mark.parametrize("name", sorted(name for name, advantage in ADVANTAGES.items() if advantage.needs_critic))
-@properties
 @given(given=inputs())
 def test_the_critic_learns_the_raw_advantage_plus_what_it_said(name: str, given: AdvantageInputs) -> None:
     """Estimators over turns add the value at the position where a turn is valued to each of the turn's tokens."""
@@ -62,7 +60,6 @@ def test_advantage_reads_the_parameters_it_lists(name: str, parameter: str) -> N
 
 
 @pytest.mark.parametrize("name", ["turn_gae", "step_gae"])
-@properties
 @given(given=inputs())
 def test_whitening_by_token_counts_a_turn_as_often_as_it_has_tokens(name: str, given: AdvantageInputs) -> None:
     raw = [float(each) for each in compute(name, given)[given.mask]]

@@ -2,19 +2,17 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.algos.losses import AGGREGATIONS
 from turnwise.algos.stats import whiten
 
 LENGTH = 16
-properties = settings(max_examples=40, deadline=None)
 tokens = st.lists(st.tuples(st.integers(0, 6), st.floats(-2, 2)), min_size=1, max_size=40)
 """(trajectory, loss) of each sampled token, in any order: packing may cut a trajectory's tokens apart."""
 
 
-@properties
 @given(tokens, st.sampled_from(sorted(AGGREGATIONS)))
 def test_weights_give_the_aggregate_by_its_definition(given: list[tuple[int, float]], mode: str) -> None:
     rows = [[loss for owner, loss in given if owner == sequence] for sequence in sorted({owner for owner, _ in given})]
@@ -29,7 +27,6 @@ def test_weights_give_the_aggregate_by_its_definition(given: list[tuple[int, flo
     assert (weights * losses).sum().item() == pytest.approx(expected[mode], abs=1e-12)
 
 
-@properties
 @given(tokens, st.sampled_from(sorted(AGGREGATIONS)), st.integers(1, 7))
 def test_micro_batches_add_up_to_the_whole(given: list[tuple[int, float]], mode: str, size: int) -> None:
     sequences = torch.tensor([owner for owner, _ in given])
@@ -40,7 +37,6 @@ def test_micro_batches_add_up_to_the_whole(given: list[tuple[int, float]], mode:
     torch.testing.assert_close(sum(parts), weighted.sum())
 
 
-@properties
 @given(tokens, st.sampled_from(["token-mean", "seq-mean-token-mean"]))
 def test_weights_of_a_mean_sum_to_one(given: list[tuple[int, float]], mode: str) -> None:
     weights = AGGREGATIONS[mode](torch.tensor([owner for owner, _ in given]), LENGTH)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from losses_for_tests import PARAMS, Tokens, changed_fields, inputs, inputs_of, picked, run, token_batches
 from torch import Tensor
@@ -22,7 +22,6 @@ from turnwise.algos.off_policy import (
 )
 from turnwise.core.algorithm import RatioLevel
 
-properties = settings(max_examples=30, deadline=None)
 every_correction = pytest.mark.parametrize("name", CORRECTIONS)
 
 LOG_RHOS = [0.1, 0.9, -0.2, 0.05, -0.9]
@@ -155,7 +154,6 @@ def test_a_correction_scales_loss_and_gradient_and_reports_itself() -> None:
 
 
 @every_correction
-@properties
 @given(token_batches())
 def test_where_the_sampler_is_the_old_policy_nothing_is_corrected(name: str, tokens: Tokens) -> None:
     exact = replace(tokens, log_rhos=[0.0] * len(tokens.log_rhos), log_ratios=[0.0] * len(tokens.log_ratios))
@@ -166,7 +164,6 @@ def test_where_the_sampler_is_the_old_policy_nothing_is_corrected(name: str, tok
 
 @every_correction
 @pytest.mark.parametrize("level", RATIO_LEVELS)
-@properties
 @given(tokens=token_batches(), random=st.randoms(use_true_random=False))
 def test_neither_order_nor_micro_batches_change_a_weight(
     name: str, level: RatioLevel, tokens: Tokens, random: Random
@@ -183,7 +180,6 @@ def test_neither_order_nor_micro_batches_change_a_weight(
         assert torch.equal(got.outside, whole.outside[chosen])
 
 
-@properties
 @given(token_batches())
 def test_units_of_a_level_cover_every_token_and_nest(tokens: Tokens) -> None:
     segments, turns = torch.tensor(tokens.segments), torch.tensor(tokens.turns)

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -25,8 +25,6 @@ from turnwise.algos.turn_discount import (
     fit_discount,
     turn_distances,
 )
-
-properties = settings(max_examples=40, deadline=None)
 
 
 def test_copies_are_members_that_say_what_another_says() -> None:
@@ -52,7 +50,6 @@ def test_empty_responses_are_repeats_without_overlap() -> None:
     assert (found.copies, found.overlap) == (1.0, 0.0)
 
 
-@properties
 @given(
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=8).map(tuple), min_size=2, max_size=5),
     st.randoms(use_true_random=False),
@@ -107,7 +104,6 @@ def test_the_z_score_may_divide_by_a_moving_average() -> None:
     assert smooth.zscore == pytest.approx(plain.information / (smooth.marginal_std + 1e-3))
 
 
-@properties
 @given(st.integers(1, 5), st.integers(1, 3), st.randoms(use_true_random=False))
 def test_information_is_bounded_and_order_does_not_change_it(prompts: int, rows: int, random: Random) -> None:
     count = prompts * rows

@@ -4,13 +4,12 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from losses_for_tests import changed_fields
 
 from turnwise.algos.filters import FILTERS, RATE_SCALES, SCORES, FilterParams
 
-properties = settings(max_examples=40, deadline=None)
 every_filter = pytest.mark.parametrize("name", FILTERS)
 distinct = st.lists(st.integers(0, 1000), min_size=1, max_size=12, unique=True)
 
@@ -93,7 +92,6 @@ def test_top_k_share_is_exact_despite_rounding() -> None:
 
 @every_filter
 @pytest.mark.parametrize("largest", [True, False])
-@properties
 @given(scores=distinct, random=st.randoms(use_true_random=False), value=st.floats(0.05, 1))
 def test_filters_do_not_depend_on_the_order_of_groups(
     name: str, largest: bool, scores: list[int], random: Random, value: float
@@ -105,7 +103,6 @@ def test_filters_do_not_depend_on_the_order_of_groups(
 
 @pytest.mark.parametrize("name", [name for name in FILTERS if name != "none"])
 @pytest.mark.parametrize("largest", [True, False])
-@properties
 @given(scores=distinct, value=st.floats(0.05, 1))
 def test_filters_keep_the_best_groups(name: str, largest: bool, scores: list[int], value: float) -> None:
     scores = [score + 1 for score in scores]  # top_p never keeps a 0

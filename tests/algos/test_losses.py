@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from losses_for_tests import PARAMS, Tokens, changed_fields, inputs, inputs_of, picked, run, select, token_batches
 from params_for_tests import change
@@ -16,7 +16,6 @@ from turnwise.algos.loss_types import RATIO_LEVELS, LossInputs, LossResult, unit
 from turnwise.algos.losses import LOSSES
 from turnwise.core.algorithm import LossParams, RatioLevel
 
-properties = settings(max_examples=30, deadline=None)
 STORED_DATA = ("awr", "dpo")
 """Losses for stored episodes, which have their own tests."""
 every_loss = pytest.mark.parametrize("name", LOSSES)
@@ -160,7 +159,6 @@ def test_unit_ids_rejects_an_unknown_level() -> None:
         unit_ids(torch.zeros(3), torch.zeros(3), "episode")  # type: ignore[arg-type]
 
 
-@properties
 @given(token_batches())
 def test_gspo_is_ppo_per_token_and_for_sequences_of_one_token(tokens: Tokens) -> None:
     count = len(tokens.segments)
@@ -173,7 +171,6 @@ def test_gspo_is_ppo_per_token_and_for_sequences_of_one_token(tokens: Tokens) ->
         torch.testing.assert_close(got_gradient, gradient)
 
 
-@properties
 @given(token_batches())
 def test_gspo_per_turn_is_per_sequence_where_segments_have_one_turn(tokens: Tokens) -> None:
     given = inputs_of(replace(tokens, turns=[3] * len(tokens.turns)))
@@ -183,7 +180,6 @@ def test_gspo_per_turn_is_per_sequence_where_segments_have_one_turn(tokens: Toke
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if name not in STORED_DATA])
-@properties
 @given(token_batches())
 def test_on_policy_every_loss_has_the_policy_gradient(name: str, tokens: Tokens) -> None:
     """Advantages as group estimators give them, one a segment: geo_mean spreads a token's over its segment."""
@@ -197,7 +193,6 @@ def test_on_policy_every_loss_has_the_policy_gradient(name: str, tokens: Tokens)
     ("name", "level"),
     [(name, "sequence") for name in LOSSES if name != "gspo"] + [("gspo", level) for level in RATIO_LEVELS],
 )
-@properties
 @given(tokens=token_batches(), random=st.randoms(use_true_random=False))
 def test_neither_order_nor_micro_batches_change_a_token(
     name: str, level: RatioLevel, tokens: Tokens, random: Random
@@ -220,7 +215,6 @@ def test_neither_order_nor_micro_batches_change_a_token(
 @pytest.mark.parametrize(
     "name", [name for name, loss in LOSSES.items() if loss.select is None and name not in STORED_DATA]
 )
-@properties
 @given(token_batches())
 def test_flipping_all_advantages_of_an_unclipped_loss_flips_it(name: str, tokens: Tokens) -> None:
     wide = LossParams(clip_low=1.0, clip_high=99.0, dual_clip=None, tau_positive=1.0, tau_negative=1.0)

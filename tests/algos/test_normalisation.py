@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from trajectories_for_tests import properties, row_inputs
+from trajectories_for_tests import row_inputs
 
 from turnwise.algos.advantage_types import AdvantageParams
 from turnwise.algos.advantages import ADVANTAGES
@@ -21,7 +21,6 @@ def tensors(given: list[tuple[float, int]]) -> tuple[Tensor, Tensor]:
     return returns, torch.tensor([scope for _, scope in given])
 
 
-@properties
 @given(returns_in_scopes)
 def test_each_scope_has_mean_zero_and_std_one(given: list[tuple[float, int]]) -> None:
     returns, scopes = tensors(given)
@@ -38,7 +37,6 @@ def test_each_scope_has_mean_zero_and_std_one(given: list[tuple[float, int]]) ->
             assert (standardised[members] == 0).all()
 
 
-@properties
 @given(returns_in_scopes)
 def test_identity_keeps_and_asym_clip_bounds(given: list[tuple[float, int]]) -> None:
     returns, scopes = tensors(given)
@@ -80,7 +78,6 @@ def test_scopes_are_group_environment_and_batch() -> None:
     assert found["batch"] == [-7.5, -5.5, 1.5, 11.5]
 
 
-@properties
 @given(returns_in_scopes)
 def test_the_first_family_are_normalisers_on_all_tokens(given: list[tuple[float, int]]) -> None:
     returns, groups = tensors(given)

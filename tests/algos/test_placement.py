@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from params_for_tests import change
 from torch import Tensor
-from trajectories_for_tests import PARAMS, compute, inputs, properties
+from trajectories_for_tests import PARAMS, compute, inputs
 
 from turnwise.algos.advantage_types import AdvantageInputs, find_turns, restrict_to_tokens
 from turnwise.algos.advantages import ADVANTAGES
@@ -36,7 +36,6 @@ def test_turn_ends_are_those_of_the_golden_batches(name: str) -> None:
     assert torch.equal(find_turns(mask.bool(), turn_ids).ends, ends.bool())
 
 
-@properties
 @given(inputs())
 def test_turn_matrices_read_what_stands_at_the_turn(given: AdvantageInputs) -> None:
     turns = find_turns(given.mask, given.turn_ids)
@@ -71,7 +70,6 @@ def test_placement_trajectory_uses_the_last_sampled_token() -> None:
     assert torch.equal(placed, place_returns(TURN_REWARDS.sum(dim=1), MASK))
 
 
-@properties
 @given(inputs(), st.sampled_from(sorted(PLACEMENTS)), st.integers(1, 12))
 def test_placement_loses_and_doubles_nothing(given: AdvantageInputs, name: str, turns: int) -> None:
     """An outcome or a format penalty that is part of a turn's reward counts once, however it is placed."""
@@ -111,7 +109,6 @@ def test_restrict_to_tokens_moves_rewards_to_the_previous_token() -> None:
     assert seen.token_rewards[seen.mask].tolist() == [3.0, 12.0, 15.0]
 
 
-@properties
 @given(inputs(), st.integers(0, 1000), st.sampled_from(["grpo", "dr_grpo", "rloo", "arpo", "brpo"]))
 def test_returns_do_not_depend_on_the_advantage_mask(given: AdvantageInputs, seed: int, name: str) -> None:
     chosen = chosen_tokens(given, seed) | (given.mask & (given.mask.cumsum(dim=1) == 1))
@@ -119,7 +116,6 @@ def test_returns_do_not_depend_on_the_advantage_mask(given: AdvantageInputs, see
     torch.testing.assert_close(seen, torch.where(chosen, whole, 0.0))
 
 
-@properties
 @given(inputs(), st.integers(0, 1000), st.sampled_from(sorted(ADVANTAGES)))
 def test_advantage_mask_gives_zero_outside(given: AdvantageInputs, seed: int, name: str) -> None:
     chosen = chosen_tokens(given, seed)
@@ -128,7 +124,6 @@ def test_advantage_mask_gives_zero_outside(given: AdvantageInputs, seed: int, na
     assert torch.equal(compute(name, everything, PARAMS), compute(name, given, PARAMS))
 
 
-@properties
 @given(inputs(), st.integers(0, 1000))
 def test_restrict_to_tokens_keeps_undiscounted_returns_to_go(given: AdvantageInputs, seed: int) -> None:
     """But at the first, which also gets what came before it."""

@@ -3,7 +3,6 @@
 import math
 
 import torch
-from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -24,8 +23,6 @@ PARAMS = AdvantageParams(
 GROUP_ESTIMATORS = sorted(name for name, advantage in ADVANTAGES.items() if advantage.needs_groups)
 NOISE = math.nan
 """Stands wherever the mask is 0: a result that reads it is not a number."""
-
-properties = settings(max_examples=40, deadline=None)
 
 
 def random_inputs(seed: int, rows: int, columns: int, density: float, coarse: bool) -> AdvantageInputs:
