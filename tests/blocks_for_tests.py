@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from turnwise.cli.main import main
 from turnwise.config.schema import Config
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_name
-from turnwise.recipes import eval_plan, run, sft
+from turnwise.models.loading.load import LoadedModel, load_model
+from turnwise.recipes import build, eval_plan, run, sft
 
 LIMITS = {
     "model.warmup_steps": 0,
@@ -38,11 +39,16 @@ LIMITS = {
     "sft.epochs": 1,
     "eval.episodes": 2,
     "selfplay.ladder_games": 2,
+    "archer.critic_updates": 1,
+    "archer.critic_batch": 4,
+    "archer.states": 4,
 }
 """Largest values with which documented commands run, after they were checked with their own."""
 STOPS_EARLY = {"sft.count": 64, "train.steps": 2}
 """Limits of runs that their page stops by --max_minutes, to resume them."""
 EARLY_MINUTES = 0.1
+LAST_TOKENS = range(300, 800)
+"""Tokens of tiny that end a turn here as well: untrained, it would use up rollout.max_new_tokens in each turn."""
 
 ENDPOINT = re.compile(r"http://localhost:8000/v1\b")
 UNMET = {
@@ -116,6 +122,11 @@ def make_runs_short(monkeypatch: pytest.MonkeyPatch) -> None:
         is_resumed = config.record.name is not None and Path(config.record.folder, config.record.name).exists()
         return resolve(config if is_resumed else shorten(config))
 
+    def load_terse(name: str, **options: Any) -> LoadedModel:
+        loaded = load_model(name, **options)
+        return replace(loaded, stop_ids=(*loaded.stop_ids, *LAST_TOKENS))
+
+    monkeypatch.setattr(build, "load_model", load_terse)
     monkeypatch.setattr(run, "resolve", shorten_run)
     monkeypatch.setattr(sft, "resolve", shorten_run)
     monkeypatch.setattr(eval_plan, "resolve", lambda config: resolve(shorten(config)))
