@@ -1,6 +1,8 @@
 """What an optimiser step computes must not depend on how it is cut into micro-batches, packed or ordered."""
 
+import os
 from dataclasses import replace
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -24,8 +26,12 @@ def reordered(groups: list[Group]) -> list[Group]:
     return [replace(group, trajectories=group.trajectories[::-1]) for group in groups[::-1]]
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("critic", CRITICS)
+ALL_PAIRS = list(product(CRITICS, AGGREGATIONS))
+PAIRS = ALL_PAIRS if "TURNWISE_SOAK" in os.environ else list(zip(cycle(CRITICS), AGGREGATIONS, strict=False))
+"""Every critic and every aggregation; in `make soak` each with each."""
+
+
+@pytest.mark.parametrize(("critic", "aggregation"), PAIRS)
 def test_micro_batches_packing_and_order_change_nothing(critic: str, aggregation: str) -> None:
     config = settings_of(critic, algo__aggregation=aggregation, algo__constant_length=20)
     groups = random_groups()

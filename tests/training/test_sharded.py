@@ -63,7 +63,7 @@ def assert_close(ours: Trained, theirs: Trained) -> None:
 
 COUNTS_AND_CASES = [(count, case) for count in (1, 2, 4) for case in ("head critic", "trunk critic", "lora")]
 if not SOAK:
-    COUNTS_AND_CASES = [(1, "head critic"), (2, "lora"), (4, "trunk critic")]
+    COUNTS_AND_CASES = [(4, "head critic"), (2, "lora"), (2, "trunk critic")]
 
 
 @pytest.mark.parametrize(("count", "case"), COUNTS_AND_CASES)
@@ -91,7 +91,7 @@ def test_sharded_learner_measures_like_the_local_one(ranks: Ranks) -> None:
         assert ours["empty"] == ([], [])
 
 
-@pytest.mark.parametrize(("case", "continued_steps", "counts"), [("trunk critic", 1, (3, 1)), ("bfloat16", 0, (1, 3))])
+@pytest.mark.parametrize(("case", "continued_steps", "counts"), [("trunk critic", 1, (1, 3)), ("bfloat16", 0, (3, 1))])
 def test_sharded_state_continues_with_other_numbers_of_ranks(
     ranks: Ranks, tmp_path: Path, case: str, continued_steps: int, counts: Sequence[int]
 ) -> None:
