@@ -143,6 +143,30 @@ def test_cluster_run_survives_kills_and_learns_as_a_local_run(
             assert numbers(ours) == pytest.approx(numbers(theirs), rel=2e-2, abs=2e-3, nan_ok=True)
 
 
+def test_environment_workers_serve_an_engine_in_this_process(
+    ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from turnwise.cluster.env_worker_pool import WorkerCollector
+
+    common = {"train__steps": 1, "eval__every": 0, "eval__episodes": 2, "critic__kind": "head"}
+    train(small(tmp_path / "local", **common), console=quiet())
+    keys: list[Any] = []
+
+    async def run(collector: Any, called: Any) -> Any:
+        keys.extend(called)
+        return await episodes_on_workers(collector, called)
+
+    episodes_on_workers = WorkerCollector.episodes
+    monkeypatch.setattr(WorkerCollector, "episodes", run)
+    cluster = {"cluster__env_workers": 1, "cluster__address": ray_cluster.address}
+    assert train(small(tmp_path / "ray", **common, **cluster), console=quiet())["finished"]
+    assert addresses(tmp_path / "ray/run") == addresses(tmp_path / "local/run")
+    assert len(keys) == len(addresses(tmp_path / "ray/run"))
+    local, remote = metrics(tmp_path / "local/run"), metrics(tmp_path / "ray/run")
+    if first_fork(tmp_path / "ray/run", tmp_path / "local/run") == math.inf:
+        assert numbers(remote[-1]) == pytest.approx(numbers(local[-1]), rel=2e-2, abs=2e-3, nan_ok=True)
+
+
 def first_fork(run: Path, other: Path) -> float:
     """Return the first step with an episode of other tokens; infinity if there is none.
 

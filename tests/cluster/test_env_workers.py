@@ -192,35 +192,40 @@ def test_failure_on_a_worker_reaches_the_episode(
     assert (workers.held, env.closed) == (0, 1)
 
 
-def test_cancelled_episode_closes_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_of_a_failed_episode_closes_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine may be lost, so that nobody else can. A step that runs is cancelled."""
     env = Scripted(wait_forever)
     workers = Workers(monkeypatch, lambda task, member, attempt: env)
 
     async def scenario() -> None:
-        async with workers.pool.lease() as lease:  # its engine is lost, so nobody else closes it
-            await lease.make(TASKS[0]).start()
-            step = asyncio.ensure_future(lease.make(TASKS[0]).step(assistant("hi")))
-            await asyncio.sleep(1)
-            assert (env.closed, step.done()) == (0, False)
-            raise InfrastructureFailure("engine replica 0 was lost")
-
-    async def both() -> None:
+        steps = []
         with pytest.raises(InfrastructureFailure, match="engine replica"):
-            await scenario()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert (workers.held, env.closed) == (0, 1)
+            async with workers.pool.lease() as lease:
+                await lease.make(TASKS[0]).start()
+                steps.append(asyncio.ensure_future(lease.make(TASKS[0]).step(assistant("hi"))))
+                await asyncio.sleep(1)
+                assert (env.closed, steps[0].done()) == (0, False)
+                raise InfrastructureFailure("engine replica 0 was lost")
+        await asyncio.wait(steps, timeout=1)
+        assert (workers.held, env.closed, steps[0].cancelled()) == (0, 1, True)
 
-    run_in_virtual_time(both())
+    run_in_virtual_time(scenario())
     assert not workers.notes
 
 
-def test_episode_is_charged_for_its_own_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two environments on one worker block it for 40 s each: the second one waits, which is not its own time."""
+async def block_for_long() -> None:
+    block(40)
 
-    async def work() -> None:
-        block(40)
 
+async def wait_for_long() -> None:
+    await asyncio.sleep(40)
+
+
+@pytest.mark.parametrize("work", [block_for_long, wait_for_long])
+def test_episode_is_charged_for_its_own_environment_alone(
+    work: Callable[[], Awaitable[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two environments on one worker: if the first one blocks it, the second one waits, which is not its own time."""
     workers = Workers(monkeypatch, lambda task, member, attempt: Scripted(work), number=1)
 
     async def step() -> float:
