@@ -2,6 +2,8 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +29,7 @@ from ranks_for_tests import (
     train_steps,
 )
 from turnwise.models.loading.tiny import tiny_tokenizer
+from turnwise.models.sharding import Sharding
 from turnwise.training.sharded import assign_batches
 
 SOAK = "TURNWISE_SOAK" in os.environ
@@ -152,6 +155,17 @@ def test_sharded_errors_are_raised_on_all_ranks(ranks: Ranks, tmp_path: Path) ->
         "DivergedError",
         "DivergedError",
     ]
+
+
+def test_single_rank_exchanges_nothing() -> None:
+    """There is no process group here, so that every collective would fail."""
+    mesh: Any = SimpleNamespace(size=lambda: 1, get_rank=lambda: 0)
+    sharding, tensor = Sharding(mesh=mesh, device=torch.device("cpu")), torch.arange(6.0).reshape(2, 3)
+    assert sharding.scatter(tensor.T).equal(tensor.T)
+    assert sharding.scatter(tensor.T).is_contiguous()
+    assert sharding.gather(tensor).equal(tensor)
+    total = sharding.sum(tensor)
+    assert total.dtype == torch.float64 and total.equal(tensor.double())
 
 
 @given(st.lists(st.integers(1, 100), max_size=20), st.integers(1, 5))

@@ -1,7 +1,8 @@
 """Shard models over the ranks of a torch.distributed process group with FSDP2.
 
 Rank 0 alone loads the weights. The other ranks receive the model without them (a skeleton on the meta device), and then
-their shards of one parameter after the other: no rank but the first ever holds a whole model.
+their shards of one parameter after the other: no rank but the first ever holds a whole model. A single rank
+exchanges nothing: even with itself, each of gloo's collectives takes as long as a small operation.
 
 Trained parameters are sharded in float32 and computed in the model's dtype, so their shards are the master weights.
 Gradients are summed over the ranks, not averaged: the weights of the tokens already aggregate.
@@ -132,12 +133,14 @@ class Sharding:
 
     def scatter(self, whole: Tensor, source: int = 0) -> Tensor:
         """Return this rank's shard of a tensor of rank `source`; of the other ranks' only the shape is read."""
+        if self.ranks == 1:
+            return whole.contiguous()
         return distribute_tensor(whole.contiguous(), self.mesh, PLACEMENTS, src_data_rank=source).to_local()
 
     def gather(self, sharded: Tensor) -> Tensor:
-        """Return a sharded tensor as a whole, on the computing device. All ranks call it."""
+        """Return a sharded tensor as a whole, on the computing device. It may be the tensor. All ranks call it."""
         local = local_of(sharded.detach()).to(self.device)
-        return self.wrap(local, sharded).full_tensor()
+        return local if self.ranks == 1 else self.wrap(local, sharded).full_tensor()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return an uninitialised sharded tensor."""
@@ -150,7 +153,8 @@ class Sharding:
     def sum(self, value: Tensor) -> Tensor:
         """Return the sum over all ranks, in float64."""
         total = value.detach().to(self.device, torch.float64, copy=True)
-        dist.all_reduce(total, group=self.mesh.get_group())
+        if self.ranks > 1:
+            dist.all_reduce(total, group=self.mesh.get_group())
         return total
 
     def run_on_first_rank(self, function: Callable[[], None]) -> None:
