@@ -26,15 +26,18 @@ def settings(folder: Path, **others: object) -> Config:
     return small(folder, lora__rank=4, algo__kl_coef=0.1, train__steps=3, checkpoint__every=1, **others)
 
 
-def test_a_run_trains_the_adapter_alone_and_is_measured_against_its_base(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "turnwise.recipes.build_learner.copy_model", lambda _: pytest.fail("a second copy of the model")
-    )
-    train(settings(tmp_path), console=quiet())
-    (run,) = tmp_path.iterdir()
-    checkpoint = run / "checkpoints" / "step_000003"
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, which is not changed. It makes no second copy of the model."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("turnwise.recipes.build_learner.copy_model", lambda _: pytest.fail("a second copy of the model"))
+        train(settings(folder), console=quiet())
+    return folder / "run"
+
+
+def test_a_run_trains_the_adapter_alone_and_is_measured_against_its_base(run: Path) -> None:
+    checkpoint = run / LAST
     assert is_adapter(checkpoint) and not (checkpoint / "model.safetensors").exists()
     rows = [row for row in metrics(run) if "train/kl" in row]
     assert rows[0]["train/kl"] < 1e-3 and rows[-1]["train/kl"] > 2 * rows[0]["train/kl"]
@@ -47,21 +50,17 @@ def test_a_run_trains_the_adapter_alone_and_is_measured_against_its_base(
     assert any(value.abs().sum() > 0 for name, value in weights.items() if "lora_B" in name)
 
 
-def test_stopped_and_resumed_it_ends_the_same(tmp_path: Path) -> None:
-    train(settings(tmp_path / "whole"), console=quiet())
+def test_stopped_and_resumed_it_ends_the_same(tmp_path: Path, run: Path) -> None:
     train(settings(tmp_path / "cut", train__max_minutes=1e-9), console=quiet())
     (cut,) = (tmp_path / "cut").iterdir()
     config = settings(tmp_path / "cut", record__name=cut.name)
     train(config, resume=True, console=quiet())
-    (whole,) = (tmp_path / "whole").iterdir()
     for file in ("adapter_model.safetensors", "learner.safetensors"):
-        ours, theirs = (load_file(each / "checkpoints" / "step_000003" / file) for each in (whole, cut))
+        ours, theirs = (load_file(each / LAST / file) for each in (run, cut))
         assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
 
 
-def test_its_model_is_evaluated_exported_and_merged(tmp_path: Path) -> None:
-    train(settings(tmp_path / "runs"), console=quiet())
-    (run,) = (tmp_path / "runs").iterdir()
+def test_its_model_is_evaluated_exported_and_merged(tmp_path: Path, run: Path) -> None:
     assert evaluate(plan_evaluation([str(run)]), console=quiet()).evaluations[0].episodes > 0
     export(str(run), tmp_path / "exported")
     merge(str(run), tmp_path / "merged")
@@ -71,13 +70,11 @@ def test_its_model_is_evaluated_exported_and_merged(tmp_path: Path) -> None:
         torch.testing.assert_close(plain, adapted, atol=1e-4, rtol=1e-4)
 
 
-def test_an_adapter_is_trained_further_and_gets_no_second_one(tmp_path: Path) -> None:
-    train(settings(tmp_path / "first"), console=quiet())
-    (first,) = (tmp_path / "first").iterdir()
-    adapter = str(first / "checkpoints" / "step_000003")
+def test_an_adapter_is_trained_further_and_gets_no_second_one(tmp_path: Path, run: Path) -> None:
+    adapter = str(run / LAST)
     with pytest.raises(UserError, match=r"Leave out lora\.rank"):
         train(settings(tmp_path / "second", model__name=adapter), console=quiet())
-    train(small(tmp_path / "third", model__name=adapter, train__steps=1), console=quiet())
+    train(small(tmp_path / "third", model__name=adapter, train__steps=1, eval__episodes=1), console=quiet())
     (third,) = (tmp_path / "third").iterdir()
     assert is_adapter(third / "checkpoints" / "step_000001")
 

@@ -94,16 +94,23 @@ def test_other_demonstrations_than_it_began_with_are_refused(tmp_path: Path) -> 
 
 def test_reinforcement_learning_goes_on_from_the_run_by_its_folder(tmp_path: Path) -> None:
     sft(settings(tmp_path / "first"), console=quiet())
-    train(small(tmp_path / "second", **BASE, model__name=str(tmp_path / "first" / "run")), console=quiet())
+    short = BASE | {"train__steps": 1, "eval__every": 0, "eval__episodes": 1}
+    train(small(tmp_path / "second", **short, model__name=str(tmp_path / "first" / "run")), console=quiet())
     config = (tmp_path / "second" / "run" / "config.toml").read_text()
     assert "checkpoints/step_000004" in config  # what it began from, though the run may grow
 
 
-def test_a_runs_own_successes_are_imitated_by_their_ids(tmp_path: Path) -> None:
-    train(small(tmp_path / "played", **BASE), console=quiet())
-    played = RunFolder.open(tmp_path / "played" / "run")
-    won = [entry for entry in played.read_index() if entry["status"] == "succeeded"]
-    config = settings(tmp_path / "again", sft__demos=str(tmp_path / "played" / "run"), sft__count=1000)
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of reinforcement learning with some successes."""
+    folder = tmp_path_factory.mktemp("played")
+    train(small(folder, **BASE, eval__episodes=1), console=quiet())
+    return folder / "run"
+
+
+def test_a_runs_own_successes_are_imitated_by_their_ids(tmp_path: Path, played: Path) -> None:
+    won = [entry for entry in RunFolder.open(played).read_index() if entry["status"] == "succeeded"]
+    config = settings(tmp_path / "again", sft__demos=str(played), sft__count=1000)
     if not won:
         pytest.fail("the run was to have some successes: change its seed")
     summary = sft(config, console=quiet())
@@ -112,12 +119,13 @@ def test_a_runs_own_successes_are_imitated_by_their_ids(tmp_path: Path) -> None:
     assert sum(row["train/answer_tokens"] for row in metrics(tmp_path / "again" / "run") if "train/loss" in row) == said
 
 
-def test_successes_of_another_tokenizer_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(small(tmp_path / "played", **BASE), console=quiet())
+def test_successes_of_another_tokenizer_are_refused(
+    tmp_path: Path, played: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = SimpleNamespace(get_vocab=lambda: {"a": 0})
     monkeypatch.setattr(demos, "AutoTokenizer", SimpleNamespace(from_pretrained=lambda folder: other))
     with pytest.raises(UserError, match="another tokenizer"):
-        sft(settings(tmp_path / "again", sft__demos=str(tmp_path / "played" / "run")), console=quiet())
+        sft(settings(tmp_path / "again", sft__demos=str(played)), console=quiet())
 
 
 def test_conversations_from_a_file_are_imitated(tmp_path: Path) -> None:

@@ -49,28 +49,29 @@ def track(name: str, folder: Path, rows: list[dict[str, Any]], resumed_after: in
 
 
 PROGRAM = """
-import json, sys
+import json, sys, time
 from pathlib import Path
 from turnwise.record.trackers import Trackers
-name, folder, config, rows, resumed = sys.argv[1], Path(sys.argv[2]), *map(json.loads, sys.argv[3:])
-sink = Trackers([name], config=config, name="lake", folder=folder, warn=print, resumed_after=resumed)
-for row in rows:
-    sink.log(row)
-sink.close()
+name, folder, config, parts = sys.argv[1], Path(sys.argv[2]), *map(json.loads, sys.argv[3:])
+for rows, resumed in parts:
+    sink = Trackers([name], config=config, name="lake", folder=folder, warn=print, resumed_after=resumed)
+    for row in rows:
+        sink.log(row)
+    sink.close()
+    time.sleep(1)  # W&B names folders by the second
 """
 
 
 def track_twice(name: str, folder: Path) -> None:
-    """Log a run and its resumption in separate processes, which print nothing."""
-    for rows, resumed in ((ROWS, None), (LATER, 1)):
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, name, str(folder), *map(json.dumps, (CONFIG, rows, resumed))],
-            env={**os.environ, "TRACKIO_DIR": str(folder / "trackio"), "HF_HUB_OFFLINE": "1"},
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    """Log a run and its resumption in a separate process, which prints nothing."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, name, str(folder), *map(json.dumps, (CONFIG, ((ROWS, None), (LATER, 1))))],
+        env={**os.environ, "TRACKIO_DIR": str(folder / "trackio"), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_tensorboard_logs_every_number_and_resumes(tmp_path: Path, optional_part: Any) -> None:
