@@ -164,3 +164,9 @@ def test_equal_cells_of_a_gridworld_have_equal_pixels(cell_pixels: int) -> None:
             seen.setdefault(name, set()).add(cell.tobytes())
     assert all(len(pixels) == 1 for pixels in seen.values())
     assert len(set.union(*seen.values())) == 4
+
+
+def test_ground_of_all_cells_is_ice_where_the_board_has_ice() -> None:
+    lake, floor = (draw_observation(Picture(rows=(("player", other),)), 8).data for other in ("ice", "empty"))
+    players = [PillowImage.open(io.BytesIO(data)).crop((0, 0, 8, 8)) for data in (lake, floor)]
+    assert players[0].tobytes() != players[1].tobytes()

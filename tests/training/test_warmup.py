@@ -295,6 +295,13 @@ def test_boards_have_sides_up_to_the_largest(max_side: int) -> None:
     assert {len(rows) for rows in boards} == {len(rows[0]) for rows in boards} == set(range(2, max_side + 1))
 
 
+def test_boards_repeat_after_the_distinct_ones() -> None:
+    loaded, boards = load_model("tiny_vlm"), Boards(distinct=2)
+    renderer = Renderer(loaded.tokenizer, images=loaded.images)
+    first, second, third = (boards.describe(renderer, PIXELS, 0, number).ids.tolist() for number in range(3))
+    assert first == third != second
+
+
 def test_warm_up_describes_boards_only_for_environments_with_images() -> None:
     shown = dict[str, list[tuple[int, int]]]()
     for observation in ("text", "image"):
