@@ -265,7 +265,7 @@ IN_TRAINING = (
         "models/sharding.py",
         ("training/test_sharded.py",),
         ("gradients are averaged over the ranks", "            each.set_gradient_divide_factor(1.0)\n", ""),
-        ("ranks keep their own sums", "        dist.all_reduce(total, group=self.mesh.get_group())\n", ""),
+        ("ranks keep their own sums", "        if self.ranks > 1:\n", "        if False:\n"),
         ("shards are read from the wrong rank", "src_data_rank=source)", "src_data_rank=0)"),
     ),
     *mutants(
@@ -348,7 +348,7 @@ IN_TRAINING = (
         "training/optimizer.py",
         ("training/test_muon.py",),
         ("momentum swapped", 'lerp_(gradient, 1 - group["momentum"])', 'lerp_(gradient, group["momentum"])'),
-        ("weight decay dropped", 'parameter.mul_(1 - group["lr"] * group["weight_decay"])', "pass"),
+        ("weight decay dropped", 'weights.mul_(1 - group["lr"] * group["weight_decay"])', "pass"),
         ("wide matrices get the larger step", "rows / columns", "columns / rows"),
     ),
     *mutants(

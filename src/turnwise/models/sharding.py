@@ -139,8 +139,12 @@ class Sharding:
 
     def gather(self, sharded: Tensor) -> Tensor:
         """Return a sharded tensor as a whole, on the computing device. It may be the tensor. All ranks call it."""
-        local = local_of(sharded.detach()).to(self.device)
-        return local if self.ranks == 1 else self.wrap(local, sharded).full_tensor()
+        return self.join(local_of(sharded.detach()), sharded)
+
+    def join(self, local: Tensor, like: Tensor) -> Tensor:
+        """Return the whole tensor, on the computing device, of which each rank passes its shard."""
+        local = local.to(self.device)
+        return local if self.ranks == 1 else self.wrap(local, like).full_tensor()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return an uninitialised sharded tensor."""

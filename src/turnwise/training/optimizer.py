@@ -193,16 +193,25 @@ class CpuMuon(torch.optim.Muon):
             gradients: list[Tensor] = []
             moments: list[Tensor] = []
             self._init_group(group, parameters, gradients, moments)
-            for gradient, moment in zip(gradients, moments, strict=True):
+            pairs = [(self._local(each), self._local(moment)) for each, moment in zip(gradients, moments, strict=True)]
+            for gradient, moment in pairs:
                 moment.lerp_(gradient, 1 - group["momentum"])
-            updates = (each.lerp(moment, group["momentum"]) for each, moment in zip(gradients, moments, strict=True))
+            updates = (gradient.lerp(moment, group["momentum"]) for gradient, moment in pairs)
             settings = group["ns_coefficients"], group["ns_steps"], group["eps"]
-            for parameter, direction in zip(parameters, self._orthogonalize(updates, settings), strict=True):
-                rows, columns = parameter.shape
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(direction, alpha=-group["lr"] * math.sqrt(max(1.0, rows / columns)))
+            directions = self._orthogonalize(parameters, updates, settings)
+            for parameter, direction in zip(parameters, directions, strict=True):
+                (rows, columns), weights = parameter.shape, self._local(parameter)
+                weights.mul_(1 - group["lr"] * group["weight_decay"])
+                weights.add_(direction, alpha=-group["lr"] * math.sqrt(max(1.0, rows / columns)))
 
-    def _orthogonalize(self, updates: Iterable[Tensor], settings: tuple[Any, int, float]) -> Iterator[Tensor]:
+    def _local(self, tensor: Tensor) -> Tensor:
+        """Return the part of a tensor that is in this process."""
+        return tensor
+
+    def _orthogonalize(
+        self, parameters: Sequence[Tensor], updates: Iterable[Tensor], settings: tuple[Any, int, float]
+    ) -> Iterator[Tensor]:
+        """Yield the local parts of the directions, from those of the parameters' updates."""
         return (orthogonalize(each, *settings) for each in updates)
 
 

@@ -66,13 +66,18 @@ class ShardedMuon(CpuMuon):
         super().__init__(parameters, lr, weight_decay)
         self._sharding = sharding
 
-    def _orthogonalize(self, updates: Iterable[Tensor], settings: tuple[Any, int, float]) -> Iterator[Tensor]:
-        sharding, left = self._sharding, iter(updates)
+    def _local(self, tensor: Tensor) -> Tensor:
+        return local_of(tensor)  # arithmetic on DTensors takes several times as long for small matrices
+
+    def _orthogonalize(
+        self, parameters: Sequence[Tensor], updates: Iterable[Tensor], settings: tuple[Any, int, float]
+    ) -> Iterator[Tensor]:
+        sharding, left = self._sharding, zip(updates, parameters, strict=True)
         dtype = torch.bfloat16 if sharding.device.type == "cuda" else torch.float32  # as torch's Muon and `CpuMuon`
         while matrices := list(islice(left, sharding.ranks)):
-            whole = [sharding.gather(each) for each in matrices]
+            whole = [sharding.join(update, parameter) for update, parameter in matrices]
             for owner, matrix in enumerate(whole):
                 if owner == sharding.rank:
                     whole[owner] = orthogonalize(matrix, *settings, dtype).to(matrix.dtype)
-            for owner, matrix in enumerate(matrices):
-                yield sharding.wrap(sharding.scatter(whole[owner], owner).to(sharding.storage), matrix)
+            for owner, matrix in enumerate(whole):
+                yield sharding.scatter(matrix, owner).to(sharding.storage)
