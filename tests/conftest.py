@@ -76,9 +76,15 @@ def quick_sandbox() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Use one thread: small models are faster with it, and parallel workers do not compete for cores."""
+def one_thread() -> Iterator[None]:
+    """Use one thread, also in runs without system.threads: small models are faster with it.
+
+    With one per core, the threads of parallel workers wait for each other: a run takes six times the processor time.
+    """
     torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("turnwise.recipes.training_run.default_threads", lambda: 1)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,6 +5,7 @@ it has its own memory, session and signals, and can be killed. What a start itse
 is tested with `subprocess`.
 """
 
+import importlib
 import multiprocessing
 import os
 import sys
@@ -120,6 +121,7 @@ def _run(
     sys.stdin = os.fdopen(0, closefd=False)  # multiprocessing has put /dev/null in its place
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    importlib.import_module("turnwise.recipes.training_run").default_threads = lambda: 1  # as in conftest.py
     if prepare is not None:
         prepare()
     target(*args)

@@ -5,7 +5,7 @@ import pytest
 
 from turnwise.config.load import build
 from turnwise.core.errors import UserError
-from turnwise.recipes import resources
+from turnwise.recipes import resources, training_run
 from turnwise.recipes.configure import configure
 from turnwise.recipes.presets import recipe_names
 from turnwise.recipes.training_run import resolve
@@ -121,6 +121,7 @@ def test_check_refuses_more_threads_than_the_machine_allows(monkeypatch: pytest.
 def test_default_threads_pass_their_own_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "max_threads", lambda: 3)
     monkeypatch.setattr(resources.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(training_run, "default_threads", resources.default_threads)  # conftest.py has replaced it
     config = resolve(build({}))
     assert config.system.threads == 3
     check_settings(config)
