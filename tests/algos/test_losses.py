@@ -255,6 +255,7 @@ def test_loss_reads_the_parameters_it_lists(name: str) -> None:
         "awr_beta": 2.0,
         "awr_max_weight": 2.0,
         "dpo_beta": 0.5,
+        "dpo_sft_coef": 0.5,
     }
     variants = changed_fields(base, others)
     read = {

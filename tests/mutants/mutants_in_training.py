@@ -446,8 +446,8 @@ IN_TRAINING = (
         ),
         (
             "equal rewards make a pair",
-            "(len(rewards) > 1 or not compares_pairs",
-            "(len(rewards) > 0 or not compares_pairs",
+            "(not needs_pair or has_pair(members, pair_gap))",
+            "True",
         ),
     ),
     *mutants(
