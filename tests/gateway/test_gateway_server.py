@@ -411,7 +411,7 @@ def test_server_port_in_use_says_what_to_do():
             async with open_gateway(port=taken.getsockname()[1]):
                 raise AssertionError
 
-        with pytest.raises(Exception, match="choose another --host or --port"):
+        with pytest.raises(Exception, match="choose another host or port"):
             asyncio.run(run())
 
 

@@ -133,7 +133,7 @@ def test_chat_template_file_replaces_the_tokenizers(saved: Path, tmp_path: Path)
 
 def test_tokenizer_without_chat_template_needs_a_file(copied: Path, tmp_path: Path) -> None:
     (copied / "chat_template.jinja").unlink()
-    assert "has no chat template: pass one with --model.chat_template" in error_of(copied)
+    assert "has no chat template: set model.chat_template to" in error_of(copied)
     file = tmp_path / "own.jinja"
     file.write_text("{{ messages }}")
     assert load_model(str(copied), chat_template=str(file)).tokenizer.chat_template == "{{ messages }}"

@@ -90,7 +90,7 @@ def test_plan_trains_an_adapter_of_7b_parameters_on_80_gib() -> None:
         plan = planned("qwen2.5-7b", gib, rank=16)
         assert plan.fits and not plan.optimizer_on_host and not plan.releases_cache
     with pytest.raises(
-        UserError, match=r"even with .* but only 24.0 GiB are available: train an adapter \(--lora.rank 16\)"
+        UserError, match=r"even with .* but only 24.0 GiB are available: train an adapter \(lora.rank 16\)"
     ):
         planned("qwen2.5-7b", 24)
 

@@ -116,8 +116,8 @@ def test_archer_replay_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         ({"selfplay__opponent": "self"}, "learns from episodes of many steps, and selfplay.opponent self plays"),
         ({"data__sources": ["runs/old"]}, "or choose algo.method archer_offline"),
-        ({"algo__method": "archer_offline"}, "trains on stored episodes alone. Name them with --data"),
-        ({"algo__method": "awac"}, "algo.method awac trains on stored episodes alone. Name them with --data"),
+        ({"algo__method": "archer_offline"}, "trains on stored episodes alone. Name them (data.sources)"),
+        ({"algo__method": "awac"}, "algo.method awac trains on stored episodes alone. Name them (data.sources)"),
         (
             {"algo__method": "awac", "env__kind": "agent", "data__sources": ["runs/old"]},
             "an agent acts by itself. Choose algo.method archer_offline",

@@ -112,7 +112,7 @@ def test_engines_of_70b_are_split_over_gpus(folder_70b: Path) -> None:
     job = job_of(("model.name", str(folder_70b)), ("engine.kind", "vllm"))
     divisions: list[Division] = list(find_divisions(job, GPUS["H100"], 64))
     assert divisions and all(each.tensor_parallel >= 2 and not each.layout.colocated for each in divisions)
-    with pytest.raises(UserError, match=r"70\.6B parameters does not fit 8 x H100.*use --gpus \d+.*--lora\.rank 16"):
+    with pytest.raises(UserError, match=r"70\.6B parameters does not fit 8 x H100.*use \d+ GPUs.*lora\.rank 16"):
         plan_cluster(job, GPUS["H100"], 8)
 
 

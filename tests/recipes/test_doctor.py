@@ -59,7 +59,7 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch
     monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)
     finding = found("runs folder", tmp_path / "not" / "yet")
     assert finding.found.endswith("Permission denied")
-    assert finding.fix == "choose another with --record.folder"
+    assert finding.fix == "choose another record.folder"
     assert finding.required
 
 

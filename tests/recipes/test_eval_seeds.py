@@ -26,7 +26,7 @@ def test_a_file_may_list_them_with_remarks(tmp_path: Path) -> None:
 def test_seeds_as_recorded_are_taken_and_must_be_of_the_split() -> None:
     recorded = seed_for("validation", 4)
     assert read_seeds(f"{recorded},9", "validation") == (recorded, seed_for("validation", 9))
-    with pytest.raises(UserError, match=r"belongs to the validation split, not to test. Give --split validation"):
+    with pytest.raises(UserError, match=r"belongs to the validation split, not to test. Choose split validation"):
         read_seeds(str(recorded), "test")
 
 
@@ -48,7 +48,7 @@ def test_runs_of_numbers_are_written_as_ranges() -> None:
         ("1,x", '"x" is not a seed'),
         ("5-3", '"5-3" is not a seed'),
         ("-3", '"-3" is not a seed'),
-        ("1,2,1", "names 1 twice. Give each seed once; --tries"),
+        ("1,2,1", "names 1 twice. Give each seed once; tries"),
         ("1-4,3", "names 3 twice"),
         ("0-99999999999", "more than 1000000"),
         ("9" * 15, "belongs to no split"),

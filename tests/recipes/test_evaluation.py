@@ -235,7 +235,7 @@ def test_a_folder_takes_more_tasks_and_models_but_no_other_settings(env: str, tm
         assert len(saved(out)) == 5
         with pytest.raises(UserError, match=r"holds an evaluation of 4 tasks, which one of 2 of them would replace"):
             run(env, url, out=out, seeds="2-3")
-        with pytest.raises(UserError, match=r"with another eval.temperature \(0.5, now 0.0\)\. Choose another --out"):
+        with pytest.raises(UserError, match=r"with another eval.temperature \(0.5, now 0.0\)\. Choose another folder"):
             run(env, url, out=out, seeds="0-2", overrides=[("eval.temperature", 0.0)])
         with pytest.raises(UserError, match=r"another split \(test, now validation\)"):
             run(env, url, out=out, seeds="0-2", overrides=[("eval.split", "validation")])
@@ -301,7 +301,7 @@ def test_episodes_that_broke_are_told_and_tried_again_later(env: str, tmp_path: 
 def test_a_refusal_leaves_no_folder(env: str, tmp_path: Path) -> None:
     with (
         serving(Server(faults=lambda said: ["401"] * 99)) as url,
-        pytest.raises(UserError, match=r"requires a key .*: set OPENAI_API_KEY, or name .* --api-key-env"),
+        pytest.raises(UserError, match=r"requires a key .*: set OPENAI_API_KEY, or name .* \(api_key_env\)"),
     ):
         run(env, url, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -317,7 +317,7 @@ def test_evaluate_checks_endpoints_before_a_model_is_loaded(
     server = Server(check=ReasoningModel())
     with serving(server) as url:
         asked = plan_evaluation(["tiny", env], remote=RemoteModels(url=url, models=("gpt-5-minni",)), seeds="0-2")
-        missing = r'The model `gpt-5-minni` does not exist.*: check --model "gpt-5-minni", and that --endpoint ends'
+        missing = r'The model `gpt-5-minni` does not exist.*: check the name "gpt-5-minni", and that the endpoint ends'
         with pytest.raises(UserError, match=missing):
             evaluate_into_folder(asked, tmp_path / "out", endpoint_options=FAST, console=quiet())
     assert server.requests == [] and not (tmp_path / "out").exists()
@@ -381,8 +381,8 @@ MISTAKES = [
     ("tiny sokobn", 'Unknown recipe or environment "sokobn": did you mean "sokoban"?'),
     ("tny bandit", 'Unknown model "tny": did you mean "tiny"?'),
     ("tiny tiny bandit", "tiny is given twice"),
-    ("tiny bandit --tries 0", "--tries 0: must be 1 or more"),
-    ("tiny bandit --seeds 3,x", '--seeds: "x" is not a seed'),
+    ("tiny bandit --tries 0", "tries 0: must be 1 or more"),
+    ("tiny bandit --seeds 3,x", 'seeds: "x" is not a seed'),
     ("tiny bandit --seeds 3 --episodes 4", "--episodes and --seeds both select the tasks"),
     ("tiny bandit --concurrency 3", "--concurrency has no effect without --endpoint"),
     ("tiny bandit --api-key-env A", "--api-key-env has no effect without --endpoint"),
@@ -392,10 +392,10 @@ MISTAKES = [
         "--endpoint http://h/v1 --model m",
         "The environment is missing. Run: turnwise eval ENV --endpoint http://h/v1 --model m",
     ),
-    ("bandit --endpoint h --model m", "--endpoint must be a URL such as"),
-    ("bandit --endpoint http://h/v1 --model m --concurrency 0", "--concurrency 0: must be 1 or more"),
-    ("bandit --endpoint http://h/v1 --model m --timeout 0", "--timeout 0: must be above 0"),
-    ("bandit --endpoint http://h/v1 --model m --api-key-env NOT_SET", "the variable that --api-key-env names is not"),
+    ("bandit --endpoint h --model m", "endpoint must be a URL such as"),
+    ("bandit --endpoint http://h/v1 --model m --concurrency 0", "concurrency 0: must be 1 or more"),
+    ("bandit --endpoint http://h/v1 --model m --timeout 0", "timeout 0: must be above 0"),
+    ("bandit --endpoint http://h/v1 --model m --api-key-env NOT_SET", "the variable that api_key_env names is not"),
     ("bandit --endpoint http://h/v1 --model m --model.device cpu", "model.device has no effect on an endpoint"),
     ("tiny bandit --rollout.groups 3", "rollout.groups has no effect on an evaluation"),
     ("tiny bandit --temperature 0 --eval.top_p 0.5", "eval.top_p has no effect with eval.temperature 0.0"),

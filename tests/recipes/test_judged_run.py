@@ -80,9 +80,7 @@ def test_a_budget_that_is_spent_stops_the_run_with_a_checkpoint(tmp_path: Path) 
     with serving(server) as url:
         judges = (judge_table(url, tmp_path, mode="relative", max_calls=3),)
         config = small(tmp_path, reward__judges=judges, train__steps=50, eval__every=0, checkpoint__every=100)
-        with pytest.raises(
-            UserError, match=r"budget of 3 calls is spent: raise its max_calls and continue with --from RUN --model"
-        ):
+        with pytest.raises(UserError, match=r"budget of 3 calls is spent: raise its max_calls in a new run"):
             train(config, console=quiet())
         done = len(steps_of(tmp_path / "run"))
         assert 1 <= done < 50 and len(server.requests) == 3

@@ -162,7 +162,7 @@ def test_calls_in_a_style_that_the_environment_cannot_read_are_refused(
 ) -> None:
     file = talks(tmp_path, *answers)
     config = settings(tmp_path, env__kind="lookup", env__params={"style": ours}, sft__demos=str(file))
-    expected = f'has tool calls in the style "{refused}" and none in "{ours}".* --env.params.style {refused}'
+    expected = f'has tool calls in the style "{refused}" and none in "{ours}".* env.params.style to {refused}'
     with pytest.raises(UserError, match=expected) if refused else nullcontext():
         check_sft(config, build_environment_mix(config))
 
@@ -269,7 +269,7 @@ def test_an_adapter_is_trained_where_one_is_asked_for(tmp_path: Path) -> None:
         ({"rollout__max_tokens": 64}, "rollout.max_tokens"),
         ({"sft__demos": "nowhere"}, "nowhere"),
         ({"sft__demos": "none.jsonl"}, "does not exist"),
-        ({"env__kind": QUIZ}, "Quiz has no solver. Give --demos"),
+        ({"env__kind": QUIZ}, "Quiz has no solver. Name a run"),
         ({"context__mode": "turn"}, "context.mode"),
     ],
 )

@@ -244,7 +244,7 @@ def test_an_evaluation_of_fewer_rows_than_asked_for_says_so(tmp_path: Path) -> N
 def test_a_task_that_a_file_does_not_have_is_refused(tmp_path: Path) -> None:
     overrides = [("env.params", tools(tmp_path)["env__params"])]
     assert len(plan_evaluation(["tiny", "tools"], overrides=overrides, seeds="0,1").seeds) == 2
-    with pytest.raises(UserError, match=r"--seeds 2: The test split of rows.jsonl has 2 tasks, counted from 0"):
+    with pytest.raises(UserError, match=r"seeds 2: The test split of rows.jsonl has 2 tasks, counted from 0"):
         plan_evaluation(["tiny", "tools"], overrides=overrides, seeds="1-2")
 
 

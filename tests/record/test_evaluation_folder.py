@@ -54,7 +54,10 @@ def test_evaluation_folder_drops_a_partial_line(tmp_path: Path, cut: int) -> Non
 
 
 def test_evaluation_folder_has_one_writer(tmp_path: Path) -> None:
-    with started(tmp_path / "a"), pytest.raises(UserError, match=r"is being written by another process .* --out"):
+    with (
+        started(tmp_path / "a"),
+        pytest.raises(UserError, match=r"another process .* choose another folder"),
+    ):
         EvaluationFolder(tmp_path / "a")
     EvaluationFolder(tmp_path / "a").__exit__(None, None, None)
 
@@ -62,7 +65,7 @@ def test_evaluation_folder_has_one_writer(tmp_path: Path) -> None:
 def test_evaluation_folder_refuses_foreign_folders(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/thesis.tex").write_text("x")
-    with pytest.raises(UserError, match=r"has other files \(thesis.tex\). Choose another --out"):
+    with pytest.raises(UserError, match=r"has other files \(thesis.tex\). Choose another folder"):
         EvaluationFolder(tmp_path / "a")
     (tmp_path / "b").write_text("x")
     with pytest.raises(UserError, match="is a file, not a folder"):

@@ -57,14 +57,14 @@ def test_create_writes_the_config_and_refuses_an_existing_run(tmp_path: Path) ->
     with RunFolder.create(path, "seed = 3\n") as folder:
         assert (folder.path / "config.toml").read_text() == "seed = 3\n"
         assert folder.checkpoints.is_dir()
-    with pytest.raises(UserError, match=r"--resume .*a, or choose another --record.name"):
+    with pytest.raises(UserError, match=r"Resume it, or choose another record.name"):
         RunFolder.create(path, "seed = 4\n")
     assert path.joinpath("config.toml").read_text() == "seed = 3\n"
 
 
 def test_create_refuses_and_keeps_foreign_folders(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
-    with pytest.raises(UserError, match=r"not empty. Choose another --record.name"):
+    with pytest.raises(UserError, match=r"not empty. Choose another record.name"):
         RunFolder.create(tmp_path, "")
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -88,7 +88,7 @@ def test_open_removes_partial_files_of_a_killed_write(tmp_path: Path, folder: st
 
 def test_create_explains_an_impossible_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"Cannot write .*--record.folder") as caught:
+    with pytest.raises(UserError, match=r"Cannot write .*record.folder") as caught:
         RunFolder.create(tmp_path / "file" / "run", "")
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="is a file"):
@@ -123,7 +123,7 @@ def test_remove_if_unused_keeps_a_folder_after_a_failed_write(tmp_path: Path) ->
     """The error of the failed write says how to resume the run."""
     with RunFolder.create(tmp_path / "a", "") as folder:
         folder.path.joinpath(".summary.json.part").symlink_to(FULL)
-        with pytest.raises(UserError, match="continue with --resume"):
+        with pytest.raises(UserError, match="then resume "):
             folder.write_summary({})
         folder.remove_if_unused()
         assert (folder.path / "config.toml").exists()
@@ -143,7 +143,7 @@ def test_open_refuses_other_folders(tmp_path: Path) -> None:
 def test_run_folder_has_one_writer_and_any_readers(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "") as first:
         first.append_metrics({"step": 0})
-        with pytest.raises(UserError, match=rf"another process \(pid {os.getpid()}\).*--record.name"):
+        with pytest.raises(UserError, match=rf"another process \(pid {os.getpid()}\).*record.name"):
             RunFolder.open(tmp_path, writing=True)
         assert RunFolder.open(tmp_path).read_metrics() == [{"step": 0}]
     with RunFolder.open(tmp_path, writing=True) as second:
@@ -345,7 +345,7 @@ def test_write_summary_replaces_nonfinite_numbers(tmp_path: Path) -> None:
 def test_full_disk_is_explained_and_loses_nothing(tmp_path: Path) -> None:
     with filled(tmp_path, 2) as folder:
         folder.summary_path.with_name(".summary.json.part").symlink_to(FULL)
-        with pytest.raises(UserError, match=r"No disk space left .*Free some.*--resume .*safe") as caught:
+        with pytest.raises(UserError, match=r"No disk space left .*Free some.*resume .*safe") as caught:
             folder.write_summary({"a": 1})
         assert "\n" not in str(caught.value)
         assert not folder.summary_path.exists()

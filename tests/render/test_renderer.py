@@ -286,7 +286,7 @@ def test_long_observation_is_not_truncated() -> None:
 
 
 def test_missing_template_is_a_user_error() -> None:
-    with pytest.raises(UserError, match=r"--model\.chat_template FILE") as caught:
+    with pytest.raises(UserError, match=r"set model\.chat_template to") as caught:
         Renderer(make_tokenizer(None))
     assert "\n" not in str(caught.value)
 
@@ -311,7 +311,7 @@ def test_template_without_conversations_is_a_user_error(template: str, reason: s
     tokenizer.chat_template = template
     with pytest.raises(UserError, match=reason) as caught:
         Renderer(tokenizer)
-    assert "--model.chat_template FILE" in str(caught.value) and "\n" not in str(caught.value)
+    assert "set model.chat_template to" in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,9 @@ def test_renderer_reports_what_a_template_raises_in_one_line(raising: str, reaso
     tokenizer, _ = case("chatml")
     whole = tokenizer.chat_template
     tokenizer.chat_template = raising + whole
-    with pytest.raises(UserError, match=rf"^the chat template refuses .*{reason}.*chat_template FILE$"):
+    with pytest.raises(
+        UserError, match=rf"^the chat template refuses .*{reason}.*model.chat_template to the file of another$"
+    ):
         Renderer(tokenizer)
     tokenizer.chat_template = "{% if messages | length > 3 %}" + raising + "{% endif %}" + whole
     renderer = Renderer(tokenizer)

@@ -271,7 +271,7 @@ def test_damaged_checkpoint_is_skipped_for_an_older_one(
     (warning,) = caplog.messages
     assert "step_000002 is damaged" in warning and "step_000001 is used instead" in warning
     DAMAGES[damage](folder / "step_000001" / name)
-    with pytest.raises(UserError, match=r"no checkpoint in .* is complete .*: start a new run with --from"):
+    with pytest.raises(UserError, match=r"no checkpoint in .* is complete .*: start a new run with its settings"):
         last_checkpoint(folder)
 
 
@@ -369,7 +369,7 @@ def test_save_reports_a_full_disk_and_keeps_checkpoints(
     folder = copy_of(saved, tmp_path)
     shutil.rmtree(folder / ".writing-step_000003")
     monkeypatch.setattr(module_with(where), where, failure)
-    with pytest.raises(UserError, match=r"No disk space left to write .*step_000003. Free some space, then continue"):
+    with pytest.raises(UserError, match=r"No disk space left to write .*step_000003. Free some space, then resume"):
         checkpoints_in(tmp_path).save(trained(0), state(3))
     assert sorted(path.name for path in folder.iterdir()) == ["best", "step_000001", "step_000002"]
     assert last_checkpoint(folder) == folder / "step_000002"

@@ -1,6 +1,6 @@
 """Advantages, losses and filters of the user: a key FILE.py:function of ADVANTAGES, LOSSES and FILTERS loads one.
 
-    def centred(inputs, params):            # --algo.advantage my_algo.py:centred
+    def centred(inputs, params):            # algo.advantage = my_algo.py:centred
         returns = (inputs.token_rewards * inputs.mask).sum(1, keepdim=True)
         return (returns - returns.mean()).expand_as(inputs.mask)
 

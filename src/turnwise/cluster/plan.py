@@ -85,7 +85,7 @@ def plan_cluster(job: TrainingJob, gpu: Gpu, gpus: int, *, steps: int = 4, seed:
     """Return the simulated divisions, the fastest first. Raises UserError if none fits."""
     if gpus < 2:
         raise UserError(
-            f"--gpus {gpus}: a cluster has at least 2 GPUs. `turnwise doctor --plan --model NAME` plans one GPU."
+            f"gpus {gpus}: a cluster has at least 2 GPUs. `turnwise doctor --plan --model NAME` plans one GPU."
         )
     divisions = list(find_divisions(job, gpu, gpus))
     if not divisions:
@@ -203,13 +203,13 @@ def _describe_misfit(job: TrainingJob, gpu: Gpu, gpus: int) -> str:
         enough *= 2
     shape = job.estimate.shape
     size = f"{shape.parameters / 1e9:.3g}B parameters"
-    fixes = [f"use --gpus {enough}"] if enough <= MAX_GPUS else []
+    fixes = [f"use {enough} GPUs"] if enough <= MAX_GPUS else []
     if not job.splits_engines:
         kinds = " or ".join(name for name, kind in ENGINES.items() if kind.splits_models)
-        fixes.append(f"split engines over GPUs (--engine.kind {kinds})")
+        fixes.append(f"split engines over GPUs (engine.kind {kinds})")
     if not shape.adapter:
-        fixes.append("train an adapter (--lora.rank 16)")
-    fixes += ["choose a GPU with more memory (--gpu)", "lower rollout.max_tokens", "choose a smaller model"]
+        fixes.append("train an adapter (lora.rank 16)")
+    fixes += ["choose a GPU with more memory", "lower rollout.max_tokens", "choose a smaller model"]
     return (
         f"A model with {size} does not fit {gpus} x {gpu.name} with {gpu.gib:g} GiB, learners and engines together: "
         f"{', '.join(fixes[:-1])} or {fixes[-1]}."

@@ -1,7 +1,7 @@
 """Settings by dotted name (`algo.clip_high`): default, help text and allowed values."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -16,6 +16,10 @@ from turnwise.core.suggestions import closest_match, suggest
 
 FREE_TABLES = ("env.params", "env.mix")
 """Tables with free keys: parameters of the environment, and further environments."""
+
+
+def in_free_table(name: str) -> bool:
+    return name.startswith(tuple(f"{table}." for table in FREE_TABLES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,23 +86,26 @@ def _walk(schema: Mapping[str, Any], shared: Mapping[str, Any], defaults: Any, p
             yield Key(name=prefix + name, default=defaults[name], doc=doc, schema=field)
 
 
-def find_key(name: str) -> Key:
-    """Return the setting with this name; UserError with a suggestion if there is none."""
+def find_key(name: str, spell: Callable[[str], str] = str) -> Key:
+    """Return the setting with this name; UserError with a suggestion if there is none.
+
+    `spell` writes a setting as the caller would type it.
+    """
     keys = all_keys()
     if name in keys:
         return keys[name]
     in_section = [key.name for key in keys.values() if key.section == name]
     if in_section:
-        raise UserError(f"{name} is a section: give one of its keys, such as {in_section[0]}")
-    raise UserError(unknown_key_message(name))
+        raise UserError(f"{name} is a section: give one of its keys, such as {spell(in_section[0])}")
+    raise UserError(unknown_key_message(name, spell))
 
 
-def unknown_key_message(name: str) -> str:
+def unknown_key_message(name: str, spell: Callable[[str], str] = str) -> str:
     """Return `unknown key algo.clip_hi: did you mean ...?`, or for a name of another library the setting here."""
     is_ours = "." in name and any(key.last == name.rpartition(".")[2] for key in all_keys().values())
     if not is_ours and (found := find_foreign_name(name)) is not None:
-        return f"unknown key {name}: use {found[0]} ({found[1]})"
-    similar = " or ".join(f'"{key}"' for key in similar_keys(name))
+        return f"unknown key {name}: use {spell(found[0])} ({found[1]})"
+    similar = " or ".join(f'"{spell(key)}"' for key in similar_keys(name))
     fix = f"did you mean {similar}?" if similar else "`turnwise train --help-all` lists them"
     return f"unknown key {name}: {fix}"
 

@@ -13,7 +13,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from turnwise.config.keys import FREE_TABLES, Key, all_keys, find_key, unknown_key_message
+from turnwise.config.keys import Key, all_keys, find_key, in_free_table, unknown_key_message
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError, read_failure
 from turnwise.core.section import is_plain, quoted_numbers
@@ -57,7 +57,7 @@ def _check_quotes(settings: Settings, config: Config, overridden: Sequence[str])
 
 def _apply_override(settings: dict[str, Any], name: str, value: Any) -> None:
     """Put an override into the nested tables. `-` is read as `_`, except in tables with free keys."""
-    if name.startswith(tuple(f"{table}." for table in FREE_TABLES)):
+    if in_free_table(name):
         path, parse = name.split("."), parse_free
     else:
         key = find_key(name.replace("-", "_"))
@@ -255,7 +255,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     """Parse `0,1,2`, the seeds of several runs."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
-        raise UserError(f"--seeds {text}: must be distinct whole numbers separated by commas, such as 0,1,2")
+        raise UserError(f"seeds {text}: must be distinct whole numbers separated by commas, such as 0,1,2")
     return tuple(int(part) for part in parts)
 
 

@@ -85,5 +85,5 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
-        raise UserError(f"Cannot listen on {host} port {port} ({error}): choose another --host or --port") from None
+        raise UserError(f"Cannot listen on {host} port {port} ({error}): choose another host or port") from None
     return listener

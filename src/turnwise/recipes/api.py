@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
+from turnwise.config.keys import find_key, in_free_table
 from turnwise.config.load import build, find_run, read_run
 from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
@@ -29,7 +30,6 @@ from turnwise.recipes.eval_plan import plan_evaluation
 from turnwise.recipes.eval_results import summarise_results
 from turnwise.recipes.evaluation import default_folder, evaluate_into_folder
 from turnwise.recipes.export import export
-from turnwise.recipes.keyword_errors import keyword_errors
 from turnwise.recipes.notebook import outside_event_loop
 from turnwise.recipes.run import train as train_run
 from turnwise.recipes.sft import sft as sft_run
@@ -298,8 +298,7 @@ def evaluate(
         results = evaluate_into_folder(plan, path, console=_console(quiet))
         return EvaluationResult(path=path, summary=summarise_results(results), evaluations=results.evaluations)
 
-    with keyword_errors():
-        return outside_event_loop(play)
+    return outside_event_loop(play)
 
 
 def load_run(run: str | Path) -> Run:
@@ -323,8 +322,7 @@ def _configure(
         raise UserError(f'{call} needs an environment: env="frozen_lake", a class{or_data}, or config=tw.Config(...)')
     if config is None:
         assert env is not None
-        with keyword_errors():
-            return configure(_reference(env), like=like, overrides=overrides), [key for key, _ in overrides]
+        return configure(_reference(env), like=like, overrides=overrides), [key for key, _ in overrides]
     if env is not None or like is not None or overrides:
         raise UserError(f"{call}: config holds all settings: leave out the others, or leave out config")
     return config, []
@@ -343,8 +341,7 @@ def _run(
         summary = command(config, resume=resume, console=_console(quiet), override_keys=typed, on_step=on_step)
         return Run(Path(summary["path"]))
 
-    with keyword_errors():
-        return outside_event_loop(work)
+    return outside_event_loop(work)
 
 
 def _console(quiet: bool) -> Console:
@@ -360,7 +357,11 @@ def _reference(env: Environment) -> str:
 
 
 def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name.replace("__", "."): _with_references(value) for name, value in settings.items()}
+    dotted = {name.replace("__", "."): _with_references(value) for name, value in settings.items()}
+    for key in dotted:
+        if not in_free_table(key):
+            find_key(key, spell=lambda setting: setting.replace(".", "__"))
+    return dotted
 
 
 def _with_references(value: Any) -> Any:

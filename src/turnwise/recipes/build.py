@@ -127,7 +127,7 @@ def check_sees_images(loaded: LoadedModel, environments: EnvironmentMix) -> None
         if spec.shows_images(params):
             raise UserError(
                 f"{spec.name} shows images, and the model {loaded.name} reads text only. Choose a vision-language "
-                f"model with --model.name{_or_text(spec)}."
+                f"model{_or_text(spec)}."
             )
 
 

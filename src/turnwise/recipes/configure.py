@@ -44,11 +44,11 @@ def configure(
     """
     if resume is not None and (changed := [key for key, _ in overrides if key not in MAY_CHANGE]):
         raise UserError(
-            f"--resume continues with the run's own settings. Leave out --{changed[0]}, or start another run with it: "
-            f"--from {resume}"
+            f"{resume} keeps its own settings when it is resumed. Leave out {changed[0]}, or start a new run from its "
+            "settings and change it there."
         )
     if like is not None and target is None:
-        raise UserError("--like RECIPE needs an environment, such as my_env.py:MyEnv. Add one.")
+        raise UserError("like RECIPE needs an environment, such as my_env.py:MyEnv. Add one.")
     settings = _base_settings(target, start_from, resume)
     if target is not None:
         settings = _apply_defaults(settings, target, like, overrides)
@@ -71,8 +71,8 @@ def _base_settings(target: str | None, start_from: str | None, resume: str | Non
             folder = find_run(resume)
             return _with_record(read_run(resume), folder=str(folder.parent), name=folder.name)
     raise UserError(
-        "Give one of RECIPE, --from RUN and --resume RUN. `turnwise recipes` lists the recipes. With --from, choose "
-        "another environment with --env.kind NAME."
+        "Give one of: a recipe (`turnwise recipes` lists them), a run to take the settings from, a run to resume "
+        "(`turnwise train --help`). With another run's settings, env.kind chooses the environment."
     )
 
 
@@ -103,7 +103,7 @@ def _apply_defaults(settings: dict[str, Any], target: str, like: str | None, ove
     """Put the settings of the recipe `like`, or else the model's defaults, below those of the target."""
     if target in recipe_names():
         if like is not None:
-            raise UserError(f"--like {like}: {target} is a recipe and has its own settings. Leave one of them out.")
+            raise UserError(f"like {like}: {target} is a recipe and has its own settings. Leave one of them out.")
         return settings
     recipe = {} if like is None else load_recipe(like)
     named = _find_override("model.name", overrides) or (recipe | settings).get("model", {}).get("name", "tiny")

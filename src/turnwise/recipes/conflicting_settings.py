@@ -187,7 +187,7 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     ),
     (
         lambda c: c.algo.method in ("archer_offline", "awac") and not c.data.sources,
-        "algo.method {algo.method} trains on stored episodes alone. Name them with --data, or choose archer.",
+        "algo.method {algo.method} trains on stored episodes alone. Name them (data.sources), or choose archer.",
     ),
     (
         lambda c: c.algo.method == "awac" and c.env.kind == AGENT_ENV,
@@ -269,8 +269,8 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     ),
     (
         lambda c: c.sft.demos is not None,
-        "sft.demos {sft.demos} is a setting of `turnwise sft`. Resume such a run with turnwise sft --resume RUN, or "
-        "train its model with --model.name RUN.",
+        "sft.demos {sft.demos} is a setting of `turnwise sft`. Resume such a run with `turnwise sft --resume RUN`, or "
+        "train its model with model.name RUN.",
     ),
     (
         lambda c: c.lora.rank > 0 and c.model.name in WARMED_UP and not c.model.warmup_steps,

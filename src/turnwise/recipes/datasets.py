@@ -73,7 +73,7 @@ def check_data(config: Config) -> None:
     if not config.data.sources and not advantage_traits(config).uses_rewards:
         raise UserError(
             f"algo.advantage {config.algo.advantage} imitates every episode, and played ones are the policy's "
-            "own. Name stored ones with --data."
+            "own. Name stored ones with data.sources."
         )
     for source in config.data.sources:
         open_source(find_data(source), config.data)

@@ -46,7 +46,7 @@ def check_demos(demos: str, count: int, environments: EnvironmentMix) -> None:
         without = [spec.name for spec in environments.specs.values() if not has_solver(spec)]
         if without:
             raise UserError(
-                f"{without[0]} has no solver. Give --demos a run with successes, or --data a file of conversations."
+                f"{without[0]} has no solver. Name a run with successes or a file of conversations in sft.demos."
             )
     elif is_table_file(demos):
         _check_call_formats(demos, count, environments)
@@ -71,7 +71,7 @@ def _check_call_formats(demos: str, count: int, environments: EnvironmentMix) ->
     if found is not None:
         raise UserError(
             f'{demos} has tool calls in the style "{found}" and none in "{min(parsed)}", which the environment parses. '
-            f"Give --env.params.style {found}, or convert the file."
+            f"Set env.params.style to {found}, or convert the file."
         )
 
 
@@ -156,7 +156,7 @@ def _check_lengths(samples: Sequence[Sample], config: Config, demos: str, *, sam
     answer = max(int(sample.turn_ids[sample.mask].bincount().max()) for sample in samples)
     if answer > config.rollout.max_new_tokens:
         thinks = demos == SOLVER and config.sft.think
-        or_less = ", or leave out the thinking with --sft.think false" if thinks else ""
+        or_less = ", or leave out the thinking (sft.think false)" if thinks else ""
         raise UserError(
             f"An answer of the demonstrations has {answer} tokens, which rollout.max_new_tokens "
             f"{config.rollout.max_new_tokens} would cut. "

@@ -117,7 +117,7 @@ def _folder(name: str, folder: Path) -> Finding:
 
 
 def _other_folder(name: str) -> str:
-    return "choose another with --record.folder" if name == "runs folder" else "set TURNWISE_CACHE to another folder"
+    return "choose another record.folder" if name == "runs folder" else "set TURNWISE_CACHE to another folder"
 
 
 def _optional_packages() -> Iterator[Finding]:

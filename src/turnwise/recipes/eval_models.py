@@ -126,7 +126,7 @@ def _shared_settings(
             f"The environment is missing. Run: turnwise eval ENV --endpoint {remote.url} --model {remote.models[0]}"
         )
     if not sources:
-        raise UserError("There is nothing to evaluate. Give a run, a model, or --endpoint URL --model NAME.")
+        raise UserError("There is nothing to evaluate. Give a run, a model, or an endpoint and the model behind it.")
     raise UserError(
         f'No run "{sources[0]}". If it is a model, give the environment as well: turnwise eval {sources[0]} ENV'
     )
@@ -160,18 +160,18 @@ def _with_unique_names(models: Sequence[EvaluatedModel]) -> Iterator[EvaluatedMo
             longer = f"{each.source} at {urlsplit(each.url).netloc}" if each.url else each.source
             each = EvaluatedModel(label=longer, source=each.source, config=each.config, url=each.url)
         if each.name in taken:
-            raise UserError(f"{each.source} is given twice. Leave one out; --tries sets the episodes per task.")
+            raise UserError(f"{each.source} is given twice. Leave one out; tries sets the episodes per task.")
         taken.add(each.name)
         yield each
 
 
 def _check_equal_tasks(models: Sequence[EvaluatedModel]) -> None:
-    for key, option in (("env", "ENV"), ("split", "--split"), ("episodes", "--episodes")):
+    for key in ("env", "split", "episodes"):
         values = [each.config.env if key == "env" else getattr(each.config.eval, key) for each in models]
         if other := next((number for number, value in enumerate(values) if value != values[0]), 0):
             raise UserError(
                 f"{models[0].label} and {models[other].label} have different settings of "
-                f"{'the environment' if key == 'env' else f'eval.{key}'}. Choose one with {option}."
+                f"{'the environment' if key == 'env' else f'eval.{key}'}. Choose one."
             )
 
 
@@ -205,30 +205,30 @@ class EndpointOptions:
     retries: int = 6
 
     def endpoint(self, url: str, model: str) -> Endpoint:
-        fix = "name the variable that holds it with --api-key-env"
-        parts = split_url(url, option="--endpoint", example=EXAMPLE_URL, fix=fix)
-        key = read_key(parts, self.key_variable, default=KEY_VARIABLE, option="--api-key-env")
+        fix = "name the variable that holds it (api_key_env)"
+        parts = split_url(url, option="endpoint", example=EXAMPLE_URL, fix=fix)
+        key = read_key(parts, self.key_variable, default=KEY_VARIABLE, option="api_key_env")
         return Endpoint(url=url, model=model, key=key, timeout_s=self.timeout_s, retries=self.retries)
 
     def advice(self, error: EndpointError) -> str:
         """Return which command-line option to change."""
         match error.reason:
             case "unreachable":
-                return "check that it is running and that --endpoint is its address"
+                return "check that it is running and that the endpoint is its address"
             case "unauthorized" if error.endpoint.key and self.key_variable:
                 return f"replace the key in {self.key_variable}"
             case "unauthorized":
-                return f"set {KEY_VARIABLE}, or name the variable that holds the key with --api-key-env"
+                return f"set {KEY_VARIABLE}, or name the variable that holds the key (api_key_env)"
             case "quota":
                 return "raise it there"
             case "wait":
                 return "try again after that"
             case "not_found":
-                return f'check --model "{error.endpoint.model}", and that --endpoint ends in /v1'
+                return f'check the name "{error.endpoint.model}", and that the endpoint ends in /v1'
             case "redirect":
-                return "give the final address with --endpoint"
+                return "give the final address as endpoint"
             case "rejected":
-                return "fix the parameter that the error names, or choose another --model"
+                return "fix the parameter that the error names, or choose another model"
 
 
 DEFAULT_ENDPOINT_OPTIONS = EndpointOptions()
@@ -240,9 +240,9 @@ def read_endpoint_options(
     """Build the options from the command line. None means the default."""
     for name, value, least in (("concurrency", concurrency, 1), ("retries", retries, 0)):
         if value is not None and value < least:
-            raise UserError(f"--{name} {value}: must be {least} or more.")
+            raise UserError(f"{name} {value}: must be {least} or more.")
     if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
-        raise UserError(f"--timeout {timeout_s:g}: must be above 0 and at most {MAX_TIMEOUT_S:g} seconds.")
+        raise UserError(f"timeout {timeout_s:g}: must be above 0 and at most {MAX_TIMEOUT_S:g} seconds.")
     options = {"key_variable": key_variable, "concurrency": concurrency, "timeout_s": timeout_s, "retries": retries}
     return EndpointOptions(**{name: value for name, value in options.items() if value is not None})  # type: ignore[arg-type]
 

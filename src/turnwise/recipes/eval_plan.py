@@ -55,7 +55,7 @@ def plan_evaluation(
     The schema does not allow eval.split train, because training never evaluates on its own tasks. Here it is allowed.
     """
     if tries is not None and tries < 1:
-        raise UserError(f"--tries {tries}: must be 1 or more.")
+        raise UserError(f"tries {tries}: must be 1 or more.")
     on_train = ("eval.split", "train") in overrides
     sources, environment = split_environment(words, remote)
     known = [(key, value) for key, value in overrides if not (on_train and key == "eval.split")]
@@ -99,7 +99,7 @@ def _choose_seeds(
         indices = [seed - FIRST_SEED[split] for seed in chosen]
         beyond = next((index for index in indices if size is not None and index >= size), None)
         if beyond is not None:
-            raise UserError(f"--seeds {beyond}: {rows}, counted from 0. Leave it out.")
+            raise UserError(f"seeds {beyond}: {rows}, counted from 0. Leave it out.")
         return chosen, ""
     if size is None or size >= episodes:
         return [seed_for(split, index) for index in range(episodes)], ""
@@ -138,7 +138,7 @@ def _check_extends(
     if set(plan.seeds) < set(old_seeds):
         raise UserError(
             f"{folder.path} holds an evaluation of {len(old_seeds)} tasks, which one of {len(plan.seeds)} of them "
-            "would replace. Give another --out."
+            "would replace. Give another folder."
         )
     old_rows = {row["name"]: row for row in old["models"]}
     for each in plan.models:
@@ -180,7 +180,7 @@ def _check_same(folder: EvaluationFolder, old: Mapping[str, Any], new: Mapping[s
         if new.get(key) != value:
             raise UserError(
                 f"{folder.path} holds an evaluation with another {key} ({value}, now {new.get(key)}). Choose another "
-                "--out, or use its settings."
+                "folder, or use its settings."
             )
 
 
@@ -201,11 +201,11 @@ def read_seeds(text: str, split: Split) -> tuple[int, ...]:
     words = [word for line in listed.splitlines() for word in re.split(r"[,\s]+", line.partition("#")[0]) if word]
     seeds = tuple(_seed(number, split) for number in _numbers(words))
     if not seeds:
-        raise UserError(f"--seeds {text}: contains no seeds. Give a list such as 3,7,10-20, or a file with one.")
+        raise UserError(f"seeds {text}: contains no seeds. Give a list such as 3,7,10-20, or a file with one.")
     if len(set(seeds)) < len(seeds):
         twice = next(seed for seed in seeds if seeds.count(seed) > 1)
         raise UserError(
-            f"--seeds names {twice - FIRST_SEED[split]} twice. Give each seed once; --tries sets the episodes per task."
+            f"seeds names {twice - FIRST_SEED[split]} twice. Give each seed once; tries sets the episodes per task."
         )
     return seeds
 
@@ -224,10 +224,10 @@ def write_seeds(seeds: Sequence[int]) -> str:
 def _read(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_FILE:
-            raise UserError(f"--seeds {path}: the file is larger than {MAX_FILE} bytes. Give a list of seeds.")
+            raise UserError(f"seeds {path}: the file is larger than {MAX_FILE} bytes. Give a list of seeds.")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--seeds: {read_failure(path, error)}. Give a text file of seeds.") from error
+        raise UserError(f"seeds: {read_failure(path, error)}. Give a text file of seeds.") from error
 
 
 def _numbers(words: Iterable[str]) -> list[int]:
@@ -236,9 +236,9 @@ def _numbers(words: Iterable[str]) -> list[int]:
         found = _RANGE.fullmatch(word)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
         if first > last:
-            raise UserError(f'--seeds: "{word[:40]}" is not a seed. Give whole numbers and ranges, such as 3,7,10-20.')
+            raise UserError(f'seeds: "{word[:40]}" is not a seed. Give whole numbers and ranges, such as 3,7,10-20.')
         if len(numbers) + last - first >= MAX_SEEDS:
-            raise UserError(f"--seeds: more than {MAX_SEEDS} seeds. Give fewer.")
+            raise UserError(f"seeds: more than {MAX_SEEDS} seeds. Give fewer.")
         numbers += range(first, last + 1)
     return numbers
 
@@ -247,5 +247,5 @@ def _seed(number: int, split: Split) -> int:
     if number < SEEDS_PER_SPLIT:
         return seed_for(split, number)
     if (found := split_of_seed(number)) != split:
-        raise UserError(f"--seeds: {number} belongs to the {found} split, not to {split}. Give --split {found}.")
+        raise UserError(f"seeds: {number} belongs to the {found} split, not to {split}. Choose split {found}.")
     return number

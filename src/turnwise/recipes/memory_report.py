@@ -30,7 +30,7 @@ def report_plan(
 ) -> PlanReport:
     """Plan the memory of `model`, a name or folder, or of a known `shape`. `gpu_gib` None: this machine's GPU."""
     if (model is None) == (shape is None):
-        raise UserError("A plan needs one model. Give --model NAME, or --shape NAME.")
+        raise UserError("A plan needs one model. Name a model or a shape.")
     config = build({}, overrides)
     model_config = load_config(model) if model is not None else known_config(shape or "")
     lora, parameter_bytes = config.lora, 2 if config.model.dtype == "auto" else DTYPES[config.model.dtype].itemsize
@@ -44,10 +44,10 @@ def report_plan(
 def _device_bytes(gpu_gib: float | None) -> int:
     if gpu_gib is not None:
         if not 0 < gpu_gib < 1 << 20:
-            raise UserError(f"--gpu-memory {gpu_gib:g} is not the size of a GPU. Give it in GiB, such as 24.")
+            raise UserError(f"gpu_memory {gpu_gib:g} is not the size of a GPU. Give it in GiB, such as 24.")
         return int(gpu_gib * GIB)
     if not torch.cuda.is_available():
-        raise UserError("This machine has no GPU. Give the size of one in GiB, such as --gpu-memory 24.")
+        raise UserError("This machine has no GPU. Give the size of one in GiB, such as 24.")
     return device_memory(torch.device("cuda", torch.cuda.current_device()))
 
 

@@ -90,7 +90,7 @@ def train(
         method=reference_name(algo.advantage) if algo.method == "on_policy" else algo.method,
         command="train",
         resume=resume,
-        if_finished="Start another run with --from PATH, or evaluate it with `turnwise eval PATH`.",
+        if_finished="Start another run from its model, or evaluate it.",
     ) as folder:
         summary, path = ReinforcementRun(config, environments, folder, console, on_step).train(resume), folder.path
     episodes = min(EVAL_EPISODES, environments.entries[0].sizes.get(config.eval.split, EVAL_EPISODES))

@@ -110,7 +110,7 @@ def sft(
         method="sft",
         command="sft",
         resume=resume,
-        if_finished="Train its model further with --model.name PATH.",
+        if_finished="Train its model further with model.name PATH.",
     ) as folder:
         summary, path = _SftRun(config, environments, folder, console, on_step).train(resume), folder.path
     target = recipe or (config.env.kind if config.env.kind in recipe_names() else "RECIPE")
@@ -123,7 +123,7 @@ def check_sft(config: Config, environments: EnvironmentMix, override_keys: Itera
     if environments.has_agent:
         raise UserError(
             "SFT does not run agents. Fine-tune with `turnwise sft --data FILE`, then train the agent with "
-            "--model.name RUN."
+            "model.name RUN."
         )
     check_model(config.model)
     check_threads(config.system)

@@ -140,11 +140,11 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
     (("data.pair_gap",), _one_of("algo.advantage", ["preference"])),
     (
         ("data.capacity", "data.episodes", "data.keep", "data.min_reward", "data.pair_gap"),
-        _on("data.sources", "name stored episodes with --data"),
+        _on("data.sources", "name stored episodes"),
     ),
     (
         ("rollout.temperature", "reward.format_penalty", "reward.weights", "algo.filter_scale"),
-        _off("data.sources", "play the environment: leave out --data"),
+        _off("data.sources", "play the environment: name no stored episodes"),
     ),
     (("curriculum.floor", "curriculum.memory"), _on("curriculum.pool", "raise {key}")),
     (

@@ -113,22 +113,22 @@ class FolderLock:
     The lock is on the open file, not on its existence: a leftover file does not block the folder.
     """
 
-    def __init__(self, folder: Path, *, name_option: str = "--record.name") -> None:
-        """`name_option`: the command-line option that chooses another folder, for the error message."""
+    def __init__(self, folder: Path, *, chosen_by: str = "record.name") -> None:
+        """`chosen_by`: the setting that chooses another folder, for the error message."""
         self._file = (folder / LOCK_NAME).open("ab+", buffering=0)
         try:
-            self._acquire(folder, name_option)
+            self._acquire(folder, chosen_by)
         except BaseException:
             self._file.close()
             raise
 
-    def _acquire(self, folder: Path, name_option: str) -> None:
+    def _acquire(self, folder: Path, chosen_by: str) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(
                 f"{folder} is being written by another process{self._owner()}. "
-                f"Wait for it, stop it, or choose another {name_option}."
+                f"Wait for it, stop it, or choose another {chosen_by}."
             ) from error
         self._file.truncate(0)
         self._file.write(str(os.getpid()).encode())

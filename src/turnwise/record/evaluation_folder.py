@@ -39,10 +39,10 @@ class EvaluationFolder:
         self.is_new = not (path / PLAN).exists()
         """The folder had no plan before."""
         self._token_names: dict[str, TokenNamesFile] = {}
-        with wrap_disk_errors(path, "start again, or choose another --out (nothing was started)"):
+        with wrap_disk_errors(path, "start again, or choose another folder (nothing was started)"):
             _refuse_foreign(path)
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = FolderLock(path, name_option="--out")
+            self._lock = FolderLock(path, chosen_by="folder")
             for name in ("models", "trajectories"):
                 (path / name).mkdir(exist_ok=True)
 
@@ -103,7 +103,7 @@ class EvaluationFolder:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with wrap_disk_errors(self.path, f"continue with --resume {self.path} (all completed episodes are safe)"):
+        with wrap_disk_errors(self.path, f"resume {self.path} (all completed episodes are safe)"):
             yield
 
 
@@ -134,8 +134,8 @@ def _refuse_foreign(path: Path) -> None:
     if not path.exists() or (path / PLAN).exists():
         return
     if not path.is_dir():
-        raise UserError(f"{path} is a file, not a folder. Choose another --out.")
+        raise UserError(f"{path} is a file, not a folder. Choose another folder.")
     own_names = {LOCK_NAME, "models", "trajectories"}  # left by a start that was killed before it wrote its plan
     foreign = [file for file in path.iterdir() if file.name not in own_names and not is_leftover(file)]
     if foreign:
-        raise UserError(f"{path} has other files ({foreign[0].name}). Choose another --out.")
+        raise UserError(f"{path} has other files ({foreign[0].name}). Choose another folder.")

@@ -70,7 +70,7 @@ class RunFolder:
     def create(cls, path: Path | str, config_toml: str) -> Self:
         """Create and lock the folder of a new run. An existing run is never overwritten."""
         path = Path(path)
-        with wrap_disk_errors(path, "start again, or choose another --record.folder (nothing was started)"):
+        with wrap_disk_errors(path, "start again, or choose another record.folder (nothing was started)"):
             _refuse_used(path)
             path.mkdir(parents=True, exist_ok=True)
             lock = FolderLock(path)
@@ -186,9 +186,7 @@ class RunFolder:
         if self._lock is None or not self._lock.held:
             raise RuntimeError(f"{self.path} is not locked: open it with writing=True")
         self._write_failed = True
-        with wrap_disk_errors(
-            path, f"continue with --resume {self.path} (everything up to its last checkpoint is safe)"
-        ):
+        with wrap_disk_errors(path, f"resume {self.path} (everything up to its last checkpoint is safe)"):
             yield
         self._write_failed = False
 
@@ -308,13 +306,11 @@ def _refuse_used(path: Path) -> None:
     if not path.exists():
         return
     if not path.is_dir():
-        raise UserError(f"{path} is a file, not a folder. Choose another --record.name.")
+        raise UserError(f"{path} is a file, not a folder. Choose another record.name.")
     if (path / "config.toml").exists():
-        raise UserError(
-            f"{path} already contains a run. Continue it with --resume {path}, or choose another --record.name."
-        )
+        raise UserError(f"{path} already contains a run. Resume it, or choose another record.name.")
     if any(file.name != LOCK_NAME and not is_leftover(file) for file in path.iterdir()):
-        raise UserError(f"{path} exists and is not empty. Choose another --record.name.")
+        raise UserError(f"{path} exists and is not empty. Choose another record.name.")
 
 
 def _read_step_rows(path: Path) -> list[dict[str, Any]]:
@@ -364,7 +360,7 @@ class JudgeUsage:
     def __init__(self, folder: Path) -> None:
         """`folder`: the locked run folder."""
         self._path = folder / JUDGES_FILE
-        self._advice = f"continue with --resume {folder} (everything up to its last checkpoint is safe)"
+        self._advice = f"resume {folder} (everything up to its last checkpoint is safe)"
 
     def read(self) -> dict[str, dict[str, float]]:
         """Return the calls and tokens of each judge. A request that a kill interrupted counts with its maximum."""

@@ -117,7 +117,7 @@ class Renderer:
         if not self.reads_images and any(message.images for message in messages):
             raise UserError(
                 "The model reads text only, and the messages contain an image. Use a vision-language model such as "
-                "tiny_vlm, or observations without images (--env.params.observation text)."
+                "tiny_vlm, or observations without images (env.params.observation text)."
             )
         return conversation_shape(messages)
 

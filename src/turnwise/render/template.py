@@ -23,7 +23,7 @@ from turnwise.render.slots import (
     TextRunSlot,
 )
 
-HOW_TO_FIX = "use another with --model.chat_template FILE"
+HOW_TO_FIX = "set model.chat_template to the file of another"
 
 
 class RefusedError(Exception):
@@ -36,7 +36,7 @@ class ChatTemplate:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, image_marker: str | None = None) -> None:
         """`image_marker`: text that the template of a model that reads images writes in place of an image."""
         if not tokenizer.chat_template:
-            raise UserError("the tokenizer has no chat template: set --model.chat_template FILE (a Jinja file)")
+            raise UserError("the tokenizer has no chat template: set model.chat_template to a Jinja file")
         self._tokenizer = tokenizer
         self.image_marker = image_marker
         self._lists_parts = False

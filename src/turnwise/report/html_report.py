@@ -52,9 +52,9 @@ def write_report(folder: Path, out: Path | None = None, *, summary: Mapping[str,
     """Write the report to `out` (default: `report.html` in the folder) and return its path."""
     target = folder / REPORT_NAME if out is None else out
     text = render_report(folder, summary)
-    with wrap_disk_errors(target, "write the report again, or choose another --out"):
+    with wrap_disk_errors(target, "write the report again, or choose another file"):
         if target.is_dir():
-            raise UserError(f"{target} is a folder. Give --out a file, e.g. {target / REPORT_NAME}.")
+            raise UserError(f"{target} is a folder. Name a file, e.g. {target / REPORT_NAME}.")
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(target, text.encode("utf-8", "backslashreplace"), durable=False)
     return target

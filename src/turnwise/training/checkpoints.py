@@ -90,7 +90,7 @@ class Checkpoints:
         if not best and _has_state(target, state):
             return target
         temporary = self.folder / f".writing-{target.name}"
-        with wrap_disk_errors(target, f"continue with --resume {self.folder.parent} (earlier checkpoints are safe)"):
+        with wrap_disk_errors(target, f"resume {self.folder.parent} (earlier checkpoints are safe)"):
             try:
                 self._write(learner, state, temporary)
                 _replace(temporary, target)
@@ -169,7 +169,7 @@ def newest(folder: Path) -> tuple[Path, State] | None:
             log.warning("%s: skipped, %s is used instead", "; ".join(damaged), each.name)
         return found
     if damaged:
-        raise UserError(f"no checkpoint in {folder} is complete ({damaged[0]}): start a new run with --from")
+        raise UserError(f"no checkpoint in {folder} is complete ({damaged[0]}): start a new run with its settings")
     return None
 
 
@@ -177,7 +177,7 @@ def last_checkpoint(folder: Path) -> Path:
     """Return the newest complete checkpoint, which is also a Hugging Face model folder."""
     found = newest(folder)
     if found is None:
-        raise UserError(f"{folder} has no checkpoint yet: train the run further with --resume {folder.parent}")
+        raise UserError(f"{folder} has no checkpoint yet: resume {folder.parent} first")
     return found[0]
 
 

@@ -79,7 +79,7 @@ class AccessMiddleware:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not policy.allows_host(hosts[0]):
             return error_response(
-                403, "The viewer does not serve this host name: open it as localhost, or start it with --host NAME"
+                403, "The viewer does not serve this host name: open it as localhost, or start it with this host"
             )
         if scope["path"].startswith(API) and headers.get("sec-fetch-site") not in ALLOWED_FETCH_SITES:
             return error_response(403, "The API serves only the viewer's own page: open that page")

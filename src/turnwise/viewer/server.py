@@ -45,14 +45,14 @@ def resolve_token(host: str, token: str | None) -> str | None:
     if token is None:
         return None if is_loopback(host) else secrets.token_urlsafe(16)
     if len(token) < MIN_TOKEN_LENGTH or not set(token) <= TOKEN_CHARACTERS:
-        raise UserError(f"--token must have {MIN_TOKEN_LENGTH} or more letters, digits or -_.~: change it or remove it")
+        raise UserError(f"token must have {MIN_TOKEN_LENGTH} or more letters, digits or -_.~: change it or remove it")
     return token
 
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket. Raises UserError for an unusable host or port."""
     if not 0 <= port <= 65535:
-        raise UserError(f"--port {port} is not a port: give one from 1024 to 65535, or 0 for any free port")
+        raise UserError(f"port {port} is not a port: give one from 1024 to 65535, or 0 for any free port")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (socket.gaierror, UnicodeError):
@@ -70,16 +70,16 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _describe_bind_error(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"Port {port} is in use, perhaps by another viewer: choose another, e.g. --port {port % 65535 + 1}"
+        return f"Port {port} is in use, perhaps by another viewer: choose another, e.g. {port % 65535 + 1}"
     if error.errno == errno.EACCES:
-        return f"Port {port} requires root: choose one above 1023, e.g. --port 7860"
+        return f"Port {port} requires root: choose one above 1023, e.g. 7860"
     if error.errno == errno.EADDRNOTAVAIL:
         return _describe_wrong_host(host)
-    return f"Cannot listen on {host} port {port} ({error.strerror}): choose another --host or --port"
+    return f"Cannot listen on {host} port {port} ({error.strerror}): choose another host or port"
 
 
 def _describe_wrong_host(host: str) -> str:
-    return f"--host {host} is not an address of this machine: give 127.0.0.1, or 0.0.0.0 for all addresses"
+    return f"host {host} is not an address of this machine: give 127.0.0.1, or 0.0.0.0 for all addresses"
 
 
 def page_address(policy: AccessPolicy) -> str:

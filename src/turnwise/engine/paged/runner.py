@@ -287,7 +287,7 @@ def build_paged_runner(
     if head is None:
         raise UserError(
             f"the GPU engine does not support how {type(model).__name__} computes its logits: "
-            "use --model.device cpu or another model"
+            "set model.device to cpu, or choose another model"
         )
     shape = cache_shape(model)
     if pages is None:

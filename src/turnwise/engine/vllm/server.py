@@ -49,7 +49,7 @@ class ServerReplica:
         if longest < self._max_tokens:
             raise UserError(
                 f"{self.name} allows contexts of {longest} tokens, and rollout.max_tokens is {self._max_tokens}. Start "
-                "it with a larger --max-model-len, or lower rollout.max_tokens."
+                "it with a larger max-model-len, or lower rollout.max_tokens."
             )
         await self._post("/init_weight_transfer_engine", {"init_info": {}})
         answer = await self._post(GENERATE, _body(PROBE))

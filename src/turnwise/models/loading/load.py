@@ -151,7 +151,7 @@ def _check_template(tokenizer: Any, name: str) -> None:
     """Raise for a missing or broken template now rather than in the first rollout."""
     if tokenizer.chat_template is None:
         raise UserError(
-            f'the tokenizer of model "{name}" has no chat template: pass one with --model.chat_template FILE'
+            f'the tokenizer of model "{name}" has no chat template: set model.chat_template to a file with one'
         )
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)

@@ -238,7 +238,7 @@ def _working_items(
 
 def _out_of_memory_error(estimate: MemoryEstimate, smallest: MemoryPlan, host_bytes: int | None) -> UserError:
     needed = max(smallest.rollout, smallest.update) / (1 - RESERVED_SHARE)
-    fix = "use a smaller model" if estimate.shape.adapter else "train an adapter (--lora.rank 16) or a smaller model"
+    fix = "use a smaller model" if estimate.shape.adapter else "train an adapter (lora.rank 16) or a smaller model"
     location, available = "GPU", smallest.device_bytes
     if needed <= smallest.device_bytes and host_bytes is not None:
         needed, location, available = smallest.host, "host", host_bytes

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from turnwise.core.errors import UserError
 from turnwise.rewards.per_loop import PerLoop
 
-CONTINUE = "raise its {} and continue with --from RUN --model.name RUN (a resumed run keeps its settings)"
+CONTINUE = "raise its {} in a new run from the trained model (a resumed run keeps its settings)"
 
 OnSpend = Callable[[int, int], None]
 """Called with calls and tokens: before a request the reserved amount, after it the difference to the actual cost."""

@@ -62,7 +62,9 @@ def open_index(folder: Path, mode: Mode | None = None) -> SearchIndex:
     manifest = read_manifest(folder)
     mode = mode or ("hybrid" if manifest.dense else "lexical")
     if mode != "lexical" and manifest.dense is None:
-        raise UserError(f"{folder} has no vectors for mode {mode}: build it with --dense MODEL, or choose lexical")
+        raise UserError(
+            f"{folder} has no vectors for mode {mode}: build it again with a dense model, or choose lexical"
+        )
     try:
         passages = StoredPassages(folder)
         if len(passages) != manifest.passages:

@@ -157,9 +157,7 @@ class SearchServer(ThreadingHTTPServer):
             super().__init__((host, port), partial(_Handler, searcher=searcher, key=key, local=is_local(host)))
         except (OSError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not an address"
-            raise UserError(
-                f"cannot listen on {host} port {port} ({reason}): choose another --host or --port"
-            ) from error
+            raise UserError(f"cannot listen on {host} port {port} ({reason}): choose another host or port") from error
 
     @property
     def url(self) -> str:
@@ -185,9 +183,9 @@ class SearchServer(ThreadingHTTPServer):
 
 def _check_options(host: str, port: int, key: str | None) -> None:
     if not 0 <= port <= 65535:
-        raise UserError(f"--port {port} is not a port: give one from 1024 to 65535, or 0 for any free port")
+        raise UserError(f"port {port} is not a port: give one from 1024 to 65535, or 0 for any free port")
     if key is None and not is_local(host):
-        raise UserError(f"--host {host} is reachable by others: set a key first, export {KEY_VARIABLE}=KEY")
+        raise UserError(f"host {host} is reachable by others: set a key first, export {KEY_VARIABLE}=KEY")
     if key is not None and len(key) < MIN_KEY_CHARS:
         raise UserError(f"the key in {KEY_VARIABLE} is too short: use at least {MIN_KEY_CHARS} characters")
 
