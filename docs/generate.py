@@ -18,9 +18,10 @@ import turnwise as tw
 from turnwise.cli.commands import COMMANDS
 from turnwise.cli.main import make_app
 from turnwise.config.keys import Key, all_keys, show_value
+from turnwise.config.load import read_settings
 from turnwise.config.schema import Config
 from turnwise.core.section import Section
-from turnwise.recipes.configure import load_recipe
+from turnwise.recipes.configure import MODELS, load_recipe
 from turnwise.recipes.presets import recipe_names
 from turnwise.recipes.validate import CHOICES
 from turnwise.tools.docstrings import split_docstring
@@ -92,7 +93,8 @@ def configuration() -> str:
     sections: dict[str, list[Key]] = {}
     for key in all_keys().values():
         sections.setdefault(key.section, []).append(key)
-    return "\n".join([*(settings_table(name, keys) for name, keys in sections.items()), recipe_settings()])
+    tables = [settings_table(name, keys) for name, keys in sections.items()]
+    return "\n".join([*tables, tiny_settings(), recipe_settings()])
 
 
 def settings_table(section: str, keys: Sequence[Key]) -> str:
@@ -106,6 +108,14 @@ def allowed_values(key: Key) -> str:
         others = ", FILE.py:function" if key.name in OWN_FUNCTIONS else ""
         return f"one of {', '.join(CHOICES[key.name])}{others}"
     return key.allowed
+
+
+def tiny_settings() -> str:
+    """Return a table of the defaults that are others for the model `tiny`."""
+    own, general = flatten(read_settings(MODELS / "tiny.toml")), all_keys()
+    rows = [(f"`{name}`", f"`{show_value(value)}`", f"`{show_value(general[name].default)}`") for name, value in own]
+    intro = "What a run of `tiny` uses instead, in an environment without a recipe.\n\n"
+    return f"## Defaults of tiny\n\n{intro}{table(('setting', 'tiny', 'other models'), rows)}"
 
 
 def recipe_settings() -> str:
