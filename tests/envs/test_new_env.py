@@ -1,5 +1,6 @@
 """`turnwise envs new`: the starter environment works and passes its own test."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,17 @@ from turnwise.cli.main import main
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import load_spec
 from turnwise.envs.starter.write import write_starter
+
+PLAIN = """
+import turnwise as tw
+
+class Plain(tw.TextEnv):
+    action_names = ("on", "off")
+    def reset(self, rng):
+        return "?"
+    def step(self, action):
+        return tw.won()
+"""
 
 
 def test_starter_loads_and_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,6 +39,21 @@ def test_starter_test_fails_on_a_wrong_rule(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("if guess < self.secret:", "if guess > self.secret:"))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test.name]
     assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 1
+
+
+def test_starter_test_skips_methods_that_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, test = write_starter("Plain", tmp_path)
+    file.write_text(PLAIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    written = runpy.run_path(str(test))
+    skipped = [
+        lambda: written["test_solver_succeeds_within_the_limits"](0),
+        written["test_equal_seeds_give_equal_tasks"],
+        lambda: written["test_illegal_actions_raise_value_error_and_change_nothing"]("nonsense"),
+    ]
+    for each in skipped:
+        with pytest.raises(pytest.skip.Exception, match=r"Plain has no|action_names"):
+            each()
 
 
 def test_starter_names_its_class_in_both_files(tmp_path: Path) -> None:

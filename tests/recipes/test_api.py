@@ -204,6 +204,7 @@ def test_tiny_has_defaults_that_learn_in_any_environment(tmp_path: Path) -> None
     ("call", "text"),
     [
         (lambda: tw.train("bandit", minutes=3), 'unknown key minutes: did you mean "train__max_minutes"?'),
+        (lambda: tw.train("bandit", step=3), 'unknown key step: did you mean "train__steps"?'),
         (lambda: tw.train("bandit", beta=0.0), "unknown key beta: use algo__kl_coef (0 keeps no reference model)"),
         (lambda: tw.train("bandit", like="sokoban"), "like sokoban: bandit is a recipe and has its own settings."),
         (lambda: tw.evaluate("tiny", "bandit", tries=0), "tries 0: must be 1 or more."),

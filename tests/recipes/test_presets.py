@@ -136,3 +136,10 @@ def test_mini_batch_of_a_recipe_follows_a_smaller_batch() -> None:
     chosen = configure("frozen_lake", overrides=[("rollout.groups", "4"), ("train.mini_batch", "64")])
     with pytest.raises(UserError, match=r"train\.mini_batch 64 is more than the trajectories"):
         check_settings(chosen)
+
+
+def test_environment_file_without_its_suffix_is_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "coffee.py").touch()
+    with pytest.raises(UserError, match=r"did you mean coffee\.py:Bar\?"):
+        load_target("coffee:Bar")

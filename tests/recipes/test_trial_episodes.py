@@ -1,5 +1,6 @@
 """Environments and rewards are tried before a model is loaded."""
 
+import contextlib
 import logging
 from pathlib import Path
 from textwrap import dedent
@@ -76,6 +77,39 @@ def test_infrastructure_failure_in_a_trial_is_only_logged(tmp_path: Path, caplog
     with caplog.at_level(logging.WARNING):
         try_environments(config, build_environment_mix(config))
     assert "a trial episode of random answers failed: the server is away" in caplog.text
+
+
+def test_rare_bug_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = write_env(tmp_path, "assert action == 'one'")
+    config = small(tmp_path, env__kind=f"{file}:Mine")
+    with caplog.at_level(logging.WARNING), contextlib.suppress(UserError):  # raised if all attempts of an episode fail
+        try_environments(config, build_environment_mix(config))
+    assert caplog.text.count("failed: Mine.step raised AssertionError at mine.py:11") == 1
+
+
+@pytest.mark.parametrize(("start", "notes"), [("rng.random()", 0), ("next(STARTS)", 1)])
+def test_start_that_does_not_follow_from_its_seed_is_reported(
+    start: str, notes: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write_env(tmp_path)
+    text = Path(file).read_text().replace('return "go"', f"return str({start})")
+    Path(file).write_text(f"STARTS = iter(range(99))\n{text}")
+    config = small(tmp_path, env__kind=f"{file}:Mine")
+    with caplog.at_level(logging.WARNING):
+        try_environments(config, build_environment_mix(config))
+    assert caplog.text.count("Mine.reset gave two starts for one seed") == notes
+
+
+@pytest.mark.parametrize(("rules", "notes"), [('"""Say 1."""', 0), ("def rules(self): return 'Say 1.'", 0), ("", 1)])
+def test_environment_without_rules_is_reported(
+    rules: str, notes: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write_env(tmp_path)
+    Path(file).write_text(Path(file).read_text().replace('"""Say 1."""', rules))
+    config = small(tmp_path, env__kind=f"{file}:Mine")
+    with caplog.at_level(logging.WARNING):
+        try_environments(config, build_environment_mix(config))
+    assert caplog.text.count("Mine has no docstring") == notes
 
 
 def test_action_longer_than_a_turn_is_refused_with_the_length_it_needs(tmp_path: Path) -> None:

@@ -98,6 +98,13 @@ def test_a_failed_member_is_run_again_and_counted(broken: str, error: type[Excep
     assert collected.counts == {"env_errors": 2}
 
 
+def test_first_failure_of_an_environment_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    runner = collector(lambda task, member, attempt: OneTurn(member, "step" if attempt == 0 else "", RuntimeError))
+    for round in range(2):
+        collect(runner, round=round)
+    assert caplog.text.count("the episode is retried (reported once, counted as rollout/env_errors)") == 1
+
+
 @pytest.mark.parametrize("broken", ["start", "step", "close"])
 def test_infrastructure_failures_are_retried_with_equal_randomness(broken: str) -> None:
     made: Counter[tuple[int, int, int]] = Counter()

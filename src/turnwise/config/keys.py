@@ -112,10 +112,14 @@ def unknown_key_message(name: str, spell: Callable[[str], str] = str) -> str:
 
 def similar_keys(name: str) -> list[str]:
     """Return keys of the same name in other sections, else the most similar section or key."""
-    keys = all_keys()
-    same_name = [key.name for key in keys.values() if key.last == name.rpartition(".")[2]]
-    sections = {name.partition(".")[0] for name in keys} if "." not in name else ()
-    closest = closest_match(name, sections) or closest_match(name, keys)
+    keys, wanted = all_keys(), name
+    if "." not in name:
+        sections = {key.partition(".")[0] for key in keys}
+        wanted = closest_match(name, sections | {key.last for key in keys.values()}) or name
+        if wanted in sections:
+            return [wanted]
+    same_name = [key.name for key in keys.values() if key.last == wanted.rpartition(".")[2]]
+    closest = closest_match(name, keys)
     return same_name or ([closest] if closest else [])
 
 

@@ -35,7 +35,7 @@ def describe_bug(error: BaseException) -> str:
     ours = [each for each in frames if not each[0].startswith(LIBRARIES)]
     users = [each for each in ours if not each[0].startswith(PACKAGE)]
     text = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
-    found = (users or ours or frames)[-1:]
+    found = [] if isinstance(error, SyntaxError) else (users or ours or frames)[-1:]  # its text has the line
     return f"{text} at {_format(*found[0])}" if found else text
 
 

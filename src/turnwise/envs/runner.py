@@ -147,7 +147,8 @@ class TextEnvRunner:
             outcome = await self._judge(name)
         if not isinstance(outcome, Outcome):
             raise EnvironmentFailure(
-                f"{type(self.env).__name__}.step returned {type(outcome).__name__}: return won, lost or goes_on"
+                f"{type(self.env).__name__}.step returned {describe_value(outcome)} for the action "
+                f'"{name[:40]}": return goes_on(text), won(text) or lost(text)'
             )
         _check_content(outcome.text, "step")
         reward = to_float(outcome.reward)
@@ -203,6 +204,8 @@ def report_unraised(env: type[TextEnv], error: ValueError) -> None:
 
 def _check_content(value: Content, where: str) -> Content:
     """Return the observation if it is text, images or both."""
+    if value is None:
+        raise EnvironmentFailure(f"{where} returned None instead of the observation's text: is its return missing?")
     try:
         content_parts(value)
     except TypeError as error:

@@ -95,6 +95,9 @@ def load_target(target: str) -> dict[str, Any]:
         return {"env": {"kind": "gymnasium", "params": {"id": target.removeprefix(GYMNASIUM)}}}
     if closest_match(Path(target).suffix, [".toml", ".py"]) or Path(target).is_file():
         raise UserError(f"{target}: settings are read from FILE.toml and environments from FILE.py:Class. Rename it.")
+    module, colon, name = target.partition(":")
+    if colon and Path(f"{module}.py").is_file():
+        raise UserError(f'Unknown environment "{target}": did you mean {module}.py:{name}?')
     near = suggest(target, [*recipe_names(), *ENVIRONMENTS])
     raise UserError(f'Unknown recipe or environment "{target}":{near} (`turnwise recipes` and `envs` list them)')
 

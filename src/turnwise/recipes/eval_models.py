@@ -171,7 +171,7 @@ def _check_equal_tasks(models: Sequence[EvaluatedModel]) -> None:
         if other := next((number for number, value in enumerate(values) if value != values[0]), 0):
             raise UserError(
                 f"{models[0].label} and {models[other].label} have different settings of "
-                f"{'the environment' if key == 'env' else f'eval.{key}'}. Choose one."
+                f"{'the environment. Name one after them' if key == 'env' else f'eval.{key}. Set it'}."
             )
 
 

@@ -1,8 +1,10 @@
-"""Try environments before a run trains: one scored episode of random answers each, and the length of their actions."""
+"""Try environments before a run trains: episodes of random answers, and the length of their actions."""
 
 import asyncio
 import logging
 import random
+import time
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -10,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from turnwise.config.schema import Config
 from turnwise.core.blocking import allow_interrupts, interruptible
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError, failure_boundary
-from turnwise.core.messages import assistant
+from turnwise.core.messages import Content, assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.random_streams import random_stream
 from turnwise.core.references import IN_MEMORY, load_function
@@ -20,12 +22,17 @@ from turnwise.envs.answers import format_answer
 from turnwise.envs.rubric_env import RubricEnv
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvRunner, EnvSpec
+from turnwise.envs.text_env import TextEnv, env_docstring
 from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.rewards.functions import trajectory_reward
 from turnwise.rewards.judge.judges import skip_judges
 from turnwise.rollout.failures import creation_boundary, run_with_retries
 from turnwise.training.warmup import random_word
 
+EPISODES = 8
+"""Trial episodes of an environment. The first is scored."""
+ENOUGH_S = 5.0
+"""Seconds after which no further trial episode begins, for slow environments."""
 MAX_TURNS = 100
 """Turns of a trial episode, for environments that do not limit them."""
 
@@ -33,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 def try_environments(config: Config, environments: EnvironmentMix) -> None:
-    """Play and score one episode in each environment with code of the user's own, before a model is loaded.
+    """Play a few episodes in each environment with code of the user's own, before a model is loaded.
 
     A bug in `reset`, `step` or a reward then shows within seconds, with file and line. Judges are not asked.
     """
@@ -48,32 +55,62 @@ def try_environments(config: Config, environments: EnvironmentMix) -> None:
 async def _try_environment(config: Config, spec: EnvSpec, params: dict[str, Any]) -> None:
     limit = config.rollout.timeout_s
 
-    async def play(attempt: int) -> Trajectory:
+    async def play(number: int, attempt: int) -> tuple[Content, Trajectory]:
         try:
             async with asyncio.timeout(limit):
-                return await interruptible(_play(spec, params, config.seed, attempt), limit, spec.name)
+                return await interruptible(_play(spec, params, config.seed, number, attempt), limit, spec.name)
         except TimeoutError as error:
             raise InfrastructureFailure(f"{spec.name} took longer than rollout.timeout_s {limit:g}") from error
 
+    def report(failure: Exception) -> None:
+        if not failures:
+            log.warning("note: a trial episode of random answers failed: %s", failure)
+        failures.append(failure)
+
+    _check_rules(spec)
+    starts: dict[int, Content] = {}
+    failures: list[Exception] = []
+    began = time.monotonic()
     with skip_judges(), allow_interrupts():
-        found = await run_with_retries(config.rollout.attempts, play)
-        if isinstance(found, EnvironmentFailure):
-            raise UserError(f"{found} (in a trial episode of random answers)") from found
-        if isinstance(found, Exception):
-            log.warning("note: a trial episode of random answers failed: %s", found)
-            return
-        for function in config.reward.functions:
-            await trajectory_reward(load_function(function, "reward.functions"))(found)
+        for number in range(EPISODES):
+            found = await run_with_retries(config.rollout.attempts, partial(play, number), report)
+            if isinstance(found, EnvironmentFailure):
+                raise UserError(f"{found} (in a trial episode of random answers)") from found
+            if isinstance(found, Exception):
+                return
+            start, trajectory = found
+            for function in config.reward.functions if number == 0 else ():
+                await trajectory_reward(load_function(function, "reward.functions"))(trajectory)
+            if trajectory.attempt == 0 and starts.setdefault(trajectory.task.seed, start) != start:
+                log.warning(
+                    "note: %s.reset gave two starts for one seed, so that the episodes of a group are different tasks: "
+                    "draw random numbers from its argument rng, not from the module random",
+                    spec.name,
+                )
+                return
+            if time.monotonic() - began > ENOUGH_S:
+                return
 
 
-async def _play(spec: EnvSpec, params: dict[str, Any], seed: int, attempt: int) -> Trajectory:
-    task = Task(env=spec.name, params=params, seed=seed_for("train", 0))
-    rng = random_stream("trial", seed, attempt)
+def _check_rules(spec: EnvSpec) -> None:
+    cls = spec.cls
+    if not isinstance(cls, type) or not issubclass(cls, TextEnv):
+        return
+    if cls.rules is TextEnv.rules and not env_docstring(cls):
+        log.warning("note: %s has no docstring, which would be the start of the prompt: write its rules", spec.name)
+
+
+async def _play(
+    spec: EnvSpec, params: dict[str, Any], seed: int, number: int, attempt: int
+) -> tuple[Content, Trajectory]:
+    """Return the first observation and the episode. Each task is played twice."""
+    task = Task(env=spec.name, params=params, seed=seed_for("train", number // 2))
+    rng = random_stream("trial", seed, number, attempt)
     with creation_boundary():
         env = spec.make(task, 0, attempt)
     try:
         turns: list[Turn] = []
-        text = (await env.start()).messages[-1].content
+        start = text = (await env.start()).messages[-1].content
         while True:
             reply = _random_reply(env, rng, text)
             result = await env.step(assistant(reply))
@@ -85,7 +122,9 @@ async def _play(spec: EnvSpec, params: dict[str, Any], seed: int, attempt: int) 
         await env.close()
     status = result.status if result.over else Status.TRUNCATED_TIME
     rewards = tuple(turn.reward for turn in turns)
-    return Trajectory(task=task, member=0, attempt=attempt, turns=tuple(turns), status=status, turn_rewards=rewards)
+    return start, Trajectory(
+        task=task, member=0, attempt=attempt, turns=tuple(turns), status=status, turn_rewards=rewards
+    )
 
 
 def _random_reply(runner: EnvRunner, rng: random.Random, observation: str) -> str:

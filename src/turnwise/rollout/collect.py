@@ -1,10 +1,11 @@
 """Run groups of episodes: a fixed number in flight, each finished one replaced at once, failed ones retried."""
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from turnwise.core.errors import (
     InfrastructureFailure,
@@ -20,6 +21,7 @@ from turnwise.rollout.failures import creation_boundary, guard_env, run_with_ret
 
 MakeEnv = Callable[[Task, int, int], Env]
 """(task, member, attempt) -> a fresh environment."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,8 @@ class GroupCollector(ABC):
     in_flight: int
     attempts: int
     run_seed: int
+    reported: set[str] = field(default_factory=set, compare=False)
+    """Environments whose first failure was logged."""
 
     @property
     def tasks_per_match(self) -> int:
@@ -112,7 +116,13 @@ class GroupCollector(ABC):
             return await self.episodes(keys)
 
         def count_failure(failure: Exception) -> None:
-            counts["infra_errors" if isinstance(failure, InfrastructureFailure) else "env_errors"] += 1
+            if isinstance(failure, InfrastructureFailure):
+                counts["infra_errors"] += 1
+                return
+            counts["env_errors"] += 1
+            if tasks[0].env not in self.reported:
+                self.reported.add(tasks[0].env)
+                log.warning("note: %s; the episode is retried (reported once, counted as rollout/env_errors)", failure)
 
         return await run_with_retries(self.attempts, play, count_failure)
 
