@@ -109,8 +109,8 @@ IN_ROLLOUT = (
         ("groups of one task sample alike", "first = drawn[name] * group_size", "first = 0"),
         (
             "failures are counted as the other kind",
-            "isinstance(failure, InfrastructureFailure) else",
-            "not isinstance(failure, InfrastructureFailure) else",
+            "if isinstance(failure, InfrastructureFailure):",
+            "if not isinstance(failure, InfrastructureFailure):",
         ),
         ("all episodes at once", "asyncio.Semaphore(max(1, self.in_flight // many))", "asyncio.Semaphore(total)"),
         ("members share their randomness", "member=index, attempt=attempt", "member=0, attempt=attempt"),
