@@ -52,7 +52,7 @@ from turnwise.models.vision.encoder import image_encoder
 from turnwise.recipes.build_learner import build_learner
 
 MARKS = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
-PADDED_BATCH, MICRO_TOKENS = 16, 65536
+PADDED_BATCH, MICRO_TOKENS = 16, 8192
 LARGE = {
     "hidden_size": 1536,
     "intermediate_size": 8960,
