@@ -198,7 +198,7 @@ def test_a_run_on_stored_episodes_is_no_source_of_new_ones(tmp_path: Path, playe
 
 
 def test_imitation_without_stored_episodes_is_refused(tmp_path: Path, played: Path) -> None:
-    assert "Name stored ones with --data" in refused(tmp_path, played, data__sources=[])
+    assert "Name stored ones with data.sources" in refused(tmp_path, played, data__sources=[])
 
 
 def test_presets_of_stored_episodes_set_their_correction(played: Path) -> None:

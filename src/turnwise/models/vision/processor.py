@@ -44,7 +44,8 @@ class ImageProcessor:
         self.store = store or ImageStore()
         self.marker: str = processor.image_token
         """Text that chat templates write in place of an image."""
-        self._settings = dict(processor.valid_processor_kwargs._defaults.get("images_kwargs", {}))
+        defaults = getattr(processor.valid_processor_kwargs, "_defaults", {}).get("images_kwargs", {})
+        self._settings = {**getattr(processor, "images_kwargs", {}), **defaults}  # since transformers 5.23, and before
         self._encode = lru_cache(maxsize=256)(self._encode_text)
         self._processed: OrderedDict[str, ProcessedImage] = OrderedDict()
         self._bytes = 0
