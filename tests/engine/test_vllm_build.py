@@ -14,7 +14,7 @@ from turnwise.config.resources import EngineConfig
 from turnwise.core.errors import UserError
 from turnwise.engine.engines import ENGINES, EngineOptions
 from turnwise.engine.vllm import build
-from turnwise.engine.vllm.weights import FilePublisher, adapter_layers, merge_adapter
+from turnwise.engine.vllm.weights import FilePublisher, adapter_layers, merge_adapter, name_in_vllm, wrapped_layers
 from turnwise.models.loading.lora import LoraSettings, add_lora, load_adapter
 from turnwise.models.loading.tiny import tiny_model, tiny_tokenizer
 from turnwise.render.renderer import Renderer
@@ -124,3 +124,47 @@ def test_cache_on_a_cpu_is_within_the_engines_share_of_free_memory(monkeypatch: 
     assert cache(4, 1.0) == tokens_of(4 * 64), "what the slots need"
     assert cache(10**6, 0.5) == page * free_pages // 2
     assert cache(10**6, 1e-9) == tokens_of(2 * 64), "two episodes at least"
+
+
+class Wrapper(torch.nn.Module):
+    """A LoRA layer of vLLM 0.26."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_layer = torch.nn.Linear(2, 2)
+
+
+class LoadingWrapper(Wrapper):
+    """A LoRA layer of later versions."""
+
+    def load_weights(self, weights: Any) -> None:
+        raise NotImplementedError
+
+
+def test_parameters_of_wrapped_layers_are_named_where_vllm_has_them() -> None:
+    block = torch.nn.ModuleDict(
+        {"qkv_proj": Wrapper(), "o_proj": LoadingWrapper(), "down_proj": Wrapper(), "norm": torch.nn.LayerNorm(2)}
+    )
+    model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([block]), "embed_tokens": Wrapper()})
+    wrapped, packed = wrapped_layers(model), {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+    found = {
+        name: name_in_vllm(name, wrapped, packed)
+        for name in (
+            "layers.0.q_proj.weight",
+            "layers.0.q_proj.bias",
+            "layers.0.down_proj.weight",
+            "layers.0.o_proj.weight",
+            "layers.0.norm.weight",
+            "embed_tokens.weight",
+            "lm_head.weight",
+        )
+    }
+    assert found == {
+        "layers.0.q_proj.weight": "layers.0.q_proj.base_layer.weight",
+        "layers.0.q_proj.bias": "layers.0.q_proj.base_layer.bias",
+        "layers.0.down_proj.weight": "layers.0.down_proj.base_layer.weight",
+        "layers.0.o_proj.weight": "layers.0.o_proj.weight",
+        "layers.0.norm.weight": "layers.0.norm.weight",
+        "embed_tokens.weight": "embed_tokens.base_layer.weight",
+        "lm_head.weight": "lm_head.weight",
+    }

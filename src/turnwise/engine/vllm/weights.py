@@ -7,7 +7,7 @@ in place (CUDA IPC). A LoRA adapter is published as an adapter to vLLM in this p
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -91,7 +91,7 @@ class FilePublisher:
             return WeightFile(version=version, path=path)
         base, adapter = folder / "base.safetensors", folder / f"version-{version}"
         if not base.exists():
-            _save({_base_name(name): each for name, each in parameters.items() if not _is_update(name)}, base)
+            _save({base_name(name): each for name, each in parameters.items() if not _is_update(name)}, base)
         self._config.save_pretrained(str(adapter))
         updates = {name: each for name, each in parameters.items() if _is_update(name)}
         renamed = {f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": each for name, each in updates.items()}
@@ -190,18 +190,41 @@ def merge_adapter(
     for name, tensor in parameters.items():
         layer, base, rest = name.partition(".base_layer.")
         if base and rest == "weight":
-            yield _base_name(name), tensor + _update(parameters, layer, adapter[layer]).to(tensor.dtype)
+            yield base_name(name), tensor + _update(parameters, layer, adapter[layer]).to(tensor.dtype)
         elif base:
-            yield _base_name(name), tensor
+            yield base_name(name), tensor
         elif not _is_update(name):
             yield name, tensor
+
+
+def wrapped_layers(model: torch.nn.Module) -> set[str]:
+    """Return the layers of vLLM's model whose weights are one level deeper, in a `base_layer`.
+
+    vLLM wraps all layers that an adapter could change. Those of 0.26 do not load weights themselves, later ones do.
+    """
+    return {
+        name
+        for name, layer in model.named_modules()
+        if hasattr(layer, "base_layer") and not hasattr(layer, "load_weights")
+    }
+
+
+def name_in_vllm(name: str, wrapped: Collection[str], packed: Mapping[str, Sequence[str]]) -> str:
+    """Return the name by which vLLM's model loads a parameter.
+
+    `packed`: layers that vLLM joins into one, by its name. It is wrapped as a whole and loads its parts by their names.
+    """
+    layer, _, parameter = name.rpartition(".")
+    parent, dot, own = layer.rpartition(".")
+    joined = next((whole for whole, parts in packed.items() if own in parts), own)
+    return f"{layer}.base_layer.{parameter}" if f"{parent}{dot}{joined}" in wrapped else name
 
 
 def _is_update(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
-def _base_name(name: str) -> str:
+def base_name(name: str) -> str:
     return name.replace(".base_layer.", ".")
 
 

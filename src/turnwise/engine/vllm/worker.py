@@ -24,6 +24,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from turnwise.engine.vllm.requests import DRIVER_VARIABLE
+from turnwise.engine.vllm.weights import base_name, name_in_vllm, wrapped_layers
 
 WATCH_S = 1.0
 BACKEND = "turnwise"
@@ -49,7 +50,7 @@ class FileTransfer(WeightTransferEngine):
         pass
 
     def start_weight_update(self) -> None:
-        parameters = (name.replace(".base_layer.", ".") for name, _ in self.model.named_parameters())
+        parameters = (base_name(name) for name, _ in self.model.named_parameters())
         self._expected = {name for name in parameters if "lora_" not in name}
         initialize_layerwise_reload(self.model)
 
@@ -59,7 +60,9 @@ class FileTransfer(WeightTransferEngine):
 
     def receive_weights(self, update_info: FileUpdate) -> None:
         """Raise if parameters are missing, which vLLM itself accepts: it would keep their old values."""
-        loaded = self.model.load_weights(_read(update_info.path))
+        wrapped, packed = wrapped_layers(self.model), getattr(self.model, "packed_modules_mapping", {})
+        named = ((name_in_vllm(name, wrapped, packed), tensor) for name, tensor in _read(update_info.path))
+        loaded = set(map(base_name, self.model.load_weights(named)))
         if missing := sorted(self._expected - loaded):
             raise ValueError(
                 f"{update_info.path} lacks {len(missing)} parameters of vLLM's model, such as {missing[0]}"
