@@ -356,8 +356,11 @@ def test_trainer_explains_wrong_calls(tmp_path: Path, monkeypatch: pytest.Monkey
                 await trainer.gather(sync_agent, ["one"])  # type: ignore[arg-type]
             with pytest.raises(UserError, match="needs at least one group"):
                 await trainer.step([])
+            raise ZeroDivisionError
 
-    asyncio.run(program())
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(program())
+    assert not Path("runs/wrong").exists(), "a program that fails before its first step can be corrected and run again"
 
 
 @pytest.mark.parametrize(

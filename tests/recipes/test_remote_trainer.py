@@ -6,9 +6,10 @@ import re
 import signal
 import sqlite3
 from array import array
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ import turnwise as tw
 from processes_for_tests import Forked, forked_with_output, run_turnwise
 from turnwise.cli.main import main
 from turnwise.core.errors import Outage, UserError
-from turnwise.recipes import remote_trainer
+from turnwise.recipes import remote_trainer, serving
 from turnwise.recipes.trainer_backend import LocalBackend
 from turnwise.record.run_folder import CALLS_FILE
 from turnwise.training.checkpoints import Checkpoints
@@ -195,6 +196,28 @@ def test_remote_trainer_explains_wrong_calls(monkeypatch: pytest.MonkeyPatch) ->
         asyncio.run(train(tw.Trainer(url="http://127.0.0.1:1", api_key="x")))
     with pytest.raises(Outage, match="cannot be reached"):
         asyncio.run(train(tw.Trainer(url="gpu:8000", api_key="x")))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_stopped_server_says_how_to_resume(kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+
+    @asynccontextmanager
+    async def opened(*_: Any, prepare: Callable[..., None], **__: Any) -> AsyncIterator[Any]:
+        backend = SimpleNamespace(access=SimpleNamespace(url="http://h"), path=folder, steps_done=int(kept))
+        prepare(SimpleNamespace(listen_at=lambda *given: None), backend)
+        yield backend
+        if kept:
+            folder.mkdir()
+
+    async def stop(_: object) -> None:
+        pass
+
+    monkeypatch.setattr(serving, "open_local", opened)
+    monkeypatch.setattr(serving, "_wait_for_stop_or", stop)
+    lines: list[str] = []
+    serving.serve_training([], resume=None, host="127.0.0.1", port=0, admin_token="t" * 32, write=lines.append)
+    assert [f"serve --train --resume {folder}" in line for line in lines] == [False, False, *([True] if kept else [])]
 
 
 @pytest.mark.parametrize(

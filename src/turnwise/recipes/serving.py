@@ -9,6 +9,7 @@ from pathlib import Path
 from turnwise.config.load import Overrides, build, read_run
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
+from turnwise.core.program import spell_command
 from turnwise.core.protocols import Sampling
 from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey, Task
@@ -93,6 +94,8 @@ def serve_training(
     token = admin_token or f"tw-{secrets.token_urlsafe(24)}"
     keys = [] if resume is not None else [key for key, _ in overrides]
 
+    served: list[Path] = []
+
     async def run() -> None:
         found: list[TrainingRoutes] = []
 
@@ -101,12 +104,15 @@ def serve_training(
             gateway.listen_at(host, port, found[0].routes())
 
         async with open_local(config, keys, make_console(), resume=resume is not None, prepare=prepare) as backend:
+            served.append(backend.path)
             write(f'tw.Trainer(url="{backend.access.url}", api_key="{token}")')
             write(f"training {backend.path} after step {backend.steps_done}  (Ctrl-C to stop)")
             await _wait_for_stop_or(found[0].diverged)
 
     with suppress(KeyboardInterrupt):  # Ctrl-C is the normal way to stop
         asyncio.run(run())
+    if served and served[0].exists():  # a run without a step is removed
+        write(f"stopped; resume with: {spell_command('serve', '--train', '--resume', served[0])}")
 
 
 async def _wait_for_stop_or(failure: "asyncio.Future[None]") -> None:

@@ -151,7 +151,8 @@ async def open_local(
         except DivergedError:
             raise
         except BaseException:
-            backend.save()
+            if backend.steps_done:  # else the run is removed, and its name is free again
+                backend.save()
             raise
         backend.save()
 
