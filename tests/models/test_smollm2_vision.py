@@ -115,7 +115,7 @@ def test_warm_up_trains_the_patch_encoder_faster_than_the_language_model(
     }
     seeing = max(change for name, change in changes.items() if ".visual." in name)
     speaking = max(change for name, change in changes.items() if ".visual." not in name)
-    assert 2 < seeing / speaking < 6  # learning rates of 1e-3 and 3e-4
+    assert 5 < seeing / speaking < 20  # learning rates of 1e-3 and 1e-4
 
 
 def test_warm_up_draws_one_token_per_cell(llama: LlamaForCausalLM, short_warmup: None, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ WARMUPS = {
         board_steps=8,
         boards=Boards(per_step=32, max_side=6),
         action_steps=0,
-        learning_rate=3e-4,
+        learning_rate=1e-4,
         vision_learning_rate=1e-3,
     ),
 }
