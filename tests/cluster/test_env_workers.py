@@ -19,12 +19,12 @@ from ray.exceptions import ActorDiedError
 
 from episodes_for_tests import context, key_of, limits, says, task_of
 from turnwise.cluster import actor_pool
-from turnwise.cluster.env_worker import EnvWorker, MakeEnv, WorkerParts
+from turnwise.cluster.env_worker import EnvWorker, WorkerParts
 from turnwise.cluster.env_worker_pool import EnvWorkerPool, WorkerCollector
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage
 from turnwise.core.loop_clock import LoopClock, current_clock
 from turnwise.core.messages import Message, assistant, user
-from turnwise.core.protocols import Env, Observation, StepResult
+from turnwise.core.protocols import Env, MakeEnv, Observation, StepResult
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group
 from turnwise.envs.registry import load_spec

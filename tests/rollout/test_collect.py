@@ -8,12 +8,12 @@ import pytest
 from episodes_for_tests import context, end_id, limits, says, spoken, task_of
 from turnwise.core.errors import InfrastructureFailure, RewardFailure, UserError
 from turnwise.core.messages import Message, system, user
-from turnwise.core.protocols import Env, Observation, Policy, StepResult
+from turnwise.core.protocols import Env, MakeEnv, Observation, Policy, StepResult
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Status
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.registry import load_spec
-from turnwise.rollout.collect import CollectedGroups, Collector, MakeEnv
+from turnwise.rollout.collect import CollectedGroups, Collector
 from virtual_time_for_tests import run_in_virtual_time
 
 TASKS = [task_of("test", index) for index in range(2)]

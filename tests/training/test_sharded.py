@@ -158,7 +158,7 @@ def test_sharded_errors_are_raised_on_all_ranks(ranks: Ranks, tmp_path: Path) ->
 
 
 def test_single_rank_exchanges_nothing() -> None:
-    """There is no process group here, so that every collective would fail."""
+    """Without a process group, every collective would fail."""
     mesh: Any = SimpleNamespace(size=lambda: 1, get_rank=lambda: 0)
     sharding, tensor = Sharding(mesh=mesh, device=torch.device("cpu")), torch.arange(6.0).reshape(2, 3)
     assert sharding.scatter(tensor.T).equal(tensor.T)

@@ -1,6 +1,7 @@
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,12 @@ def test_warm_up_cache_depends_on_environment_seed_and_steps(made: list[int]) ->
     assert len(set(names)) == len(made) == 5
     assert [ask().name for ask in asked] == names
     assert len(made) == 5
+
+
+def test_warm_up_cache_depends_on_the_learning_rate(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = warmed(spec_of(Steps), steps=1)
+    monkeypatch.setitem(warmup.WARMUPS, "tiny", replace(warmup.WARMUPS["tiny"], learning_rate=1e-3))
+    assert warmed(spec_of(Steps), steps=1).name != first.name and len(made) == 2
 
 
 @pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"chat_template": "plain.jinja"}], ids=str)

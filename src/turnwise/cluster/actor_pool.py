@@ -1,6 +1,7 @@
 """Actors of one kind: start them, choose the least busy one, and replace lost ones."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -39,7 +40,7 @@ class ObjectLost(Exception):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class PooledActor:
+class PooledActor(ABC):
     """The driver's side of an actor. `actor` is a new one after a loss; nothing of the old one is used again."""
 
     index: int
@@ -54,19 +55,19 @@ class PooledActor:
     reviver: asyncio.Task[None] | None = None
 
     @property
+    @abstractmethod
     def load(self) -> int:
         """Number of episodes that it runs."""
-        raise NotImplementedError
 
 
 Pooled = TypeVar("Pooled", bound=PooledActor)
 
 
-class ActorPool(Generic[Pooled]):
+class ActorPool(ABC, Generic[Pooled]):
     """Actors with the methods `start(build)` and `close()`."""
 
     kind = ""
-    """What an actor is, in messages."""
+    """Name of such an actor in messages."""
 
     def __init__(
         self,
@@ -87,8 +88,9 @@ class ActorPool(Generic[Pooled]):
         for each, info in zip(actors, started, strict=True):
             self._accept(each, info)
 
+    @abstractmethod
     def _launch(self, slot: ActorSlot) -> Any:
-        raise NotImplementedError
+        """Start the process of an actor."""
 
     async def _prepare(self, actor: Any) -> None:
         """Bring a new actor up to date before it runs episodes."""

@@ -16,13 +16,11 @@ from turnwise.core.blocking import exit_if_blocked
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.loop_clock import current_clock, pause_current_clock
 from turnwise.core.messages import Message
-from turnwise.core.protocols import Env, Observation, StepResult
+from turnwise.core.protocols import Env, MakeEnv, Observation, StepResult
 from turnwise.core.task import Task
 from turnwise.rollout.clock import EpisodeClock
 from turnwise.rollout.failures import GuardedEnv, creation_boundary
 
-MakeEnv = Callable[[Task, int, int], Env]
-"""Makes the environment of a task, member and attempt."""
 Result = TypeVar("Result")
 
 

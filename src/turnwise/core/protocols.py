@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.messages import Message, Picture, ToolSpec
-from turnwise.core.task import EpisodeKey
+from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory
 
 if TYPE_CHECKING:  # environments import this module and need no torch
@@ -79,6 +79,10 @@ class Env(Protocol):
     async def close(self) -> None:
         """Release what the episode holds. Called once, however the episode ended."""
         ...
+
+
+MakeEnv = Callable[[Task, int, int], Env]
+"""(task, member, attempt) -> a fresh environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

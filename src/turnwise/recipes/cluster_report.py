@@ -280,7 +280,11 @@ def _describe_rates(rates: MeasuredRates, rates_file: Path | None) -> str:
     estimated = [name for name, measured in known.items() if not measured]
     if not estimated:
         return f"Rates are from {rates_file}."
-    hint = "Measure them and give them in a file." if rates_file is None else f"The others are from {rates_file}."
+    hint = (
+        "Measure them and pass them in a file (`turnwise cluster plan --rates FILE.toml`)."
+        if rates_file is None
+        else f"The others are from {rates_file}."
+    )
     return f"Rates of {', '.join(estimated)} are estimates from data sheets and limits, not measurements. {hint}"
 
 

@@ -15,14 +15,13 @@ from turnwise.core.blocking import blocking_limit, interruptible
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.images import ImageSpan, ImageStore
 from turnwise.core.messages import ImagePart, Message, ToolSpec
-from turnwise.core.protocols import Env, Sampling, StepResult
+from turnwise.core.protocols import Env, MakeEnv, Sampling, StepResult
 from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Status, Trajectory, Turn
 from turnwise.engine.openai.endpoint import ContextLengthError
 from turnwise.engine.openai.messages import Reply
 from turnwise.rollout.clock import timeout_cause
-from turnwise.rollout.collect import MakeEnv
 from turnwise.rollout.context import EMPTY_OBSERVATION
 from turnwise.rollout.episode import EpisodeBuilder, Limits
 from turnwise.rollout.failures import creation_boundary, guard_env

@@ -12,15 +12,13 @@ from turnwise.core.errors import (
     Outage,
     RewardFailure,
 )
-from turnwise.core.protocols import Env, Policy
+from turnwise.core.protocols import Env, MakeEnv, Policy
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.rollout.context import Context
 from turnwise.rollout.episode import Limits, run_episode
 from turnwise.rollout.failures import creation_boundary, guard_env, run_with_retries
 
-MakeEnv = Callable[[Task, int, int], Env]
-"""(task, member, attempt) -> a fresh environment."""
 log = logging.getLogger(__name__)
 
 

@@ -142,9 +142,8 @@ def add_step_statistics(
 ) -> list[TrainSample]:
     """Add what depends on all samples of an optimizer step: selected tokens, scale of the correction.
 
-    A loss that selects tokens costs one more forward pass, without gradients, for the current log-probabilities. `seed`
-    addresses the random numbers of a selection, one per sampled token in the order of the
-    samples.
+    A loss that selects tokens costs one more forward pass, without gradients, for the current log-probabilities.
+    `seed` addresses the random numbers of a selection, one per sampled token in the order of the samples.
     """
     loss = objective.loss
     if not samples or (loss.select is None and not objective.algo.correction_normalise):

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule
 from turnwise.training.sft import Script, play_demonstration
 
 WARMUP_VERSION = 4
-"""Part of the cache key; increment it when the result changes."""
+"""Part of the cache key, as are the settings below; increment it when the result changes for another reason."""
 
 EPISODES_PER_STEP = 16
 ATTEMPTS = 10
@@ -104,7 +104,7 @@ def load_warmed_up(
     played = environments if WARMUPS[name].action_steps else ()  # boards are the same for all environments
     about = [(spec.name, _source_digest(spec), params) for spec, params in played]
     loading = (str(fresh.model.dtype), device_of(fresh.model).type, fresh.tokenizer.chat_template)
-    key = address("warmup", WARMUP_VERSION, TINY_VERSION, about, steps, seed, loading)
+    key = address("warmup", WARMUP_VERSION, TINY_VERSION, asdict(WARMUPS[name]), about, steps, seed, loading)
     title = "+".join(spec.name for spec, _ in played) or "boards"
     folder = cached_model_folder(f"{name}-{title}-{key:016x}")
     if not folder.exists():
