@@ -30,7 +30,7 @@ ZERO_IF_EQUAL = [name for name in (*GROUP_ESTIMATORS, "brpo") if name != "reinfo
 
 
 @given(inputs(), st.sampled_from(sorted(ADVANTAGES)), st.booleans())
-def test_padding_and_observations_change_nothing(given: AdvantageInputs, name: str, whiten: bool) -> None:
+def test_advantages_ignore_padding_and_observations(given: AdvantageInputs, name: str, whiten: bool) -> None:
     """Every column is moved one place further from the next, and three are appended."""
     rows, columns = given.mask.shape
 
@@ -59,7 +59,7 @@ UNORDERED = sorted(name for name, each in ADVANTAGES.items() if not each.compare
 
 
 @given(inputs(), st.sampled_from(UNORDERED), st.randoms(use_true_random=False))
-def test_the_order_of_trajectories_changes_nothing(given: AdvantageInputs, name: str, random: Random) -> None:
+def test_advantages_do_not_depend_on_trajectory_order(given: AdvantageInputs, name: str, random: Random) -> None:
     order = list(range(given.mask.shape[0]))
     random.shuffle(order)
     params = change(PARAMS, whiten=True)
@@ -68,7 +68,7 @@ def test_the_order_of_trajectories_changes_nothing(given: AdvantageInputs, name:
 
 
 @given(inputs(), st.sampled_from(sorted(ADVANTAGES)), st.integers(1, 9))
-def test_names_of_groups_turns_and_states_do_not_matter(given: AdvantageInputs, name: str, stride: int) -> None:
+def test_advantages_do_not_depend_on_id_values(given: AdvantageInputs, name: str, stride: int) -> None:
     """Only whether they are equal; a state's -1 alone means unknown."""
     assert given.state_ids is not None
     states = torch.where(given.state_ids < 0, -1, 40 - given.state_ids * stride)
@@ -89,7 +89,7 @@ def test_advantages_ignore_trajectories_without_sampled_tokens(given: AdvantageI
 
 
 @given(inputs(), st.sampled_from(ZERO_SUM))
-def test_a_group_sums_to_zero(given: AdvantageInputs, name: str) -> None:
+def test_advantages_of_a_group_sum_to_zero(given: AdvantageInputs, name: str) -> None:
     advantages, sampled = compute(name, given), given.mask.any(dim=1)
     per_trajectory = advantages.sum(dim=1) / given.mask.sum(dim=1).clamp(min=1)
     for group in given.group_ids.unique():
@@ -97,7 +97,7 @@ def test_a_group_sums_to_zero(given: AdvantageInputs, name: str) -> None:
 
 
 @given(inputs(), st.sampled_from(GROUP_ESTIMATORS))
-def test_one_alone_in_its_group_gets_exactly_zero(given: AdvantageInputs, name: str) -> None:
+def test_advantage_of_a_group_of_one_is_exactly_zero(given: AdvantageInputs, name: str) -> None:
     advantages, sampled = compute(name, given), given.mask.any(dim=1)
     size = ((given.group_ids[:, None] == given.group_ids) & sampled).sum(dim=1)
     assert (advantages[size == 1] == 0).all()
@@ -113,7 +113,7 @@ def test_bi_level_gae_is_gae_for_one_turn_and_equal_parameters(given: AdvantageI
 
 
 @given(inputs())
-def test_turns_of_one_token_make_turn_step_and_bi_level_alike(given: AdvantageInputs) -> None:
+def test_gae_variants_agree_for_turns_of_one_token(given: AdvantageInputs) -> None:
     """And they are token GAE with the turns' parameters."""
     columns = torch.arange(given.mask.shape[1]).expand(given.mask.shape)
     short = replace(given, turn_ids=columns)
@@ -123,7 +123,7 @@ def test_turns_of_one_token_make_turn_step_and_bi_level_alike(given: AdvantageIn
 
 
 @given(inputs(), st.sampled_from(["turn_gae", "step_gae", "bi_level_gae"]))
-def test_turn_ids_and_not_rewards_make_turns(given: AdvantageInputs, name: str) -> None:
+def test_turn_ids_define_turns_not_rewards(given: AdvantageInputs, name: str) -> None:
     """With no reward at all, what is left is the critic's part, turn by turn."""
     zeros = torch.where(given.mask, 0.0, given.token_rewards)
     nothing, no_critic = replace(given, token_rewards=zeros), replace(given, values=zeros, bootstrap=None)
@@ -137,7 +137,7 @@ def test_turn_ids_and_not_rewards_make_turns(given: AdvantageInputs, name: str) 
 
 @pytest.mark.parametrize("name", ZERO_IF_EQUAL)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equal_rewards_give_exactly_zero(name: str, dtype: torch.dtype) -> None:
+def test_equal_rewards_give_exactly_zero_advantage(name: str, dtype: torch.dtype) -> None:
     given = row_inputs([0.1] * 3 + [0.7] * 7 + [-1e6 / 3] * 5, [0] * 3 + [1] * 7 + [2] * 5, dtype)
     if name == "brpo":
         given = row_inputs([0.7] * 7, [0] * 3 + [1] * 4, dtype)
@@ -146,7 +146,7 @@ def test_equal_rewards_give_exactly_zero(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", [*ZERO_IF_EQUAL, "reinforce_pp_baseline"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_returns_that_are_equal_but_for_rounding_give_exactly_zero(name: str, dtype: torch.dtype) -> None:
+def test_returns_equal_up_to_rounding_give_exactly_zero(name: str, dtype: torch.dtype) -> None:
     """0.1 + 0.2, 0.2 + 0.1 and 0.3 are three numbers to a float."""
     rewards = torch.tensor([[0.1, 0.2, 0.0], [0.0, 0.3, 0.0], [0.2, 0.0, 0.1], [1.0, -0.6, -0.1]], dtype=dtype)
     given = AdvantageInputs(
@@ -162,7 +162,7 @@ def test_returns_that_are_equal_but_for_rounding_give_exactly_zero(name: str, dt
 
 
 @pytest.mark.parametrize("name", ["gigpo", "turn_grpo"])
-def test_turns_that_are_equal_but_for_rounding_give_exactly_zero(name: str) -> None:
+def test_turn_returns_equal_up_to_rounding_give_exactly_zero(name: str) -> None:
     """The outcomes differ, by what the second turn earned; the first turn earned 0.3 in both, by other sums."""
     given = AdvantageInputs(
         mask=torch.ones(2, 3, dtype=torch.bool),
@@ -175,13 +175,13 @@ def test_turns_that_are_equal_but_for_rounding_give_exactly_zero(name: str) -> N
     assert (compute(name, given, params)[:, :2] == 0).all()
 
 
-def test_a_reward_that_is_not_a_number_is_not_hidden() -> None:
+def test_nan_rewards_propagate_to_advantages() -> None:
     for name in ADVANTAGES.keys() - {"clone"}:  # which reads no reward
         assert compute(name, row_inputs([math.nan, 1.0, 2.0], [0, 0, 0]))[0].isnan().all(), name
 
 
 @pytest.mark.parametrize("name", sorted(name for name, advantage in ADVANTAGES.items() if advantage.needs_critic))
-def test_whitening_comes_after_the_returns_and_only_where_asked(name: str) -> None:
+def test_whitening_changes_advantages_not_returns(name: str) -> None:
     given = row_inputs([1.0, 2.0, 4.0], [0, 0, 0])
     plain = ADVANTAGES[name].compute(given, AdvantageParams(whiten=False))
     white = ADVANTAGES[name].compute(given, AdvantageParams(whiten=True))
@@ -195,7 +195,7 @@ def test_whitening_comes_after_the_returns_and_only_where_asked(name: str) -> No
 @pytest.mark.parametrize(
     ("name", "discount"), [("gae", 0.9), ("turn_gae", 0.7), ("step_gae", 0.7), ("bi_level_gae", 0.7)]
 )
-def test_bootstrap_raises_what_came_before_the_cut(name: str, discount: float) -> None:
+def test_bootstrap_raises_advantages_before_the_truncation(name: str, discount: float) -> None:
     given = row_inputs([0.0, 0.0], [0, 0])
     cut = replace(given, bootstrap=torch.tensor([2.0, 0.0], dtype=torch.float64))
     assert compute(name, cut)[:, 0].tolist() == [discount * 2.0, 0.0]
@@ -211,7 +211,7 @@ def test_advantages_keep_float32_and_accept_no_trajectories(name: str) -> None:
     assert compute(name, rows_of(given, [])).shape == (0, 1)
 
 
-def test_wrong_shapes_and_an_unknown_name_are_refused() -> None:
+def test_advantages_reject_wrong_shapes_and_unknown_names() -> None:
     given = row_inputs([1.0, 0.0], [0, 0])
     for field in ("token_rewards", "values", "turn_ids", "state_ids"):
         with pytest.raises(ValueError, match="shape"):

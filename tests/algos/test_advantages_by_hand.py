@@ -30,7 +30,7 @@ def two_turns(rewards: list[tuple[float, float]], states: list[tuple[int, int]],
     )
 
 
-def test_group_estimators() -> None:
+def test_group_advantages_match_hand_computed_values() -> None:
     given = row_inputs([1.0, 0.0, 0.0, 5.0, 2.0], [0, 0, 0, 1, 1])
     third = 1 / 3
     expected = {
@@ -77,7 +77,7 @@ def test_reinforce_discounts_by_tokens_and_by_turns() -> None:
     close(compute("reinforce", given, AdvantageParams(whiten=False, gamma=0.5, gamma_turn=0.5)), [[1.5, 3.0, 0.0, 8.0]])
 
 
-def test_gigpo() -> None:
+def test_gigpo_matches_hand_computed_values() -> None:
     """Three members act in state 0, then two of them in state 1 and one in state 2; another group has a state 0, too.
 
     Returns from the first turn on, at gamma_turn 0.5: 1 + 2, 0 + 1, 1 + 0. From the second on: 4, 2, 0.
@@ -114,13 +114,13 @@ def test_gigpo_counts_an_episode_once_however_many_turns_it_has() -> None:
     )
 
 
-def test_gigpo_says_nothing_of_unknown_states() -> None:
+def test_gigpo_has_no_step_advantage_for_unknown_states() -> None:
     given = two_turns([(1.0, 4.0), (0.0, 2.0)], [(-1, 1), (-1, 1)], [0, 0])
     steps = compute("gigpo", given, AdvantageParams(whiten=False, episode_weight=0.0, by_std=False))
     close(steps, [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, -1.0]])
 
 
-def test_turn_grpo_compares_turns_with_those_who_got_there() -> None:
+def test_turn_grpo_compares_members_that_reached_the_turn() -> None:
     """First turns earned 3, 0, 0; the third member stopped then. Second turns earned 1 and 3. Outcomes: 4, 3, 0."""
     given = two_turns([(3.0, 1.0), (0.0, 3.0), (0.0, 99.0)], [(0, 0)] * 3, [5, 5, 5])
     mask = given.mask.clone()
@@ -155,7 +155,7 @@ def test_reinforce_pp_baseline_whitening_ignores_single_trajectories() -> None:
 
 
 @pytest.mark.parametrize("name", ["turn_gae", "step_gae", "bi_level_gae"])
-def test_turn_level_gae_with_no_reward_at_all(name: str) -> None:
+def test_turn_level_gae_of_zero_rewards(name: str) -> None:
     """Values 1, 2 in the first turn and 4 in the second; gammas and lambdas 1, but for the token's 0.5."""
     given = replace(
         two_turns([(0.0, 0.0)], [(0, 0)], [0]),

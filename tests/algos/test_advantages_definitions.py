@@ -17,13 +17,13 @@ CHANGED = {"whiten": True, "whiten_over": "token", "by_std": False}
 """How a parameter that is no number is perturbed; numbers are halved."""
 
 
-def test_every_estimator_has_a_definition() -> None:
+def test_every_advantage_has_a_definition() -> None:
     assert DEFINITIONS.keys() == ADVANTAGES.keys()
 
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
 @given(given=inputs(), by_std=st.booleans())
-def test_an_estimator_is_its_definition(name: str, given: AdvantageInputs, by_std: bool) -> None:
+def test_advantage_equals_its_definition(name: str, given: AdvantageInputs, by_std: bool) -> None:
     """Unsampled columns hold what is not a number: no estimator reads them."""
     params = change(PARAMS, by_std=by_std)
     torch.testing.assert_close(compute(name, given, params), by_definition(name, given, params), rtol=1e-9, atol=1e-9)
@@ -31,7 +31,7 @@ def test_an_estimator_is_its_definition(name: str, given: AdvantageInputs, by_st
 
 @pytest.mark.parametrize("name", sorted(name for name, advantage in ADVANTAGES.items() if advantage.needs_critic))
 @given(given=inputs())
-def test_the_critic_learns_the_raw_advantage_plus_what_it_said(name: str, given: AdvantageInputs) -> None:
+def test_critic_target_is_the_raw_advantage_plus_the_value(name: str, given: AdvantageInputs) -> None:
     """Estimators over turns add the value at the position where a turn is valued to each of the turn's tokens."""
     result = ADVANTAGES[name].compute(given, change(PARAMS, whiten=True))
     assert given.values is not None and result.returns is not None
@@ -71,7 +71,7 @@ def test_whitening_by_token_counts_a_turn_as_often_as_it_has_tokens(name: str, g
 
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
-def test_an_estimator_needs_what_it_says_and_nothing_else(name: str) -> None:
+def test_advantage_reads_only_the_inputs_it_declares(name: str) -> None:
     given, advantage = random_inputs(seed=3, rows=9, columns=12, density=0.8, coarse=False), ADVANTAGES[name]
     needed = {
         "values": advantage.needs_critic,

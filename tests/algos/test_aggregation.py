@@ -14,7 +14,7 @@ tokens = st.lists(st.tuples(st.integers(0, 6), st.floats(-2, 2)), min_size=1, ma
 
 
 @given(tokens, st.sampled_from(sorted(AGGREGATIONS)))
-def test_weights_give_the_aggregate_by_its_definition(given: list[tuple[int, float]], mode: str) -> None:
+def test_aggregation_weights_match_the_definition(given: list[tuple[int, float]], mode: str) -> None:
     rows = [[loss for owner, loss in given if owner == sequence] for sequence in sorted({owner for owner, _ in given})]
     expected = {
         "token-mean": sum(map(sum, rows)) / len(given),
@@ -28,7 +28,7 @@ def test_weights_give_the_aggregate_by_its_definition(given: list[tuple[int, flo
 
 
 @given(tokens, st.sampled_from(sorted(AGGREGATIONS)), st.integers(1, 7))
-def test_micro_batches_add_up_to_the_whole(given: list[tuple[int, float]], mode: str, size: int) -> None:
+def test_aggregation_is_independent_of_micro_batches(given: list[tuple[int, float]], mode: str, size: int) -> None:
     sequences = torch.tensor([owner for owner, _ in given])
     losses = torch.tensor([loss for _, loss in given], dtype=torch.float64)
     weighted = AGGREGATIONS[mode](sequences, LENGTH, torch.float64) * losses
@@ -60,7 +60,7 @@ def test_aggregation_weights_long_trajectories_by_token_not_sequence() -> None:
     assert AGGREGATIONS["seq-mean-token-sum-norm"](sequences, LENGTH).tolist() == pytest.approx([1 / 32] * 4)
 
 
-def test_whitening_reads_only_what_the_mask_selects() -> None:
+def test_whitening_ignores_masked_values() -> None:
     values = torch.tensor([[1.0, 9e9, 3.0], [8.0, float("nan"), -7.0]], dtype=torch.float64)
     mask = torch.tensor([[True, False, True], [True, False, False]])
     whitened = whiten(values, mask)
@@ -71,7 +71,7 @@ def test_whitening_reads_only_what_the_mask_selects() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equal_values_and_a_single_one_become_exactly_zero(dtype: torch.dtype) -> None:
+def test_whitening_of_equal_or_single_values_is_exactly_zero(dtype: torch.dtype) -> None:
     equal = torch.full((3, 3), 0.1, dtype=dtype)
     everywhere = torch.ones(3, 3, dtype=torch.bool)
     assert (whiten(equal, everywhere) == 0).all()

@@ -58,11 +58,11 @@ def falling(start: float, end: float, first: int = 20, last: int = 40) -> Callab
     return course
 
 
-def test_a_steady_run_is_left_in_peace() -> None:
+def test_steady_run_raises_no_alarm() -> None:
     assert alarms_of(rows(noise=0.3)) == []
 
 
-def test_a_run_that_solves_its_task_is_left_in_peace() -> None:
+def test_solved_run_raises_no_alarm() -> None:
     """Spread and entropy fall to nothing since every episode succeeds, and answers become shorter."""
     history = rows(
         rollout__success=falling(0.2, 0.99, 10, 30),
@@ -75,7 +75,7 @@ def test_a_run_that_solves_its_task_is_left_in_peace() -> None:
     assert alarms_of(history) == []
 
 
-def test_a_run_without_successes_is_judged_by_its_reward() -> None:
+def test_alarms_use_the_reward_if_success_is_not_measured() -> None:
     """A reward that rose by more than its spread and stays up: members agree because they are right."""
     spread = falling(0.4, 0.01, 20, 40)
     risen = rows(
@@ -88,7 +88,7 @@ def test_a_run_without_successes_is_judged_by_its_reward() -> None:
     assert kinds(alarms_of(flat)) == ["echo_trap"]
 
 
-def test_the_echo_trap_is_named_once_with_its_step_and_share() -> None:
+def test_echo_trap_is_reported_once_with_step_and_share() -> None:
     alarms = alarms_of(
         rows(noise=0.0, rollout__reward_group_std=falling(0.4, 0.01), rollout__success=falling(0.3, 0.1))
     )
@@ -107,7 +107,7 @@ def test_echo_trap_is_measured_from_the_first_rise_of_spread() -> None:
     assert "of its peak at step " in alarm.message
 
 
-def test_repetition_is_part_of_the_echo_traps_line() -> None:
+def test_echo_trap_message_includes_repetition() -> None:
     history = [row | {"rollout/repetition": 0.93} for row in rows(rollout__reward_group_std=falling(0.4, 0.01))]
     (alarm,) = alarms_of(history)
     assert ", members share 93 % of their text: echo trap" in alarm.message
@@ -123,7 +123,7 @@ def test_groups_without_spread_are_an_echo_trap_unless_success_was_gained() -> N
     assert alarms_of(rows(rollout__zero_std_groups=falling(0.1, 0.5))) == []
 
 
-def test_rising_reward_with_falling_success_is_its_own_alarm() -> None:
+def test_reward_hacking_is_rising_reward_with_falling_success() -> None:
     courses = {
         "rollout__reward": falling(0.4, 0.9),
         "rollout__success": falling(0.3, 0.02),
@@ -138,13 +138,13 @@ def test_rising_reward_with_falling_success_is_its_own_alarm() -> None:
 @pytest.mark.parametrize(
     ("reward", "success"), [((0.4, 0.9), (0.3, 0.25)), ((0.4, 0.9), (0.0, 0.0)), ((0.4, 0.3), (0.3, 0.02))]
 )
-def test_only_a_rise_with_a_fall_is_a_hacked_reward(reward: tuple[float, float], success: tuple[float, float]) -> None:
+def test_reward_hacking_needs_both_a_rise_and_a_fall(reward: tuple[float, float], success: tuple[float, float]) -> None:
     """Rewards may lead up to a success that is not there yet, and both may fall together."""
     history = rows(rollout__reward=falling(*reward), rollout__success=falling(*success))
     assert "reward_hacked" not in kinds(alarms_of(history))
 
 
-def test_entropy_collapse() -> None:
+def test_entropy_collapse_raises_an_alarm() -> None:
     (alarm,) = alarms_of(rows(train__entropy=falling(1.0, 0.01)))
     assert alarm.kind == "entropy_collapse"
     assert "the policy no longer explores" in alarm.message
@@ -153,13 +153,13 @@ def test_entropy_collapse() -> None:
 @pytest.mark.parametrize(
     ("norm", "words"), [(20.0, "times its usual"), (math.nan, "not finite"), (math.inf, "not finite")]
 )
-def test_a_gradient_spike_is_named_at_its_step(norm: float, words: str) -> None:
+def test_gradient_spike_is_reported_at_its_step(norm: float, words: str) -> None:
     alarms = alarms_of(rows(train__grad_norm=lambda step: norm if step == 37 else 0.5))
     assert [(alarm.kind, alarm.step) for alarm in alarms] == [("gradient_spike", 37)]
     assert words in alarms[0].message
 
 
-def test_longer_answers_are_an_alarm_only_if_nothing_is_gained() -> None:
+def test_longer_answers_raise_an_alarm_only_without_progress() -> None:
     longer = falling(50, 400)
     (alarm,) = alarms_of(rows(rollout__response_tokens=longer))
     assert alarm.kind == "length_explosion" and "times as long" in alarm.message
@@ -181,7 +181,7 @@ def test_template_collapse_is_low_information_at_high_entropy() -> None:
     assert alarms_of(rarely(nothing_to_tell, key, 5)) == []
 
 
-def test_an_alarm_comes_again_only_after_it_has_cleared() -> None:
+def test_alarm_repeats_only_after_it_has_cleared() -> None:
     def twice(step: int) -> float:
         return 0.01 if 25 <= step < 40 or step >= 60 else 0.4
 
@@ -190,7 +190,7 @@ def test_an_alarm_comes_again_only_after_it_has_cleared() -> None:
     assert alarms[0].step < 40 and alarms[1].step >= 60
 
 
-def test_a_number_that_trembles_around_its_bound_is_named_once() -> None:
+def test_alarm_has_hysteresis_at_its_bound() -> None:
     """0.15 of the start raises it and 0.225 clears it: in between it stays."""
     course = lambda step: 0.4 if step < 20 else 0.4 * (0.13 if step // 6 % 2 else 0.19)  # noqa: E731
     assert kinds(alarms_of(rows(80, noise=0.0, rollout__reward_group_std=course))) == ["echo_trap"]
@@ -202,7 +202,7 @@ def test_bounds_are_settings() -> None:
     assert kinds(alarms_of(history, AlarmSettings(reward_std_share=0.7))) == ["echo_trap"]
 
 
-def test_short_histories_and_missing_numbers_say_nothing() -> None:
+def test_short_histories_and_missing_metrics_raise_no_alarm() -> None:
     assert check_alarms([], frozenset({"echo_trap"})).active == {"echo_trap"}
     assert alarms_of([{"step": step} for step in range(30)]) == []
     assert alarms_of([{"step": step, "rollout/reward_group_std": None} for step in range(30)]) == []

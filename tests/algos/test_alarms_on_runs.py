@@ -25,7 +25,7 @@ def test_recorded_healthy_runs_raise_no_alarm(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("echo_trap", "echo_trap"), ("quiz_hacked", "reward_hacked")])
-def test_recorded_collapses_are_named(name: str, kind: str) -> None:
+def test_recorded_collapses_raise_an_alarm(name: str, kind: str) -> None:
     assert kind in kinds(alarms_of(recorded(name)))
 
 

@@ -41,11 +41,11 @@ def exps(*logs: float) -> list[float]:
     return pytest.approx([math.exp(each) for each in logs])  # type: ignore[return-value]
 
 
-def test_none_weighs_every_token_one() -> None:
+def test_correction_none_has_weight_one() -> None:
     assert compute("none").weights.tolist() == [1] * 5
 
 
-def test_decoupled_is_the_old_policy_over_the_sampler_and_has_no_bound() -> None:
+def test_decoupled_weight_is_the_unbounded_old_to_sampler_ratio() -> None:
     found = compute("decoupled", high=1.0)
     assert found.weights.tolist() == exps(*LOG_RHOS)
     assert not found.outside.any()
@@ -61,20 +61,20 @@ def test_decoupled_is_the_old_policy_over_the_sampler_and_has_no_bound() -> None
         ("sequence", "mean", [0.8 / 3] * 3 + [-0.425] * 2),
     ],
 )
-def test_the_ratio_is_of_a_token_turn_or_sequence(level: RatioLevel, pool: str, logs: list[float]) -> None:
+def test_correction_ratio_is_per_token_turn_or_sequence(level: RatioLevel, pool: str, logs: list[float]) -> None:
     free = {"level": level, "pool": pool, "high": 99.0}
     assert compute("truncated", **free).weights.tolist() == exps(*logs)
     assert compute("masked", **free, token_weights=False).weights.tolist() == exps(*logs)
     assert compute("masked", **free).weights.tolist() == exps(*LOG_RHOS), "kept tokens weigh their own"
 
 
-def test_truncated_clamps_and_counts_what_it_clamped() -> None:
+def test_truncated_clamps_weights_and_counts_them() -> None:
     found = compute("truncated", low=0.5, high=2.0)
     assert found.weights.tolist() == pytest.approx([math.exp(0.1), 2.0, math.exp(-0.2), math.exp(0.05), 0.5])
     assert found.outside.tolist() == [False, True, False, False, True]
 
 
-def test_masked_drops_what_is_outside_on_either_side() -> None:
+def test_masked_drops_ratios_outside_both_bounds() -> None:
     found = compute("masked", low=0.5, high=2.0)
     assert found.weights.tolist() == pytest.approx([math.exp(0.1), 0.0, math.exp(-0.2), math.exp(0.05), 0.0])
     assert found.outside.tolist() == [False, True, False, False, True]
@@ -140,7 +140,7 @@ def test_two_sided_drops_tokens_that_have_moved_far_enough(
     assert found.outside.tolist() == [not kept]
 
 
-def test_a_correction_scales_loss_and_gradient_and_reports_itself() -> None:
+def test_correction_scales_loss_and_gradient_and_adds_metrics() -> None:
     given = inputs([0.1, 0.1], [1.0, -1.0], log_rhos=[3.0, 0.0])
     plain, gradient = run(LOSSES["ppo"], given)
     found = compute("truncated", given, high=2.0)
@@ -155,7 +155,7 @@ def test_a_correction_scales_loss_and_gradient_and_reports_itself() -> None:
 
 @every_correction
 @given(token_batches())
-def test_where_the_sampler_is_the_old_policy_nothing_is_corrected(name: str, tokens: Tokens) -> None:
+def test_correction_is_one_if_the_sampler_is_the_old_policy(name: str, tokens: Tokens) -> None:
     exact = replace(tokens, log_rhos=[0.0] * len(tokens.log_rhos), log_ratios=[0.0] * len(tokens.log_ratios))
     for level in RATIO_LEVELS:
         found = compute(name, inputs_of(exact), level=level, low=0.5)
@@ -165,7 +165,7 @@ def test_where_the_sampler_is_the_old_policy_nothing_is_corrected(name: str, tok
 @every_correction
 @pytest.mark.parametrize("level", RATIO_LEVELS)
 @given(tokens=token_batches(), random=st.randoms(use_true_random=False))
-def test_neither_order_nor_micro_batches_change_a_weight(
+def test_correction_is_independent_of_order_and_micro_batches(
     name: str, level: RatioLevel, tokens: Tokens, random: Random
 ) -> None:
     given = inputs_of(tokens)

@@ -103,13 +103,13 @@ def test_kl_cov_has_no_penalty_gradient_on_policy() -> None:
 
 
 @pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
-def test_a_covariance_loss_refuses_tokens_without_a_selection(name: str) -> None:
+def test_covariance_loss_rejects_tokens_without_a_selection(name: str) -> None:
     with pytest.raises(ValueError, match="whole optimizer step"):
         LOSSES[name].compute(some_tokens(4), PARAMS)
 
 
 @pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
-def test_a_selection_over_no_token_is_empty(name: str) -> None:
+def test_selection_over_no_tokens_is_empty(name: str) -> None:
     select = LOSSES[name].select
     assert select is not None
     assert select(inputs([], []), PARAMS, NO_DRAWS).shape == (0,)

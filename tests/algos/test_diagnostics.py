@@ -27,7 +27,7 @@ from turnwise.algos.turn_discount import (
 )
 
 
-def test_copies_are_members_that_say_what_another_says() -> None:
+def test_repetition_counts_members_equal_to_another() -> None:
     found = measure_repetition([[(1, 2, 3), (1, 2, 3), (4, 5, 6), (7,)], [(1,), (2,)]])
     assert found.copies == pytest.approx((0.5 + 0) / 2)
 
@@ -40,7 +40,7 @@ def test_overlap_is_the_share_of_ngrams_that_a_random_other_member_has() -> None
     assert found.overlap == pytest.approx((2 / 3 / 2 + 2 / 3 / 2 + 0) / 3)
 
 
-def test_groups_without_two_members_say_nothing_of_repetition() -> None:
+def test_repetition_ignores_groups_of_fewer_than_two() -> None:
     found = measure_repetition([[(1, 2)], []])
     assert found.copies is None and found.overlap is None
 
@@ -54,7 +54,7 @@ def test_empty_responses_are_repeats_without_overlap() -> None:
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=8).map(tuple), min_size=2, max_size=5),
     st.randoms(use_true_random=False),
 )
-def test_repetition_is_a_share_that_order_does_not_change(group: list[tuple[int, ...]], random: Random) -> None:
+def test_repetition_is_a_share_independent_of_order(group: list[tuple[int, ...]], random: Random) -> None:
     found = measure_repetition([group])
     assert found.copies is not None and found.overlap is not None
     assert 0 <= found.copies <= 1 and 0 <= found.overlap <= 1
@@ -78,7 +78,7 @@ def test_mutual_information_is_maximal_if_reasoning_names_the_prompt() -> None:
     assert measure_retrieval(matrix, own, torch.arange(4))[1].accuracy == 1.0
 
 
-def test_the_same_text_for_every_prompt_has_none() -> None:
+def test_mutual_information_is_zero_if_all_texts_are_equal() -> None:
     matrix, own = likelihoods(-5.0, -5.0, prompts=4, rows=2)
     assert mutual_information(matrix, own).information == pytest.approx(0.0)
     assert measure_retrieval(matrix, own, torch.arange(4))[1].above_chance == pytest.approx(0.0)
@@ -95,7 +95,7 @@ def test_retrieval_counts_equal_prompts_as_matches_and_ranks_from_the_top() -> N
     assert found[1].above_chance == pytest.approx(2 / 3 - 5 / 9)
 
 
-def test_the_z_score_may_divide_by_a_moving_average() -> None:
+def test_mutual_information_z_score_may_use_a_moving_average() -> None:
     matrix = torch.tensor([[-1.0, -2.0], [-6.0, -3.0]], dtype=torch.float64)
     own = torch.tensor([0, 1])
     plain = mutual_information(matrix, own)
@@ -105,7 +105,7 @@ def test_the_z_score_may_divide_by_a_moving_average() -> None:
 
 
 @given(st.integers(1, 5), st.integers(1, 3), st.randoms(use_true_random=False))
-def test_information_is_bounded_and_order_does_not_change_it(prompts: int, rows: int, random: Random) -> None:
+def test_mutual_information_is_bounded_and_independent_of_order(prompts: int, rows: int, random: Random) -> None:
     count = prompts * rows
     matrix = torch.tensor([[random.uniform(-9, 0) for _ in range(prompts)] for _ in range(count)])
     own = torch.arange(prompts).repeat_interleave(rows)
@@ -117,7 +117,7 @@ def test_information_is_bounded_and_order_does_not_change_it(prompts: int, rows:
     assert again.information == pytest.approx(found.information, abs=1e-6)
 
 
-def test_information_as_metrics() -> None:
+def test_mutual_information_metrics() -> None:
     matrix, own = likelihoods(-5.0, -500.0, prompts=2, rows=1)
     metrics = information_metrics(mutual_information(matrix, own), measure_retrieval(matrix, own, torch.arange(2)))
     assert metrics["mutual_information"] == pytest.approx(math.log(2))
@@ -125,14 +125,14 @@ def test_information_as_metrics() -> None:
     assert all(isinstance(value, float) for value in metrics.values())
 
 
-def test_groups_fall_into_buckets_of_equal_size_by_their_spread() -> None:
+def test_reward_std_buckets_have_equal_size() -> None:
     assert reward_std_buckets(torch.tensor([0.5, 0.0, 0.9, 0.0, 0.1, 0.7]), 3).tolist() == [1, 0, 2, 0, 1, 2]
     assert reward_std_buckets(torch.zeros(5), 2).tolist() == [0, 0, 0, 1, 1]
     assert reward_std_buckets(torch.tensor([0.3]), 4).tolist() == [0]
     assert reward_std_buckets(torch.zeros(0), 4).tolist() == []
 
 
-def test_gradient_shares_are_of_each_term() -> None:
+def test_gradient_shares_are_per_term() -> None:
     shares = gradient_shares({"task": [1.0, 3.0], "entropy": [2.0, 2.0], "kl": [0.0, 0.0]})
     assert shares == {"task": (0.25, 0.75), "entropy": (0.5, 0.5), "kl": (0.0, 0.0)}
 
@@ -164,11 +164,11 @@ def critic_that_loses(share: float, distances: int, count: int = 2000) -> dict[i
 
 
 @pytest.mark.parametrize("share", [1.0, 0.95, 0.85])
-def test_the_fitted_discount_is_what_the_critic_loses_a_turn(share: float) -> None:
+def test_fit_discount_finds_the_decay_per_turn(share: float) -> None:
     assert fit_discount(critic_that_loses(share, 4)) == pytest.approx(share, abs=0.02)
 
 
-def test_the_fit_by_hand_weighs_distances_by_their_tokens() -> None:
+def test_fit_discount_weights_distances_by_tokens() -> None:
     critic_fit = {
         0: CriticFit(explained=0.8, count=50),
         1: CriticFit(explained=0.8 * 0.9, count=30),
@@ -187,7 +187,7 @@ def test_fit_discount_is_bounded_and_one_for_a_bad_critic() -> None:
     assert fit_discount({0: near}) is None and fit_discount({1: near, 2: near}) is None
 
 
-def test_distances_with_too_few_tokens_or_equal_returns_are_left_out() -> None:
+def test_fit_discount_ignores_few_tokens_and_equal_returns() -> None:
     distances = torch.tensor([0] * 20 + [1] * 3 + [2] * 20 + [-1] * 20)
     returns = torch.arange(63.0)
     returns[23:43] = 1.0

@@ -22,7 +22,7 @@ def example(rows: int = 5, vocabulary: int = 7, scale: float = 2.0) -> tuple[Ten
     return logits.requires_grad_(), targets, torch.linspace(0.5, 2.0, rows, dtype=torch.float64)
 
 
-def test_values_and_gradients_are_those_of_plain_autograd() -> None:
+def test_logprobs_and_entropy_match_autograd() -> None:
     logits, targets, temperatures = example()
     coefficients = torch.linspace(-1, 1, len(targets), dtype=torch.float64)
     gradients = []
@@ -34,12 +34,12 @@ def test_values_and_gradients_are_those_of_plain_autograd() -> None:
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
+def test_gradients_match_finite_differences() -> None:
     logits, targets, temperatures = example()
     assert torch.autograd.gradcheck(lambda given: logprobs_and_entropy(given, targets, temperatures), (logits,))
 
 
-def test_each_output_alone_has_its_gradient() -> None:
+def test_each_output_alone_has_a_gradient() -> None:
     logits, targets, temperatures = example()
     for index in range(2):
         got = torch.autograd.grad(logprobs_and_entropy(logits, targets, temperatures)[index].sum(), logits)[0]
@@ -47,7 +47,7 @@ def test_each_output_alone_has_its_gradient() -> None:
         torch.testing.assert_close(got, expected)
 
 
-def test_uniform_logits_have_the_entropy_of_the_vocabulary() -> None:
+def test_entropy_of_uniform_logits_is_log_vocabulary_size() -> None:
     logprobs, entropy = logprobs_and_entropy(torch.full((2, 8), 3.0), torch.tensor([0, 7]), torch.ones(2))
     assert entropy.tolist() == pytest.approx([math.log(8)] * 2)
     assert logprobs.tolist() == pytest.approx([-math.log(8)] * 2)
@@ -74,7 +74,7 @@ def test_huge_logits_stay_finite() -> None:
     assert gradient.isfinite().all()
 
 
-def test_a_micro_batch_without_sampled_tokens_is_no_error() -> None:
+def test_entropy_accepts_a_micro_batch_without_sampled_tokens() -> None:
     logits = torch.zeros(0, 5, requires_grad=True)
     logprobs, entropy = logprobs_and_entropy(logits, torch.zeros(0, dtype=torch.int64), torch.ones(0))
     (logprobs.sum() + entropy.sum()).backward()

@@ -46,7 +46,7 @@ def case(record: Record) -> Any:
 
 
 @pytest.mark.parametrize("record", [case(record) for record in GOLDEN["records"]])
-def test_record(record: Record) -> None:
+def test_golden_record(record: Record) -> None:
     assert record["algo"] in RUNNERS, f"unknown algorithm {record['algo']}: add it to RUNNERS or SKIPPED"
     RUNNERS[record["algo"]](record)
 
@@ -57,5 +57,5 @@ def test_every_algorithm_of_the_file_is_run_or_listed_as_skipped() -> None:
     assert not RUNNERS.keys() & SKIPPED.keys()
 
 
-def test_an_algorithm_that_nobody_knows_is_found() -> None:
+def test_unknown_algorithm_in_the_file_is_found() -> None:
     assert unknown_algorithms([{"algo": "grpo"}, {"algo": "archer"}, {"algo": "grpo_but_new"}]) == {"grpo_but_new"}

@@ -41,7 +41,7 @@ def one(name: str, ratio: float, advantage: float, params: LossParams = PARAMS) 
         (3.5, 2.0, -2.56, 0.0, 1, 0),
     ],
 )
-def test_the_clipped_losses_case_by_case(
+def test_clipped_losses_match_hand_computed_values(
     name: str, ratio: float, advantage: float, loss: float, gradient: float, clipped: int, bounded: int
 ) -> None:
     result, got = one(name, ratio, advantage)
@@ -53,7 +53,7 @@ def test_the_clipped_losses_case_by_case(
     assert result.metrics["approx_kl"].item() == pytest.approx(-math.log(ratio))
 
 
-def test_without_dual_clip_the_loss_has_no_bound() -> None:
+def test_loss_is_unbounded_without_dual_clip() -> None:
     result, gradient = one("ppo", 3.5, -2.0, change(PARAMS, dual_clip=None))
     assert result.token_loss.item() == pytest.approx(7.0)
     assert gradient == pytest.approx(7.0)
@@ -181,7 +181,7 @@ def test_gspo_per_turn_is_per_sequence_where_segments_have_one_turn(tokens: Toke
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if name not in STORED_DATA])
 @given(token_batches())
-def test_on_policy_every_loss_has_the_policy_gradient(name: str, tokens: Tokens) -> None:
+def test_every_loss_has_the_policy_gradient_on_policy(name: str, tokens: Tokens) -> None:
     """Advantages as group estimators give them, one a segment: geo_mean spreads a token's over its segment."""
     advantages = [tokens.advantages[segment] for segment in tokens.segments]
     on_policy = replace(tokens, log_ratios=[0.0] * len(advantages), advantages=advantages)
@@ -194,7 +194,7 @@ def test_on_policy_every_loss_has_the_policy_gradient(name: str, tokens: Tokens)
     [(name, "sequence") for name in LOSSES if name != "gspo"] + [("gspo", level) for level in RATIO_LEVELS],
 )
 @given(tokens=token_batches(), random=st.randoms(use_true_random=False))
-def test_neither_order_nor_micro_batches_change_a_token(
+def test_losses_are_independent_of_order_and_micro_batches(
     name: str, level: RatioLevel, tokens: Tokens, random: Random
 ) -> None:
     params = change(PARAMS, ratio_level=level, cov_share=0.4, cov_low=-0.1)
@@ -266,7 +266,7 @@ def test_loss_reads_the_parameters_it_lists(name: str) -> None:
 
 @every_loss
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
-def test_ratios_beyond_all_bounds_stay_finite(name: str, advantage: float) -> None:
+def test_losses_stay_finite_for_extreme_ratios(name: str, advantage: float) -> None:
     given = inputs([300.0, -300.0], [advantage] * 2, segments=[0, 1], old=-300.0)
     result, gradient = run(LOSSES[name], given, change(PARAMS, dual_clip=None))
     assert result.token_loss.isfinite().all() and gradient.isfinite().all()
@@ -274,14 +274,14 @@ def test_ratios_beyond_all_bounds_stay_finite(name: str, advantage: float) -> No
 
 
 @every_loss
-def test_metrics_are_numbers_of_each_token_without_a_gradient(name: str) -> None:
+def test_loss_metrics_are_per_token_without_gradient(name: str) -> None:
     metrics = run(LOSSES[name], inputs([0.1, 0.2], [1.0, -1.0]))[0].metrics
     assert {"ratio", "approx_kl"} <= metrics.keys()
     for values in metrics.values():
         assert values.shape == (2,) and values.dtype == torch.float64 and not values.requires_grad
 
 
-def test_losses_of_different_shapes_are_refused() -> None:
+def test_losses_reject_different_shapes() -> None:
     def given(tokens: Tensor) -> LossInputs:
         ids = torch.zeros(3, dtype=torch.int64)
         zeros = torch.zeros(3)

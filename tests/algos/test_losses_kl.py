@@ -31,7 +31,7 @@ def values_at(value: float, old: float, target: float) -> tuple[float, float, fl
         (0.0, 1.0, 0.0, 0.125, 1, 0.0),
     ],
 )
-def test_value_loss_case_by_case(
+def test_value_loss_matches_hand_computed_values(
     value: float, old: float, target: float, loss: float, clipped: int, gradient: float
 ) -> None:
     assert values_at(value, old, target) == pytest.approx((loss, clipped, gradient))
@@ -97,5 +97,5 @@ def test_adaptive_kl_coefficient_follows_its_target(kl: float, after: float) -> 
     assert coefficient.value == 0.2
 
 
-def test_a_weight_without_a_target_stays() -> None:
+def test_kl_coefficient_without_a_target_is_constant() -> None:
     assert KlCoefficient(value=0.2).update(99.0, 1000).value == 0.2

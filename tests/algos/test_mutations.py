@@ -94,14 +94,14 @@ def break_it(monkeypatch: pytest.MonkeyPatch, name: str, mutation: Callable[[Com
 
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
-def test_an_unbroken_estimator_passes(name: str) -> None:
+def test_correct_estimator_passes(name: str) -> None:
     assert not records_fail(name)
     assert not definition_fails(name)
 
 
 @pytest.mark.parametrize("mutation", [flipped_sign, inverted_mask])
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
-def test_a_flipped_sign_and_an_inverted_mask_are_noticed(
+def test_flipped_sign_and_inverted_mask_are_detected(
     monkeypatch: pytest.MonkeyPatch, name: str, mutation: Callable[[Compute], Compute]
 ) -> None:
     break_it(monkeypatch, name, mutation)

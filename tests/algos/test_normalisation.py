@@ -45,7 +45,7 @@ def test_identity_keeps_and_asym_clip_bounds(given: list[tuple[float, int]]) -> 
     assert torch.equal(normalise(returns, scopes, "asym_clip"), standardised.clamp(-1, 3))
 
 
-def test_a_rare_failure_is_clipped_and_a_rare_success_stands_out() -> None:
+def test_asym_clip_bounds_rare_failures_and_keeps_rare_successes() -> None:
     scopes = torch.zeros(20, dtype=torch.int64)
     failure, success = torch.tensor([1.0] * 19 + [0.0]), torch.tensor([0.0] * 19 + [1.0])
     assert normalise(failure, scopes, "mean_std")[-1] < -4
@@ -55,14 +55,14 @@ def test_a_rare_failure_is_clipped_and_a_rare_success_stands_out() -> None:
 
 @pytest.mark.parametrize("name", sorted(NORMALISERS.keys() - {"identity"}))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equal_returns_and_one_alone_give_exactly_zero(name: str, dtype: torch.dtype) -> None:
+def test_equal_or_single_returns_give_exactly_zero(name: str, dtype: torch.dtype) -> None:
     returns = torch.tensor([0.1] * 3 + [0.7] * 7 + [1e6 / 3, 0.1 + 0.2, 0.3], dtype=dtype)
     scopes = torch.tensor([0] * 3 + [1] * 7 + [2, 3, 3])
     assert (normalise(returns, scopes, name) == 0).all()
     assert normalise(returns, scopes, name).dtype == dtype
 
 
-def test_a_spread_at_the_floor_is_a_tie() -> None:
+def test_std_at_the_floor_counts_as_equal() -> None:
     scopes = torch.zeros(2, dtype=torch.int64)
     tie, spread = (torch.tensor([0.0, gap], dtype=torch.float64) for gap in (1.4e-6, 1e-5))
     assert (normalise(tie, scopes, "mean_std") == 0).all()
@@ -79,7 +79,7 @@ def test_scopes_are_group_environment_and_batch() -> None:
 
 
 @given(returns_in_scopes)
-def test_the_first_family_are_normalisers_on_all_tokens(given: list[tuple[float, int]]) -> None:
+def test_arpo_brpo_and_grpo_equal_normalised_returns(given: list[tuple[float, int]]) -> None:
     returns, groups = tensors(given)
     rows = row_inputs(returns.tolist(), groups.tolist())
     family = {"arpo": ("batch", "identity"), "brpo": ("batch", "mean_std"), "grpo": ("group", "mean_std")}
@@ -89,12 +89,12 @@ def test_the_first_family_are_normalisers_on_all_tokens(given: list[tuple[float,
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
 
 
-def test_an_unknown_normaliser_is_an_error() -> None:
+def test_unknown_normaliser_is_rejected() -> None:
     with pytest.raises(KeyError):
         normalise(torch.ones(2), torch.zeros(2), "mean_but_new")
 
 
-def test_several_rewards_by_hand() -> None:
+def test_combined_rewards_match_hand_computed_values() -> None:
     """Each column is +-sqrt(1/2) within its group of two, whatever its scale; weights 2 and 1; then whitened."""
     rewards = torch.tensor([[1.0, 0.0], [0.0, 1000.0], [5.0, 7.0], [4.0, 6.0]], dtype=torch.float64)
     combined = combine_rewards(rewards, torch.tensor([2.0, 1.0]), torch.tensor([0, 0, 1, 1]))
@@ -102,13 +102,13 @@ def test_several_rewards_by_hand() -> None:
     torch.testing.assert_close(combined, raw / math.sqrt(20 / 3), rtol=1e-5, atol=1e-5)
 
 
-def test_a_small_reward_is_heard_beside_a_large_one() -> None:
+def test_combined_rewards_are_normalised_before_summing() -> None:
     """Added up first, 0.001 beside 1000 would vanish in the group's std."""
     rewards = torch.tensor([[1000.0, 0.0], [1000.0, 0.001], [0.0, 0.0], [0.0, 0.001]], dtype=torch.float64)
     combined = combine_rewards(rewards, torch.ones(2), torch.zeros(4, dtype=torch.int64))
     assert combined[1] - combined[0] == pytest.approx((combined[0] - combined[2]).item(), rel=1e-2)
 
 
-def test_several_rewards_need_a_weight_each() -> None:
+def test_combined_rewards_need_one_weight_each() -> None:
     with pytest.raises(ValueError, match="column"):
         combine_rewards(torch.ones(4, 2), torch.ones(3), torch.zeros(4))

@@ -31,13 +31,13 @@ def test_turns_begin_and_end_where_the_id_of_sampled_tokens_changes() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN["batches"]))
-def test_turn_ends_are_those_of_the_golden_batches(name: str) -> None:
+def test_turn_ends_match_the_golden_batches(name: str) -> None:
     mask, turn_ids, ends = (torch.tensor(GOLDEN["batches"][name][key]) for key in ("mask", "turn_id", "turn_end"))
     assert torch.equal(find_turns(mask.bool(), turn_ids).ends, ends.bool())
 
 
 @given(inputs())
-def test_turn_matrices_read_what_stands_at_the_turn(given: AdvantageInputs) -> None:
+def test_turn_matrices_gather_values_at_turns(given: AdvantageInputs) -> None:
     turns = find_turns(given.mask, given.turn_ids)
     for row in range(given.mask.shape[0]):
         sampled = given.mask[row]
@@ -71,7 +71,7 @@ def test_placement_trajectory_uses_the_last_sampled_token() -> None:
 
 
 @given(inputs(), st.sampled_from(sorted(PLACEMENTS)), st.integers(1, 12))
-def test_placement_loses_and_doubles_nothing(given: AdvantageInputs, name: str, turns: int) -> None:
+def test_placement_preserves_the_reward_sum(given: AdvantageInputs, name: str, turns: int) -> None:
     """An outcome or a format penalty that is part of a turn's reward counts once, however it is placed."""
     rewards = torch.randn(len(given.mask), turns, generator=torch.Generator().manual_seed(turns), dtype=torch.float64)
     placed = PLACEMENTS[name](rewards, given.mask, given.turn_ids)

@@ -47,7 +47,7 @@ def unit(owner: tuple[int, int], index: int, level: str) -> tuple[int, ...]:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("statistic", STATISTICS)
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_unit_is_rejected_by_its_pooled_statistic(level: RatioLevel, statistic: str, pool: str) -> None:
+def test_rejection_uses_the_pooled_statistic_of_a_unit(level: RatioLevel, statistic: str, pool: str) -> None:
     seen = set()
     for seed in range(6):
         given, log_rhos, owners = some_tokens(seed)
@@ -69,7 +69,7 @@ def test_a_unit_is_rejected_by_its_pooled_statistic(level: RatioLevel, statistic
     assert seen == {True, False}
 
 
-def test_a_veto_rejects_the_whole_sequence_of_one_token() -> None:
+def test_veto_rejects_the_sequence_of_one_bad_token() -> None:
     given = inputs([0.0] * 5, [1.0] * 5, [0, 0, 0, 1, 1], [0, 0, 1, 0, 0], [0.1, 0.2, -9.3, -9.1, 3.0])
     assert find_rejected(given, RejectionParams(reject_veto=1e-4)).tolist() == [True] * 3 + [False] * 2
     assert not find_rejected(given, RejectionParams()).any()
@@ -111,7 +111,7 @@ def test_rejected_tokens_get_no_gradient_and_others_keep_theirs() -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_micro_batches_do_not_change_what_is_rejected(level: RatioLevel) -> None:
+def test_rejection_is_independent_of_micro_batches(level: RatioLevel) -> None:
     given, _, owners = some_tokens(3)
     params = RejectionParams(reject=level, reject_statistic="k2", reject_pool="max", reject_high=0.1, reject_veto=0.4)
     whole = find_rejected(given, params)
@@ -146,7 +146,7 @@ def test_decoupled_weights_are_normalised_by_tokens_whatever_the_level() -> None
 @pytest.mark.parametrize(
     ("name", "normalise", "share"), [("truncated", False, 1.0), ("masked", True, 1.0), ("truncated", True, 0.0)]
 )
-def test_weights_keep_their_scale_where_nothing_is_to_normalise(name: str, normalise: bool, share: float) -> None:
+def test_weights_are_unchanged_if_there_is_nothing_to_normalise(name: str, normalise: bool, share: float) -> None:
     given, _, owners = some_tokens(2)
     trained = torch.full((len(owners),), share > 0)
     assert (

@@ -233,7 +233,7 @@ def test_published_value_head_gives_values_with_the_tokens(world: World) -> None
     torch.testing.assert_close(torch.cat(sampled), torch.cat(scores["values"]), atol=1e-4, rtol=0)
 
 
-def test_session_reports_what_the_nodes_lack(ray_cluster: Any) -> None:
+def test_session_reports_missing_node_resources(ray_cluster: Any) -> None:
     from turnwise.cluster.session import open_session
 
     settings = ClusterConfig(engines=1, learners=2, placement="disaggregated", cpus=3, wait_s=0.1)

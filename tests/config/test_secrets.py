@@ -62,7 +62,7 @@ def test_check_variable_name_accepts_identifiers_only(value: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://h/v1", "http://", "", "http://h:port/v1", "http://[h/v1"])
-def test_split_url_rejects_what_is_not_a_url(url: str) -> None:
+def test_split_url_rejects_invalid_urls(url: str) -> None:
     with pytest.raises(UserError, match="must be a URL such as"):
         split_url(url, **ARGUMENTS)
 

@@ -107,7 +107,7 @@ def test_calls_of_sharegpt_are_read() -> None:
     assert [spec.name for spec in first.tools] == ["price"]
 
 
-def test_calls_are_trained_in_the_hermes_format_without_a_template_for_them() -> None:
+def test_calls_use_the_hermes_format_if_the_template_has_none() -> None:
     exchanges = parse_conversation({"messages": TOOL_TALK, "tools": [TOOL]}, "line 1")
     sample = build_demonstration(0, exchanges, renderer())
     trained = [renderer().parse(sample.ids[sample.turn_ids == turn].tolist(), Stop.EOS) for turn in (0, 1)]

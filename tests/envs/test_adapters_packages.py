@@ -62,7 +62,7 @@ def test_adapter_is_checked_without_its_package(cls) -> None:
     assert extra.startswith("'turnwise[") and (find_spec(module) is None) == (kind.install_command is not None)
 
 
-def test_adapter_says_how_to_install_its_package(monkeypatch) -> None:
+def test_adapter_error_includes_the_install_command(monkeypatch) -> None:
     monkeypatch.setattr(TextWorldEnv, "needs", {"no_such_module_of_ours": "'turnwise[textworld]'"})
     kind = spec_of(TextWorldEnv)
     with pytest.raises(UserError, match=r"pip install 'turnwise\[textworld\]'") as caught:

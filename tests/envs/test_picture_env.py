@@ -91,7 +91,7 @@ def test_observation_image_rules_name_no_symbols() -> None:
         assert "image shows" not in system_text(spec, {})
 
 
-def test_sudoku_image_still_tells_what_it_cannot_show() -> None:
+def test_sudoku_image_keeps_text_that_it_cannot_show() -> None:
     spec = load_spec("sudoku")
     _, illegal = run(spec, {"observation": "image"}, "1,1,1 || 1,1,2 || 1,1,3 || 1,1,4")
     assert isinstance(illegal.parts[-1], TextPart | ImagePart)

@@ -143,12 +143,12 @@ class OddParams(NoClose):
         (7, r"7 is not an environment"),
     ],
 )
-def test_spec_of_refuses_what_makes_no_environments(cls: Any, message: str) -> None:
+def test_spec_of_rejects_other_objects(cls: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         spec_of(cls)
 
 
-def test_params_that_are_no_model_are_refused() -> None:
+def test_params_must_be_a_pydantic_model() -> None:
     with pytest.raises(UserError, match=r"OddParams\.Params is not a pydantic model"):
         spec_of(OddParams).check_params({})
 

@@ -47,7 +47,7 @@ def several(tasks: Sequence[Sequence[bool]]) -> Evaluation:
     )
 
 
-def test_the_second_agent_is_measured_against_the_first() -> None:
+def test_compare_subtracts_the_first_agent_from_the_second() -> None:
     first, second = once([True] * 2 + [False] * 8), once([False] * 1 + [True] * 6 + [False] * 3)
     found = compare_paired(first, second)
     assert found is not None
@@ -62,7 +62,7 @@ def test_the_second_agent_is_measured_against_the_first() -> None:
     assert (back.low, back.high) == (pytest.approx(-found.high), pytest.approx(-found.low))
 
 
-def test_several_tries_are_compared_task_by_task() -> None:
+def test_compare_pairs_several_tries_by_task() -> None:
     first = several([[True, False], [False, False], [True, True]])
     second = several([[True, True], [True, False], [True, True]])
     found = compare_paired(first, second)
@@ -71,7 +71,7 @@ def test_several_tries_are_compared_task_by_task() -> None:
     assert (found.p, found.test, found.interval) == (pytest.approx(0.5), SIGN_FLIP, BOOTSTRAP)  # 2 of 4 signs
 
 
-def test_only_tasks_that_both_tried_are_compared() -> None:
+def test_compare_uses_only_tasks_of_both_agents() -> None:
     first, second = once([True, False, False]), once([False, True, False, True, True])
     found = compare_paired(first, second)
     assert found is not None
@@ -80,7 +80,7 @@ def test_only_tasks_that_both_tried_are_compared() -> None:
     assert compare_paired(first, others) is None
 
 
-def test_several_comparisons_raise_their_p_but_not_their_differences() -> None:
+def test_compare_corrects_p_values_for_several_comparisons() -> None:
     base, better, best = once([False] * 12), once([True] * 6 + [False] * 6), once([True] * 12)
     alone = [compare_paired(base, other) for other in (better, best)]
     together = compare_all([base, better, best])
@@ -94,7 +94,7 @@ def test_several_comparisons_raise_their_p_but_not_their_differences() -> None:
     assert mixed[1] is not None and alone[1] is not None and mixed[1].p == pytest.approx(alone[1].p)
 
 
-def test_metrics_of_several_tries() -> None:
+def test_metrics_of_several_tries_include_pass_at_k() -> None:
     found = several([[True, False, False, False], [False] * 4, [True] * 4]).metrics()
     assert found["eval/success"] == pytest.approx(5 / 12)
     assert found["eval/pass_at_2"] == pytest.approx((0.5 + 0 + 1) / 3)
@@ -103,13 +103,13 @@ def test_metrics_of_several_tries() -> None:
     assert (found["eval/episodes"], found["eval/turns"], found["eval/sampled_tokens"]) == (12, 2, 4)
 
 
-def test_a_lost_try_leaves_its_task_out_of_the_largest_k_only() -> None:
+def test_metrics_drop_a_task_with_a_missing_try_from_the_largest_k_only() -> None:
     found = several([[True, False], [True]])
     assert (found.success, found.pass_at(2)) == (0.75, 1.0)
     assert math.isnan(found.pass_at(3))
 
 
-def test_one_try_tells_no_pass_at_k() -> None:
+def test_metrics_of_one_try_have_no_pass_at_k() -> None:
     assert not any("pass" in name for name in once([True, False]).metrics())
     assert [reported_ks(tries) for tries in (1, 2, 3, 8, 10)] == [[], [2], [2, 3], [2, 4, 8], [2, 4, 8, 10]]
 

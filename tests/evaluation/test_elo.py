@@ -14,7 +14,7 @@ RATINGS = st.floats(-1000, 1000)
 @pytest.mark.parametrize(
     ("lead", "points"), [(0, 0.5), (400, 10 / 11), (-400, 1 / 11), (200, 0.7597), (800, 100 / 101)]
 )
-def test_expected_points_are_those_of_the_tables(lead: float, points: float) -> None:
+def test_expected_score_matches_published_tables(lead: float, points: float) -> None:
     assert expected_score(1500 + lead, 1500) == pytest.approx(points, abs=5e-5)
 
 
@@ -25,7 +25,7 @@ def test_performance_rating_against_one_opponent_matches_the_formula(points: flo
     assert found == pytest.approx(1500 + 400 * math.log10(points / (100 - points)), abs=1e-3)
 
 
-def test_several_opponents_count_together() -> None:
+def test_performance_rating_combines_several_opponents() -> None:
     both = [MatchScore(opponent=0, points=8, games=10), MatchScore(opponent=200, points=5, games=10)]
     found = performance_rating(both, prior_games=0)
     assert 10 * expected_score(found, 0) + 10 * expected_score(found, 200) == pytest.approx(13)
@@ -34,7 +34,7 @@ def test_several_opponents_count_together() -> None:
     assert performance_rating(mirrored, prior_games=0) == pytest.approx(-found)
 
 
-def test_who_wins_all_or_nothing_has_a_rating_and_more_games_say_more() -> None:
+def test_performance_rating_is_finite_for_all_wins_or_all_losses() -> None:
     few, many = (performance_rating([MatchScore(opponent=100, points=n, games=n)]) for n in (4, 40))
     assert 100 + 400 * math.log10(4.5 / 0.5) == pytest.approx(few, abs=1e-3)
     assert few < many < 1000
@@ -42,7 +42,7 @@ def test_who_wins_all_or_nothing_has_a_rating_and_more_games_say_more() -> None:
 
 
 @given(st.lists(st.tuples(RATINGS, st.integers(1, 50), st.floats(0, 1)), min_size=1, max_size=5), RATINGS)
-def test_a_rating_moves_with_its_opponents_and_rises_with_points(
+def test_performance_rating_shifts_with_opponents_and_rises_with_points(
     played: list[tuple[float, int, float]], shift: float
 ) -> None:
     scores = [MatchScore(opponent=rating, points=share * games, games=games) for rating, games, share in played]
@@ -53,7 +53,7 @@ def test_a_rating_moves_with_its_opponents_and_rises_with_points(
     assert performance_rating(better) >= found - 1e-3
 
 
-def test_impossible_scores_and_no_games_are_refused() -> None:
+def test_performance_rating_rejects_impossible_scores_and_no_games() -> None:
     with pytest.raises(ValueError, match="must be between 0 and 4, not 5"):
         MatchScore(opponent=0, points=5, games=4)
     with pytest.raises(ValueError, match="at least one game"):

@@ -41,7 +41,7 @@ def played(player: Shaky, count: int, tries: int = 1, attempts: int = 3) -> tupl
     return done, failures
 
 
-def test_every_task_and_try_is_played_once_with_few_at_a_time() -> None:
+def test_run_episodes_runs_each_try_once_within_the_concurrency_limit() -> None:
     player = Shaky()
     done, failures = played(player, count=10, tries=3)
     assert Counter((each.task.seed, each.member) for each in done) == {(s, m): 1 for s in range(10) for m in range(3)}
@@ -49,11 +49,11 @@ def test_every_task_and_try_is_played_once_with_few_at_a_time() -> None:
     assert {(key.run_seed, key.round) for key in player.keys} == {(0, 0)}
 
 
-def test_first_tries_come_first() -> None:
+def test_run_episodes_starts_first_tries_first() -> None:
     assert [(task.seed, member) for task, member in list_tries(tasks(2), 2)] == [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
-def test_what_breaks_is_run_again_and_lost_after_its_attempts() -> None:
+def test_run_episodes_retries_failures_then_drops_them() -> None:
     player = Shaky({(2, 0): 2, (4, 0): 3})
     done, failures = played(player, count=6)
     assert sorted(each.task.seed for each in done) == [0, 1, 2, 3, 5]
@@ -62,19 +62,19 @@ def test_what_breaks_is_run_again_and_lost_after_its_attempts() -> None:
     assert attempts == [0, 0, 1], "an infrastructure failure keeps the attempt number, an environment failure raises it"
 
 
-def test_where_everything_breaks_it_stops_and_says_why() -> None:
+def test_run_episodes_raises_the_reason_if_every_episode_fails() -> None:
     player = Shaky(always=True)
     with pytest.raises(UserError, match=r"8 episodes in a row failed. .* last failure: broke 1"):
         played(player, count=1000, attempts=2)
     assert len(player.keys) <= 2 * (MAX_FAILURES_IN_A_ROW + 4)
 
 
-def test_breaks_now_and_then_do_not_stop_it() -> None:
+def test_run_episodes_continues_after_occasional_failures() -> None:
     done, failures = played(Shaky({(seed, 0): 9 for seed in range(0, 60, 3)}), count=60)
     assert (len(done), len(failures)) == (40, 20)
 
 
-def test_a_failure_of_the_program_goes_through_as_it_is() -> None:
+def test_run_episodes_propagates_bugs_unchanged() -> None:
     class Wrong:
         async def episode(self, key: EpisodeKey) -> Trajectory:
             raise UserError("no such model")

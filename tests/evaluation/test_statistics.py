@@ -18,11 +18,11 @@ from turnwise.evaluation.statistics import pass_at_k, wilson_interval, wilson_in
         (210, 256, 0.768656, 0.862498),
     ],
 )
-def test_wilson_against_values_by_hand(successes: int, n: int, low: float, high: float) -> None:
+def test_wilson_matches_hand_computed_values(successes: int, n: int, low: float, high: float) -> None:
     assert wilson_interval(successes, n) == pytest.approx((low, high), abs=2e-6)
 
 
-def test_wilson_of_nothing_says_nothing() -> None:
+def test_wilson_of_no_trials_is_zero_to_one() -> None:
     assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
@@ -31,7 +31,7 @@ def test_wilson_at_another_confidence() -> None:
 
 
 @given(n=st.integers(1, 2000), data=st.data())
-def test_wilson_ends_solve_their_equation_and_hold_the_rate(n: int, data: st.DataObject) -> None:
+def test_wilson_bounds_solve_their_equation_and_contain_the_rate(n: int, data: st.DataObject) -> None:
     successes = data.draw(st.integers(0, n))
     rate = successes / n
     low, high = wilson_interval(successes, n)
@@ -43,13 +43,13 @@ def test_wilson_ends_solve_their_equation_and_hold_the_rate(n: int, data: st.Dat
 
 
 @pytest.mark.parametrize(("successes", "n"), [(-1, 3), (4, 3)])
-def test_wilson_refuses_counts_that_cannot_be(successes: int, n: int) -> None:
+def test_wilson_rejects_impossible_counts(successes: int, n: int) -> None:
     with pytest.raises(ValueError):
         wilson_interval(successes, n)
 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
-def test_wilson_refuses_a_confidence_outside_its_range(confidence: float) -> None:
+def test_wilson_rejects_a_confidence_outside_its_range(confidence: float) -> None:
     with pytest.raises(ValueError, match="confidence"):
         wilson_interval(1, 2, confidence)
 
@@ -67,18 +67,18 @@ def test_pass_at_k_of_many_tries_stays_exact() -> None:
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(4, 5, 1), (4, -1, 1), (4, 1, 5), (4, 1, 0)])
-def test_pass_at_k_refuses_what_cannot_be_drawn(n: int, c: int, k: int) -> None:
+def test_pass_at_k_rejects_k_above_the_number_of_tries(n: int, c: int, k: int) -> None:
     with pytest.raises(ValueError):
         pass_at_k(n, c, k)
 
 
 @given(outcomes=st.lists(st.booleans(), min_size=1, max_size=60))
-def test_with_one_try_a_task_the_interval_is_wilsons(outcomes: list[bool]) -> None:
+def test_interval_with_one_try_per_task_is_wilson(outcomes: list[bool]) -> None:
     rates = [float(each) for each in outcomes]
     assert wilson_interval_by_task(rates, len(rates)) == pytest.approx(wilson_interval(sum(outcomes), len(outcomes)))
 
 
-def test_tries_that_always_agree_count_as_one() -> None:
+def test_interval_counts_identical_tries_as_one() -> None:
     rates = [1.0, 0.0, 1.0, 0.0, 0.0]
     assert wilson_interval_by_task(rates, 5 * 8) == pytest.approx(wilson_interval(2, 5))
     assert wilson_interval_by_task([1.0] * 5, 5 * 8) == wilson_interval(5, 5), (
@@ -86,7 +86,7 @@ def test_tries_that_always_agree_count_as_one() -> None:
     )
 
 
-def test_tries_as_independent_as_tasks_count_in_full() -> None:
+def test_interval_counts_independent_tries_in_full() -> None:
     assert wilson_interval_by_task([0.5] * 10, 40) == wilson_interval(5, 10), "no spread at all: the careful end"
     rates = [0.25, 0.5, 0.75, 0.5] * 5  # variance 1/32: as of 8 fair tries a task, of which there were only 4
     assert wilson_interval_by_task(rates, 80) == pytest.approx(wilson_interval(40, 80))
@@ -102,5 +102,5 @@ def test_effective_sample_size_is_between_tasks_and_episodes(counts: list[int]) 
     assert bold[1] - 1e-12 <= high <= careful[1] + 1e-12
 
 
-def test_no_tasks_say_nothing() -> None:
+def test_interval_of_no_tasks_is_zero_to_one() -> None:
     assert wilson_interval_by_task([], 0) == (0.0, 1.0)

@@ -42,7 +42,7 @@ def test_program_runs_in_its_folder_without_input(tmp_path: Path) -> None:
     assert result.output.split() == [str(tmp_path), "''"]
 
 
-def test_environment_has_no_variables_that_may_be_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_excludes_variables_that_may_be_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET", "hidden")
     monkeypatch.setenv("AGENT_MODE", "fast")
     environment = build_environment(["AGENT_MODE"])
@@ -52,7 +52,7 @@ def test_environment_has_no_variables_that_may_be_keys(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(("names", "reason"), [(["NOT_SET_HERE"], "is not set"), (["A=b"], "is not the name")])
-def test_environment_rejects_names_that_are_no_variables(names: list[str], reason: str) -> None:
+def test_environment_rejects_invalid_variable_names(names: list[str], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         build_environment(names)
 
@@ -68,7 +68,7 @@ def test_environment_rejects_names_that_are_no_variables(names: list[str], reaso
         ("import os; os.kill(os.getpid(), 9)", 137, True, "it was killed by SIGKILL"),
     ],
 )
-def test_result_says_how_the_program_ended(
+def test_result_describes_how_the_program_ended(
     tmp_path: Path, code: str, status: int, is_infrastructure: bool, text: str
 ) -> None:
     result = run_code(code, tmp_path)
@@ -127,6 +127,6 @@ def test_task_that_is_too_long_for_a_command_line_is_an_error(tmp_path: Path) ->
         ("python agent.py --api-key sk-abcdefghijklmnopqrst", "agent.pass_env"),
     ],
 )
-def test_split_command_rejects_what_cannot_run(command: str, reason: str) -> None:
+def test_split_command_rejects_invalid_commands(command: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         split_command(command)

@@ -134,7 +134,7 @@ def test_agent_without_a_reward_is_a_failure_not_reward_zero() -> None:
 
 
 @pytest.mark.parametrize("value", ["1", float("nan"), [1.0], tw.Outcome(reward=float("inf"), success=True)])
-def test_value_that_is_no_number_stops_the_run(value: Any) -> None:
+def test_non_numeric_reward_stops_the_run(value: Any) -> None:
     with pytest.raises(Outage, match="the agent returned"):
         play(returning(value))
 

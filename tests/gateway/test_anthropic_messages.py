@@ -59,7 +59,7 @@ def test_parse_leaves_tools_out_if_none_may_be_called() -> None:
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
     ],
 )
-def test_parse_refuses_what_the_gateway_cannot_do(change: dict[str, Any], param: str) -> None:
+def test_parse_rejects_unsupported_requests(change: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as raised:
         anthropic_messages.parse({**ANTHROPIC, **change})
     assert raised.value.param == param
@@ -129,7 +129,7 @@ def test_events_complete_each_block() -> None:
     assert events[-2]["usage"]["output_tokens"] == 3
 
 
-def test_error_says_that_the_prompt_is_too_long() -> None:
+def test_error_reports_a_prompt_that_is_too_long() -> None:
     body = anthropic_messages.error(400, "context_length", "at most 10 tokens")
     assert body["type"] == "error"
     assert body["error"] == {"type": "invalid_request_error", "message": "prompt is too long: at most 10 tokens"}

@@ -85,7 +85,7 @@ def serve(folder: Path) -> None:
     asyncio.run(run())
 
 
-def test_store_has_what_was_answered_after_kill(tmp_path: Path):
+def test_store_keeps_answered_calls_after_a_kill(tmp_path: Path):
     with forked_with_output(serve, tmp_path) as (server, lines):
         url = lines.readline().strip()
         first = httpx2.post(f"{url}/v1/chat/completions", json={"messages": ASK}, headers=BEARER, timeout=60)

@@ -381,7 +381,7 @@ def test_episode_overflow_is_an_error_of_the_provider():
     assert not turns
 
 
-def test_episode_enforces_sampling_and_records_what_was_asked():
+def test_episode_enforces_sampling_and_records_the_request():
     seen = list[Sampling]()
 
     async def generate(sampling: Sampling) -> Completion:

@@ -98,7 +98,7 @@ def test_server_rewards_a_call_by_the_id_of_its_reply(path: str, body: dict[str,
 
 
 @pytest.mark.parametrize("reward", [None, "1", True, [1]])
-def test_server_refuses_rewards_that_are_no_numbers(reward: Any):
+def test_server_rejects_non_numeric_rewards(reward: Any):
     async def talk(gateway, episode, http):
         answer = await http.post("/v1/turnwise/reward", json={"reward": reward})
         return answer.status_code, episode.posted
@@ -404,7 +404,7 @@ def test_server_lists_its_model_and_forces_it():
     assert converse(talk, model="policy")[0] == (["policy"], "policy")
 
 
-def test_server_port_in_use_says_what_to_do():
+def test_server_port_in_use_error_suggests_another():
     with socket.create_server(("127.0.0.1", 0)) as taken:
 
         async def run():

@@ -64,7 +64,7 @@ def test_parse_starts_a_message_at_each_reasoning_item() -> None:
         ({"truncation": "auto"}, "truncation"),
     ],
 )
-def test_parse_refuses_what_the_gateway_cannot_do(change: dict[str, Any], param: str) -> None:
+def test_parse_rejects_unsupported_requests(change: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as raised:
         openai_responses.parse({**RESPONSES, **change})
     assert raised.value.param == param

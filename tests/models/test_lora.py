@@ -184,7 +184,7 @@ def test_adapter_stores_the_absolute_path_of_its_base(
     )
 
 
-def test_missing_peft_error_says_what_to_install(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_peft_error_includes_the_install_command(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lora, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'turnwise\[lora\]'"):
         add_lora(load_model(str(base)).model, str(base), settings())

@@ -25,7 +25,7 @@ FEW_TURNS = {"taxi": {"env.params.max_turns": "10"}, "text_arena": {"env.params.
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_trains(name: str, tmp_path: Path, optional_part) -> None:
+def test_adapter_recipe_trains(name: str, tmp_path: Path, optional_part) -> None:
     kind = load_spec(find_recipe(name).environment)
     if kind.install_command:
         optional_part(f"a package is missing: {kind.install_command}", *kind.cls.needs)

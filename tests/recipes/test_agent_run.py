@@ -226,7 +226,7 @@ def test_agent_command_is_trained_with_posted_rewards(project: Path, monkeypatch
     assert [path.name for path in Path("runs/command/sources").iterdir()] == ["0-command.py"]
 
 
-def test_doctor_reports_what_was_captured(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_captured_calls(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--agent", str(project / "agent.toml")]) == 0
     printed = capsys.readouterr().out
     assert "2 captured, in 1 context" in printed and '{"question": "Question 0?"}' in printed

@@ -51,7 +51,7 @@ COMBINATIONS = [
 
 
 @pytest.mark.parametrize("names", COMBINATIONS, ids=lambda names: "-".join(names.values()))
-def test_it_runs_and_learns_finite_numbers(names: dict[str, str], tmp_path: Path) -> None:
+def test_algorithm_trains_with_finite_metrics(names: dict[str, str], tmp_path: Path) -> None:
     settings = {f"algo__{name}": value for name, value in names.items()}
     values = {"filter_value": 1 if names["filter"] == "top_count" else 0.1 if names["filter"] == "absolute" else 0.5}
     kl = {"kl_in": "reward", "kl_estimator": "k1"} if names["advantage"] in ("gae", "reinforce_pp") else {}
@@ -79,7 +79,7 @@ def test_it_runs_and_learns_finite_numbers(names: dict[str, str], tmp_path: Path
     ],
     ids=str,
 )
-def test_it_runs_with(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_settings_train_with_small_mismatch(settings: dict[str, Any], tmp_path: Path) -> None:
     console = quiet()
     train(small(tmp_path, **SHORT, **settings, env__kind="frozen_lake", rollout__max_tokens=900), console=console)
     rows = [row for row in metrics(tmp_path / "run") if "rollout/success" in row]
@@ -92,7 +92,7 @@ def test_it_runs_with(settings: dict[str, Any], tmp_path: Path) -> None:
         assert row["train/mismatch"] < 1e-4, "what was sampled is what is trained, in every context"
 
 
-def test_a_reward_of_ones_own_is_weighed_and_recorded(tmp_path: Path) -> None:
+def test_reward_function_is_weighted_and_recorded(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def brief(trajectory):\n    return -trajectory.num_sampled / 100\n")
     mine = {"reward__functions": (f"{tmp_path}/mine.py:brief",), "reward__weights": (1.0, 0.5)}
     train(small(tmp_path, **SHORT, **mine), console=quiet())

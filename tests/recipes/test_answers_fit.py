@@ -14,7 +14,7 @@ from turnwise.training.sft import play_demonstration, solver_script
 
 
 @pytest.mark.parametrize("name", ["text_to_sql", "web_shop"])
-def test_the_solvers_answers_fit_into_the_recipe(name: str) -> None:
+def test_solver_answers_fit_into_max_new_tokens(name: str) -> None:
     config, tokenizer, longest = configure(name), tiny_tokenizer(), 0
     kind = load_spec(config.env.kind)
     for index in range(120):

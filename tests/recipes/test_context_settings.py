@@ -73,7 +73,7 @@ def test_every_setting_is_read_in_some_mode() -> None:
     assert all(set(modes) <= CONTEXTS.keys() for modes in MODES_USING.values())
 
 
-def test_a_setting_that_the_mode_does_not_read_is_refused() -> None:
+def test_setting_that_the_mode_does_not_read_is_refused() -> None:
     assert refused("full", context__turns=2) == (
         "context.turns has no effect with context.mode full. Leave it out, or choose context.mode window or turn."
     )
@@ -82,11 +82,11 @@ def test_a_setting_that_the_mode_does_not_read_is_refused() -> None:
     check_settings(config_of("window", context__turns=2, context__slack=1, context__keep_opening=True))
 
 
-def test_an_unknown_mode_is_refused() -> None:
+def test_unknown_mode_is_refused() -> None:
     assert "one of full, window, turn, summary" in refused("windows")
 
 
-def test_a_summary_that_could_not_fit_is_refused() -> None:
+def test_summary_larger_than_the_context_is_refused() -> None:
     assert "add up to 2000 tokens, which do not fit into rollout.max_tokens 2000" in refused(
         "summary", context__summary_at=1808, rollout__max_tokens=2000
     )
@@ -94,7 +94,7 @@ def test_a_summary_that_could_not_fit_is_refused() -> None:
     check_settings(config_of("full", rollout__max_tokens=200))
 
 
-def test_a_hook_is_found_before_anything_starts(tmp_path: Path) -> None:
+def test_missing_summary_hook_is_reported_before_the_run(tmp_path: Path) -> None:
     hooks = tmp_path / "hooks.py"
     hooks.write_text("LIMIT = 3\ndef briefly(messages):\n    return f'{len(messages)} messages'\n")
     check_settings(config_of("summary", context__summary_by=f"{hooks}:briefly"))

@@ -21,7 +21,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_inspect_prints_what_a_run_holds(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_prints_the_contents_of_a_run(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "inspect", str(played)]) == 0
     printed = capsys.readouterr().out
     entries = RunFolder.open(played).read_index()
@@ -59,9 +59,7 @@ def test_evaluate_returns_the_mean_for_the_policy_that_played(played: Path, caps
     assert found["expected return"] == found["return of the episodes"]
 
 
-def test_evaluate_refuses_what_the_data_cannot_tell(
-    played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_refuses_insufficient_data(played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "few"
     folder.mkdir()
     lines = (played / "trajectories" / "step_000001.jsonl").read_text().splitlines(keepends=True)

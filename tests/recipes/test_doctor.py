@@ -26,11 +26,11 @@ def found(name: str, folder: Path) -> Finding:
     return finding
 
 
-def test_a_healthy_machine_needs_no_mending(tmp_path: Path) -> None:
+def test_healthy_machine_has_no_findings(tmp_path: Path) -> None:
     assert [finding.name for finding in check_machine(tmp_path) if finding.fix and finding.required] == []
 
 
-def test_check_machine_reports_a_broken_package_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_machine_continues_after_a_broken_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.import_module
 
     def broken(name: str) -> ModuleType:
@@ -46,13 +46,13 @@ def test_check_machine_reports_a_broken_package_and_goes_on(tmp_path: Path, monk
     assert found("gpu", tmp_path).found == "unknown without torch"
 
 
-def test_a_missing_optional_part_gets_its_install_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_reported_with_its_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "OPTIONAL", {"no-such-package": ("nothing", "pip install no-such-package")})
     finding = found("no-such-package", tmp_path)
     assert (finding.fix, finding.required) == ("pip install no-such-package", False)
 
 
-def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(dir: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -63,7 +63,7 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch
     assert finding.required
 
 
-def test_the_sandbox_is_tried_and_what_it_gives_is_said(tmp_path: Path) -> None:
+def test_sandbox_is_tried_and_its_isolation_reported(tmp_path: Path) -> None:
     found = {finding.name.strip(): finding for finding in check_machine(tmp_path)}
     assert {"sandbox", "namespaces", "landlock"} <= found.keys()
     assert found["sandbox"].found.endswith("is used") or found["sandbox"].fix

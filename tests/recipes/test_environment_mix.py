@@ -18,7 +18,7 @@ MIX = {"env__mix": {"frozen_lake": 1.0, "large": {"kind": "frozen_lake", "weight
 ROOMY = {"rollout__max_tokens": 512, "rollout__groups": 6, "train__mini_batch": 8}
 
 
-def test_a_mixture_draws_by_weight_and_is_measured_by_environment(tmp_path: Path) -> None:
+def test_mix_draws_by_weight_and_reports_by_environment(tmp_path: Path) -> None:
     config = small(tmp_path, **MIX, **ROOMY, train__steps=3, eval__every=0, model__warmup_steps=5)
     train(config, console=quiet())
     run = tmp_path / "run"
@@ -34,7 +34,7 @@ def test_a_mixture_draws_by_weight_and_is_measured_by_environment(tmp_path: Path
     assert {"eval/success/bandit", "eval/success/frozen_lake", "eval/success/large"} <= after.keys()
 
 
-def test_settings_of_a_mixture_are_read_from_toml(tmp_path: Path) -> None:
+def test_mix_settings_are_read_from_toml(tmp_path: Path) -> None:
     file = tmp_path / "mix.toml"
     file.write_text(to_toml(small(Path("x"), **MIX)))
     again = build_environment_mix(build(read_settings(file)))
@@ -52,12 +52,12 @@ def test_settings_of_a_mixture_are_read_from_toml(tmp_path: Path) -> None:
         ({"frozen_lake": "much"}, "weight"),
     ],
 )
-def test_a_bad_mixture_is_one_line(mix: dict[str, object], problem: str) -> None:
+def test_invalid_mix_is_a_one_line_error(mix: dict[str, object], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         small(Path("x"), env__mix=mix)
 
 
-def test_unknown_environments_parameters_and_names_in_use_are_refused(tmp_path: Path) -> None:
+def test_mix_rejects_unknown_environments_parameters_and_duplicates(tmp_path: Path) -> None:
     with pytest.raises(UserError, match='did you mean "frozen_lake"'):
         build_environment_mix(small(tmp_path, env__mix={"frozen_lak": 1}))
     with pytest.raises(UserError, match="no such parameter"):
@@ -66,7 +66,7 @@ def test_unknown_environments_parameters_and_names_in_use_are_refused(tmp_path: 
         build_environment_mix(small(tmp_path, env__mix={"bandit": 1}))
 
 
-def test_typed_on_the_command_line() -> None:
+def test_mix_may_be_set_on_the_command_line() -> None:
     typed = [("env.mix.sokoban", "2"), ("env.mix.big.kind", "frozen_lake"), ("env.mix.big.params.size", "6")]
     worlds = build_environment_mix(build({"env": {"kind": "bandit"}}, typed)).entries
     assert [(world.env, world.weight) for world in worlds] == [("bandit", 1.0), ("sokoban", 2.0), ("big", 1.0)]
@@ -76,7 +76,7 @@ def test_typed_on_the_command_line() -> None:
 CURRICULUM = {"curriculum__pool": 8, "train__steps": 3, "checkpoint__every": 1}
 
 
-def test_a_curriculum_draws_from_its_pool_and_remembers_how_tasks_fared(tmp_path: Path) -> None:
+def test_curriculum_draws_from_its_pool_and_records_success(tmp_path: Path) -> None:
     train(small(tmp_path, **CURRICULUM), console=quiet())
     run = tmp_path / "run"
     seeds = {(row["environment"], row["seed"]) for row in episodes(run, only_training=True)}
@@ -108,7 +108,7 @@ def test_curriculum_draws_and_measures_rows_of_a_file(tmp_path: Path) -> None:
     assert last["curriculum/measured"] == len(rows)
 
 
-def test_with_a_curriculum_too_a_resumed_run_ends_the_same(tmp_path: Path) -> None:
+def test_curriculum_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
     train(small(tmp_path / "whole", **CURRICULUM), console=quiet())
     train(small(tmp_path / "cut", **CURRICULUM, train__max_minutes=1e-9), console=quiet())
     train(small(tmp_path / "cut", **CURRICULUM), resume=True, console=quiet())
@@ -117,6 +117,6 @@ def test_with_a_curriculum_too_a_resumed_run_ends_the_same(tmp_path: Path) -> No
     assert episodes(tmp_path / "whole" / "run") == episodes(tmp_path / "cut" / "run")
 
 
-def test_a_pool_smaller_than_a_step_is_refused(tmp_path: Path) -> None:
+def test_curriculum_pool_smaller_than_a_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"curriculum\.pool 1 has fewer"):
         train(small(tmp_path, curriculum__pool=1), console=quiet())

@@ -13,17 +13,17 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_numbers_and_ranges_count_the_tasks_of_the_split(split: Split) -> None:
+def test_read_seeds_reads_numbers_and_ranges(split: Split) -> None:
     assert read_seeds("3,7,10-12", split) == tuple(seed_for(split, index) for index in (3, 7, 10, 11, 12))
     assert read_seeds("5", split) == (seed_for(split, 5),)
 
 
-def test_a_file_may_list_them_with_remarks(tmp_path: Path) -> None:
+def test_read_seeds_reads_a_file_with_comments(tmp_path: Path) -> None:
     (tmp_path / "seeds.txt").write_text("# hard ones\n3, 7\n10-12  # a range\n\n")
     assert read_seeds(str(tmp_path / "seeds.txt"), "test") == read_seeds("3,7,10-12", "test")
 
 
-def test_seeds_as_recorded_are_taken_and_must_be_of_the_split() -> None:
+def test_read_seeds_accepts_recorded_seeds_of_the_split_only() -> None:
     recorded = seed_for("validation", 4)
     assert read_seeds(f"{recorded},9", "validation") == (recorded, seed_for("validation", 9))
     with pytest.raises(UserError, match=r"belongs to the validation split, not to test. Choose split validation"):
@@ -31,12 +31,12 @@ def test_seeds_as_recorded_are_taken_and_must_be_of_the_split() -> None:
 
 
 @given(indices=st.lists(st.integers(0, 60), min_size=1, max_size=30, unique=True), split=st.sampled_from(SPLITS))
-def test_what_is_written_is_read_back(indices: list[int], split: Split) -> None:
+def test_seeds_round_trip(indices: list[int], split: Split) -> None:
     seeds = [seed_for(split, index) for index in indices]
     assert read_seeds(write_seeds(seeds), split) == tuple(seeds)
 
 
-def test_runs_of_numbers_are_written_as_ranges() -> None:
+def test_consecutive_seeds_are_written_as_ranges() -> None:
     assert write_seeds([3, 7, 10, 11, 12, 14]) == "3,7,10-12,14"
 
 
@@ -55,12 +55,12 @@ def test_runs_of_numbers_are_written_as_ranges() -> None:
         ("٣", '"٣" is not a seed'),
     ],
 )
-def test_what_is_no_list_of_seeds_is_refused(text: str, line: str) -> None:
+def test_read_seeds_rejects_invalid_lists(text: str, line: str) -> None:
     with pytest.raises(UserError, match=line):
         read_seeds(text, "test")
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_read_seeds_rejects_a_binary_file(tmp_path: Path) -> None:
     (tmp_path / "seeds").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="seeds is not UTF-8 text"):
         read_seeds(str(tmp_path / "seeds"), "test")

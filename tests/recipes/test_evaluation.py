@@ -106,7 +106,7 @@ def test_every_seed_is_evaluated_once_whatever_the_endpoint_does(env: str, tmp_p
     assert "</svg>" in (tmp_path / "out/success.svg").read_text()
 
 
-def test_the_trajectories_say_what_was_heard_and_said(env: str, tmp_path: Path) -> None:
+def test_evaluation_records_requests_and_replies(env: str, tmp_path: Path) -> None:
     server = Server()
     with serving(server) as url:
         run(env, url, out=tmp_path / "out", seeds="5", overrides=[("eval.temperature", 0.25)])
@@ -146,7 +146,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("again", ["resume", "same command"])
-def test_an_interrupted_evaluation_goes_on_where_it_was(
+def test_interrupted_evaluation_is_resumed(
     env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str
 ) -> None:
     server, out = Server(), tmp_path / "out"
@@ -179,7 +179,7 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(
     assert len(server.requests) == played, "nothing is left to play"
 
 
-def test_ctrl_c_says_how_to_go_on(env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_prints_how_to_resume(env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(Server()) as url, monkeypatch.context() as patch:
         plain = EvaluationFolder.add_episode
 
@@ -195,7 +195,7 @@ def test_ctrl_c_says_how_to_go_on(env: str, tmp_path: Path, monkeypatch: pytest.
     assert 1 <= len(saved(tmp_path / "out")) < 10
 
 
-def test_a_killed_process_loses_and_doubles_nothing(env: str, tmp_path: Path) -> None:
+def test_killed_evaluation_loses_and_repeats_no_episode(env: str, tmp_path: Path) -> None:
     server, out = Server(), tmp_path / "out"
     with serving(server) as url:
         command = ["eval", env, "--endpoint", url, "--model", "m"]
@@ -223,7 +223,7 @@ def stop_when(reached: Any, server: Server) -> None:
     pytest.fail("the evaluation did not get so far")
 
 
-def test_a_folder_takes_more_tasks_and_models_but_no_other_settings(env: str, tmp_path: Path) -> None:
+def test_evaluation_folder_accepts_new_tasks_and_models_only(env: str, tmp_path: Path) -> None:
     server, out = Server(), tmp_path / "out"
     with serving(server) as url:
         run(env, url, out=out, seeds="0-2")
@@ -248,7 +248,7 @@ def better(request: dict[str, Any]) -> dict[str, Any]:
     return completion(f"<answer>{numbers(request)[-1] + (1 if request['model'] == 'n' else 2)}</answer>")
 
 
-def test_several_models_are_compared_on_equal_tasks(env: str, tmp_path: Path) -> None:
+def test_models_are_compared_on_equal_tasks(env: str, tmp_path: Path) -> None:
     with serving(Server(answer=better)) as url:
         asked = plan_evaluation([env], remote=RemoteModels(url=url, models=("m", "n", "o")), seeds="0-11")
         console = quiet()
@@ -266,7 +266,7 @@ def test_several_models_are_compared_on_equal_tasks(env: str, tmp_path: Path) ->
     assert all(f">{label}</text>" in svg for label in "mno")
 
 
-def test_an_endpoint_that_goes_away_stops_it_and_what_is_done_is_kept(
+def test_unreachable_endpoint_stops_and_keeps_finished_episodes(
     env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(episodes, "MAX_FAILURES_IN_A_ROW", 3)
@@ -284,7 +284,7 @@ def test_an_endpoint_that_goes_away_stops_it_and_what_is_done_is_kept(
     assert seeds_of(saved(tmp_path / "out")) == expected(31)
 
 
-def test_episodes_that_broke_are_told_and_tried_again_later(env: str, tmp_path: Path) -> None:
+def test_failed_episodes_are_reported_and_retried_on_resume(env: str, tmp_path: Path) -> None:
     bad, down = start_of(env, 1), [True]
     server = Server(faults=lambda said: ["500"] * 99 if said[0] == bad and down[0] else [])
     endpoint_options = EndpointOptions(concurrency=2, retries=0)
@@ -298,7 +298,7 @@ def test_episodes_that_broke_are_told_and_tried_again_later(env: str, tmp_path: 
     assert seeds_of(saved(tmp_path / "out")) == expected(5)
 
 
-def test_a_refusal_leaves_no_folder(env: str, tmp_path: Path) -> None:
+def test_rejected_evaluation_leaves_no_folder(env: str, tmp_path: Path) -> None:
     with (
         serving(Server(faults=lambda said: ["401"] * 99)) as url,
         pytest.raises(UserError, match=r"requires a key .*: set OPENAI_API_KEY, or name .* \(api_key_env\)"),
@@ -335,7 +335,7 @@ def test_evaluate_plays_with_a_reasoning_model(env: str, tmp_path: Path) -> None
     assert all("temperature" not in sent for sent in server.requests)
 
 
-def test_turns_that_were_cut_are_told(env: str, tmp_path: Path) -> None:
+def test_truncated_turns_are_reported(env: str, tmp_path: Path) -> None:
     with serving(Server(answer=lambda request: completion("hm", finish="length"))) as url:
         _, text = run(env, url, out=tmp_path / "out", seeds="0-2")
     assert "m: 100 % of turns were cut at rollout.max_new_tokens 64. Raise it" in text
@@ -344,7 +344,7 @@ def test_turns_that_were_cut_are_told(env: str, tmp_path: Path) -> None:
 TINY = [("model.warmup_steps", WARMUP_STEPS), ("rollout.max_new_tokens", 12), ("system.threads", 1)]
 
 
-def test_a_model_here_and_an_endpoint_side_by_side(tmp_path: Path) -> None:
+def test_local_model_is_compared_with_an_endpoint(tmp_path: Path) -> None:
     names = {"asked": completion("<answer>Teacher</answer>")}
     console = quiet()
     with serving(Server(answer=lambda request: names["asked"])) as url:
@@ -366,7 +366,7 @@ def test_a_model_here_and_an_endpoint_side_by_side(tmp_path: Path) -> None:
     assert again.evaluations[0].metrics() == results.evaluations[0].metrics(), "equal seeds, equal episodes"
 
 
-def test_training_tasks_may_be_asked_for_and_are_told(env: str, tmp_path: Path) -> None:
+def test_evaluation_on_training_tasks_is_reported(env: str, tmp_path: Path) -> None:
     with serving(Server()) as url:
         _, text = run(env, url, out=tmp_path / "out", seeds="0-2", overrides=[("eval.split", "train")])
         assert {row["task"]["split"] for row in saved(tmp_path / "out")} == {"train"}
@@ -407,7 +407,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("typed", "line"), MISTAKES)
-def test_a_mistake_gets_one_line_and_starts_nothing(
+def test_invalid_arguments_print_one_line_and_start_nothing(
     typed: str, line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluation, "run_episodes", lambda *given, **others: pytest.fail("it was started"))
@@ -418,7 +418,7 @@ def test_a_mistake_gets_one_line_and_starts_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_help_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_help_lists_arguments_and_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "--help"]) == 0
     text = capsys.readouterr().out
     for part in ("SOURCE... [ENV]", "--endpoint URL", "--tries K", "--seeds", "--resume FOLDER", "OPENAI_API_KEY"):

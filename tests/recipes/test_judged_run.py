@@ -61,7 +61,7 @@ def everything_under(folder: Path) -> bytes:
 
 
 @pytest.mark.usefixtures("keyed")
-def test_a_judge_of_groups_scores_a_run_and_its_key_is_nowhere(tmp_path: Path) -> None:
+def test_group_judge_scores_a_run_and_its_key_is_not_stored(tmp_path: Path) -> None:
     server, console = JudgeServer(longest_wins), quiet()
     with serving(server) as url:
         judges = (judge_table(url, tmp_path, mode="relative", weight=0.5, name="much"),)
@@ -75,7 +75,7 @@ def test_a_judge_of_groups_scores_a_run_and_its_key_is_nowhere(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("keyed")
-def test_a_budget_that_is_spent_stops_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+def test_spent_judge_budget_stops_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     server = JudgeServer(longest_wins)
     with serving(server) as url:
         judges = (judge_table(url, tmp_path, mode="relative", max_calls=3),)
@@ -100,7 +100,7 @@ def train_judged(folder: Path, url: str, resume: bool) -> None:
         sys.exit(str(error))
 
 
-def test_a_budget_holds_however_often_a_run_is_killed(tmp_path: Path) -> None:
+def test_judge_budget_survives_kills(tmp_path: Path) -> None:
     """Killed while its third request is under way, with no checkpoint: that one counts twice, the others once."""
     third, killed = threading.Event(), threading.Event()
 
@@ -124,7 +124,7 @@ def test_a_budget_holds_however_often_a_run_is_killed(tmp_path: Path) -> None:
     assert asked[3] == asked[2] and len(set(asked)) == 4, "verdicts that were given before the kill are not paid again"
 
 
-def test_a_step_that_no_judge_judges_stops_the_run_and_is_not_trained_on(tmp_path: Path) -> None:
+def test_step_without_verdicts_stops_the_run_untrained(tmp_path: Path) -> None:
     answers = iter([*[longest_wins] * 2, *[lambda messages: "no idea"] * 100])
     with serving(JudgeServer(lambda messages: next(answers)(messages))) as url:
         judges = (judge_table(url, tmp_path, mode="relative", asks=1, retries=0),)
@@ -187,7 +187,7 @@ def test_rubric_judge_outage_stops_the_run_and_resume_continues_it(
     assert summary["dropped_no_reward"] == sum(row["rollout/dropped_no_reward"] for row in steps_of(tmp_path / "run"))
 
 
-def test_an_evaluation_that_a_judge_leaves_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_judge_outage_stops_an_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ToolEnvRunner, "random_answer", TextEnvRunner.random_answer)  # tiny answers and never calls
     with serving(JudgeServer(Tiring(gone=True))) as url:
         config = rubric_run(tmp_path, url)
@@ -209,7 +209,7 @@ SHORT = [
 
 
 @pytest.mark.usefixtures("keyed")
-def test_a_run_with_every_kind_of_tool_and_a_rubric(tmp_path: Path) -> None:
+def test_run_with_every_kind_of_tool_and_a_rubric(tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text('def price(fruit: str) -> int:\n    """The price."""\n    return 3\n')
     rows = [
         {"question": f"Price {number}?", "answer": str(number % 3), "split": split}
@@ -249,7 +249,7 @@ def test_a_run_with_every_kind_of_tool_and_a_rubric(tmp_path: Path) -> None:
     assert "run --episodes 4\n" in re.sub(" *\n", "\n", printed(console)), "no more than there are"
 
 
-def test_the_judged_search_recipe_pays_what_its_judge_says_of_an_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deep_search_judged_rewards_the_judges_score(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `turnwise train deep_search_judged` would, but that the solver plays."""
     server = JudgeServer(lambda messages: '{"reason": "found", "score": 7}')
     with serving(server) as url:
@@ -268,7 +268,7 @@ def test_the_judged_search_recipe_pays_what_its_judge_says_of_an_episode(monkeyp
     assert len(found) > 20 and found in request["messages"][1]["content"], "the judge sees what was found"
 
 
-def test_demonstrations_pay_a_judge_only_where_it_decides_which_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demonstrations_use_a_judge_only_if_it_decides_success(monkeypatch: pytest.MonkeyPatch) -> None:
     server = JudgeServer(lambda messages: '{"score": 10}')
     with serving(server) as url:
         monkeypatch.setenv("OPENAI_BASE_URL", url)

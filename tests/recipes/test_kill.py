@@ -48,7 +48,7 @@ def warmed() -> None:
     )
 
 
-def test_killed_and_resumed_it_ends_as_one_left_alone(warmed: None, tmp_path: Path) -> None:
+def test_killed_run_resumes_with_the_same_bits(warmed: None, tmp_path: Path) -> None:
     output = tmp_path / "output"
     with output.open("w") as file, Forked(killed_runs.main, tmp_path, plan(), stdout=file.fileno()) as process:
         assert process.wait() == 0

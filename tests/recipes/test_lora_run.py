@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_a_run_trains_the_adapter_alone_and_is_measured_against_its_base(run: Path) -> None:
+def test_lora_run_trains_the_adapter_only_with_kl_to_the_base(run: Path) -> None:
     checkpoint = run / LAST
     assert is_adapter(checkpoint) and not (checkpoint / "model.safetensors").exists()
     rows = [row for row in metrics(run) if "train/kl" in row]
@@ -50,7 +50,7 @@ def test_a_run_trains_the_adapter_alone_and_is_measured_against_its_base(run: Pa
     assert any(value.abs().sum() > 0 for name, value in weights.items() if "lora_B" in name)
 
 
-def test_stopped_and_resumed_it_ends_the_same(tmp_path: Path, run: Path) -> None:
+def test_lora_run_resumes_with_the_same_bits(tmp_path: Path, run: Path) -> None:
     train(settings(tmp_path / "cut", train__max_minutes=1e-9), console=quiet())
     (cut,) = (tmp_path / "cut").iterdir()
     config = settings(tmp_path / "cut", record__name=cut.name)
@@ -60,7 +60,7 @@ def test_stopped_and_resumed_it_ends_the_same(tmp_path: Path, run: Path) -> None
         assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
 
 
-def test_its_model_is_evaluated_exported_and_merged(tmp_path: Path, run: Path) -> None:
+def test_lora_run_is_evaluated_exported_and_merged(tmp_path: Path, run: Path) -> None:
     assert evaluate(plan_evaluation([str(run)]), console=quiet()).evaluations[0].episodes > 0
     export(str(run), tmp_path / "exported")
     merge(str(run), tmp_path / "merged")
@@ -70,7 +70,7 @@ def test_its_model_is_evaluated_exported_and_merged(tmp_path: Path, run: Path) -
         torch.testing.assert_close(plain, adapted, atol=1e-4, rtol=1e-4)
 
 
-def test_an_adapter_is_trained_further_and_gets_no_second_one(tmp_path: Path, run: Path) -> None:
+def test_adapter_is_trained_further_without_a_second_one(tmp_path: Path, run: Path) -> None:
     adapter = str(run / LAST)
     with pytest.raises(UserError, match=r"Leave out lora\.rank"):
         train(settings(tmp_path / "second", model__name=adapter), console=quiet())
@@ -99,14 +99,14 @@ def test_reference_of_a_trained_adapter_is_that_adapter_after_resume(tmp_path: P
     assert [row["train/kl"] for row in metrics(run) if "train/kl" in row] == [begun, later]
 
 
-def test_merging_a_whole_model_is_refused(tmp_path: Path) -> None:
+def test_merge_refuses_a_model_without_an_adapter(tmp_path: Path) -> None:
     train(small(tmp_path / "runs", train__steps=1), console=quiet())
     (run,) = (tmp_path / "runs").iterdir()
     with pytest.raises(UserError, match="turnwise export"):
         merge(str(run), tmp_path / "merged")
 
 
-def test_run_folder_needs_no_cache_once_it_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_folder_is_independent_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resumed, moved, evaluated, exported and merged with the cache gone, and trained further by another run."""
     cache = tmp_path / "cache"
     monkeypatch.setenv("TURNWISE_CACHE", str(cache))

@@ -26,7 +26,7 @@ def settled(**given: str) -> Any:
     return build({}, [(name.replace("__", "."), value) for name, value in given.items()])
 
 
-def test_on_a_cpu_nothing_is_done_that_was_not_asked_for() -> None:
+def test_memory_plan_on_cpu_only_follows_the_settings() -> None:
     plan = memory_plan(settled(), make_learner(settings_of()).model)
     assert (plan.optimizer_on_host, plan.recompute, plan.releases_cache, plan.pages) == (False, False, False, None)
     asked = {"train__optimizer_state": "host", "train__recompute": "on", "system__keep_cache": "off"}
@@ -34,7 +34,7 @@ def test_on_a_cpu_nothing_is_done_that_was_not_asked_for() -> None:
     assert (plan.optimizer_on_host, plan.recompute, plan.releases_cache, plan.micro_tokens) == (True, True, True, 5000)
 
 
-def test_the_settings_say_what_is_asked_of_a_plan() -> None:
+def test_memory_request_follows_the_settings() -> None:
     plain = memory_request(settled())
     assert (plain.optimizer_on_host, plain.recompute, plain.releases_cache, plain.micro_tokens) == (
         None,
@@ -57,7 +57,7 @@ def test_the_settings_say_what_is_asked_of_a_plan() -> None:
 
 
 @pytest.mark.parametrize("critic", ["no critic", "trunk"])
-def test_the_learner_learns_the_same_wherever_things_are(critic: str) -> None:
+def test_learner_is_identical_with_offload_and_recompute(critic: str) -> None:
     found = []
     for given in ({}, {"train__optimizer_state": "host", "train__recompute": "on"}):
         config = settings_of(critic, **given)
@@ -72,7 +72,7 @@ def test_the_learner_learns_the_same_wherever_things_are(critic: str) -> None:
     assert all(torch.equal(ours[name], plain[name]) for name in plain)
 
 
-def test_a_run_gives_its_cache_back_before_each_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_releases_the_kv_cache_before_each_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept = list[int]()
 
     async def sleep(engine: NativeEngine) -> None:
@@ -87,7 +87,7 @@ def test_a_run_gives_its_cache_back_before_each_update(tmp_path: Path, monkeypat
     assert [row["time/capture_s"] for row in steps] == [0.0, 0.0]
 
 
-def test_imitation_gives_its_cache_back_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sft_releases_the_kv_cache_before_each_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept = list[int]()
 
     async def sleep(engine: NativeEngine) -> None:
@@ -100,7 +100,7 @@ def test_imitation_gives_its_cache_back_too(tmp_path: Path, monkeypatch: pytest.
     assert len(slept) == 2
 
 
-def test_a_plan_says_what_goes_where() -> None:
+def test_report_plan_lists_memory_per_phase_and_host() -> None:
     report = report_plan("Qwen/Qwen2.5-1.5B-Instruct", None, 24, [])
     rows = {name: cells for name, *cells in report.rows}
     assert rows["float32 master weights"] == ["", "", "5.75"]
@@ -118,7 +118,7 @@ def test_a_plan_says_what_goes_where() -> None:
     assert "optimizer states on the device" in kept.lines[1]
 
 
-def test_a_plan_needs_a_model_and_the_size_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_plan_needs_a_model_and_a_memory_size(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="Name a model or a shape"):
         report_plan(None, None, 24, [])
     with pytest.raises(UserError, match="Name a model or a shape"):
@@ -130,7 +130,7 @@ def test_a_plan_needs_a_model_and_the_size_of_a_gpu(monkeypatch: pytest.MonkeyPa
         report_plan("tiny", None, None, [])
 
 
-def test_the_doctor_plans(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_prints_the_memory_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--plan", "--shape", "qwen2.5-7b", "--gpu-memory", "80", "--lora.rank", "16"]) == 0
     out = capsys.readouterr().out
     assert "KV cache" in out and "40M of them trained" in out

@@ -36,7 +36,7 @@ def refused(override_keys: tuple[str, ...] = (), env: str = "frozen_lake", **set
     return str(error.value)
 
 
-def test_the_methods_of_the_field_are_there_and_fit_every_recipe() -> None:
+def test_method_presets_fit_every_recipe() -> None:
     wanted = {"starpo_s", "starpo_ppo", "starpo_grpo", "dapo", "dr_grpo", "gspo", "reinforce_pp", "bi_level"}
     assert wanted <= set(method_names())
     for name in method_names():
@@ -48,7 +48,7 @@ def test_the_methods_of_the_field_are_there_and_fit_every_recipe() -> None:
             assert config.algo.preset == name
 
 
-def test_a_method_stands_above_the_recipe_and_below_what_was_typed() -> None:
+def test_method_preset_overrides_the_recipe_but_not_the_user() -> None:
     plain, method = configure("frozen_lake"), configure("frozen_lake", overrides=[("algo.preset", "starpo_s")])
     assert (plain.algo.advantage, method.algo.advantage) == ("bi_level_gae", "gae")
     assert method.algo.filter == "quarter" and method.train == plain.train
@@ -56,20 +56,20 @@ def test_a_method_stands_above_the_recipe_and_below_what_was_typed() -> None:
     assert typed.algo.filter == "none" and typed.algo.advantage == "gae"
 
 
-def test_a_run_made_with_a_method_is_repeated_as_it_was(tmp_path: Path) -> None:
+def test_run_with_a_method_preset_is_reproduced(tmp_path: Path) -> None:
     config = configure("frozen_lake", overrides=[("algo.preset", "starpo_s"), ("algo.clip_high", 0.5)])
     (tmp_path / "run").mkdir()
     save_toml(config, tmp_path / "run/config.toml")
     assert configure(start_from=str(tmp_path / "run")).algo == config.algo
 
 
-def test_an_unknown_method_names_the_nearest() -> None:
+def test_unknown_method_suggests_the_closest() -> None:
     with pytest.raises(UserError, match=r'Unknown algo\.preset "starpos": did you mean "starpo_s"'):
         configure("frozen_lake", overrides=[("algo.preset", "starpos")])
 
 
 @pytest.mark.parametrize("name", ["advantage", "loss", "correction", "normalise", "filter", "filter_by", "aggregation"])
-def test_an_unknown_name_is_refused_with_what_there_is(name: str) -> None:
+def test_unknown_algorithm_name_is_refused(name: str) -> None:
     assert refused(**{f"algo__{name}": "nonsense"}).startswith(f'Unknown algo.{name} "nonsense"')
 
 
@@ -115,12 +115,12 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("reason", "settings"), IMPOSSIBLE)
-def test_what_makes_no_sense_is_refused_with_the_reason(reason: str, settings: dict[str, Any]) -> None:
+def test_conflicting_settings_are_refused_with_the_reason(reason: str, settings: dict[str, Any]) -> None:
     settings = {"train__mini_batch": 4, **settings}
     assert reason in refused(**settings)
 
 
-def test_what_does_make_sense_is_not_refused(tmp_path: Path) -> None:
+def test_valid_settings_are_accepted(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     for settings in (
         {"algo.clip_low": 1.0, "train.betas": (0.0, 0.999)},
@@ -146,7 +146,7 @@ def test_what_does_make_sense_is_not_refused(tmp_path: Path) -> None:
         ("model.chat_template: nowhere.jinja does not exist", {"model__chat_template": "nowhere.jinja"}),
     ],
 )
-def test_a_model_that_cannot_be_is_refused_before_anything_is_read(message: str, settings: dict[str, Any]) -> None:
+def test_impossible_model_is_refused_before_loading(message: str, settings: dict[str, Any]) -> None:
     assert refused(**settings).startswith(message)
 
 
@@ -231,9 +231,7 @@ UNREAD: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("key", "value", "unread", "read"), UNREAD, ids=lambda value: str(value))
-def test_a_typed_setting_that_nothing_reads_is_refused(
-    key: str, value: Any, unread: dict[str, Any], read: dict[str, Any]
-) -> None:
+def test_setting_without_effect_is_refused(key: str, value: Any, unread: dict[str, Any], read: dict[str, Any]) -> None:
     settings = {name.replace(".", "__"): each for name, each in [*unread.items(), (key, value)]}
     assert refused(override_keys=(key,), **settings).startswith(f"{key} has no effect with ")
     assert "has no effect" in refused(override_keys=(key.replace("_", "-"),), **settings)
@@ -241,7 +239,7 @@ def test_a_typed_setting_that_nothing_reads_is_refused(
     check(build({}, [*read.items(), (key, value)]), "frozen_lake", [key])
 
 
-def test_what_is_said_of_a_setting_without_effect_names_the_choices() -> None:
+def test_setting_without_effect_error_names_the_choices() -> None:
     assert refused(override_keys=("train.final_share",), train__final_share=0.1) == (
         "train.final_share has no effect with train.schedule constant. Leave it out, or choose linear, cosine."
     )
@@ -251,13 +249,13 @@ def test_what_is_said_of_a_setting_without_effect_names_the_choices() -> None:
     )
 
 
-def test_every_setting_that_a_part_reads_is_one_of_the_schema() -> None:
+def test_settings_named_by_switches_are_in_the_schema() -> None:
     internal = {"algo.epsilon", "algo.filter_epsilon"}
     named = {key for keys, switch in SWITCHES for key in (*keys, switch.key)}
     assert named - internal <= all_keys().keys()
 
 
-def test_every_algorithm_passes_the_checks_with_what_it_needs() -> None:
+def test_every_algorithm_passes_the_checks() -> None:
     needs = {"algo.old_logprobs": "learner"}
     for key, names in (("advantage", ADVANTAGES), ("loss", LOSSES), ("correction", CORRECTIONS), ("filter", FILTERS)):
         for name in names:

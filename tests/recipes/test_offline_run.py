@@ -191,7 +191,7 @@ def test_episodes_without_reward_can_only_be_imitated(tmp_path: Path, played: Pa
     assert train(offline(tmp_path, played, "filtered_bc", data__sources=[str(file)], train__steps=1), console=quiet())
 
 
-def test_a_run_on_stored_episodes_is_no_source_of_new_ones(tmp_path: Path, played: Path) -> None:
+def test_offline_run_is_refused_as_a_data_source(tmp_path: Path, played: Path) -> None:
     train(offline(tmp_path / "first", played, "filtered_bc", train__steps=1), console=quiet())
     first = tmp_path / "first" / "run"
     assert "was itself trained on stored episodes" in refused(tmp_path, played, data__sources=[str(first)])

@@ -41,7 +41,7 @@ METHODS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_of_the_peers_learns_in_the_loop(name: str, tmp_path: Path) -> None:
+def test_peer_method_learns_in_the_loop(name: str, tmp_path: Path) -> None:
     settings, own = METHODS[name]
     base = {"algo__old_logprobs": "learner", "train__steps": 2, "eval__every": 0, "eval__episodes": 1}
     train(small(tmp_path, **base | settings), console=quiet())

@@ -14,7 +14,7 @@ from turnwise.recipes.validate import check_settings
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_a_preset_is_valid_and_says_what_it_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preset_is_valid_and_has_a_summary(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none")  # of those with a judge
     recipe = find_recipe(name)
     assert recipe.summary.endswith(".")
@@ -25,18 +25,18 @@ def test_a_preset_is_valid_and_says_what_it_does(name: str, monkeypatch: pytest.
     assert load_spec(config.env.kind).check_params(config.env.params)
 
 
-def test_the_presets_are_listed_by_name() -> None:
+def test_presets_are_listed_by_name() -> None:
     assert [recipe.name for recipe in list_recipes()] == recipe_names() == sorted(recipe_names())
     assert {"bandit", "frozen_lake", "sokoban"} <= set(recipe_names())
 
 
-def test_an_unknown_preset_names_the_nearest_and_how_to_list_them() -> None:
+def test_unknown_preset_suggests_the_closest() -> None:
     for lookup in (find_recipe, load_recipe):
         with pytest.raises(UserError, match=r'Unknown recipe "sokobn": did you mean "sokoban"\? \(`turnwise recipes`'):
             lookup("sokobn")
 
 
-def test_a_file_of_settings_is_a_recipe_of_ones_own(tmp_path: Path) -> None:
+def test_toml_file_is_a_recipe(tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
     own.write_text('[env]\nkind = "sokoban"\n[env.params]\nsize = 8\n[train]\nsteps = 7\n')
     config = configure(str(own), overrides=[("train.steps", "9")])
@@ -53,24 +53,24 @@ def test_a_file_of_settings_is_a_recipe_of_ones_own(tmp_path: Path) -> None:
         configure(str(tmp_path / "missing.toml"))
 
 
-def test_an_environment_without_a_preset_starts_from_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_without_a_preset_uses_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "recipe_names", list)
     model = [("model.name", "someone/7b")]
     assert configure("sokoban", overrides=model) == build({"env": {"kind": "sokoban"}}, model)
 
 
-def test_a_class_in_a_file_starts_from_the_defaults() -> None:
+def test_class_in_a_file_uses_the_defaults() -> None:
     assert load_target("my_env.py:GuessNumber") == {"env": {"kind": "my_env.py:GuessNumber"}}
 
 
-def test_overrides_come_on_top_of_the_preset() -> None:
+def test_overrides_replace_settings_of_the_preset() -> None:
     plain = configure("bandit")
     changed = configure("bandit", overrides=[("train.steps", "3")])
     assert changed.train.steps == 3
     assert changed.model_copy(update={"train": plain.train}) == plain
 
 
-def test_a_resumed_run_keeps_its_folder_and_its_settings(tmp_path: Path) -> None:
+def test_resumed_run_keeps_its_folder_and_settings(tmp_path: Path) -> None:
     run = tmp_path / "elsewhere" / "renamed"
     run.mkdir(parents=True)
     save_toml(build({"record": {"name": "first"}, "train": {"steps": 9}}), run / "config.toml")
@@ -79,7 +79,7 @@ def test_a_resumed_run_keeps_its_folder_and_its_settings(tmp_path: Path) -> None
     assert config.train.steps == 9
 
 
-def test_a_run_started_from_another_gets_a_name_of_its_own(tmp_path: Path) -> None:
+def test_run_started_from_another_gets_a_new_name(tmp_path: Path) -> None:
     run = tmp_path / "first"
     run.mkdir()
     save_toml(build({"record": {"name": "first"}, "train": {"steps": 9}}), run / "config.toml")
@@ -87,15 +87,13 @@ def test_a_run_started_from_another_gets_a_name_of_its_own(tmp_path: Path) -> No
     assert (config.record.folder, config.record.name, config.train.steps) == ("runs", None, 9)
 
 
-def test_exactly_one_thing_is_started_from() -> None:
+def test_configure_needs_exactly_one_source() -> None:
     for given in ({}, {"target": "bandit", "start_from": "x"}, {"start_from": "x", "resume": "x"}):
         with pytest.raises(UserError, match="Give one of: a recipe"):
             configure(**given)
 
 
-def test_files_of_rewards_and_judges_are_looked_for_beside_the_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reward_and_judge_files_are_relative_to_the_toml_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, elsewhere = tmp_path / "own/own.toml", tmp_path / "elsewhere"
     own.parent.mkdir()
     elsewhere.mkdir()
@@ -114,7 +112,7 @@ def test_files_of_rewards_and_judges_are_looked_for_beside_the_settings(
     assert typed.functions == (f"{elsewhere}/mine.py:kind",)
 
 
-def test_a_file_of_settings_that_is_called_otherwise_is_told(tmp_path: Path) -> None:
+def test_settings_file_with_another_suffix_is_reported(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("env: bandit")
     for name in ("own.tml", str(tmp_path / "own.yaml")):
         with pytest.raises(UserError, match=rf"^{name}: settings are read from FILE.toml .* Rename it\.$"):
@@ -123,7 +121,7 @@ def test_a_file_of_settings_that_is_called_otherwise_is_told(tmp_path: Path) -> 
         configure("Qwen2.5-0.5B")
 
 
-def test_settings_may_begin_with_the_mark_of_their_encoding(tmp_path: Path) -> None:
+def test_toml_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text('[env]\nkind = "bandit"\n', encoding="utf-8-sig")
     assert configure(str(tmp_path / "own.toml")).env.kind == "bandit"
 

@@ -11,7 +11,7 @@ from turnwise.recipes.sft import sft
 from turnwise.record.run_folder import RunFolder
 
 
-def test_pictures_a_report_and_a_tracker_are_written_as_the_run_goes(tmp_path: Path) -> None:
+def test_run_writes_pictures_report_and_tracker_metrics(tmp_path: Path) -> None:
     given = {"record__pictures_every": 2, "record__pictures_per_step": 2, "record__trackers": ("tensorboard",)}
     train(small(tmp_path, train__steps=3, **given), console=quiet())
     run = tmp_path / "run"
@@ -35,18 +35,18 @@ def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(each.step, each.value) for each in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
-def test_imitation_is_tracked_and_reported_too(tmp_path: Path) -> None:
+def test_sft_is_tracked_and_reported(tmp_path: Path) -> None:
     given = {"sft__demos": "solver", "sft__count": 8, "sft__batch": 4, "record__trackers": ("tensorboard",)}
     sft(small(tmp_path, **given), console=quiet())
     assert (tmp_path / "run/report.html").exists() and scalars(tmp_path / "run")
 
 
-def test_a_report_can_be_left_out(tmp_path: Path) -> None:
+def test_report_can_be_disabled(tmp_path: Path) -> None:
     train(small(tmp_path, train__steps=1, record__report=False), console=quiet())
     assert not (tmp_path / "run/report.html").exists()
 
 
-def test_an_environment_without_pictures_says_so_once(tmp_path: Path) -> None:
+def test_environment_without_pictures_is_reported_once(tmp_path: Path) -> None:
     file = tmp_path / "plain.py"
     file.write_text(
         "import turnwise as tw\n\n\nclass Plain(tw.TextEnv):\n    '''Say one.'''\n    max_turns = 1\n\n"

@@ -140,7 +140,7 @@ def assert_same(ours: dict[str, torch.Tensor], reference: dict[str, torch.Tensor
         assert (ours[name] - value).norm() <= tolerance * length, name
 
 
-def test_it_learns() -> None:
+def test_reference_learns() -> None:
     """To say "Up" twice, which nothing but the reward tells it."""
     settings = Settings(
         env="TwoUps", steps=14, groups=4, group_size=8, mini_batch=16, max_new_tokens=10, warmup_steps=40
@@ -154,7 +154,7 @@ def test_it_learns() -> None:
 
 
 @pytest.mark.parametrize("settings", [FEW, LAKE], ids=["bandit", "frozen_lake"])
-def test_both_play_the_same_episodes(settings: Settings, warmed: LoadedModel, babbler: LoadedModel) -> None:
+def test_reference_plays_the_same_episodes(settings: Settings, warmed: LoadedModel, babbler: LoadedModel) -> None:
     here, there = played_by_both(warmed if settings is FEW else babbler, settings, step=3)
     for own, group in zip(here, there, strict=True):
         for episode, trajectory in zip(own, group.trajectories, strict=True):
@@ -169,7 +169,7 @@ def test_both_play_the_same_episodes(settings: Settings, warmed: LoadedModel, ba
 
 
 @pytest.mark.parametrize("divide_by_std", [True, False], ids=["grpo", "dr_grpo"])
-def test_gradients_agree_where_ratios_are_clipped(babbler: LoadedModel, divide_by_std: bool) -> None:
+def test_reference_gradients_agree_if_ratios_are_clipped(babbler: LoadedModel, divide_by_std: bool) -> None:
     settings = replace(LAKE, divide_by_std=divide_by_std, mini_batch=LAKE.groups * LAKE.group_size)
     here, there = with_rewards(*played_by_both(babbler, settings, step=0))
     reference = moved(babbler.model, 0.02)
@@ -188,7 +188,7 @@ def test_gradients_agree_where_ratios_are_clipped(babbler: LoadedModel, divide_b
     assert_same(*gradients, tolerance=1e-4)
 
 
-def test_a_whole_update_agrees(warmed: LoadedModel) -> None:
+def test_reference_update_agrees(warmed: LoadedModel) -> None:
     """Shuffled mini-batches, the last one smaller, clipped gradients and AdamW."""
     here, there = with_rewards(*played_by_both(warmed, FEW, step=2))
     before, reference = weights(warmed.model), copy.deepcopy(warmed.model)
@@ -201,7 +201,7 @@ def test_a_whole_update_agrees(warmed: LoadedModel) -> None:
     assert_same(*changes, tolerance=1e-2)
 
 
-def test_equal_rewards_teach_nothing() -> None:
+def test_group_advantages_of_equal_rewards_are_zero() -> None:
     advantages = group_advantages(torch.tensor([[0.1, 0.1, 0.1], [0.0, 1.0, 0.5]], dtype=torch.float64), True)
     assert advantages[0].abs().max() < 1e-9
     torch.testing.assert_close(advantages[1], torch.tensor([-1.0, 1.0, 0.0], dtype=torch.float64), atol=1e-5, rtol=0)

@@ -199,7 +199,7 @@ def test_remote_trainer_explains_wrong_calls(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_stopped_server_says_how_to_resume(kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_server_prints_how_to_resume(kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
 
     @asynccontextmanager

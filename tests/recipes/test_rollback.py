@@ -153,7 +153,7 @@ if "TURNWISE_SOAK" in os.environ:
 
 
 @pytest.mark.parametrize("name", STOPS)
-def test_stopped_and_resumed_it_goes_back_as_one_left_alone(
+def test_resumed_run_rolls_back_with_the_same_bits(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     run(tmp_path, monkeypatch, STOPS[name])

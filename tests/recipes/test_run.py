@@ -74,7 +74,7 @@ def test_recorded_trajectory_has_every_token(run: Path) -> None:
             assert {len(turn[name]) for name in ("loss_mask", "advantages")} == {len(turn["action_ids"])}
 
 
-def test_a_run_folder_is_complete(run: Path) -> None:
+def test_run_folder_is_complete(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
     assert {"config.toml", "metrics.jsonl", "summary.json", "curve.svg", "trajectories", "checkpoints"} <= names
     assert sorted(path.name for path in (run / "trajectories").iterdir()) == [
@@ -89,7 +89,7 @@ def test_a_run_folder_is_complete(run: Path) -> None:
     assert kept == {"best", f"step_{STEPS - 1:06d}", f"step_{STEPS:06d}"}
 
 
-def test_the_summary_says_what_the_metrics_say(run: Path) -> None:
+def test_summary_agrees_with_the_metrics(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert set(summary) == {
         *("success_before", "success_after", "interval", "wall_s"),
@@ -146,7 +146,7 @@ def test_record_trajectories_0_records_no_episodes(tmp_path: Path) -> None:
     assert not list((tmp_path / "run" / "trajectories").iterdir())
 
 
-def test_trajectories_are_those_that_were_trained_on(run: Path) -> None:
+def test_recorded_trajectories_are_the_trained_ones(run: Path) -> None:
     folder = RunFolder.open(run)
     index = folder.read_index()
     assert [entry["step"] for entry in index] == [step for step in range(1, STEPS + 1) for _ in range(8)]
@@ -160,7 +160,7 @@ def test_trajectories_are_those_that_were_trained_on(run: Path) -> None:
     assert len(starts) == 2 * STEPS, "members of a group share their task, groups do not"
 
 
-def test_the_configuration_reproduces_the_run(run: Path, tmp_path: Path) -> None:
+def test_stored_configuration_reproduces_the_run(run: Path, tmp_path: Path) -> None:
     config = build(read_settings(run / "config.toml"))
     assert config == resolve(small(run.parent))
     assert tomllib.loads((run / "config.toml").read_text())["system"]["threads"] == 1
@@ -169,7 +169,7 @@ def test_the_configuration_reproduces_the_run(run: Path, tmp_path: Path) -> None
     assert_same_run(tmp_path / "run", run)
 
 
-def test_another_seed_is_another_run(run: Path, tmp_path: Path) -> None:
+def test_another_seed_gives_another_run(run: Path, tmp_path: Path) -> None:
     train(small(tmp_path, seed=1, train__steps=1), console=quiet())
     ours, theirs = (episodes(each)[:8] for each in (tmp_path / "run", run))
     assert {entry["seed"] for entry in ours}.isdisjoint(entry["seed"] for entry in theirs)
@@ -181,14 +181,14 @@ def test_another_seed_is_another_run(run: Path, tmp_path: Path) -> None:
     assert befores[0] == befores[1], "the start and its evaluation are the same, so that seeds can be compared"
 
 
-def test_the_best_checkpoint_is_that_of_the_best_validation(run: Path) -> None:
+def test_best_checkpoint_has_the_best_validation(run: Path) -> None:
     found = [(row["step"], row["eval/success"]) for row in metrics(run) if row.get("eval/name") == "validation"]
     best = read_state(run / "checkpoints/best")
     assert best.best_success == max(success for _, success in found)
     assert best.step == next(step for step, success in found if success == best.best_success)
 
 
-def test_a_folder_that_holds_a_run_is_left_alone(run: Path) -> None:
+def test_existing_run_folder_is_not_overwritten(run: Path) -> None:
     before = metrics(run)
     with pytest.raises(UserError, match="already contains a run"):
         train(small(run.parent), console=quiet())
@@ -280,7 +280,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("name", MOMENTS)
-def test_ctrl_c_leaves_a_run_that_goes_on_as_if_nothing_had_happened(
+def test_ctrl_c_leaves_a_run_that_resumes_with_the_same_bits(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     """By the command line, with all that it says."""
@@ -355,7 +355,7 @@ IDLE = {
 
 
 @pytest.mark.parametrize("advice", IDLE)
-def test_a_run_that_trains_nothing_says_so_once_and_at_its_end(advice: str, tmp_path: Path) -> None:
+def test_idle_run_is_reported_once_and_at_its_end(advice: str, tmp_path: Path) -> None:
     console = quiet()
     summary = train(small(tmp_path, train__steps=2, eval__every=0, **IDLE[advice]), console=console)
     output = printed(console)
@@ -364,7 +364,7 @@ def test_a_run_that_trains_nothing_says_so_once_and_at_its_end(advice: str, tmp_
     assert summary["idle_steps"] == 2
 
 
-def test_seeds_give_a_run_each_and_one_table(tmp_path: Path) -> None:
+def test_seeds_give_one_run_each_and_one_table(tmp_path: Path) -> None:
     console = quiet()
     summaries = train_seeds(small(tmp_path, train__steps=1, eval__every=0), [3, 5], console=console)
     assert [summary["seed"] for summary in summaries] == [3, 5]
@@ -373,7 +373,7 @@ def test_seeds_give_a_run_each_and_one_table(tmp_path: Path) -> None:
     assert "mean" in table and "over seeds" in table
 
 
-def test_seeds_that_run_out_of_time_are_no_error(tmp_path: Path) -> None:
+def test_seeds_may_reach_the_time_limit(tmp_path: Path) -> None:
     console = quiet()
     summaries = train_seeds(small(tmp_path, train__max_minutes=1e-6), [0, 1], console=console)
     assert [summary["finished"] for summary in summaries] == [False, False]
@@ -396,7 +396,7 @@ class GuessNumber(tw.TextEnv):
         return tw.goes_on("higher" if guess < self.secret else "lower")
 
 
-def test_an_environment_of_ones_own_is_trained_by_its_class(tmp_path: Path) -> None:
+def test_user_environment_class_trains(tmp_path: Path) -> None:
     run = tw.train(
         env=GuessNumber,
         model="tiny",
@@ -434,7 +434,7 @@ class Flaky(tw.TextEnv):
         return tw.won()
 
 
-def test_what_breaks_is_run_again_counted_and_never_trained_on(tmp_path: Path) -> None:
+def test_failed_episodes_are_retried_counted_and_not_trained_on(tmp_path: Path) -> None:
     result = tw.train(
         env=Flaky,
         steps=2,
@@ -465,7 +465,7 @@ def test_what_breaks_is_run_again_counted_and_never_trained_on(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("step", "saved"), [(0, "No step has finished yet"), (2, "Finished steps are saved")])
-def test_explain_failure_says_whether_steps_are_saved(step: int, saved: str, tmp_path: Path) -> None:
+def test_explain_failure_reports_whether_steps_are_saved(step: int, saved: str, tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", "") as folder:
         (folder.checkpoints / f"step_{step:06d}").mkdir(parents=True)
         message = rf"^gone\. {saved}; resume with: turnwise train --resume .*run$"
@@ -473,7 +473,7 @@ def test_explain_failure_says_whether_steps_are_saved(step: int, saved: str, tmp
             raise Outage("gone.")
 
 
-def test_an_environment_that_always_breaks_is_one_clear_error(tmp_path: Path) -> None:
+def test_environment_that_always_fails_is_a_one_line_error(tmp_path: Path) -> None:
     class Broken(Flaky):
         def reset(self, rng: random.Random) -> str:
             raise ConnectionError("the server is gone")
@@ -494,9 +494,7 @@ def test_an_environment_that_always_breaks_is_one_clear_error(tmp_path: Path) ->
         assert not list(tmp_path.iterdir())
 
 
-def test_resuming_what_failed_before_its_first_checkpoint_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_without_a_checkpoint_explains_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a kill in the first step, with settings that could never work."""
     config = small(tmp_path, eval__every=0)
     with RunFolder.create(tmp_path / "run", to_toml(config)):
@@ -515,7 +513,7 @@ def test_resuming_what_failed_before_its_first_checkpoint_says_what_to_do(
     assert "run has no checkpoint yet. It starts again" in printed(console)
 
 
-def test_an_export_is_a_plain_model_that_says_the_same(run: Path, tmp_path: Path) -> None:
+def test_export_is_a_plain_model_with_equal_outputs(run: Path, tmp_path: Path) -> None:
     export(str(run), tmp_path / "model")
     files = {path.name for path in (tmp_path / "model").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= files
@@ -539,7 +537,7 @@ def evaluated(*words: str, overrides: Any = ()) -> EvaluationResults:
     return evaluate(plan_evaluation(words, overrides=overrides), console=quiet())
 
 
-def test_evaluating_a_run_finds_what_its_own_last_evaluation_found(run: Path) -> None:
+def test_evaluating_a_run_reproduces_its_last_evaluation(run: Path) -> None:
     found = evaluated(str(run))
     after = next(row for row in metrics(run) if row.get("eval/name") == "after")
     assert {name: after[name] for name in found.evaluations[0].metrics()} == found.evaluations[0].metrics()
@@ -548,7 +546,7 @@ def test_evaluating_a_run_finds_what_its_own_last_evaluation_found(run: Path) ->
     assert (other.evaluations[0].episodes, other.split) == (3, "validation")
 
 
-def test_a_checkpoint_can_be_named_to_evaluate_or_export_it(run: Path, tmp_path: Path) -> None:
+def test_named_checkpoint_can_be_evaluated_and_exported(run: Path, tmp_path: Path) -> None:
     settings = [("eval.episodes", 8), ("eval.split", "validation")]
     (found,) = evaluated(f"{run}/checkpoints/step_{STEPS - 1:06d}", overrides=settings).evaluations
     then = next(row for row in metrics(run) if row["step"] == STEPS - 1 and row.get("eval/name") == "validation")
@@ -560,7 +558,7 @@ def test_a_checkpoint_can_be_named_to_evaluate_or_export_it(run: Path, tmp_path:
         evaluated(f"{run}/checkpoints/step_9")
 
 
-def test_evaluating_a_model_needs_to_know_on_what(run: Path) -> None:
+def test_evaluating_a_model_needs_an_environment(run: Path) -> None:
     with pytest.raises(UserError, match="turnwise eval tiny ENV"):
         evaluated("tiny")
     settings = [("eval.episodes", 4), ("model.warmup_steps", WARMUP_STEPS), ("rollout.max_new_tokens", 12)]
@@ -569,7 +567,7 @@ def test_evaluating_a_model_needs_to_know_on_what(run: Path) -> None:
     assert all(math.isfinite(value) for value in found.metrics().values())
 
 
-def test_a_run_without_a_whole_checkpoint_cannot_be_exported_or_evaluated(tmp_path: Path) -> None:
+def test_run_without_a_complete_checkpoint_is_refused(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", to_toml(small(tmp_path))):
         pass
     with pytest.raises(UserError, match="no checkpoint yet"):

@@ -202,7 +202,7 @@ def test_opponent_is_drawn_from_recent_snapshots_by_the_step_alone(tmp_path: Pat
     assert set(seen.names) == {"step_000010", "step_000020", "step_000030"}
 
 
-def test_a_frozen_player_takes_on_the_weights_of_a_snapshot_in_place(tmp_path: Path) -> None:
+def test_frozen_player_loads_a_snapshot_in_place(tmp_path: Path) -> None:
     def read(name: str) -> LoadedModel:
         return load_model(name, attn_implementation=ATTENTION)
 
@@ -238,7 +238,7 @@ def test_points_of_a_game(last: str | None, points: float) -> None:
         ({"rollout__in_flight": 1}, r"Raise rollout\.in_flight to 2"),
     ],
 )
-def test_what_cannot_be_is_one_line_before_anything_starts(settings: dict[str, Any], problem: str) -> None:
+def test_selfplay_rejects_conflicting_settings_in_one_line(settings: dict[str, Any], problem: str) -> None:
     check(config(Path("x"), "self"))
     with pytest.raises(UserError, match=problem):
         check(config(Path("x"), "self", **settings))

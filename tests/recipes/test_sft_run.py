@@ -47,7 +47,7 @@ def weights(run: Path, step: int = 4) -> dict[str, object]:
     return {**load_file(folder / "model.safetensors"), **load_file(folder / "learner.safetensors")}
 
 
-def test_it_learns_and_leaves_a_whole_run_folder(tmp_path: Path) -> None:
+def test_sft_learns_and_writes_a_complete_run_folder(tmp_path: Path) -> None:
     summary = sft(settings(tmp_path, sft__epochs=4), console=quiet())
     run = tmp_path / "run"
     assert summary["finished"] and summary["steps"] == 16 and summary["demonstrations"] == 16
@@ -57,7 +57,7 @@ def test_it_learns_and_leaves_a_whole_run_folder(tmp_path: Path) -> None:
     assert json.loads((run / "summary.json").read_text())["demonstrations"] == 16
 
 
-def test_stopped_and_resumed_it_ends_the_same(tmp_path: Path) -> None:
+def test_sft_resumes_with_the_same_bits(tmp_path: Path) -> None:
     sft(settings(tmp_path / "whole"), console=quiet())
     stopped = sft(settings(tmp_path / "cut", train__max_minutes=1e-9), console=quiet())
     assert not stopped["finished"] and stopped["steps"] < 4
@@ -71,7 +71,7 @@ def test_stopped_and_resumed_it_ends_the_same(tmp_path: Path) -> None:
     assert {row["evaluation"] for row in recorded} >= {"before", "after"}
 
 
-def test_validation_that_a_stop_prevented_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sft_resume_runs_the_validation_that_a_stop_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = {"sft__count": 8, "eval__every": 1, "eval__episodes": 1, "checkpoint__every": 50}
     sft(settings(tmp_path / "whole", **short), console=quiet())
 
@@ -86,13 +86,13 @@ def test_validation_that_a_stop_prevented_is_made_up_for(tmp_path: Path, monkeyp
     assert metrics(tmp_path / "whole" / "run") == metrics(tmp_path / "cut" / "run")
 
 
-def test_other_demonstrations_than_it_began_with_are_refused(tmp_path: Path) -> None:
+def test_sft_resume_refuses_changed_demonstrations(tmp_path: Path) -> None:
     sft(settings(tmp_path, train__max_minutes=1e-9), console=quiet())
     with pytest.raises(UserError, match=r"has changed since .* started"):
         sft(settings(tmp_path, sft__count=12), resume=True, console=quiet())
 
 
-def test_reinforcement_learning_goes_on_from_the_run_by_its_folder(tmp_path: Path) -> None:
+def test_training_continues_from_an_sft_run_folder(tmp_path: Path) -> None:
     sft(settings(tmp_path / "first"), console=quiet())
     short = BASE | {"train__steps": 1, "eval__every": 0, "eval__episodes": 1}
     train(small(tmp_path / "second", **short, model__name=str(tmp_path / "first" / "run")), console=quiet())
@@ -108,7 +108,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_a_runs_own_successes_are_imitated_by_their_ids(tmp_path: Path, played: Path) -> None:
+def test_sft_on_a_runs_successes_keeps_their_ids(tmp_path: Path, played: Path) -> None:
     won = [entry for entry in RunFolder.open(played).read_index() if entry["status"] == "succeeded"]
     config = settings(tmp_path / "again", sft__demos=str(played), sft__count=1000)
     if not won:
@@ -128,7 +128,7 @@ def test_successes_of_another_tokenizer_are_refused(
         sft(settings(tmp_path / "again", sft__demos=str(played)), console=quiet())
 
 
-def test_conversations_from_a_file_are_imitated(tmp_path: Path) -> None:
+def test_sft_trains_on_conversations_of_a_file(tmp_path: Path) -> None:
     file = talks(tmp_path, *["<answer>Up</answer>"] * 5)
     assert sft(settings(tmp_path, sft__demos=str(file)), console=quiet())["demonstrations"] == 5
 
@@ -257,7 +257,7 @@ def test_openai_calls_are_trained_in_the_style_of_the_environment(tmp_path: Path
     assert renderer.decode(sample.ids[sample.mask].tolist()).startswith("<call>room Bo</call>")
 
 
-def test_an_adapter_is_trained_where_one_is_asked_for(tmp_path: Path) -> None:
+def test_sft_trains_an_adapter_if_set(tmp_path: Path) -> None:
     sft(settings(tmp_path, lora__rank=2), console=quiet())
     assert is_adapter(tmp_path / "run" / "checkpoints" / "step_000004")
 
@@ -273,13 +273,15 @@ def test_an_adapter_is_trained_where_one_is_asked_for(tmp_path: Path) -> None:
         ({"context__mode": "turn"}, "context.mode"),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path, changes: dict[str, object], problem: str) -> None:
+def test_sft_rejects_bad_input_in_one_line_and_leaves_no_folder(
+    tmp_path: Path, changes: dict[str, object], problem: str
+) -> None:
     with pytest.raises(UserError, match=problem):
         sft(settings(tmp_path / "runs", **changes), console=quiet())
     assert not list((tmp_path / "runs").glob("*"))
 
 
-def test_training_refuses_what_only_imitation_reads(tmp_path: Path) -> None:
+def test_train_and_sft_refuse_each_others_settings(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="turnwise sft"):
         train(settings(tmp_path), console=quiet())
     with pytest.raises(UserError, match=r"sft\.count has no effect"):
@@ -288,7 +290,7 @@ def test_training_refuses_what_only_imitation_reads(tmp_path: Path) -> None:
         sft(settings(tmp_path, algo__loss="ppo"), console=quiet(), override_keys=["algo.loss"])
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sft_command_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "my lake.toml").write_text('env.kind = "frozen_lake"\n')
     command = ["sft", f"{tmp_path}/my lake.toml", "--count", "4", "--name", "run", f"--record.folder={tmp_path}"]
     assert main([*command, "--eval.episodes", "4", "--model.warmup_steps", "15", "--system.threads", "1"]) == 0

@@ -89,7 +89,7 @@ def test_quick_episodes_end_before_a_slow_tool_answers() -> None:
     assert len(gate) == TURNS
 
 
-def test_a_tool_that_hangs_cuts_no_other_episode_short() -> None:
+def test_hanging_tool_does_not_truncate_other_episodes() -> None:
     """It is given up after `rollout.timeout_s`, as infrastructure; the others had nothing to do with it."""
 
     async def hang() -> None:

@@ -26,7 +26,7 @@ def test_every_preset_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     check_settings(configure(name))
 
 
-def test_names_that_do_not_exist_are_refused_and_the_nearest_is_named() -> None:
+def test_unknown_names_are_refused_with_a_suggestion() -> None:
     """An unknown estimator must never fall through to something that trains on zeros."""
     assert refused(algo__advantage="grop") == 'Unknown algo.advantage "grop": did you mean "grpo"?'
     assert refused(algo__loss="pppo") == 'Unknown algo.loss "pppo": did you mean "ppo"?'
@@ -36,7 +36,7 @@ def test_names_that_do_not_exist_are_refused_and_the_nearest_is_named() -> None:
 
 
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
-def test_a_group_of_one_has_nothing_to_compare(advantage: str) -> None:
+def test_group_of_one_is_refused_for_relative_advantages(advantage: str) -> None:
     error = refused(algo__advantage=advantage, rollout__group_size=1, rollout__groups=64)
     assert (
         advantage in error and "Set rollout.groups 32 and rollout.group_size 8, or choose algo.advantage gae" in error
@@ -49,7 +49,7 @@ def test_bootstrapping_needs_a_critic() -> None:
     check_settings(build({}, [("algo.truncated", "bootstrap"), ("algo.advantage", "gae")]))
 
 
-def test_a_mini_batch_of_more_than_there_is_is_refused() -> None:
+def test_mini_batch_larger_than_the_batch_is_refused() -> None:
     error = refused(train__mini_batch=9, rollout__groups=2, rollout__group_size=4)
     assert error.startswith("train.mini_batch 9 is more than the trajectories of a step, rollout.groups 2 x ")
     assert error.endswith("Set train.mini_batch to at most 8.")
@@ -88,7 +88,7 @@ JUDGE = {"model": "m", "rubric": "r", "endpoint": "http://127.0.0.1:1/v1"}
         ({"algo__advantage": "remax"}, "algo.advantage remax scores a greedy episode on its own"),
     ],
 )
-def test_judges_that_compare_need_somebody_to_compare_with(
+def test_comparing_judges_need_groups_of_two(
     mode: str, settings: dict[str, Any], complaint: str, tmp_path: Path
 ) -> None:
     settings = settings | {"reward__judges": ({**JUDGE, "cache": str(tmp_path), "mode": mode},)}
@@ -104,7 +104,7 @@ def test_check_asks_for_the_judges_of_the_registry_it_is_given(tmp_path: Path) -
     assert judges.clients == [judges.client(JudgeSettings(**judge))]
 
 
-def test_a_reward_of_the_wrong_kind_is_refused_before_a_run(tmp_path: Path) -> None:
+def test_reward_of_the_wrong_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def kind(answer, row):\n    return 0.0\n")
     error = refused(reward__functions=(f"{tmp_path}/mine.py:kind",))
     assert error == "the reward kind must take one argument: write function(trajectory)"
@@ -132,7 +132,7 @@ def test_default_threads_pass_their_own_check(monkeypatch: pytest.MonkeyPatch) -
     ("processes", "pids", "cores", "most"),
     [(-1, "max", 2, 256), (-1, "max", 200, 800), (100, "max", 2, 50), (-1, "60", 2, 30), (1, "max", 2, 1)],
 )
-def test_max_threads_is_what_the_user_and_the_container_may_have(
+def test_max_threads_respects_user_and_container_limits(
     processes: int, pids: str, cores: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pids.max").write_text(f"{pids}\n")

@@ -88,7 +88,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.usefixtures("no_model")
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_server_that_is_not_there_is_told_before_a_model_is_loaded(
+def test_unreachable_server_is_reported_before_loading_a_model(
     case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     params, said = BROKEN[case]
@@ -105,7 +105,7 @@ def test_a_server_that_is_not_there_is_told_before_a_model_is_loaded(
     assert said in capsys.readouterr().err
 
 
-def test_a_servers_tool_that_cannot_be_called_is_told_before_a_run(tmp_path: Path) -> None:
+def test_uncallable_server_tool_is_reported_before_a_run(tmp_path: Path) -> None:
     offers = {"tools": [{"name": "a b", "inputSchema": {"type": "object"}}], "later": [], "answers": {}}
     (tmp_path / "offers.json").write_text(json.dumps(offers))
     program = mcp_scripted_server_for_tests.__file__
@@ -119,7 +119,7 @@ def toml(value: Any) -> str:
 
 
 @pytest.mark.usefixtures("no_model")
-def test_a_judge_of_groups_is_asked_too(tmp_path: Path) -> None:
+def test_check_run_asks_the_group_judge(tmp_path: Path) -> None:
     one = {name: value for name, value in judge(endpoint=f"{NOBODY}/v1").items() if name != "use"}
     with pytest.raises(UserError, match=f"the judge m: no answer from {NOBODY}/v1/chat/completions"):
         train(small(tmp_path, reward__judges=(one,)), console=quiet())
@@ -156,7 +156,7 @@ def test_check_sft_reports_a_judge_that_cannot_answer(tmp_path: Path) -> None:
         sft(small(tmp_path, **rows, sft__demos=str(tmp_path / "talks.jsonl")), console=quiet())
 
 
-def test_servers_that_are_there_are_asked_once_and_let_go(
+def test_servers_are_checked_once_and_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(validate, "QUIET_S", 0.0)
@@ -169,7 +169,7 @@ def test_servers_that_are_there_are_asked_once_and_let_go(
     assert caplog.messages.count("waiting for the servers of tools and judges") == 1
 
 
-def test_who_needs_no_server_waits_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_run_without_servers_starts_no_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_loop(*given: Any) -> None:
         raise AssertionError("somebody was asked")
 
@@ -183,7 +183,7 @@ def printed_lines(folder: Path, rows: tuple[int, int, int], **settings: Any) -> 
     return describe_rows(build_environment_mix(config), config)
 
 
-def test_rows_are_counted_by_what_they_are_for(tmp_path: Path) -> None:
+def test_describe_rows_counts_rows_per_split(tmp_path: Path) -> None:
     (tmp_path / "some").mkdir()
     (tmp_path / "few").mkdir()
     assert printed_lines(tmp_path, (1200, 15, 30), rollout__groups=8, train__mini_batch=32) == [
@@ -201,7 +201,7 @@ def test_rows_are_counted_by_what_they_are_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("test", "notes"), [("assert f(2) == 4", 0), ("assert f(2) > 3", 1)])
-def test_tests_that_code_could_claim_to_pass_are_told(test: str, notes: int, tmp_path: Path) -> None:
+def test_describe_rows_warns_of_tests_that_code_could_fake(test: str, notes: int, tmp_path: Path) -> None:
     config = small(tmp_path, **tools(tmp_path, (30, 30, 30), reward=[{"use": "unit_tests", "against": "answer"}]))
     file = tmp_path / "rows.jsonl"
     file.write_text(file.read_text().replace('"1"', json.dumps(test)))
@@ -210,7 +210,7 @@ def test_tests_that_code_could_claim_to_pass_are_told(test: str, notes: int, tmp
     assert sum(line.startswith(start) for line in lines) == notes
 
 
-def test_a_run_begins_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_prints_its_rows_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run.ReinforcementRun, "train", lambda self, resume: {"finished": False, "steps": 0})
     console = quiet()
     train(small(tmp_path / "runs", **tools(tmp_path)), console=console)
@@ -230,7 +230,7 @@ def evaluated(folder: Path, rows: tuple[int, int, int], episodes: int) -> tuple[
     return len(server.requests), printed(console)
 
 
-def test_an_evaluation_of_fewer_rows_than_asked_for_says_so(tmp_path: Path) -> None:
+def test_evaluation_reports_fewer_rows_than_requested(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
     played, said = evaluated(tmp_path / "a", (1, 1, 5), episodes=256)
@@ -241,14 +241,14 @@ def test_an_evaluation_of_fewer_rows_than_asked_for_says_so(tmp_path: Path) -> N
     assert played == 5 and "has 5 tasks" not in said
 
 
-def test_a_task_that_a_file_does_not_have_is_refused(tmp_path: Path) -> None:
+def test_missing_task_of_a_file_is_refused(tmp_path: Path) -> None:
     overrides = [("env.params", tools(tmp_path)["env__params"])]
     assert len(plan_evaluation(["tiny", "tools"], overrides=overrides, seeds="0,1").seeds) == 2
     with pytest.raises(UserError, match=r"seeds 2: The test split of rows.jsonl has 2 tasks, counted from 0"):
         plan_evaluation(["tiny", "tools"], overrides=overrides, seeds="1-2")
 
 
-def test_a_file_of_settings_is_an_environment_for_an_evaluation(tmp_path: Path) -> None:
+def test_eval_accepts_a_toml_file_as_environment(tmp_path: Path) -> None:
     params = tools(tmp_path)["env__params"]
     lines = [f"{name} = {json.dumps(value)}" for name, value in params.items()]
     (tmp_path / "own.toml").write_text("\n".join(['[env]\nkind = "tools"', *lines]))

@@ -122,7 +122,7 @@ def test_adapter_is_on_the_chosen_part(settings: dict[str, Any], parts: set[bool
     assert {".visual." in name for name, each in loaded.model.named_parameters() if each.requires_grad} == parts
 
 
-def test_tiny_vlm_learns_to_name_what_it_sees() -> None:
+def test_tiny_vlm_learns_to_name_images() -> None:
     loaded = load_model("tiny_vlm", attn_implementation=ATTENTION, train_vision=True)
     renderer = Renderer(loaded.tokenizer, loaded.stop_ids, images=loaded.images)
     shown = {"Up": (255, 0, 0), "Down": (0, 0, 255), "Left": (0, 160, 0)}

@@ -25,7 +25,7 @@ SERVER = ("engine.urls", "http://localhost:8000")
 KIND = ("engine.kind", "vllm")
 
 
-def test_other_engine_is_corrected_unless_the_settings_say_how() -> None:
+def test_other_engines_get_a_default_correction() -> None:
     corrected = configure("bandit", overrides=[KIND, SERVER]).algo
     assert (corrected.correction, corrected.old_logprobs) == ("truncated", "learner")
     chosen = configure("bandit", overrides=[KIND, SERVER, ("algo.correction", "none")]).algo

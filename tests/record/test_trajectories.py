@@ -142,7 +142,7 @@ def test_trajectory_row_refers_to_images_by_hash() -> None:
 @pytest.mark.parametrize(
     "images", [None, 3, [3], [{}], [{"hash": 5}], [{"hash": "../../secret"}], [{"hash": "A" * 32}]]
 )
-def test_image_hashes_leaves_out_what_is_no_hash(images: object) -> None:
+def test_image_hashes_ignores_invalid_values(images: object) -> None:
     assert image_hashes({"images": images}) == []
 
 

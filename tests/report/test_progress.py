@@ -243,7 +243,7 @@ def test_make_console_never_redraws_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -
         ({**ROLLED, "train/grad_norm": 0.0}, "algo.loss_tokens"),
     ],
 )
-def test_explain_idle_step_says_what_to_change(row: dict[str, Any], fix: str) -> None:
+def test_explain_idle_step_suggests_a_change(row: dict[str, Any], fix: str) -> None:
     explanation = explain_idle_step(row)
     assert explanation is not None and fix in explanation
 

@@ -168,7 +168,7 @@ def test_client_error_names_the_judge_setting_to_change(status: str, hint: str, 
 
 
 @pytest.mark.parametrize("status", ["401", "403"])
-def test_client_error_names_where_a_refused_key_came_from(
+def test_client_error_names_the_source_of_a_refused_key(
     status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sk-canary")
@@ -378,7 +378,7 @@ def test_cache_error_names_a_folder_that_cannot_be_written(tmp_path: Path) -> No
         client_of(settings_for("http://127.0.0.1:1/v1", tmp_path / "file" / "below"))
 
 
-def test_client_error_says_that_the_endpoint_does_not_answer(tmp_path: Path) -> None:
+def test_client_error_reports_an_unreachable_endpoint(tmp_path: Path) -> None:
     settings = settings_for("http://127.0.0.1:1/v1", tmp_path, retries=1)
     with pytest.raises(UserError, match=r"no answer from http://127\.0\.0\.1:1/v1"):
         asyncio.run(score(client_of(settings), settings, "Lyon"))

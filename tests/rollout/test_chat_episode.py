@@ -71,7 +71,7 @@ def play(env: Counting, chat: Talker, bounds: Limits | None = None, member: int 
     return run_in_virtual_time(player.episode(key_of(TASK, member)))
 
 
-def test_the_whole_history_is_sent_and_the_trajectory_holds_it() -> None:
+def test_chat_episode_sends_and_records_the_whole_history() -> None:
     env, chat = Counting(), Talker("one", "?", "three")
     found = play(env, chat)
     assert [[message.content for message in each] for each in chat.heard] == [
@@ -92,7 +92,7 @@ def test_the_whole_history_is_sent_and_the_trajectory_holds_it() -> None:
     assert env.closed
 
 
-def test_images_are_stored_once_and_turns_refer_to_them(tmp_path: Path) -> None:
+def test_chat_episode_stores_images_once_and_refers_to_them(tmp_path: Path) -> None:
     class Camera(Counting):
         async def start(self) -> Observation:
             return Observation(messages=(user(["see", ImagePart(data=b"first")]),))
@@ -109,7 +109,7 @@ def test_images_are_stored_once_and_turns_refer_to_them(tmp_path: Path) -> None:
     assert sorted(file.name for file in (tmp_path / "images").iterdir()) == sorted([f"{first}.png", f"{second}.png"])
 
 
-def test_there_is_nothing_to_train_on() -> None:
+def test_chat_episode_has_no_trainable_tokens() -> None:
     found = play(Counting(), Talker("x"))
     assert all(turn.context_ids == turn.action_ids == turn.action_logprobs == () for turn in found.turns)
     assert count_sampled_tokens(found) == 15
@@ -117,7 +117,7 @@ def test_there_is_nothing_to_train_on() -> None:
     assert count_sampled_tokens(trajectory_of([turn_of([1], [2, 3])])) == 2
 
 
-def test_seeds_differ_by_turn_and_try_and_nothing_else() -> None:
+def test_chat_episode_seed_depends_on_turn_and_try_only() -> None:
     def seeds(member: int) -> list[int]:
         chat = Talker("x")
         play(Counting(), chat, member=member)
@@ -128,7 +128,7 @@ def test_seeds_differ_by_turn_and_try_and_nothing_else() -> None:
     assert all(0 <= seed < 2**31 for seed in seeds(0))
 
 
-def test_the_context_limit_ends_it_and_the_last_budget_fits() -> None:
+def test_chat_episode_stops_at_the_context_limit() -> None:
     chat = Talker("x")
     found = play(Counting(9), chat, limits(max_new_tokens=8, max_tokens=30))
     # the endpoint counts 15, 25, 35 tokens after the turns: 8, then 8, then 5 were free
@@ -136,7 +136,7 @@ def test_the_context_limit_ends_it_and_the_last_budget_fits() -> None:
     assert [sampling.max_tokens for sampling in chat.samplings] == [8, 8, 5]
 
 
-def test_an_endpoint_that_counts_nothing_still_meets_the_limit() -> None:
+def test_chat_episode_stops_at_the_limit_without_token_usage() -> None:
     found = play(Counting(10**6), Talker("x" * 400, tokens=None), limits(max_tokens=1000))
     assert (found.status, found.num_turns) == (Status.TRUNCATED_TOKENS, 10)
 
@@ -148,7 +148,7 @@ def test_chat_episode_truncates_on_context_length_except_at_the_start() -> None:
         play(Counting(), Talker(ContextLengthError("too long")))
 
 
-def test_a_slow_environment_is_its_own_failure_and_a_slow_endpoint_is_none() -> None:
+def test_chat_episode_fails_for_a_slow_environment_not_a_slow_endpoint() -> None:
     env = Counting(slow_s=5)
     with pytest.raises(EnvironmentFailure, match="took longer than"):
         play(env, Talker("x"), limits(timeout_s=0.02))
@@ -162,7 +162,7 @@ def test_a_slow_environment_is_its_own_failure_and_a_slow_endpoint_is_none() -> 
     assert play(Counting(), Slow("x"), limits(timeout_s=0.02)).status is Status.SUCCEEDED
 
 
-def test_an_environment_that_blocks_is_interrupted() -> None:
+def test_chat_episode_interrupts_a_blocking_environment() -> None:
     class Blocking(Counting):
         async def step(self, action: Message) -> StepResult:
             time.sleep(60)
@@ -172,14 +172,14 @@ def test_an_environment_that_blocks_is_interrupted() -> None:
         play(Blocking(), Talker("x"), limits(timeout_s=0.5))
 
 
-def test_a_broken_endpoint_closes_the_environment() -> None:
+def test_chat_episode_closes_the_environment_if_the_endpoint_fails() -> None:
     env = Counting()
     with pytest.raises(InfrastructureFailure):
         play(env, Talker("x", InfrastructureFailure("gone")))
     assert env.closed
 
 
-def test_an_environment_that_says_nothing_is_answered_for() -> None:
+def test_chat_episode_sends_a_user_message_after_an_empty_observation() -> None:
     chat = Talker("x")
     play(Counting(silent=True), chat)
     assert [message.role for message in chat.heard[1]] == ["system", "user", "assistant", "user"]

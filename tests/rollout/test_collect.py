@@ -69,13 +69,13 @@ def members(collected: CollectedGroups) -> list[list[tuple[int, int]]]:
     return [[(each.member, each.attempt) for each in group.trajectories] for group in collected.groups]
 
 
-def test_what_is_collected_twice_in_a_round_has_other_members() -> None:
+def test_collect_twice_in_a_round_uses_new_members() -> None:
     runner, drawn = collector(lambda task, member, attempt: OneTurn(member)), Counter()
     found = [asyncio.run(runner.collect(TASKS[:1], group_size=2, round=0, drawn=drawn)) for _ in range(2)]
     assert [members(each) for each in found] == [[[(0, 0), (1, 0)]], [[(2, 0), (3, 0)]]]
 
 
-def test_every_task_gets_its_group_in_order() -> None:
+def test_collect_returns_groups_in_task_order() -> None:
     collected = collect(collector(lambda task, member, attempt: OneTurn(member)))
     assert [group.task for group in collected.groups] == TASKS
     assert members(collected) == [[(0, 0), (1, 0), (2, 0), (3, 0)]] * 2
@@ -86,7 +86,7 @@ def test_every_task_gets_its_group_in_order() -> None:
 
 @pytest.mark.parametrize("broken", ["making", "start", "step", "close"])
 @pytest.mark.parametrize("error", [RuntimeError, ValueError, TimeoutError])
-def test_a_failed_member_is_run_again_and_counted(broken: str, error: type[Exception]) -> None:
+def test_collect_retries_and_counts_a_failed_member(broken: str, error: type[Exception]) -> None:
     def make(task: Task, member: int, attempt: int) -> Env:
         fails = task == TASKS[1] and member == 2 and attempt < 2
         if fails and broken == "making":
@@ -119,7 +119,7 @@ def test_infrastructure_failures_are_retried_with_equal_randomness(broken: str) 
     assert collected.counts == {"infra_errors": 4}
 
 
-def test_attempts_are_bounded_and_the_group_goes_on_with_those_left() -> None:
+def test_collect_bounds_attempts_and_keeps_the_remaining_members() -> None:
     made: list[tuple[int, int]] = []
 
     def make(task: Task, member: int, attempt: int) -> Env:
@@ -133,7 +133,7 @@ def test_attempts_are_bounded_and_the_group_goes_on_with_those_left() -> None:
     assert collected.counts == {"env_errors": 2, "dropped": 1}
 
 
-def test_members_that_lacked_a_reward_alone_are_counted_apart() -> None:
+def test_collect_counts_members_without_a_reward_separately() -> None:
     def make(task: Task, member: int, attempt: int) -> Env:
         return OneTurn(member, "step" if member in (1, 2) else "", RewardFailure if member == 1 else RuntimeError)
 
@@ -143,7 +143,7 @@ def test_members_that_lacked_a_reward_alone_are_counted_apart() -> None:
     assert "it broke" in str(collected.last_failure)
 
 
-def test_a_group_with_fewer_than_two_left_is_dropped_and_counted() -> None:
+def test_collect_drops_and_counts_groups_of_fewer_than_two() -> None:
     def make(task: Task, member: int, attempt: int) -> Env:
         return OneTurn(member, "step" if task == TASKS[0] and member > 0 else "")
 
@@ -152,19 +152,19 @@ def test_a_group_with_fewer_than_two_left_is_dropped_and_counted() -> None:
     assert collected.counts == {"env_errors": 2, "dropped": 3, "dropped_groups": 1}
 
 
-def test_a_group_meant_to_be_of_one_needs_only_one() -> None:
+def test_collect_keeps_groups_of_one_if_group_size_is_one() -> None:
     def make(task: Task, member: int, attempt: int) -> Env:
         return OneTurn(member, "step" if task == TASKS[0] else "")
 
     assert members(collect(collector(make), group_size=1)) == [[(0, 0)]]
 
 
-def test_a_step_in_which_every_episode_fails_is_an_error_that_says_why() -> None:
+def test_collect_raises_the_reason_if_every_episode_fails() -> None:
     with pytest.raises(UserError, match=r"Every episode failed.*it broke"):
         collect(collector(lambda task, member, attempt: OneTurn(member, "step"), attempts=2))
 
 
-def test_an_environment_that_cannot_be_made_is_one_plain_error() -> None:
+def test_collect_reports_an_environment_that_cannot_be_created() -> None:
     """Not a group of as many errors as episodes were started."""
 
     def make(task: Task, member: int, attempt: int) -> Env:
@@ -174,7 +174,7 @@ def test_an_environment_that_cannot_be_made_is_one_plain_error() -> None:
         collect(collector(make))
 
 
-def test_a_failure_of_the_program_itself_is_not_run_again() -> None:
+def test_collect_does_not_retry_bugs() -> None:
     def script(key: EpisodeKey, turn: int, ids: list[int]) -> list[int]:
         raise ZeroDivisionError
 
@@ -182,7 +182,7 @@ def test_a_failure_of_the_program_itself_is_not_run_again() -> None:
         collect(collector(lambda *_: OneTurn(), policy=ScriptedEngine(script, [])))
 
 
-def test_an_attempt_again_is_an_episode_of_its_own() -> None:
+def test_collect_gives_each_attempt_its_own_episode_key() -> None:
     """Its key differs, so that it neither repeats its luck nor its tokens."""
     keys: list[EpisodeKey] = []
 
@@ -198,7 +198,7 @@ def test_an_attempt_again_is_an_episode_of_its_own() -> None:
     assert {(key.run_seed, key.round, key.attempt) for key in keys} == {(5, 3, 0), (5, 3, 1)}
 
 
-def test_members_start_alike_and_then_meet_luck_of_their_own() -> None:
+def test_members_share_the_start_state_and_have_their_own_randomness() -> None:
     lake = load_spec("frozen_lake")
     tasks = [task_of("frozen_lake", index, slippery=True) for index in range(3)]
     runner = collector(lake.make, policy=says("<answer>Right || Down || Right || Down</answer>"))
@@ -241,7 +241,7 @@ class Counted(OneTurn):
 
 
 @pytest.mark.parametrize("in_flight", [1, 3, 20])
-def test_never_more_than_the_given_number_are_in_flight(in_flight: int) -> None:
+def test_collect_limits_concurrent_episodes(in_flight: int) -> None:
     Counted.live = Counted.most = 0
     naps = iter([0.0, 0.004, 0.001] * 10)
     runner = collector(lambda *_: Counted(lambda: asyncio.sleep(next(naps))), in_flight=in_flight)
@@ -272,7 +272,7 @@ def test_collect_replaces_finished_episodes_at_once() -> None:
     assert run_in_virtual_time(scenario()) == [1, 2, 3, 4, 5, 6]
 
 
-def test_one_stuck_environment_is_run_again_and_the_others_are_as_ever() -> None:
+def test_collect_retries_a_hanging_environment_without_affecting_others() -> None:
     made: Counter[int] = Counter()
 
     def make(task: Task, member: int, attempt: int) -> Env:
@@ -288,7 +288,7 @@ def test_one_stuck_environment_is_run_again_and_the_others_are_as_ever() -> None
 
 
 @pytest.mark.parametrize("where", ["start", "step", "close"])
-def test_an_environment_that_blocks_is_interrupted_and_run_again(where: str) -> None:
+def test_collect_interrupts_and_retries_a_blocking_environment(where: str) -> None:
     made: Counter[int] = Counter()
 
     class Blocking(OneTurn):
@@ -318,7 +318,7 @@ def test_an_environment_that_blocks_is_interrupted_and_run_again(where: str) -> 
     assert collected.counts == {"env_errors" if where == "close" else "infra_errors": 1}
 
 
-def test_an_environment_that_cannot_be_closed_holds_nobody_up() -> None:
+def test_collect_does_not_wait_for_an_environment_that_fails_to_close() -> None:
     class Clinging(OneTurn):
         async def close(self) -> None:
             await asyncio.Event().wait()
@@ -330,7 +330,7 @@ def test_an_environment_that_cannot_be_closed_holds_nobody_up() -> None:
     assert members(collected) == [[(0, 0), (1, 1), (2, 0), (3, 0)]]
 
 
-def test_stopping_is_not_held_up_by_an_environment_that_fails_to_close() -> None:
+def test_cancellation_does_not_wait_for_an_environment_that_fails_to_close() -> None:
     """What it raises while everything is cancelled must not be taken for a reason to try again."""
     made: list[int] = []
 
@@ -351,7 +351,7 @@ def test_stopping_is_not_held_up_by_an_environment_that_fails_to_close() -> None
     assert made == [0, 0, 0, 0]
 
 
-def test_groups_of_one_task_in_a_step_have_members_of_their_own() -> None:
+def test_groups_of_the_same_task_have_distinct_members() -> None:
     """Few tasks and many groups: equal numbers would be equal luck, and the same episodes once more."""
     collected = collect(collector(lambda task, member, attempt: OneTurn(member)), [*TASKS, TASKS[0], TASKS[0]], 2)
     assert [[member for member, _ in group] for group in members(collected)] == [[0, 1], [0, 1], [2, 3], [4, 5]]

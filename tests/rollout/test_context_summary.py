@@ -31,7 +31,7 @@ def texts(played: Played) -> list[str]:
     return [renderer_of("tiny").decode(context) for context in played.witness.contexts]
 
 
-def test_the_model_sums_up_and_goes_on_with_its_summary() -> None:
+def test_summary_replaces_the_history() -> None:
     contexts = texts(summed(turns=2))
     assert contexts[2] == (
         "<|system|>Rules.<|end|><|user|>Find it.<|end|><|assistant|>a0<|end|>"
@@ -44,7 +44,7 @@ def test_the_model_sums_up_and_goes_on_with_its_summary() -> None:
     assert "in short, 1" in contexts[5] and "in short, 1" not in contexts[6]
 
 
-def test_a_summary_is_a_turn_that_is_trained_but_not_played() -> None:
+def test_summary_turn_is_trained_but_not_sent_to_the_environment() -> None:
     played = summed(turns=2)
     turns = played.trajectory.turns
     assert [turn.is_summary for turn in turns] == [False, False, True, False, False, True, False]
@@ -55,7 +55,7 @@ def test_a_summary_is_a_turn_that_is_trained_but_not_played() -> None:
     assert [len(segment.turns) for segment in played.trajectory.segments()] == [3, 3, 1]
 
 
-def test_summaries_are_no_turns_in_the_metrics() -> None:
+def test_metrics_do_not_count_summaries_as_turns() -> None:
     scored = score_trajectory(summed(turns=2).trajectory, format_penalty=0.5)
     assert scored.total_reward == 15.0
     metrics = rollout_metrics([Group(task=scored.task, trajectories=(scored,))])
@@ -64,7 +64,7 @@ def test_summaries_are_no_turns_in_the_metrics() -> None:
     assert Evaluation(trajectories=(scored,), dropped=0).metrics()["eval/turns"] == 5.0
 
 
-def test_a_summary_is_due_at_so_many_tokens_the_observation_counted() -> None:
+def test_summary_threshold_counts_the_observation() -> None:
     plain = summed(tokens=10_000)
     assert not any(turn.is_summary for turn in plain.trajectory.turns)
     second = len(plain.witness.contexts[1])
@@ -72,12 +72,12 @@ def test_a_summary_is_due_at_so_many_tokens_the_observation_counted() -> None:
     assert [turn.is_summary for turn in summed(tokens=second + 1).trajectory.turns][:3] == [False, False, True]
 
 
-def test_a_turn_is_played_between_summaries_even_where_all_is_too_long() -> None:
+def test_summary_is_never_followed_by_another_summary() -> None:
     summaries = [turn.is_summary for turn in summed(tokens=1).trajectory.turns]
     assert summaries == [False, True] * 4 + [False]
 
 
-def test_a_summary_has_a_budget_of_its_own_that_shrinks_to_what_is_left() -> None:
+def test_summary_budget_is_bounded_by_the_remaining_context() -> None:
     long = Talk(opening=STEPS.opening, answers=STEPS.answers, said=("x" * 500,))
     played = summed(long, {"max_new_tokens": 10}, turns=2, max_tokens=7)
     assert played.witness.budgets == [10, 10, 7, 10, 10, 7, 10]
@@ -91,7 +91,7 @@ def test_a_summary_has_a_budget_of_its_own_that_shrinks_to_what_is_left() -> Non
     assert [turn.is_summary for turn in none.trajectory.turns] == [False, False]
 
 
-def test_an_empty_summary_says_so() -> None:
+def test_empty_summary_is_shown_as_a_note() -> None:
     assert (
         "so far:\nnone\n\nroom 1"
         in texts(summed(Talk(opening=STEPS.opening, answers=STEPS.answers, said=(" ",)), turns=1))[2]
@@ -115,7 +115,7 @@ def test_summary_hook_gets_the_episode_up_to_the_last_action() -> None:
     assert [turn.extends for turn in played.trajectory.turns] == [False, True, False, True, False]
 
 
-def test_a_hook_may_be_a_coroutine_function_and_its_text_is_bounded() -> None:
+def test_summary_hook_may_be_async_and_its_text_is_bounded() -> None:
     async def write(messages: Sequence[Message]) -> str:
         await asyncio.sleep(0)
         return "z" * (HOOK_CHARS + 5)
@@ -124,7 +124,7 @@ def test_a_hook_may_be_a_coroutine_function_and_its_text_is_bounded() -> None:
     assert context.count("z") == HOOK_CHARS
 
 
-def test_a_hook_that_fails_fails_the_episode_and_not_the_agent() -> None:
+def test_failing_summary_hook_is_an_infrastructure_failure() -> None:
     def fails(messages: Sequence[Message]) -> str:
         raise ValueError("no connection")
 
@@ -134,7 +134,7 @@ def test_a_hook_that_fails_fails_the_episode_and_not_the_agent() -> None:
         summed(turns=1, writer=lambda messages: 3)  # type: ignore[arg-type, return-value]
 
 
-def test_a_summary_hook_that_hangs_is_infrastructure() -> None:
+def test_hanging_summary_hook_is_an_infrastructure_failure() -> None:
     async def hangs(messages: Sequence[Message]) -> str:
         await asyncio.Event().wait()
         return ""
@@ -144,7 +144,7 @@ def test_a_summary_hook_that_hangs_is_infrastructure() -> None:
         summed(turns=1, writer=hangs, bounds={"timeout_s": 0.5})
 
 
-def test_a_summary_hook_that_blocks_is_infrastructure() -> None:
+def test_blocking_summary_hook_is_an_infrastructure_failure() -> None:
     def blocks(messages: Sequence[Message]) -> str:
         time.sleep(60)
         return ""

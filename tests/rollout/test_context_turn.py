@@ -27,7 +27,7 @@ def last_context(played: Played, template: str = "tiny") -> str:
     return renderer_of(template).decode(played.witness.contexts[-1])
 
 
-def test_exchanges_are_told_before_the_observation_in_one_user_message() -> None:
+def test_turn_memory_precedes_the_observation_in_one_user_message() -> None:
     assert last_context(remember(STEPS)) == (
         "<|system|>Rules.<|end|><|user|>"
         "Turn 1\nA lake.\nYou: Left\n\n"
@@ -36,7 +36,7 @@ def test_exchanges_are_told_before_the_observation_in_one_user_message() -> None
     )
 
 
-def test_every_action_stands_below_what_it_answered() -> None:
+def test_turn_memory_lists_each_action_below_its_observation() -> None:
     rooms = Talk(
         opening=STEPS.opening,
         answers=tuple((user(f"room {number}"),) for number in range(2, 6)),
@@ -46,38 +46,38 @@ def test_every_action_stands_below_what_it_answered() -> None:
     assert f"Turn 1\nA lake.\nYou: a\n\n{text}Turn 4, now:\n\nroom 4<|end|>" in last_context(remember(rooms))
 
 
-def test_actions_alone_are_told_on_a_line_each() -> None:
+def test_turn_memory_of_actions_has_one_line_per_action() -> None:
     text = "<|user|>Turn 1: Left\nTurn 2: I give up\n\nTurn 3, now:\n\nInvalid action.<|end|>"
     assert text in last_context(remember(STEPS, form="actions"))
 
 
-def test_rewards_are_told_only_where_asked() -> None:
+def test_turn_memory_includes_rewards_only_if_set() -> None:
     assert "reward" not in last_context(remember(STEPS))
     assert "Turn 1: Left (reward 1)\nTurn 2: I give up (reward 2)" in last_context(
         remember(STEPS, form="actions", rewards=True)
     )
 
 
-def test_an_invalid_turn_is_told_as_one() -> None:
+def test_turn_memory_marks_invalid_turns() -> None:
     turn = replace(turn_of([1], [2]), invalid=True, message=assistant("what?"))
     assert memory(form="actions").render(["seen"], [turn]) == "Turn 1: what? (invalid)\n\nTurn 2, now:"
 
 
-def test_memory_holds_only_the_last_turns_and_none_for_zero() -> None:
+def test_turn_memory_keeps_the_last_turns_only() -> None:
     assert "<|user|>Turn 2\nYou slip." in last_context(remember(STEPS, turns=1))
     assert last_context(remember(STEPS, turns=0)) == (
         "<|system|>Rules.<|end|><|user|>Invalid action.<|end|><|assistant|>"
     )
 
 
-def test_an_opening_that_stays_is_not_told_again() -> None:
+def test_turn_memory_does_not_repeat_a_kept_opening() -> None:
     text = last_context(remember(STEPS, keep_opening=True))
     assert text.count("A lake.") == 1
     assert "<|user|>A lake.<|end|><|user|>Turn 1\nYou: Left\n\nTurn 2" in text
 
 
 @given(observations=st.lists(TEXTS, min_size=1, max_size=6), chars=st.integers(1, 80), turns=st.integers(0, 6))
-def test_a_memory_is_never_longer_than_it_may_be(observations: list[str], chars: int, turns: int) -> None:
+def test_turn_memory_is_bounded_in_length(observations: list[str], chars: int, turns: int) -> None:
     made = [turn_of([1], [2]) for _ in observations]
     form = memory(chars=chars, turns=turns)
     text = form.render(observations, made)
@@ -99,7 +99,7 @@ def test_turn_memory_drops_oldest_turns_then_clips_the_newest() -> None:
 
 
 @given(text=st.text(max_size=30), chars=st.integers(0, 40))
-def test_clipping_keeps_both_ends(text: str, chars: int) -> None:
+def test_clip_keeps_both_ends(text: str, chars: int) -> None:
     short = clip_middle(text, chars)
     assert len(short) <= chars
     assert short == text or len(short) == chars
@@ -123,7 +123,7 @@ def test_action_text_is_the_answer_or_the_text_outside_thinking(content: str, ex
 @pytest.mark.parametrize("template", ["tiny", *TEMPLATE_NAMES])
 @settings(max_examples=8)
 @given(talk=talks())
-def test_nothing_that_is_told_becomes_a_special_token(template: str, talk: Talk) -> None:
+def test_turn_memory_contains_no_special_tokens(template: str, talk: Talk) -> None:
     """Each context has the special tokens of one with harmless text in it, and no more."""
     first_special = 256 + len(tiny_pieces())
     harmless = replace(

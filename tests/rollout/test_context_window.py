@@ -37,7 +37,7 @@ def full_history(
 
 @settings(max_examples=40)
 @given(talk=talks(), spare=st.integers(0, 3), slack=st.integers(0, 2))
-def test_a_window_as_long_as_the_episode_is_full_history(talk: Talk, spare: int, slack: int) -> None:
+def test_window_as_long_as_the_episode_equals_full_history(talk: Talk, spare: int, slack: int) -> None:
     renderer = renderer_of("tiny")
     turns = max(0, len(talk.answers) - 1 + spare - slack)
     full = play(talk, FullContext(renderer), renderer)
@@ -49,7 +49,7 @@ def test_a_window_as_long_as_the_episode_is_full_history(talk: Talk, spare: int,
 @pytest.mark.parametrize("template", ["tiny", *TEMPLATE_NAMES])
 @settings(max_examples=12)
 @given(talk=talks(), keep=st.integers(0, 4), slack=st.integers(0, 2), keep_opening=st.booleans())
-def test_a_window_is_the_full_history_of_an_episode_that_began_later(
+def test_window_equals_full_history_of_an_episode_that_began_later(
     template: str, talk: Talk, keep: int, slack: int, keep_opening: bool
 ) -> None:
     """Whole turns are dropped, between `keep` and `keep + slack` of them stay, and their sampled ids are spliced in."""
@@ -68,7 +68,7 @@ def test_a_window_is_the_full_history_of_an_episode_that_began_later(
         assert context == full_history(renderer, opening, turns[oldest:number], talk, oldest)
 
 
-def test_the_system_message_and_the_last_turns_stay() -> None:
+def test_window_keeps_the_system_message_and_the_last_turns() -> None:
     renderer = renderer_of("tiny")
     played = play(STEPS, window(renderer, 2), renderer)
     assert renderer.decode(played.witness.contexts[5]) == (
@@ -88,7 +88,7 @@ def test_window_keeps_the_opening_if_asked_or_without_system_message() -> None:
     assert renderer.decode(bare.witness.contexts[3]).startswith("<|user|>Rules.<|end|><|user|>room 2<|end|>")
 
 
-def test_slack_makes_slides_rarer() -> None:
+def test_window_slack_makes_slides_rarer() -> None:
     renderer = renderer_of("tiny")
     new = [
         [not turn.extends for turn in play(STEPS, window(renderer, 1, slack=slack), renderer).trajectory.turns]

@@ -67,7 +67,7 @@ def test_every_sampled_token_is_trained_once_on_the_ids_it_was_sampled_in(mode: 
 @pytest.mark.parametrize("template", TEMPLATE_NAMES)
 @settings(max_examples=12)
 @given(talk=talks(), mode=st.sampled_from(sorted(MODES)))
-def test_so_it_is_with_every_template(template: str, talk: Talk, mode: str) -> None:
+def test_every_sampled_token_is_trained_once_with_every_template(template: str, talk: Talk, mode: str) -> None:
     renderer = renderer_of(template)
     assert_exact(play(talk, MODES[mode](renderer), renderer))
 
@@ -79,7 +79,7 @@ def test_so_it_is_with_every_template(template: str, talk: Talk, mode: str) -> N
     max_new_tokens=st.integers(1, 30),
     cut=st.booleans(),
 )
-def test_no_turn_overruns_the_context_whatever_was_dropped(
+def test_no_turn_exceeds_the_context_limit_in_any_mode(
     mode: str, max_tokens: int, max_new_tokens: int, cut: bool
 ) -> None:
     """The budget of a turn follows the context that the model sees, not the one that the episode would have made."""
@@ -95,7 +95,7 @@ def test_no_turn_overruns_the_context_whatever_was_dropped(
         assert budget == min(most, max_tokens - len(context)) >= 1
 
 
-def test_the_modes_make_the_segments_they_say() -> None:
+def test_context_modes_create_the_documented_segments() -> None:
     renderer = renderer_of("tiny")
     lengths = {
         mode: [len(segment.turns) for segment in play(LONG, make(renderer), renderer).trajectory.segments()]
@@ -141,7 +141,7 @@ def collected(mode: str) -> tuple[list[Trajectory], torch.nn.Module]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_learner_gives_what_was_sampled_the_samplers_log_probabilities(mode: str) -> None:
+def test_learner_reproduces_the_samplers_logprobs_in_every_mode(mode: str) -> None:
     trajectories, model = collected(mode)
     assert any(not turn.extends for each in trajectories for turn in each.turns[1:]) == (mode != "full")
     learner = build_learner(settings_of(), model)

@@ -18,14 +18,14 @@ def places(step: int, count: int, start: int = 0, seed: int = 0) -> list[int]:
     return [task.seed for task in source(seed).draw(step, count, start)]
 
 
-def test_a_step_meets_every_row_once_before_any_twice() -> None:
+def test_training_draws_every_row_once_before_repeating() -> None:
     assert sorted(places(0, 10)) == list(range(10))
     assert sorted(places(3, 20)) == sorted([*range(10)] * 2)
     assert places(0, 10) != places(1, 10) and places(0, 10) != places(0, 10, seed=1)
     assert places(0, 4) + places(0, 6, start=4) == places(0, 10), "what is drawn later in a step goes on"
 
 
-def test_an_evaluation_plays_each_row_once_however_many_are_asked_for() -> None:
+def test_evaluation_uses_each_row_at_most_once() -> None:
     assert len(source().first_tasks("test", 100)) == len({task.seed for task in source().first_tasks("test", 100)}) == 4
     assert len(source().first_tasks("validation", 2)) == 2
 

@@ -94,7 +94,7 @@ class TalkingEnv:
             await asyncio.Event().wait()
 
 
-def test_turns_hold_exactly_the_ids_that_the_session_saw() -> None:
+def test_turns_contain_exactly_the_ids_of_the_session() -> None:
     answers = ("<answer>Left</answer>", "no answer at all", "<think>hm</think><answer>Up || Left</answer>")
     trajectory, witness = play(load_spec("frozen_lake").make(LAKE), says(*answers), limits())
     assert [each for turn in trajectory.turns for each in (*turn.context_ids, *turn.action_ids)] == witness.ids
@@ -110,7 +110,7 @@ def test_turns_hold_exactly_the_ids_that_the_session_saw() -> None:
     ]
 
 
-def test_the_mask_is_one_on_what_was_sampled_and_nowhere_else() -> None:
+def test_mask_is_one_on_sampled_tokens_only() -> None:
     trajectory, witness = play(load_spec("frozen_lake").make(LAKE), says("<answer>Left</answer>", "what?"), limits())
     (sample,) = build_samples([trajectory])
     assert sample.ids.tolist() == witness.ids
@@ -132,7 +132,7 @@ def test_success_and_rewards_come_from_the_environment() -> None:
     assert trajectory.turns[-1].picture is not None
 
 
-def test_the_last_turns_budget_shrinks_to_what_is_left() -> None:
+def test_run_episode_bounds_the_last_turn_by_the_remaining_tokens() -> None:
     endless = ScriptedEngine(lambda key, turn, ids: [65] * 1000, [end_id()])
     start = len(context().start(asyncio.run(TalkingEnv().start())).ids)
     trajectory, witness = play(TalkingEnv(), endless, limits(max_new_tokens=30, max_tokens=start + 50))
@@ -172,7 +172,7 @@ def test_image_tokens_count_towards_the_limit_of_an_episode() -> None:
 
 @settings(max_examples=50)
 @given(max_tokens=st.integers(1, 200), length=st.integers(1, 70), max_new_tokens=st.integers(1, 60))
-def test_the_context_never_overruns_its_limit(max_tokens: int, length: int, max_new_tokens: int) -> None:
+def test_context_never_exceeds_its_limit(max_tokens: int, length: int, max_new_tokens: int) -> None:
     policy = ScriptedEngine(lambda key, turn, ids: [65] * (length - 1) + [end_id()], [end_id()])
     bounds = limits(max_new_tokens=max_new_tokens, max_tokens=max_tokens)
     trajectory, witness = play(TalkingEnv(), policy, bounds)
@@ -181,7 +181,7 @@ def test_the_context_never_overruns_its_limit(max_tokens: int, length: int, max_
     assert all(1 <= len(turn.action_ids) <= max_new_tokens for turn in trajectory.turns)
 
 
-def test_a_prompt_over_the_limit_is_truncated_before_the_first_turn() -> None:
+def test_run_episode_truncates_before_the_first_turn_if_the_prompt_is_long() -> None:
     trajectory, witness = play(TalkingEnv(), says("hi"), limits(max_tokens=3))
     assert (trajectory.status, trajectory.turns, witness.ids) == (Status.TRUNCATED_TOKENS, (), [])
 
@@ -194,7 +194,7 @@ def test_hanging_environment_raises_infrastructure_failure(hangs_at: int) -> Non
         play(TalkingEnv(hangs_at), says("hi"), limits(timeout_s=0.1))
 
 
-def test_a_reward_that_hangs_is_told_by_its_name() -> None:
+def test_hanging_reward_is_reported_by_name() -> None:
     async def slow(answered: Submission) -> float:
         await asyncio.Event().wait()
         return 1.0
@@ -233,7 +233,7 @@ class StuckSession:
         return Completion(ids=ids, logprobs=(0.0,) * len(ids), stop=Stop.EOS, temperature=1.0)
 
 
-def test_a_rubric_function_that_blocks_is_interrupted() -> None:
+def test_blocking_rubric_function_is_interrupted() -> None:
     """Parts of a rubric run in tasks of their own, which the limit reaches too."""
 
     def blocks(answer: str, row: object) -> float:
@@ -253,14 +253,14 @@ def test_a_rubric_function_that_blocks_is_interrupted() -> None:
         play(Judged(), says("hi"), limits(timeout_s=0.5))
 
 
-def test_an_agent_that_hangs_later_is_cut_and_the_turns_so_far_are_kept() -> None:
+def test_run_episode_keeps_earlier_turns_if_the_engine_hangs() -> None:
     bounds = limits(timeout_s=0.5)
     trajectory = asyncio.run(run_episode(key_of(LAKE), TalkingEnv(), StuckSession(turns=2), context(), bounds))
     assert trajectory.status is Status.TRUNCATED_TIME and trajectory.status.cut_short
     assert [turn.reward for turn in trajectory.turns] == [1.0, 1.0]
 
 
-def test_an_agent_that_hangs_is_cut_in_time_too() -> None:
+def test_run_episode_truncates_if_the_engine_hangs_in_the_first_turn() -> None:
     trajectory = asyncio.run(run_episode(key_of(LAKE), TalkingEnv(), StuckSession(), context(), limits(timeout_s=0.5)))
     assert (trajectory.status, trajectory.turns) == (Status.TRUNCATED_TIME, ())
 
@@ -283,7 +283,7 @@ def test_run_episode_never_charges_the_agent_for_waits() -> None:
 @pytest.mark.parametrize(
     ("sampling_s", "outside_s", "expired"), [(59, 59, None), (61, 59, "agent"), (61, 61, "environment")]
 )
-def test_clock_gives_agent_and_world_a_limit_each(
+def test_clock_limits_agent_and_environment_separately(
     sampling_s: float, outside_s: float, expired: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]

@@ -143,7 +143,7 @@ def leaving_tool(text: str) -> str:
     sys.exit(0)
 
 
-def test_exit_of_a_reward_is_not_the_runs() -> None:
+def test_exit_of_a_reward_does_not_end_the_run() -> None:
     answered = Submission(question="", answer="", row={})
     with pytest.raises(Outage, match=r"called sys\.exit"):
         rubric = build_rubric("a.py:f", lambda given: leave, RewardServices())
@@ -164,7 +164,7 @@ def test_exit_of_a_tool_or_a_summary_hook_is_infrastructure() -> None:
             asyncio.run(_written(hook, [assistant("x")]))
 
 
-def test_exit_of_an_environments_file_is_told(tmp_path: Path) -> None:
+def test_exit_of_an_environment_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
     with pytest.raises(UserError, match="could not be loaded: SystemExit: 0"):
         import_file(tmp_path / "leaves.py")

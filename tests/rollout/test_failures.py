@@ -10,7 +10,7 @@ def step(dropped: int, reason: str = "") -> DroppedEpisodes:
     return DroppedEpisodes(dropped=dropped, total=100, reason=reason)
 
 
-def test_check_dropped_says_what_the_episodes_are_for() -> None:
+def test_check_dropped_names_the_purpose_of_the_episodes() -> None:
     with pytest.raises(Outage, match="too many to evaluate without them"):
         check_dropped(step(26), purpose="evaluate")
 

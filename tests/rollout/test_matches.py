@@ -67,7 +67,7 @@ def collect(runner: MatchCollector, tasks: list[Task], group_size: int = 4) -> C
     return run_in_virtual_time(runner.collect(tasks, group_size=group_size, round=0))
 
 
-def test_both_sides_are_groups_of_their_own_view() -> None:
+def test_match_returns_one_group_per_player() -> None:
     tasks = source(both=True).draw(0, 4)
     recorder = Recorder()
     collected = collect(collector(recorder.policy), tasks)
@@ -93,7 +93,7 @@ def test_both_sides_are_groups_of_their_own_view() -> None:
     assert len(said) == 16, "each side has an address of its own"
 
 
-def test_an_opponent_plays_the_other_side_and_is_in_no_group() -> None:
+def test_match_opponent_is_in_no_group() -> None:
     tasks = source(both=False).draw(0, 3)
     ours, theirs = Recorder(), Recorder()
     collected = collect(collector(ours.policy, theirs.policy), tasks)
@@ -123,7 +123,7 @@ class Slots:
 
 
 @pytest.mark.parametrize("in_flight", [2, 3, 5])
-def test_few_at_once_are_enough_and_there_are_never_more(in_flight: int) -> None:
+def test_matches_run_within_a_small_concurrency_limit(in_flight: int) -> None:
     tasks = source(both=True).draw(0, 4)
     collected = collect(collector(Slots(in_flight), in_flight=in_flight), tasks, group_size=5)
     assert [len(group.trajectories) for group in collected.groups] == [5] * 4
@@ -146,7 +146,7 @@ class Breaks:
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_a_side_that_breaks_takes_its_partner_along_and_both_are_run_again(side: int) -> None:
+def test_match_is_retried_if_one_player_fails(side: int) -> None:
     def make(task: Task, member: int, attempt: int) -> tuple[Env, Env]:
         pair: list[Env] = list(make_match(task, member, attempt))
         if member == 1 and attempt < 2:
@@ -158,7 +158,7 @@ def test_a_side_that_breaks_takes_its_partner_along_and_both_are_run_again(side:
     assert collected.counts == {"env_errors": 2}
 
 
-def test_a_match_that_always_breaks_is_dropped_on_both_sides() -> None:
+def test_match_that_always_fails_is_dropped_for_both_players() -> None:
     def make(task: Task, member: int, attempt: int) -> tuple[Env, Env]:
         first, second = make_match(task, member, attempt)
         return (Breaks(first, "raises"), second) if member == 0 else (first, second)
@@ -168,7 +168,7 @@ def test_a_match_that_always_breaks_is_dropped_on_both_sides() -> None:
     assert collected.counts == {"env_errors": 3, "dropped": 2}
 
 
-def test_a_match_that_hangs_is_run_again_on_both_sides() -> None:
+def test_hanging_match_is_retried_for_both_players() -> None:
     def make(task: Task, member: int, attempt: int) -> tuple[Env, Env]:
         first, second = make_match(task, member, attempt)
         made.append(member)
@@ -199,7 +199,7 @@ class SlowSession:
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-def test_match_truncates_only_the_side_that_samples_slowly(slow: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_match_truncates_only_the_player_that_samples_slowly(slow: int, monkeypatch: pytest.MonkeyPatch) -> None:
     follow_virtual_time(monkeypatch)
 
     class SlowSide:
@@ -215,7 +215,7 @@ def test_match_truncates_only_the_side_that_samples_slowly(slow: int, monkeypatc
     assert sides[1 - slow].turns[-1].info["result"] in ("win", "draw", "loss")
 
 
-def test_a_side_that_is_out_of_tokens_leaves_its_partner_a_whole_game() -> None:
+def test_match_finishes_for_the_opponent_of_a_truncated_player() -> None:
     tasks = source(both=True).draw(0, 2)
 
     def wordy(key: EpisodeKey, turn: int, ids: list[int]) -> Sequence[int]:
@@ -228,7 +228,7 @@ def test_a_side_that_is_out_of_tokens_leaves_its_partner_a_whole_game() -> None:
     assert ours.status is Status.TRUNCATED_TOKENS and theirs.turns[-1].info["result"] in ("win", "draw", "loss")
 
 
-def test_what_a_user_gave_wrong_stops_it() -> None:
+def test_match_propagates_user_errors() -> None:
     def make(task: Task, member: int, attempt: int) -> tuple[SelfPlayEnv, SelfPlayEnv]:
         raise UserError("no such game")
 
@@ -236,7 +236,7 @@ def test_what_a_user_gave_wrong_stops_it() -> None:
         collect(collector(Recorder().policy, make=make), source(both=True).draw(0, 2))
 
 
-def test_tasks_of_a_match_come_in_twos_and_go_on_where_a_step_left_off() -> None:
+def test_match_tasks_come_in_pairs_and_continue_across_steps() -> None:
     tasks = source(both=True).draw(3, 6)
     assert [player_of(task) for task in tasks] == [0, 1] * 3
     assert [task.seed for task in tasks[::2]] == [task.seed for task in tasks[1::2]] and len(
@@ -248,7 +248,7 @@ def test_tasks_of_a_match_come_in_twos_and_go_on_where_a_step_left_off() -> None
     assert all(task.params["begins"] == "random" for task in held_out), "evaluation is against the script"
 
 
-def test_random_moves_are_of_training_tasks_alone() -> None:
+def test_random_opening_moves_apply_to_training_tasks_only() -> None:
     tasks = replace(source(both=True), random_moves=4)
     assert [task.params["random_moves"] for task in tasks.draw(0, 4)] == [4] * 4
     assert tasks.first_tasks("validation", 2) == source(both=True).first_tasks("validation", 2)

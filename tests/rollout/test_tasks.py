@@ -17,19 +17,19 @@ MIXED = (EnvMixEntry(env="a", weight=1.0), EnvMixEntry(env="b", weight=3.0, para
 POOL = Curriculum(pool=40, floor=0.1, memory=0.5)
 
 
-def test_a_step_draws_the_same_tasks_whenever_it_is_asked() -> None:
+def test_task_source_is_deterministic_per_step() -> None:
     for each in (source(), source(mix=MIXED), source(curriculum=POOL), source(mix=MIXED, curriculum=POOL)):
         assert each.draw(7, 5) == each.draw(7, 5)
         assert each.draw(7, 3) == each.draw(7, 5)[:3]
         assert each.draw(7, 2, start=3) == each.draw(7, 5)[3:]
 
 
-def test_addresses_do_not_change_between_releases_and_processes() -> None:
+def test_task_seeds_are_stable_across_releases_and_processes() -> None:
     """Written down once: a run resumed elsewhere draws the tasks that it would have drawn."""
     assert [task.seed for task in source().draw(0, 2)] == [568475608063, 881461424645]
 
 
-def test_other_steps_and_other_runs_draw_other_tasks() -> None:
+def test_task_source_differs_by_step_and_run() -> None:
     drawn = [task.seed for seed in (0, 1) for step in range(50) for task in source(seed).draw(step, 8)]
     assert len(set(drawn)) == len(drawn)
 
@@ -42,13 +42,13 @@ def test_training_never_draws_a_held_out_task() -> None:
     assert len({task.seed for task in held_out}) == 512
 
 
-def test_every_run_is_evaluated_on_the_same_tasks() -> None:
+def test_evaluation_tasks_are_equal_for_all_runs() -> None:
     assert source(0).first_tasks("test", 10) == source(5).first_tasks("test", 10)
     assert [task.seed for task in source().first_tasks("test", 2)] == [2 * SEEDS_PER_SPLIT, 2 * SEEDS_PER_SPLIT + 1]
     assert all(task.split == "validation" == split_of_seed(task.seed) for task in source().first_tasks("validation", 9))
 
 
-def test_worlds_are_drawn_by_their_weights_and_evaluated_in_equal_parts() -> None:
+def test_environments_are_drawn_by_weight_and_evaluated_equally() -> None:
     drawn = Counter(task.env for step in range(100) for task in source(mix=MIXED).draw(step, 20))
     assert drawn["b"] / drawn["a"] == pytest.approx(3.0, rel=0.2)
     assert {tuple(task.params.items()) for task in source(mix=MIXED).draw(0, 20)} == {(), (("x", 1),)}
@@ -62,7 +62,7 @@ def measured(**rates: float) -> dict[str, tuple[float, float]]:
     return {task_name("frozen_lake", seed_for("train", int(place[1:]))): (100 * p, 100) for place, p in rates.items()}
 
 
-def test_tasks_that_are_sometimes_solved_are_drawn_most_and_none_never() -> None:
+def test_curriculum_prefers_sometimes_solved_tasks_and_skips_none() -> None:
     known = measured(t0=0.0, t1=0.5, t2=1.0)
     drawn = Counter(
         task.seed for step in range(3000) for task in source(curriculum=POOL).draw(step, 4, success_counts=known)
@@ -72,7 +72,7 @@ def test_tasks_that_are_sometimes_solved_are_drawn_most_and_none_never() -> None
     assert set(drawn) == {seed_for("train", place) for place in range(40)}
 
 
-def test_a_step_draws_no_task_twice_even_where_it_takes_the_whole_pool() -> None:
+def test_curriculum_draws_no_task_twice_per_step() -> None:
     assert len({task.seed for task in source(curriculum=POOL).draw(3, 40)}) == 40
 
 
@@ -84,7 +84,7 @@ def group(seed: int, *statuses: Status) -> Group:
     return Group(task=Task(env="x", seed=seed), trajectories=tuple(trajectory(seed, each) for each in statuses))
 
 
-def test_measurements_fade() -> None:
+def test_curriculum_measurements_decay() -> None:
     won, lost = Status.SUCCEEDED, Status.FAILED
     first = POOL.update({}, [group(1, won, lost)])
     assert first == {"x:1": (1.0, 2.0)}
@@ -92,7 +92,7 @@ def test_measurements_fade() -> None:
     assert first == {"x:1": (1.0, 2.0)}
 
 
-def test_the_weight_of_a_task() -> None:
+def test_curriculum_task_weight() -> None:
     assert POOL.weight({}, "x:1") == 1.0
     assert POOL.weight({"x:1": (0.0, 1000.0)}, "x:1") == 0.1 == POOL.weight({"x:1": (1000.0, 1000.0)}, "x:1")
     assert POOL.weight({"x:1": (1.0, 1.0)}, "x:1") == pytest.approx(4 * 2 / 9)

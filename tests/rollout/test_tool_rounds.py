@@ -213,7 +213,7 @@ def sampled(renderer: Renderer, text: str, spelled: Spelled) -> list[int]:
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=15)
 @given(turns=TURNS)
-def test_every_observation_is_0_and_every_sampled_id_1(form: str, turns: list[Turn]) -> None:
+def test_mask_is_zero_on_observations_and_one_on_sampled_ids(form: str, turns: list[Turn]) -> None:
     style = form.split()[0]
     renderer, texts = renderer_of(STYLES[style], "markup"), written_turns(form, turns)
     ways: list[tuple[Spelled, bool]] = [*((turn.spelled, turn.ends) for turn in turns), ("bytes", True)]
@@ -256,7 +256,7 @@ def one_layer_model() -> Any:
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=2)
 @given(turns=TURNS)
-def test_so_it_is_with_what_an_engine_samples(form: str, turns: list[Turn]) -> None:
+def test_mask_holds_for_tokens_of_the_native_engine(form: str, turns: list[Turn]) -> None:
     """A model that knows nothing says anything, of any length; its environment hears calls."""
     style = form.split()[0]
     stop_ids = [*range(200), turn_end(renderer_of(STYLES[style], "markup"))]  # so many that some turns end early

@@ -46,14 +46,14 @@ def opening(renderer: Renderer, style: str) -> tuple[str, list[int], list[int]]:
         ("mistral", '[TOOL_CALLS][{"name": "room", "arguments": {"name": "..."}}]'),
     ],
 )
-def test_tools_are_told_in_words_where_the_template_does_not(style: str, form: str) -> None:
+def test_tools_are_described_in_text_if_the_template_ignores_them(style: str, form: str) -> None:
     text, shown, demonstrated = opening(tiny(), style)
     assert f"A call: {form}<|end|><|user|>" in text and text.count("The room of a person.") == 1
     assert ("<tool_call>" in text) == (style == "hermes")
     assert shown == demonstrated
 
 
-def test_a_template_that_tells_of_tools_is_left_to_it() -> None:
+def test_tools_are_left_to_a_template_that_renders_them() -> None:
     renderer = renderer_of("chatml")
     assert renderer.renders_tools and not tiny().renders_tools
     text, shown, demonstrated = opening(renderer, "hermes")

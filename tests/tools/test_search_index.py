@@ -201,7 +201,7 @@ def test_killed_build_leaves_no_index_and_can_be_repeated(tmp_path: Path) -> Non
     assert open_index(folder).search(["owl"], 1)[0]
 
 
-def test_missing_bm25s_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_bm25s_error_includes_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bm25s", None)
     with pytest.raises(UserError, match=r"pip install 'turnwise\[search\]'"):
         LexicalIndex.build(["a word"])

@@ -111,7 +111,7 @@ def test_row_is_always_one_line(rows: list[list[Any]]) -> None:
     assert len(text.splitlines()) == 1 + max(1, len(rows))
 
 
-def test_empty_result_says_no_rows(image: bytes) -> None:
+def test_empty_result_is_reported_as_no_rows(image: bytes) -> None:
     assert format_table(run_query(image, "SELECT name FROM people WHERE id = 9", QUICK)) == "name\n(no rows)"
 
 

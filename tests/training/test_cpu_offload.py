@@ -92,7 +92,7 @@ def test_optimizer_leaves_parameters_without_a_gradient() -> None:
     assert stayed == [number == 2 for number in range(len(SHAPES))]
 
 
-def test_a_non_finite_gradient_changes_nothing() -> None:
+def test_offloaded_optimizer_skips_non_finite_gradients() -> None:
     own, optimizer = trained(on_host=True)
     before = [each.detach().clone() for each in own]
     add_gradients(own, 7)

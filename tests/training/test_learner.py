@@ -165,7 +165,7 @@ def test_policy_is_unchanged_during_the_critics_warm_up(critic: str) -> None:
     assert not any(torch.equal(start[name], weight) for name, weight in weights(learner.model).items())
 
 
-def test_without_a_critic_there_is_no_critic_warm_up() -> None:
+def test_learner_without_a_critic_skips_critic_warm_up() -> None:
     config = settings_of(critic__warmup_steps=5)
     learner = make_learner(config)
     start = weights(learner.model)

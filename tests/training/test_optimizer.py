@@ -88,7 +88,7 @@ def test_optimizer_clips_only_long_gradients() -> None:
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_a_non_finite_gradient_changes_nothing(poison: float) -> None:
+def test_optimizer_skips_non_finite_gradients(poison: float) -> None:
     given, spared = parameters(), parameters()
     mine, theirs = optimizer(given), optimizer(spared)
     for each, its in ((mine, given), (theirs, spared)):

@@ -193,7 +193,7 @@ def test_gradient_with_a_critic_on_the_policys_trunk() -> None:
     assert_same_gradients(gradients(learner, groups, config), by_hand)
 
 
-def test_skip_idle_keeps_samples_whose_last_token_alone_has_no_advantage() -> None:
+def test_skip_idle_keeps_samples_with_any_advantage() -> None:
     config = settings_of(algo__advantage="reinforce", algo__placement="turn", **BARE)
     turns = [turn_of([3] * 9, [4, 5], extends=False, reward=1.0), turn_of([6, 7], [8, 9], reward=0.0)]
     groups = [group_of([turns, [turn_of([3] * 9, [10], extends=False, reward=0.0)]])]

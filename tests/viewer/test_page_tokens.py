@@ -138,7 +138,7 @@ def test_long_token_lists_are_rendered_in_part(viewer: Viewer) -> None:
     assert float(shown(viewer)["logprob"]) == pytest.approx(-0.001 * ((LONG_TOKENS - 1) % 1000))
 
 
-def test_touch_screens_are_told_to_tap(viewer: Viewer) -> None:
+def test_touch_screens_show_tap_instructions(viewer: Viewer) -> None:
     number = next(iter(viewer.trajectories(ONE)))
     viewer.open("tokens", run=ONE, number=number)
     expect(viewer.page.locator(".inspector")).to_contain_text("Point at a token")

@@ -242,7 +242,7 @@ def test_list_shows_cards_with_answers_on_a_phone(viewer: Viewer) -> None:
     expect(viewer.page).to_have_url(re.compile("sort=-tokens"))
 
 
-def test_compare_without_two_runs_says_what_to_do(viewer: Viewer) -> None:
+def test_compare_without_two_runs_explains_what_to_do(viewer: Viewer) -> None:
     viewer.open("compare")
     expect(viewer.page.locator(".note")).to_contain_text("Choose two runs or evaluations above")
     viewer.open("compare", one=ONE)
