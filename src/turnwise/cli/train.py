@@ -3,6 +3,7 @@
 import shutil
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -59,6 +60,25 @@ def print_all_settings() -> None:
     print_line("\nturnwise train RECIPE --dry-run prints the values of a recipe; turnwise envs NAME lists env.params")
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunArguments:
+    """Options of both commands."""
+
+    like: Annotated[str | None, Parameter(metavar="RECIPE", group=INPUT)] = None
+    """Recipe whose settings to take, except its environment and token limits."""
+    resume: Annotated[str | None, Parameter(metavar="RUN", group=INPUT)] = None
+    """Run to continue from its last checkpoint, in place of a recipe."""
+    seed: int | None = None
+    """Random seed; equal seeds give equal runs."""
+    max_minutes: Annotated[float | None, Parameter(name="--max_minutes", metavar="N")] = None
+    """Training time limit in minutes; the stopped run is evaluated and can be resumed."""
+    name: Annotated[str | None, Parameter(metavar="NAME")] = None
+    """Name of the run folder."""
+
+
+NO_RUN_ARGUMENTS = RunArguments()
+
 train_app = command_app("train", "RECIPE [OPTIONS] [--SECTION.KEY VALUE]...", epilogue=describe_common_settings())
 sft_app = command_app("sft", "[RECIPE] [OPTIONS] [--SECTION.KEY VALUE]...")
 
@@ -68,14 +88,10 @@ def train(
     recipe: str | None = None,
     /,
     *,
-    like: Annotated[str | None, Parameter(metavar="RECIPE", group=INPUT)] = None,
     start_from: Annotated[str | None, Parameter(name="--from", metavar="RUN", group=INPUT)] = None,
-    resume: Annotated[str | None, Parameter(metavar="RUN", group=INPUT)] = None,
     data: Annotated[str | None, Parameter(metavar="RUN,FILE", group=INPUT)] = None,
-    seed: int | None = None,
+    run: RunArguments = NO_RUN_ARGUMENTS,
     seeds: Annotated[str | None, Parameter(metavar="0,1,2")] = None,
-    max_minutes: Annotated[float | None, Parameter(name="--max_minutes", metavar="N")] = None,
-    name: Annotated[str | None, Parameter(metavar="NAME")] = None,
     dry_run: Annotated[bool, Parameter(group=INFORMATION)] = False,
     help_all: Annotated[bool, Parameter(group=INFORMATION)] = False,
     overrides: Settings = (),
@@ -86,22 +102,12 @@ def train(
     ----------
     recipe
         Recipe, environment, FILE.toml with your own settings, or FILE.py:Class.
-    like
-        Recipe whose settings to take, except its environment and limits of tokens.
     start_from
         Run whose settings the new run takes, in place of a recipe.
-    resume
-        Run to continue from its last checkpoint, in place of a recipe.
     data
         Runs, files and dataset folders whose episodes to train on instead of playing (data.sources).
-    seed
-        Random seed; equal seeds give equal runs.
     seeds
         Random seeds for several runs, one after another, with one table over them.
-    max_minutes
-        Training time limit in minutes; the stopped run is evaluated and can be resumed.
-    name
-        Name of the run folder.
     dry_run
         Check and print all settings, without training. Also checks that servers respond, that a model on the Hugging
         Face hub exists, and that optional packages are installed. With engines and learners on a cluster, also prints
@@ -115,16 +121,17 @@ def train(
     from turnwise.config.load import parse_seeds
     from turnwise.recipes.configure import configure
 
-    if seeds is not None and (other := "--seed" if seed is not None else "--resume" if resume is not None else None):
+    resume = run.resume is not None
+    if seeds is not None and (other := "--seed" if run.seed is not None else "--resume" if resume else None):
         raise UserError(f"--seeds starts one run per seed and cannot be combined with {other}: remove one of them")
     settings = merge_settings(
-        overrides, seed=seed, data__sources=data, train__max_minutes=max_minutes, record__name=name
+        overrides, seed=run.seed, data__sources=data, train__max_minutes=run.max_minutes, record__name=run.name
     )
-    config = configure(recipe, like=like, start_from=start_from, resume=resume, overrides=settings)
+    config = configure(recipe, like=run.like, start_from=start_from, resume=run.resume, overrides=settings)
     override_keys = [key for key, _ in overrides]
     several_seeds = parse_seeds(seeds) if seeds is not None else ()
     if dry_run:
-        _print_plan(config, override_keys, resume=resume is not None)
+        _print_plan(config, override_keys, resume=resume)
         return
     from turnwise.recipes.run import train as train_run
     from turnwise.recipes.run import train_seeds
@@ -132,7 +139,7 @@ def train(
     if several_seeds:
         train_seeds(config, several_seeds, override_keys=override_keys)
     else:
-        train_run(config, resume=resume is not None, override_keys=override_keys)
+        train_run(config, resume=resume, override_keys=override_keys)
 
 
 def _print_plan(config: "Config", override_keys: Sequence[str], *, resume: bool) -> None:
@@ -159,13 +166,9 @@ def sft(
     *,
     demos: Annotated[str | None, Parameter(metavar="solver|RUN", group=INPUT)] = None,
     data: Annotated[str | None, Parameter(metavar="FILE", group=INPUT)] = None,
-    like: Annotated[str | None, Parameter(metavar="RECIPE", group=INPUT)] = None,
-    resume: Annotated[str | None, Parameter(metavar="RUN", group=INPUT)] = None,
     count: int | None = None,
     epochs: int | None = None,
-    seed: int | None = None,
-    max_minutes: Annotated[float | None, Parameter(name="--max_minutes", metavar="N")] = None,
-    name: Annotated[str | None, Parameter(metavar="NAME")] = None,
+    run: RunArguments = NO_RUN_ARGUMENTS,
     overrides: Settings = (),
 ) -> None:
     """Fine-tune on demonstrations.
@@ -179,39 +182,29 @@ def sft(
     data
         File of conversations (.jsonl, .json, .csv) instead of demos: messages, prompt and completion, or ShareGPT.
         Needs no recipe; without one, the loss of held-out conversations is measured instead of success.
-    like
-        Recipe whose settings to take, except its environment and limits of tokens.
-    resume
-        Run to continue from its last checkpoint, in place of a recipe.
     count
         Maximum number of demonstrations (sft.count).
     epochs
         Passes over the demonstrations (sft.epochs).
-    seed
-        Random seed; equal seeds give equal runs.
-    max_minutes
-        Training time limit in minutes; the stopped run is evaluated and can be resumed.
-    name
-        Name of the run folder.
     """
     if data is not None and demos is not None:
         raise UserError("--data and --demos both name the demonstrations: remove one of them")
-    if recipe is None and resume is None and data is None:
+    resume = run.resume is not None
+    if recipe is None and not resume and data is None:
         raise UserError("Name a recipe or an environment, or give --data FILE to train on conversations alone.")
     settings = merge_settings(
         overrides,
-        seed=seed,
-        sft__demos=demos or data or (None if resume is not None else "solver"),
+        seed=run.seed,
+        sft__demos=demos or data or (None if resume else "solver"),
         sft__count=count,
         sft__epochs=epochs,
-        train__max_minutes=max_minutes,
-        record__name=name,
+        train__max_minutes=run.max_minutes,
+        record__name=run.name,
     )
     from turnwise.config.schema import NO_ENV
     from turnwise.recipes.configure import configure
-
-    target = NO_ENV if recipe is None and resume is None else recipe
-    config = configure(target, like=like, resume=resume, overrides=settings)
     from turnwise.recipes.sft import sft as run_sft
 
-    run_sft(config, resume=resume is not None, override_keys=[key for key, _ in overrides], recipe=recipe)
+    target = NO_ENV if recipe is None and not resume else recipe
+    config = configure(target, like=run.like, resume=run.resume, overrides=settings)
+    run_sft(config, resume=resume, override_keys=[key for key, _ in overrides], recipe=recipe)

@@ -11,7 +11,7 @@ from turnwise.core.random_streams import address
 from turnwise.core.trajectory import Stop, Turn
 from turnwise.gateway.chat import ChatReply, ChatRequest, ReplyStop
 from turnwise.gateway.conversation import Digest, digest, digest_reply, reply_message
-from turnwise.gateway.reading import read_reply
+from turnwise.gateway.reading import ReplyText, read_reply
 from turnwise.gateway.store import StoredCall
 from turnwise.gateway.tree import Branch, CallTree, RecordedCall
 from turnwise.render.renderer import Renderer
@@ -66,22 +66,30 @@ def record_choice(
         logprobs=completion.logprobs,
         policy_versions=completion.policy_versions,
         details={
-            "stop": completion.stop.value,
-            "temperature": completion.temperature,
-            "values": list(completion.values),
-            "prompt_tokens": sampled.prompt_tokens,
-            "content": text.content,
-            "thinking": text.thinking,
-            "stop_string": text.stop_string,
-            "calls": [[each.name, each.arguments] for each in text.calls],
+            **_details(sampled, text),
             "asked": dict(request.wishes),
             "response": response,
-            "stream": branch.session.key.branch,
-            "branch_conversation": branch.conversation.hex(),
         },
     )
     reply = _reply(message, stored, completion)
     return RecordedCall(stored=stored, branch=branch, completion=completion, parsed=parsed, reply=reply)
+
+
+def _details(sampled: SampledChoice, text: ReplyText) -> dict[str, Any]:
+    """Return a choice as JSON values, for `restore_call`."""
+    completion, branch = sampled.completion, sampled.branch
+    return {
+        "stop": completion.stop.value,
+        "temperature": completion.temperature,
+        "values": list(completion.values),
+        "prompt_tokens": sampled.prompt_tokens,
+        "content": text.content,
+        "thinking": text.thinking,
+        "stop_string": text.stop_string,
+        "calls": [[each.name, each.arguments] for each in text.calls],
+        "stream": branch.session.key.branch,
+        "branch_conversation": branch.conversation.hex(),
+    }
 
 
 def restore_call(stored: StoredCall, tree: CallTree, renderer: Renderer) -> RecordedCall:

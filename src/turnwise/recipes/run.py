@@ -207,20 +207,11 @@ class ReinforcementRun(TrainingRun):
         collector, opponents = build_selfplay(
             config, self.environments, self.tasks, loaded, stack, learner, checkpoints, self.folder, progress
         )
+        rollout_stage: GroupSource
         if replay is None:
-            rollout_stage: GroupSource = self._rollout_stage(stack, collector, learner, tokens)
+            rollout_stage = self._rollout_stage(stack, collector, learner, tokens)
         else:
-            rollout_stage = ReplayStage(
-                tasks=self.tasks,
-                replay=replay,
-                algo=config.algo,
-                learner=learner,
-                groups=config.rollout.groups,
-                group_size=config.rollout.group_size,
-                micro_tokens=tokens,
-                run_seed=config.seed,
-                pair_gap=config.data.pair_gap,
-            )
+            rollout_stage = self._replay_stage(replay, learner, tokens)
         return Loop(
             config=config,
             estimate_settings=estimate_settings(config, tokens),
@@ -249,6 +240,20 @@ class ReinforcementRun(TrainingRun):
             release_cache=plan.releases_cache,
             learner_thread=LearnerThread() if config.rollout.max_staleness else None,
             archer=archer,
+        )
+
+    def _replay_stage(self, replay: Replay, learner: Learner, micro_tokens: int) -> ReplayStage:
+        config = self.config
+        return ReplayStage(
+            tasks=self.tasks,
+            replay=replay,
+            algo=config.algo,
+            learner=learner,
+            groups=config.rollout.groups,
+            group_size=config.rollout.group_size,
+            micro_tokens=micro_tokens,
+            run_seed=config.seed,
+            pair_gap=config.data.pair_gap,
         )
 
     def _rollout_stage(
