@@ -1,7 +1,9 @@
 """Observations as text, image or both, of all environments that draw their state."""
 
 import asyncio
+import copy
 import io
+import pickle
 import random
 from typing import Any
 
@@ -18,6 +20,7 @@ from turnwise.core.task import Task
 from turnwise.envs.picture_env import PictureEnv
 from turnwise.envs.registry import load_spec, spec_of
 from turnwise.envs.spec import EnvSpec
+from turnwise.pictures import observation
 from turnwise.pictures.observation import draw_observation
 
 NAMES = ("frozen_lake", "sokoban", "sudoku", "game_2048", "rubiks_cube", "connect_four", "tic_tac_toe")
@@ -164,6 +167,25 @@ def test_equal_cells_of_a_gridworld_have_equal_pixels(cell_pixels: int) -> None:
             seen.setdefault(name, set()).add(cell.tobytes())
     assert all(len(pixels) == 1 for pixels in seen.values())
     assert len(set.union(*seen.values())) == 4
+
+
+@pytest.mark.parametrize("name", ["frozen_lake", "sokoban", "game_2048"])
+def test_only_shown_states_are_drawn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = list[tuple[Any, ...]]()
+    own = observation._draw.__wrapped__
+    monkeypatch.setattr(observation, "_draw", lambda *state: drawn.append(state) or own(*state))
+    spec = load_spec(name)
+    params = {"observation": "image", "max_actions_per_turn": 5}
+    seen = run(spec, params, "Left || Up || Right || Down")
+    assert drawn == []
+    assert [len(message.images[0].data) > 0 for message in seen] == [True, True] and len(drawn) == 2
+
+
+def test_state_image_is_an_image_after_pickling() -> None:
+    image = draw_observation(Picture(rows=(("player", "ice"),)), 8)
+    again = pickle.loads(pickle.dumps(image))
+    assert again == image == ImagePart(data=image.data) and hash(again) == hash(image)
+    assert copy.deepcopy(image) == image != draw_observation(Picture(rows=(("ice", "player"),)), 8)
 
 
 def test_ground_of_all_cells_is_ice_where_the_board_has_ice() -> None:

@@ -5,10 +5,10 @@ images are put together ten times as fast as they are drawn.
 """
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from turnwise.core.image_encoding import Image, import_pillow
-from turnwise.core.messages import Picture
+from turnwise.core.messages import ImagePart, Picture
 from turnwise.pictures.gridworlds import CELL, draw_cell, draw_ground, is_icy
 from turnwise.pictures.picture import draw_cells, is_gridworld
 from turnwise.pictures.raster import drawing_to_image
@@ -20,17 +20,36 @@ if TYPE_CHECKING:
 Rows = tuple[tuple[str, ...], ...]
 
 
-def draw_observation(picture: Picture, cell_pixels: int) -> Image:
-    """Draw the cells at `cell_pixels` on a side. Equal states give equal bytes on every machine."""
-    return _draw(picture.rows, picture.caption, cell_pixels)
+class StateImage(ImagePart):
+    """Image of a state, drawn when its bytes are first read: of several actions, only the last one's is shown."""
+
+    __slots__ = ("_cell_pixels", "_picture")
+    _picture: Picture
+    _cell_pixels: int
+
+    def __init__(self, picture: Picture, cell_pixels: int) -> None:
+        object.__setattr__(self, "_picture", picture)
+        object.__setattr__(self, "_cell_pixels", cell_pixels)
+
+    @property
+    def data(self) -> bytes:
+        return _draw(self._picture.rows, self._picture.caption, self._cell_pixels)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StateImage, (self._picture, self._cell_pixels)
+
+
+def draw_observation(picture: Picture, cell_pixels: int) -> StateImage:
+    """Return an image of the cells, `cell_pixels` on a side. Equal states give equal bytes on every machine."""
+    return StateImage(picture, cell_pixels)
 
 
 @lru_cache(maxsize=4096)
-def _draw(rows: Rows, caption: str, cell_pixels: int) -> Image:
+def _draw(rows: Rows, caption: str, cell_pixels: int) -> bytes:
     """Cached: members of a group start from the same state."""
     if is_gridworld(rows, caption):
-        return Image(_join_cells(rows, cell_pixels))
-    return Image(_rasterize(draw_cells([list(row) for row in rows], caption), cell_pixels))
+        return Image(_join_cells(rows, cell_pixels)).data
+    return Image(_rasterize(draw_cells([list(row) for row in rows], caption), cell_pixels)).data
 
 
 def _rasterize(sized: SizedShapes, cell_pixels: int) -> "Pixels":
