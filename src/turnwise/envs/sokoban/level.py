@@ -1,11 +1,14 @@
 """Sokoban levels: moves, shortest solutions, and generation by reverse play."""
 
 import random
-from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from turnwise.core.errors import UserError
 from turnwise.envs.grid import DIRECTIONS, Cell, neighbor
+
+State = tuple[Cell, frozenset[Cell]]
+"""Player and boxes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,36 +30,54 @@ class SokobanLevel:
 
     def move(self, direction: str) -> "SokobanLevel":
         """Return the level after a move. Moving into a wall, or pushing a box into a wall or box, changes nothing."""
-        ahead = neighbor(self.player, direction)
-        beyond = neighbor(ahead, direction)
-        if ahead not in self.floor:
-            return self
-        if ahead not in self.boxes:
-            return self.with_pieces(ahead, self.boxes)
-        if beyond not in self.floor or beyond in self.boxes:
-            return self
-        return self.with_pieces(ahead, self.boxes - {ahead} | {beyond})
+        return self.with_pieces(*push(self.floor, self.player, self.boxes, direction))
 
     def with_pieces(self, player: Cell, boxes: frozenset[Cell]) -> "SokobanLevel":
         return SokobanLevel(size=self.size, floor=self.floor, targets=self.targets, boxes=boxes, player=player)
 
 
+def push(floor: frozenset[Cell], player: Cell, boxes: frozenset[Cell], direction: str) -> State:
+    """Return the player and the boxes after a move, which is called for every edge of a search."""
+    row, column = DIRECTIONS[direction]
+    ahead = player[0] + row, player[1] + column
+    if ahead not in floor:
+        return player, boxes
+    if ahead not in boxes:
+        return ahead, boxes
+    beyond = ahead[0] + row, ahead[1] + column
+    if beyond not in floor or beyond in boxes:
+        return player, boxes
+    return ahead, boxes - {ahead} | {beyond}
+
+
 def shortest_solution(level: SokobanLevel, max_moves: int) -> list[str] | None:
     """Find the shortest solution by breadth-first search; None if it has more than `max_moves` moves."""
-    queue: deque[tuple[SokobanLevel, list[str]]] = deque([(level, [])])
-    seen = {(level.player, level.boxes)}
-    while queue:
-        current, moves = queue.popleft()
-        if current.solved:
-            return moves
-        if len(moves) == max_moves:
-            continue
-        for direction in DIRECTIONS:
-            after = current.move(direction)
-            if (after.player, after.boxes) not in seen:
-                seen.add((after.player, after.boxes))
-                queue.append((after, [*moves, direction]))
+    if level.solved:
+        return []
+    frontier: list[State] = [(level.player, level.boxes)]
+    reached_from: dict[State, tuple[State, str]] = {frontier[0]: (frontier[0], "")}
+    for _ in range(max_moves):
+        reached: list[State] = []
+        for state in frontier:
+            for direction in DIRECTIONS:
+                after = push(level.floor, *state, direction)
+                if after in reached_from:
+                    continue
+                reached_from[after] = state, direction
+                if after[1] == level.targets:
+                    return trace_moves(reached_from, after)
+                reached.append(after)
+        frontier = reached
     return None
+
+
+def trace_moves(reached_from: Mapping[State, tuple[State, str]], state: State) -> list[str]:
+    """Return the moves from the start, which was reached from itself, to a state."""
+    moves: list[str] = []
+    while reached_from[state][0] != state:
+        state, direction = reached_from[state]
+        moves.append(direction)
+    return moves[::-1]
 
 
 FLOOR_SHARE = (0.6, 0.85)
