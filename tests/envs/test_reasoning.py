@@ -75,6 +75,26 @@ def test_reasoning_of_a_demonstration_earns_full_rewards(name: str) -> None:
     assert "rewards" not in free.info
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_random_answers_reason_in_the_format_of_the_prompt(name: str) -> None:
+    """Warm-up trains on them: it must not teach another format than the one that is rewarded."""
+    spec = load_spec(name)
+    params = spec.check_params({"reasoning": "both", "max_actions_per_turn": 3})
+    rng, scores = random.Random(7), list[dict[str, float]]()
+
+    async def play() -> None:
+        for seed in range(4):
+            runner = spec.make(Task(env=name, seed=seed, params=params))
+            await runner.start()
+            result = await runner.step(assistant(runner.random_answer(rng) or ""))
+            assert "grounding" in result.info["rewards"]
+            if not result.invalid:  # a later action of several may be illegal after the first
+                scores.append(result.info["rewards"])
+
+    asyncio.run(play())
+    assert scores and all(each == {"grounding": 1.0, "prediction": 1.0} for each in scores)
+
+
 def test_reasoning_scores_only_the_sections_it_asks_for() -> None:
     assert set(step("frozen_lake", {"reasoning": "grounding"}).info["rewards"]) == {"grounding"}
     assert set(step("frozen_lake", {"reasoning": "world_modelling"}).info["rewards"]) == {"prediction"}

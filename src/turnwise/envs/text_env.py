@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from turnwise.core.errors import UserError
 from turnwise.core.messages import Content, Picture
 from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Split
@@ -195,10 +196,17 @@ class TextEnv(ABC):
         return format_answer(actions, format_reasoning(form, think or "", self.state_text() or "", prediction))
 
     def _predict(self, actions: Sequence[str]) -> str:
-        """Return the state after these actions, which run in a copy of the environment."""
+        """Return the state after these actions, which run in a copy of the environment until one ends the episode."""
         after = copy.deepcopy(self)
         for action in actions:
-            after.step(action)
+            try:
+                outcome = after.step(action)
+            except ValueError:  # an illegal action: it and those after it do not run
+                break
+            if isinstance(outcome, Awaitable):
+                raise UserError(f"{type(self).__name__}.step is async, so no demonstration can predict a state.")
+            if outcome.over:
+                break
         return after.state_text() or ""
 
     def draw(self) -> Picture | None:
@@ -232,10 +240,13 @@ class TextEnv(ABC):
         return by_turns if self.max_actions is None else min(by_turns, self.max_actions)
 
     def random_answer(self, rng: random.Random) -> str | None:
-        """Return a legal reply with a random number of random actions; None without `random_action`."""
+        """Return a legal reply with a random number of random actions; None without `random_action`.
+
+        With `env.params.reasoning` it describes and predicts states as a demonstration does.
+        """
         count = rng.randint(1, min(self.max_actions_per_turn, self.action_budget))
         actions = [action for _ in range(count) if (action := self.random_action(rng)) is not None]
-        return format_answer(actions) if actions else None
+        return self.reply(actions) if actions else None
 
 
 def env_docstring(cls: type[TextEnv]) -> str:

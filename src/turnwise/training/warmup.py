@@ -39,7 +39,7 @@ from turnwise.training.learner import token_logprobs
 from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule
 from turnwise.training.sft import Script, play_demonstration
 
-WARMUP_VERSION = 4
+WARMUP_VERSION = 5
 """Part of the cache key, as are the settings below; increment it when the result changes for another reason."""
 
 EPISODES_PER_STEP = 16
