@@ -79,6 +79,20 @@ def test_packed_logits_match_transformers(name: str, folders: Path) -> None:
     assert len(batch.ids) < sum(map(len, rows))  # the prompt that two samples share is computed once
 
 
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", TINY_VLM])
+def test_images_kept_as_bytes_expand_to_the_pixels_of_the_processor(name: str, folders: Path) -> None:
+    images = load(name, folders).images
+    assert images is not None
+    own = images.processor.image_processor
+    side = own.patch_size * own.merge_size
+    fitting, resized = png(4 * side, 3 * side), png(4 * side + 3, 3 * side)
+    for data, dtype in ((fitting, torch.uint8), (resized, torch.float32)):
+        found, expected = images.process(images.store.put(data)).inputs, own([decode_image(data)], return_tensors="pt")
+        assert found["pixel_values"].dtype == dtype
+        assert torch.equal(images.expand(found["pixel_values"]), expected["pixel_values"])
+        assert torch.equal(found["image_grid_thw"], expected["image_grid_thw"])
+
+
 def own_logits(loaded: LoadedModel, ids: list[int], image: bytes) -> Tensor:
     """Return the logits of transformers' own forward, with pixels."""
     assert loaded.images is not None

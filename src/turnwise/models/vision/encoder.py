@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from turnwise.core.images import INDEX_BITS, find_images
-from turnwise.models.vision.processor import ImageProcessor
+from turnwise.models.vision.processor import ImageProcessor, ProcessedImage
 
 CACHE_BYTES = 256 << 20
 """Features kept in memory."""
@@ -89,32 +89,31 @@ class ImageEncoder:
 
     def _encode(self, trunk: Any, keys: Sequence[str]) -> list[Tensor]:
         """Return the features of each image, [T, H]. The vision tower runs once on all inputs of equal shape."""
-        groups: dict[tuple[torch.Size, ...], list[str]] = {}
+        read = signature(trunk.get_image_features).parameters
+        groups: dict[tuple[Any, ...], dict[str, ProcessedImage]] = {}
         for key in keys:
-            shapes = tuple(each.shape[1:] for each in self._inputs(trunk, key).values())
-            groups.setdefault(shapes, []).append(key)
+            image = self.processor.process(key)
+            alike = tuple((name, each.dtype, each.shape[1:]) for name, each in image.inputs.items() if name in read)
+            groups.setdefault(alike, {})[key] = image
         tables: dict[str, Tensor] = {}
-        for alike in groups.values():
-            tables |= zip(alike, self._forward(trunk, alike), strict=True)
+        for alike, images in groups.items():
+            names = [name for name, *_ in alike]
+            tables |= zip(images, self._forward(trunk, list(images.values()), names), strict=True)
         return [tables[key] for key in keys]
 
-    def _forward(self, trunk: Any, keys: Sequence[str]) -> Sequence[Tensor]:
-        images = [self._inputs(trunk, key) for key in keys]
+    def _forward(self, trunk: Any, images: Sequence[ProcessedImage], names: Sequence[str]) -> Sequence[Tensor]:
+        """Run the vision tower on these inputs of the images."""
         weight = trunk.get_input_embeddings().weight
-        inputs = {name: torch.cat([image[name] for image in images]).to(weight.device) for name in images[0]}
+        joined = {name: torch.cat([image.inputs[name] for image in images]).to(weight.device) for name in names}
+        inputs = {name: self.processor.expand(value) for name, value in joined.items()}
         inputs = {
             name: value.to(weight.dtype) if value.is_floating_point() else value for name, value in inputs.items()
         }
         found = trunk.get_image_features(**inputs, return_dict=True)
         tables = [found.pooler_output, *(found.get("deepstack_features") or ())]
-        joined = [each if isinstance(each, Tensor) else torch.cat(list(each)) for each in tables]
-        flat = torch.cat([each.reshape(-1, weight.shape[1]) for each in joined], dim=1)
-        return flat.split([self.processor.process(key).count for key in keys])
-
-    def _inputs(self, trunk: Any, key: str) -> dict[str, Tensor]:
-        """Return what the processor computed for an image, without what the vision tower does not read."""
-        read = signature(trunk.get_image_features).parameters
-        return {name: value for name, value in self.processor.process(key).inputs.items() if name in read}
+        whole = [each if isinstance(each, Tensor) else torch.cat(list(each)) for each in tables]
+        flat = torch.cat([each.reshape(-1, weight.shape[1]) for each in whole], dim=1)
+        return flat.split([image.count for image in images])
 
     def place(self, ids: Sequence[int], start: int) -> tuple[Tensor, int]:
         """Return the rotary positions of ids from `start` on [3, T], and the position after them.

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.images import INDEX_BITS, ImageStore, image_token_id
+from turnwise.models.vision.patches import Patches
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -26,7 +28,7 @@ class ProcessedImage:
     count: int
     """Number of tokens of the image: one for each of its features."""
     inputs: dict[str, Tensor]
-    """Pixels and grids, by the names of the model's arguments."""
+    """Pixels and grids, by the names of the model's arguments. Pixels may be bytes, which `expand` makes values of."""
 
     @property
     def size_bytes(self) -> int:
@@ -46,6 +48,7 @@ class ImageProcessor:
         """Text that chat templates write in place of an image."""
         defaults = getattr(processor.valid_processor_kwargs, "_defaults", {}).get("images_kwargs", {})
         self._settings = {**getattr(processor, "images_kwargs", {}), **defaults}  # since transformers 5.23, and before
+        self._patches = None if self._settings else Patches.of(processor.image_processor)
         self._encode = lru_cache(maxsize=256)(self._encode_text)
         self._processed: OrderedDict[str, ProcessedImage] = OrderedDict()
         self._bytes = 0
@@ -66,9 +69,10 @@ class ImageProcessor:
         return processed
 
     def _process(self, key: str) -> ProcessedImage:
-        found = self.processor.image_processor(
-            [decode_image(self.store.get(key))], return_tensors="pt", **self._settings
-        )
+        image = decode_image(self.store.get(key))
+        found = None if self._patches is None else self._patches.cut(image)
+        if found is None:
+            found = self.processor.image_processor([image], return_tensors="pt", **self._settings)
         text = self.processor.replace_image_token(found, image_idx=0)
         tokens = list(self._encode(text))
         places = [position for position, token in enumerate(tokens) if token == self.placeholder_id]
@@ -78,6 +82,10 @@ class ImageProcessor:
             tokens[position] = image_token_id(key, index)
         inputs = {name: value for name, value in found.items() if isinstance(value, Tensor)}
         return ProcessedImage(ids=tuple(tokens), count=len(places), inputs=inputs)
+
+    def expand(self, values: Tensor) -> Tensor:
+        """Return the values of an input of several images: those of its bytes, if it has bytes."""
+        return values if self._patches is None or values.dtype != torch.uint8 else self._patches.expand(values)
 
     def _encode_text(self, text: str) -> list[int]:
         """Encode what stands for an image, which is the same for all images of its size."""
