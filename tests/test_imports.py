@@ -112,6 +112,10 @@ def module_names(root: Path) -> dict[str, Path]:
     return names
 
 
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Fields of statements that contain statements."""
+
+
 def imports_of(name: str, path: Path, known: dict[str, Path]) -> Iterator[Import]:
     """Yield the imports of one module, including those under `if` and `try`."""
     queue: list[tuple[ast.AST, bool]] = [(parse_file(path), False)]
@@ -119,8 +123,9 @@ def imports_of(name: str, path: Path, known: dict[str, Path]) -> Iterator[Import
         node, inside = queue.pop()
         for imported in imported_names(node, name, path, known):
             yield Import(importer=name, imported=imported, line=getattr(node, "lineno", 0), in_function=inside)
-        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        queue += [(child, inside) for child in ast.iter_child_nodes(node)]
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        blocks = (getattr(node, field, ()) for field in BLOCKS)  # an expression contains no import
+        queue += [(child, inside) for block in blocks for child in block]
 
 
 def imported_names(node: ast.AST, name: str, path: Path, known: dict[str, Path]) -> list[str]:
@@ -193,15 +198,17 @@ def uses_of_concrete_engines(root: Path) -> list[str]:
             continue
         imported = {each.imported for each in imports_of(name, path, known)}
         found += [f"{name} imports {each}" for each in imported if each.startswith(CONCRETE_ENGINES)]
-        found += [f"{name} names {text}" for text in engine_names(parse_file(path))]
+        if any(engine in path.read_text(encoding="utf-8") for engine in ENGINES):
+            found += [f"{name} names {text}" for text in engine_names(parse_file(path))]
     return sorted(found)
 
 
 def engine_names(tree: ast.Module) -> Iterator[str]:
     """Yield texts that are the name of an engine, or contain `engine.kind NAME` outside of docstrings."""
-    docstrings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or node in docstrings:
+    nodes = list(ast.walk(tree))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in docstrings:
             continue
         yield from (name for name in ENGINES if node.value == name or f"engine.kind {name}" in node.value)
 
