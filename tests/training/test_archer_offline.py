@@ -38,7 +38,6 @@ CONFIG = settings_of(
     algo__gamma_turn=GAMMA,
     algo__kl_coef=0.0,
     algo__entropy_coef=0.0,
-    archer__critic_updates=60,
     archer__critic_batch=6,
 )
 
@@ -53,15 +52,16 @@ def groups() -> list[Group]:
     return [Group(task=each.task, trajectories=(each,)) for each in played]
 
 
-def make_offline(folder: Path, sampler: UtteranceSampler | None = None) -> OfflineArcher:
+def make_offline(folder: Path, sampler: UtteranceSampler | None = None, critic_updates: int = 2) -> OfflineArcher:
     critic = UtteranceCritic(random_model("llama", ATTENTION), seed=1)
     settings = OptimizerSettings(learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
     optimizer = Optimizer(list(critic.parameters()), settings, lambda step: 0.1**step)  # the noise of the last updates
     replay = open_replay(folder, 100)
     for group in groups():
         assert replay.add(group.trajectories[0])
+    archer = CONFIG.archer.model_copy(update={"critic_updates": critic_updates})
     return OfflineArcher(
-        settings=ActorSettings(archer=CONFIG.archer, algo=CONFIG.algo, needs=Needs(), micro_tokens=1000, run_seed=0),
+        settings=ActorSettings(archer=archer, algo=CONFIG.algo, needs=Needs(), micro_tokens=1000, run_seed=0),
         critic=UtteranceCriticLearner(critic, optimizer, target_rate=0.5, expectile=EXPECTILE, micro_tokens=1000),
         replay=replay,
         sampler=sampler,
@@ -91,8 +91,8 @@ def exact_values() -> tuple[list[float], list[float]]:
     return q, v
 
 
-def test_offline_critic_reaches_the_fixed_point_of_iql(tmp_path: Path) -> None:
-    archer, learner = make_offline(tmp_path), make_learner(CONFIG)
+def test_offline_critic_reaches_iql_fixed_point_and_actor_prefers_good(tmp_path: Path) -> None:
+    archer, learner = make_offline(tmp_path, critic_updates=60), make_learner(CONFIG)
     for step in (1, 2):
         found = archer.estimate(step, groups(), [], learner)
     assert found is not None
@@ -100,6 +100,13 @@ def test_offline_critic_reaches_the_fixed_point_of_iql(tmp_path: Path) -> None:
     q, v = exact_values()
     torch.testing.assert_close(judged.q.mean(1), torch.tensor(q), atol=0.2, rtol=0)
     torch.testing.assert_close(judged.v.mean(1), torch.tensor(v), atol=0.2, rtol=0)
+    for step in range(3):
+        update(learner, found, update_settings(CONFIG), step)
+    policy = random_model("llama", "eager")
+    policy.load_state_dict(learner.model.state_dict())
+    with torch.no_grad():
+        first = policy(torch.tensor([[3, 4, 5]])).logits[0, -1].softmax(-1)
+    assert float(first[GOOD]) > 1.5 * float(first[BAD]), "though the data has both equally often"
 
 
 def test_offline_estimate_weighs_the_stored_utterances(tmp_path: Path) -> None:
@@ -115,19 +122,6 @@ def test_offline_estimate_weighs_the_stored_utterances(tmp_path: Path) -> None:
     assert {"q_explained", "overestimation", "target_drift"} <= found.metrics.keys()
     assert found.metrics["q_loss"] > 0 and 0 < found.metrics["effective_samples"] <= 1
     assert archer.estimate(1, [], [], learner) is None
-
-
-def test_offline_actor_prefers_the_better_stored_utterance(tmp_path: Path) -> None:
-    archer, learner = make_offline(tmp_path), make_learner(CONFIG)
-    for step in range(1, 4):
-        found = archer.estimate(step, groups(), [], learner)
-        assert found is not None
-        update(learner, found, update_settings(CONFIG), step - 1)
-    policy = random_model("llama", "eager")
-    policy.load_state_dict(learner.model.state_dict())
-    with torch.no_grad():
-        first = policy(torch.tensor([[3, 4, 5]])).logits[0, -1].softmax(-1)
-    assert float(first[GOOD]) > 1.5 * float(first[BAD]), "though the data has both equally often"
 
 
 def test_offline_archer_leaves_the_stored_episodes_alone(tmp_path: Path) -> None:
@@ -154,9 +148,9 @@ def policy_values() -> tuple[list[float], list[float]]:
 
 
 def test_awac_critic_values_the_policy_and_not_the_data(tmp_path: Path) -> None:
-    archer, learner = make_offline(tmp_path, always_good()), make_learner(CONFIG)
+    archer, learner = make_offline(tmp_path, always_good(), critic_updates=45), make_learner(CONFIG)
     archer.critic.expectile = 0.5
-    few = CONFIG.archer.model_copy(update={"critic_updates": 45, "states": 135})
+    few = archer.settings.archer.model_copy(update={"states": 135})
     archer.settings = replace(archer.settings, archer=few)
     fresh = asyncio.run(archer.sample_fresh_utterances(1, groups()))
     found = archer.estimate(1, groups(), fresh, learner)
