@@ -10,15 +10,18 @@ import torch
 from processes_for_tests import forked_with_output
 from turnwise.models.memory.allocator import configure_allocator
 
+BLOCK = 40 << 20
+"""Bytes. glibc keeps smaller blocks by itself once some were freed: up to 32 MiB."""
+
 
 def allocate_tensor() -> None:
-    """64 MiB from PyTorch's allocator: that of the C library on x86, mimalloc on ARM."""
-    torch.empty(1 << 24).fill_(1)
+    """Allocate from PyTorch's allocator: that of the C library on x86, mimalloc on ARM."""
+    torch.empty(BLOCK, dtype=torch.uint8).fill_(1)
 
 
 def allocate_bytes() -> None:
-    """64 MiB from the C library's allocator."""
-    bytearray(b"1") * (1 << 26)
+    """Allocate from the C library's allocator."""
+    bytearray(b"1") * BLOCK
 
 
 def count_faults(allocate: Callable[[], None], settled: bool) -> int:
@@ -30,10 +33,10 @@ def count_faults(allocate: Callable[[], None], settled: bool) -> int:
 def print_faults(allocate: Callable[[], None], settled: bool) -> None:
     if settled:
         configure_allocator()
-    for _ in range(8):  # warm-up
+    for _ in range(2):  # warm-up
         allocate()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(16):
+    for _ in range(4):
         allocate()
         time.sleep(0.03)  # mimalloc, PyTorch's allocator on ARM, purges freed memory after 10 ms
     sys.stdout.write(str(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before))
