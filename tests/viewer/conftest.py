@@ -2,11 +2,14 @@
 
 import importlib.util
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+
+from work_for_tests import wait_until
 
 if TYPE_CHECKING:
     from browser_for_tests import Viewer
@@ -37,18 +40,34 @@ def served(browser_path: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield root, address
 
 
+@pytest.fixture(scope="session")
+def browser_address(browser_path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a browser that is started once, which takes seconds."""
+    profile = tmp_path_factory.mktemp("profile")
+    flags = ["--headless", "--no-sandbox", "--no-first-run", "--remote-debugging-port=0", f"--user-data-dir={profile}"]
+    browser = subprocess.Popen([browser_path, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        port = profile / "DevToolsActivePort"
+        assert wait_until(lambda: port.exists() and port.read_text().count("\n")), "the browser does not start"
+        yield f"http://127.0.0.1:{port.read_text().splitlines()[0]}"
+    finally:
+        browser.kill()
+        browser.wait()
+
+
 @pytest.fixture(scope="module")
-def page(browser_path: str, served: tuple[Path, str]) -> Iterator["Page"]:
-    """A browser per test module, opened after the runs were written.
+def page(served: tuple[Path, str], browser_address: str) -> Iterator["Page"]:
+    """A page per test module, opened after the runs were written.
 
     Its driver runs an event loop in this thread, so that nothing else can call `asyncio.run` meanwhile.
     """
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
-        yield browser.new_page(accept_downloads=True)
-        browser.close()
+        browser = playwright.chromium.connect_over_cdp(browser_address)
+        context = browser.new_context(accept_downloads=True)
+        yield context.new_page()
+        context.close()
 
 
 @pytest.fixture
