@@ -273,10 +273,11 @@ CHECKED: dict[str, Callable[[Sequence[str]], None]] = {
 
 
 def patch_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let servers end as soon as they have started, and open no browser."""
+    """Let servers end as soon as they have started, open no browser, and try no sandbox, which takes seconds."""
     uvicorn = importlib.import_module("uvicorn")
     server = importlib.import_module("turnwise.tools.search.server")
     monkeypatch.setattr(uvicorn.Server, "run", lambda *given, **named: None)
     monkeypatch.setattr(server.SearchServer, "serve_forever", lambda *given: None)
     monkeypatch.setattr("turnwise.recipes.serving.wait_for_stop", lambda: asyncio.sleep(0))
     monkeypatch.setattr("webbrowser.open", lambda address: True)
+    monkeypatch.setattr("turnwise.recipes.doctor.sandbox_report", lambda: ["sandbox: not tried"])
