@@ -258,9 +258,9 @@ def test_loss_reads_the_parameters_it_lists(name: str) -> None:
         "dpo_sft_coef": 0.5,
     }
     variants = changed_fields(base, others)
-    read = {
-        field for field, params in variants.items() if not torch.equal(run(loss, given, params)[0].token_loss, before)
-    }
+    # The last bits of exp() depend on where in memory its input lies, on some processors.
+    after = {field: run(loss, given, params)[0].token_loss for field, params in variants.items()}
+    read = {field for field, token_loss in after.items() if not torch.allclose(token_loss, before, rtol=1e-9, atol=0)}
     assert read == set(loss.reads)
 
 

@@ -213,7 +213,8 @@ def test_saved_vision_model_reads_images_alike(folders: Path, tmp_path: Path) ->
     ids = renderer_of(loaded).start([look(WIDE)])
     assert renderer_of(again).start([look(WIDE)]) == ids
     batch = pack([sample_of(ids, 2)])
-    assert torch.equal(*(packed_logits(each.model, batch, batch.sources)[0] for each in (loaded, again)))
+    # Not bit for bit: on some processors the last bits depend on where in memory the weights lie.
+    torch.testing.assert_close(*(packed_logits(each.model, batch, batch.sources)[0] for each in (loaded, again)))
 
 
 def test_damaged_image_fails_the_environment(folders: Path) -> None:
