@@ -9,7 +9,7 @@ import torch
 from golden_for_tests import Arrays, Record, arrays_of, close, close_all
 from torch import Tensor
 
-from turnwise.algos.entropy import entropy_from_logits, logprobs_and_entropy
+from turnwise.algos.entropy import logprobs_and_entropy
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient, subtract_kl
 from turnwise.algos.loss_types import LossInputs, LossResult
 from turnwise.algos.losses import AGGREGATIONS, LOSSES, value_loss
@@ -423,19 +423,18 @@ def clipped_value_loss(record: Record) -> None:
 
 
 def entropy(record: Record) -> None:
-    """Twice: by the definition, and by the function that training uses."""
     arrays, expected = arrays_of(record), record["expected"]
     mask, logits = arrays["mask"], arrays["logits"].requires_grad_()
     flat = logits.flatten(0, 1)
-    _, trained = logprobs_and_entropy(flat, torch.zeros(len(flat), dtype=torch.int64), torch.ones(len(flat)))
-    for token_entropy in (entropy_from_logits(logits), trained.view(mask.shape)):
-        close_aggregates(record, token_entropy.detach(), mask, expected["agg"])
-        got = {
-            "token_entropy": token_entropy.detach(),
-            "grad_logits_token_mean": gradient(aggregate(token_entropy, mask, "token-mean", 1), logits),
-        }
-        for name in expected.keys() - {"agg"}:
-            close(record, got[name], expected[name], name)
+    _, found = logprobs_and_entropy(flat, torch.zeros(len(flat), dtype=torch.int64), torch.ones(len(flat)))
+    token_entropy = found.view(mask.shape)
+    close_aggregates(record, token_entropy.detach(), mask, expected["agg"])
+    got = {
+        "token_entropy": token_entropy.detach(),
+        "grad_logits_token_mean": gradient(aggregate(token_entropy, mask, "token-mean", 1), logits),
+    }
+    for name in expected.keys() - {"agg"}:
+        close(record, got[name], expected[name], name)
 
 
 def loss_agg(record: Record) -> None:

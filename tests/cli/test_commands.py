@@ -12,7 +12,7 @@ from turnwise.cli import main as cli
 from turnwise.cli.commands import COMMANDS
 from turnwise.cli.train import COMMON_SETTINGS
 from turnwise.config.keys import all_keys, show_value
-from turnwise.config.load import build, save_toml
+from turnwise.config.load import build, to_toml
 from turnwise.core.errors import UserError
 from turnwise.recipes import run as recipes_run
 
@@ -193,7 +193,9 @@ def test_dry_run_prints_all_settings_and_writes_nothing(run_cli, tmp_path: Path)
 def test_from_takes_the_settings_of_a_run_except_its_name(run_cli, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "lake-1"
     run.mkdir(parents=True)
-    save_toml(build({}, [("train.steps", "7"), ("record.name", "lake-1"), ("seed", "5")]), run / "config.toml")
+    (run / "config.toml").write_text(
+        to_toml(build({}, [("train.steps", "7"), ("record.name", "lake-1"), ("seed", "5")])), encoding="utf-8"
+    )
     lines = run_cli("train", "--from", "lake-1", "--seed", "6", "--dry-run").out.splitlines()
     assert any(line.startswith("train.steps = 7 ") for line in lines)
     assert any(line.startswith("seed = 6 ") for line in lines)

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from processes_for_tests import forked_with_output, run_turnwise
-from turnwise.config.load import build, save_toml
+from turnwise.config.load import build, to_toml
 from turnwise.core.errors import UserError
 from turnwise.recipes import serving
 
@@ -45,7 +45,9 @@ def test_serve_prints_what_clients_need_and_records_their_calls(tmp_path: Path):
 
 
 def test_serve_run_uses_its_settings_and_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    save_toml(build({"rollout": {"temperature": 0.5, "max_tokens": 3000}}), tmp_path / "config.toml")
+    (tmp_path / "config.toml").write_text(
+        to_toml(build({"rollout": {"temperature": 0.5, "max_tokens": 3000}})), encoding="utf-8"
+    )
     monkeypatch.setattr(serving, "find_run_or_none", lambda name: (tmp_path, None))
     monkeypatch.setattr(serving, "find_checkpoint", lambda path, checkpoint: path / "checkpoints" / "step-3")
     config = serving.configure_serving([("model.name", "runs/x"), ("rollout.max_tokens", "4000")])

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from turnwise.config.keys import FREE_TABLES, Key, all_keys, describe, difference, read_options, show_value
-from turnwise.config.load import build, find_run, read_run, read_settings, save_toml, to_toml
+from turnwise.config.load import build, find_run, read_run, read_settings, to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import load_spec
@@ -84,9 +84,9 @@ def config_of(pairs: list[tuple[Key, Any]]) -> Config:
 
 
 @given(configs)
-def test_save_toml_and_read_settings_round_trip(tmp_path_factory: pytest.TempPathFactory, config: Config) -> None:
+def test_to_toml_and_read_settings_round_trip(tmp_path_factory: pytest.TempPathFactory, config: Config) -> None:
     path = tmp_path_factory.mktemp("config") / "config.toml"
-    save_toml(config, path)
+    path.write_text(to_toml(config), encoding="utf-8")
     loaded = build(read_settings(path))
     assert loaded == config
     assert as_text(loaded) == as_text(config)  # 1 == 1.0 == True, but not as text
@@ -96,9 +96,9 @@ def as_text(config: Config) -> str:
     return json.dumps(config.model_dump(), sort_keys=True)
 
 
-def test_save_toml_keeps_none(tmp_path: Path) -> None:
+def test_to_toml_keeps_none(tmp_path: Path) -> None:
     config = build({}, [("algo.dual_clip", "none"), ("env.params.max_actions", "none"), ("record.name", '"none"')])
-    save_toml(config, tmp_path / "config.toml")
+    (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")
     loaded = build(read_settings(tmp_path / "config.toml"))
     assert (loaded.algo.dual_clip, loaded.env.params, loaded.record.name) == (None, {"max_actions": None}, "none")
 
@@ -133,11 +133,10 @@ def test_describe_shows_value_and_default() -> None:
     assert text.splitlines()[:3] == ["seed = 0", "", 'env.kind = "frozen_lake"']
 
 
-def test_save_toml_rejects_invalid_unicode_before_writing(tmp_path: Path) -> None:
+def test_to_toml_rejects_invalid_unicode() -> None:
     config = build({}, [("record.name", "run\udcff")])
     with pytest.raises(UserError, match="not valid Unicode"):
-        save_toml(config, tmp_path / "config.toml")
-    assert list(tmp_path.iterdir()) == []
+        to_toml(config)
 
 
 def test_read_settings_reports_a_missing_or_broken_file(tmp_path: Path) -> None:
@@ -149,15 +148,10 @@ def test_read_settings_reports_a_missing_or_broken_file(tmp_path: Path) -> None:
             read_settings(tmp_path / "broken.toml")
 
 
-def test_save_toml_reports_a_folder_it_cannot_write(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot write"):
-        save_toml(Config(), tmp_path / "missing" / "config.toml")
-
-
 def test_find_run_accepts_a_name_or_a_path(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "lake-1"
     folder.mkdir(parents=True)
-    save_toml(build({}, [("seed", "5")]), folder / "config.toml")
+    (folder / "config.toml").write_text(to_toml(build({}, [("seed", "5")])), encoding="utf-8")
     assert find_run("lake-1", str(tmp_path / "runs")) == find_run(str(folder)) == folder
     assert read_run(str(folder))["seed"] == 5
     with pytest.raises(UserError, match=r'no run "lake-2".* did you mean "lake-1"'):
@@ -169,9 +163,9 @@ def test_every_setting_has_help() -> None:
 
 
 @pytest.mark.parametrize("judge", [{"cache": None}, {"rubric": "none"}, {"": [None, ("none",)]}])
-def test_save_toml_keeps_none_in_tables_of_judges(tmp_path: Path, judge: dict[str, Any]) -> None:
+def test_to_toml_keeps_none_in_tables_of_judges(tmp_path: Path, judge: dict[str, Any]) -> None:
     config = build({"reward": {"judges": [judge]}})
-    save_toml(config, tmp_path / "config.toml")
+    (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")
     read = read_settings(tmp_path / "config.toml")["reward"]["judges"]
     assert json.dumps(read) == json.dumps([judge])
 

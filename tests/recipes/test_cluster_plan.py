@@ -95,7 +95,8 @@ def test_every_division_fits_and_uses_at_most_the_gpus(gpus: int) -> None:
     assert {each.layout.colocated for each in divisions} == {True, False}
     for each in divisions:
         assert each.gpus <= gpus
-        assert peak(each.learner_items) <= usable(gpu.memory)
+        shared = each.engine.items if each.layout.colocated else ()
+        assert peak(each.learner.items + shared) <= usable(gpu.memory)
         assert peak(each.engine.items) <= usable(gpu.memory)
 
 

@@ -11,7 +11,7 @@ from turnwise.algos.filters import FILTERS
 from turnwise.algos.losses import LOSSES
 from turnwise.algos.off_policy import CORRECTIONS
 from turnwise.config.keys import all_keys
-from turnwise.config.load import build, save_toml
+from turnwise.config.load import build, to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import load_spec
@@ -59,7 +59,7 @@ def test_method_preset_overrides_the_recipe_but_not_the_user() -> None:
 def test_run_with_a_method_preset_is_reproduced(tmp_path: Path) -> None:
     config = configure("frozen_lake", overrides=[("algo.preset", "starpo_s"), ("algo.clip_high", 0.5)])
     (tmp_path / "run").mkdir()
-    save_toml(config, tmp_path / "run/config.toml")
+    (tmp_path / "run/config.toml").write_text(to_toml(config), encoding="utf-8")
     assert configure(start_from=str(tmp_path / "run")).algo == config.algo
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.config.load import build, save_toml
+from turnwise.config.load import build, to_toml
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import ENVIRONMENTS, load_spec
 from turnwise.recipes import configure as module
@@ -73,7 +73,9 @@ def test_overrides_replace_settings_of_the_preset() -> None:
 def test_resumed_run_keeps_its_folder_and_settings(tmp_path: Path) -> None:
     run = tmp_path / "elsewhere" / "renamed"
     run.mkdir(parents=True)
-    save_toml(build({"record": {"name": "first"}, "train": {"steps": 9}}), run / "config.toml")
+    (run / "config.toml").write_text(
+        to_toml(build({"record": {"name": "first"}, "train": {"steps": 9}})), encoding="utf-8"
+    )
     config = configure(resume=str(run))
     assert (config.record.folder, config.record.name) == (str(run.parent), "renamed")
     assert config.train.steps == 9
@@ -82,7 +84,9 @@ def test_resumed_run_keeps_its_folder_and_settings(tmp_path: Path) -> None:
 def test_run_started_from_another_gets_a_new_name(tmp_path: Path) -> None:
     run = tmp_path / "first"
     run.mkdir()
-    save_toml(build({"record": {"name": "first"}, "train": {"steps": 9}}), run / "config.toml")
+    (run / "config.toml").write_text(
+        to_toml(build({"record": {"name": "first"}, "train": {"steps": 9}})), encoding="utf-8"
+    )
     config = configure(start_from=str(run))
     assert (config.record.folder, config.record.name, config.train.steps) == ("runs", None, 9)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runs_for_tests import printed, quiet
-from turnwise.config.load import build, save_toml
+from turnwise.config.load import build, to_toml
 from turnwise.core import version as core_version
 from turnwise.core.errors import UserError
 from turnwise.recipes.configure import configure, source_files
@@ -69,7 +69,7 @@ def test_resume_without_its_code_names_the_copy(file: str, tmp_path: Path, monke
     given = [("reward.functions", ("extra.py:brief",))]
     config = configure("quiz.py:Quiz", overrides=given)
     (tmp_path / "run").mkdir()
-    save_toml(config, tmp_path / "run" / "config.toml")
+    (tmp_path / "run" / "config.toml").write_text(to_toml(config), encoding="utf-8")
     write_provenance(tmp_path / "run", source_files(config))
     assert configure(resume="run").env.kind == f"{tmp_path}/quiz.py:Quiz"
     (tmp_path / file).unlink()

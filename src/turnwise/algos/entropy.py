@@ -7,11 +7,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-def entropy_from_logits(logits: Tensor) -> Tensor:
-    """logsumexp(z) - sum softmax(z) z over the last dimension."""
-    return logits.logsumexp(dim=-1) - (logits.softmax(dim=-1) * logits).sum(dim=-1)
-
-
 def logprobs_and_entropy(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
     """Return the log-probabilities of targets [M] and the entropies [M], at temperature, from logits [M, V].
 

@@ -17,7 +17,7 @@ from turnwise.cluster.simulate import EngineRates, Layout, LearnerRates, Predict
 from turnwise.core.errors import UserError
 from turnwise.engine.engines import ENGINES
 from turnwise.models.memory.estimate import CUDA_CONTEXT, MemoryEstimate
-from turnwise.models.memory.plan import MemoryItem, MemoryRequest
+from turnwise.models.memory.plan import MemoryRequest
 
 LEARNER_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
 """Shares of the GPUs that train, where engines have their own."""
@@ -53,11 +53,6 @@ class Division:
     tensor_parallel: int
     learner: LearnerMemory
     engine: EngineMemory
-
-    @property
-    def learner_items(self) -> tuple[MemoryItem, ...]:
-        """Memory of a learner's GPU, shared with an engine if colocated."""
-        return self.learner.items + (self.engine.items if self.layout.colocated else ())
 
     @property
     def gpus(self) -> int:

@@ -83,7 +83,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def read_saved_settings(path: Path) -> dict[str, Any]:
-    """Read settings saved by `save_toml`, perhaps by an earlier version, without the keys that no longer exist."""
+    """Read settings written by `to_toml`, perhaps by an earlier version, without the keys that no longer exist."""
     settings = read_settings(path)
     retired = []
     for name in RETIRED:
@@ -146,16 +146,6 @@ def to_toml(config: Config) -> str:
             f"a setting contains text that is not valid Unicode: {error.object[error.start : error.end]!r}"
         ) from None
     return text
-
-
-def save_toml(config: Config, path: Path) -> None:
-    """Save a configuration: write it to a temporary file and rename that, so that no partial file is ever read."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        temporary.write_text(to_toml(config), encoding="utf-8", newline="\n")
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
 def find_run(run: str, folder: str = "runs") -> Path:

@@ -6,19 +6,12 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean, pvariance
 
 
-def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return Wilson's score interval of a success rate (Wilson 1927).
+def wilson_interval(rate: float, n: float, confidence: float = 0.95) -> tuple[float, float]:
+    """Return Wilson's score interval of a success rate from `n` independent tries (Wilson 1927).
 
-    The bounds solve |successes / n - p| = z * sqrt(p * (1 - p) / n). Unlike the normal interval, it stays inside [0, 1]
-    and has a width at 0 % and 100 %. For n = 0 it is (0, 1).
+    The bounds solve |rate - p| = z * sqrt(p * (1 - p) / n). Unlike the normal interval, it stays inside [0, 1] and has
+    a width at 0 % and 100 %. `n` need not be a whole number; for 0 the interval is (0, 1).
     """
-    if not 0 <= successes <= n:
-        raise ValueError(f"The number of successes must be between 0 and {n}, not {successes}.")
-    return wilson_interval_of_rate(successes / n if n else 0.0, n, confidence)
-
-
-def wilson_interval_of_rate(rate: float, n: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Return Wilson's interval of a rate from `n` independent tries; `n` need not be a whole number."""
     z = normal_quantile(confidence)
     if n == 0:
         return 0.0, 1.0
@@ -38,10 +31,10 @@ def wilson_interval_by_task(rates: Sequence[float], episodes: int, confidence: f
     one try per task it equals `wilson_interval`.
     """
     if not rates:
-        return wilson_interval_of_rate(0.0, 0, confidence)
+        return wilson_interval(0.0, 0, confidence)
     rate, variance = fmean(rates), pvariance(rates) / len(rates)
     effective = rate * (1 - rate) / variance if variance > 0 else 0.0
-    return wilson_interval_of_rate(rate, min(max(effective, len(rates)), episodes), confidence)
+    return wilson_interval(rate, min(max(effective, len(rates)), episodes), confidence)
 
 
 def normal_quantile(confidence: float) -> float:

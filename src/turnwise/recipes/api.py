@@ -192,7 +192,7 @@ def train(
         seed: Seed of everything random; equal seeds give equal runs.
         max_minutes: Time limit of the training (`train.max_minutes`); `run.resume()` continues a stopped run.
         name: Name of the run folder.
-        like: Recipe whose settings, except its environment and limits of tokens, are the defaults.
+        like: Recipe whose settings, except its environment and token limits, are the defaults.
         config: All settings at once; excludes the others.
         on_step: Called with the metrics of each training step.
         quiet: Print nothing.

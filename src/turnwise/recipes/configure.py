@@ -39,7 +39,7 @@ def configure(
     """Return the configuration of a run. Give one of `target`, `start_from` and `resume`.
 
     `target` is a recipe, an environment or a file of settings; `like` is a recipe whose settings, except its
-    environment and limits of tokens, the target takes; `start_from` is a run whose settings a new run takes; `resume`
+    environment and token limits, the target takes; `start_from` is a run whose settings a new run takes; `resume`
     is a run to continue.
     """
     if resume is not None and (changed := [key for key, _ in overrides if key not in MAY_CHANGE]):
@@ -121,7 +121,7 @@ def _apply_defaults(settings: dict[str, Any], target: str, like: str | None, ove
 
 
 def _without_task(recipe: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe without its environment, and with the limits of tokens in `limits` instead of its own."""
+    """Return a recipe without its environment, and with the token limits in `limits` instead of its own."""
     rollout = {key: value for key, value in recipe.get("rollout", {}).items() if key not in TOKEN_LIMITS}
     rollout |= {key: value for key, value in limits.items() if key in TOKEN_LIMITS}
     return {section: values for section, values in recipe.items() if section != "env"} | {"rollout": rollout}

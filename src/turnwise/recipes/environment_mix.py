@@ -14,7 +14,7 @@ from turnwise.envs.registry import load_spec
 from turnwise.envs.rubric_env import RubricEnv
 from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.envs.tool_env import ToolEnv
-from turnwise.evaluation.statistics import wilson_interval_of_rate
+from turnwise.evaluation.statistics import wilson_interval
 from turnwise.rewards.services import RewardServices
 from turnwise.rollout.tasks import Curriculum, EnvMixEntry, SelfPlayTasks, TaskSource
 
@@ -118,7 +118,7 @@ def _warn_few(entry: EnvMixEntry, config: Config, *, alone: bool) -> Iterator[st
     if train is not None and 0 < config.curriculum.pool < train:
         yield f"note: curriculum.pool {config.curriculum.pool} trains on {config.curriculum.pool} of {train:,} rows"
     if alone and held_out is not None and held_out < MIN_HELD_OUT:
-        low, high = wilson_interval_of_rate(0.5, held_out)
+        low, high = wilson_interval(0.5, held_out)
         yield (
             f"note: {held_out} held-out rows measure success only to +-{50 * (high - low):.0f} points; {MIN_HELD_OUT} "
             "or more are better"

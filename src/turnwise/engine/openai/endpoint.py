@@ -46,11 +46,6 @@ class Endpoint:
         return parts._replace(path=path if path.endswith(PATH) else path + PATH, fragment="").geturl()
 
     @property
-    def models_url(self) -> str:
-        parts = urlsplit(self.chat_url)
-        return parts._replace(path=parts.path.removesuffix(PATH) + "/models").geturl()
-
-    @property
     def host(self) -> str:
         return urlsplit(self.url).hostname or ""
 
