@@ -144,8 +144,8 @@ def test_estimate_gives_each_token_the_advantage_of_its_utterance(tmp_path: Path
     fresh = act(archer)
     found = archer.estimate(1, groups(), fresh, learner)
     assert found is not None and len(found.trajectories) == len(fresh)
-    judged = archer.critic.judge([each.sample for each in fresh])
-    expected = compute_advantages(judged.q, judged.v)
+    estimates = archer.critic.estimate_values([each.sample for each in fresh])
+    expected = compute_advantages(estimates.q, estimates.v)
     assert expected.abs().min() > 0, "the critic was trained first"
     for sample, tokens, advantage in zip(found.samples, found.advantages, expected, strict=True):
         torch.testing.assert_close(tokens, torch.where(sample.mask, advantage, 0.0))

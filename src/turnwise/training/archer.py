@@ -149,7 +149,7 @@ class Archer:
             "replay_trajectories": float(len(self.replay)),
             "effective_samples": effective_share(stored, learner, self.settings.micro_tokens),
         }
-        advantages = utterance_advantages(self.critic.judge(samples), self.settings.algo)
+        advantages = utterance_advantages(self.critic.estimate_values(samples), self.settings.algo)
         trajectories = [each.state.trajectory for each in fresh]
         return build_estimate(trajectories, samples, advantages, metrics, self.settings, learner)
 
@@ -214,9 +214,9 @@ def effective_share(samples: Sequence[Sample], learner: Learner, micro_tokens: i
     return effective_sample_size(weights) / len(weights)
 
 
-def utterance_advantages(judged: UtteranceValues, algo: AlgoConfig) -> Tensor:
+def utterance_advantages(estimates: UtteranceValues, algo: AlgoConfig) -> Tensor:
     """Return A = Q - V of each utterance, whitened over all of them with algo.whiten. [D]"""
-    advantages = compute_advantages(judged.q, judged.v)
+    advantages = compute_advantages(estimates.q, estimates.v)
     return whiten(advantages, torch.ones_like(advantages, dtype=torch.bool)) if algo.whiten else advantages
 
 
@@ -224,8 +224,8 @@ def measure_calibration(critic: UtteranceCriticLearner, played: Decisions) -> di
     """Compare the critic with the returns of decisions that it has not been trained on yet; see `algos/archer.py`."""
     if not played.samples:
         return {}
-    judged = critic.judge(played.samples)
-    return calibration_metrics(judged.q, judged.v, played.discounted_returns())
+    estimates = critic.estimate_values(played.samples)
+    return calibration_metrics(estimates.q, estimates.v, played.discounted_returns())
 
 
 def train_critic(
