@@ -61,6 +61,10 @@ class UtteranceCritic(nn.Module):
 
     The critics share the trunk and differ in the random first layer of their heads. The last layer starts at 0. The
     policy's own trunk gets no gradient from them: only the heads are trained, averaged and saved here.
+
+    An estimate is mean + std x output of the head, with `unit` = (mean, std), so that a learning rate means the same
+    whatever the rewards are: a head that has to grow to 10 learns little else meanwhile (van Hasselt et al. 2016,
+    arXiv:1602.07714, without their later changes of the unit).
     """
 
     def __init__(self, policy: Any, seed: int, *, own_trunk: bool = True) -> None:
@@ -74,6 +78,8 @@ class UtteranceCritic(nn.Module):
             torch.default_generator.manual_seed(seed)
             self.q_heads = nn.ModuleList(_two_layer_head(policy) for _ in range(2))
             self.v_heads = nn.ModuleList(_two_layer_head(policy) for _ in range(2))
+        self.unit: Tensor
+        self.register_buffer("unit", torch.tensor([0.0, 1.0], device=policy.get_input_embeddings().weight.device))
 
     def frozen_copy(self) -> "UtteranceCritic":
         copied = copy.deepcopy(self, {id(self.trunk): self.trunk})
@@ -88,9 +94,10 @@ class UtteranceCritic(nn.Module):
         with torch.set_grad_enabled(self.own_trunk and torch.is_grad_enabled()):
             hidden = packed_hidden(self.trunk, batch, positions).float()[chosen]
         states, utterances = hidden.tensor_split([len(before)])
+        mean, std = self.unit
         return UtteranceValues(
-            q=torch.cat([head(utterances) for head in self.q_heads], dim=1),
-            v=torch.cat([head(states) for head in self.v_heads], dim=1),
+            q=mean + std * torch.cat([head(utterances) for head in self.q_heads], dim=1),
+            v=mean + std * torch.cat([head(states) for head in self.v_heads], dim=1),
         )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from turnwise.algos.archer import compute_q_targets, expectile_loss
+from turnwise.algos.stats import STD_FLOOR
 from turnwise.core.samples import Batch, Sample, on_device
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.packing import micro_batches, pack
@@ -70,8 +71,20 @@ class UtteranceCriticLearner:
         self.averages = [each.detach().float() for each in self.target.parameters()]
         self.device = self.averages[0].device
 
+    @property
+    def std(self) -> float:
+        """Standard deviation of returns that the critic's outputs are multiplied by."""
+        return float(self.critic.unit[1])
+
+    def fit_unit(self, returns: Tensor) -> None:
+        """Take mean and standard deviation of these returns as the critic's unit. Only the first that differ count."""
+        spread = returns.std(correction=0)
+        if self.critic.unit.tolist() == [0.0, 1.0] and spread > STD_FLOOR:
+            for critic in (self.critic, self.target):
+                critic.unit.copy_(torch.stack([returns.mean(), spread]))
+
     @torch.no_grad()
-    def estimate_values(self, samples: Sequence[Sample], *, by_target: bool = False) -> UtteranceValues:
+    def judge(self, samples: Sequence[Sample], *, by_target: bool = False) -> UtteranceValues:
         """Return both critics' estimates of all utterances of the samples, in their order."""
         critic = self.target if by_target else self.critic
         total = sum(len(utterance_lengths(each)) for each in samples)
@@ -90,13 +103,13 @@ class UtteranceCriticLearner:
         the online critic reads V of their states in the played trajectories.
         """
         count = len(played.rewards)
-        estimates = self.estimate_values([*played.samples, *fresh], by_target=True)
-        next_values = torch.cat([estimates.v[1:count], torch.zeros(1, 2)])
+        judged = self.judge([*played.samples, *fresh], by_target=True)
+        next_values = torch.cat([judged.v[1:count], torch.zeros(1, 2)])
         q_targets = compute_q_targets(played.rewards, played.discounts, next_values)
         q_weights = played.has_target / played.has_target.sum().clamp(min=1)
         chosen = torch.tensor(states if fresh else range(count))
         v_targets, v_weights = torch.zeros_like(q_targets), torch.zeros(count)
-        v_targets[chosen] = estimates.q[count:] if fresh else estimates.q
+        v_targets[chosen] = judged.q[count:] if fresh else judged.q
         v_weights[chosen] = 1 / len(chosen)
         losses = self._backward(played.samples, q_targets, q_weights, v_targets, v_weights)
         norm, _ = self.optimizer.step(step)
@@ -106,8 +119,12 @@ class UtteranceCriticLearner:
     def _backward(
         self, samples: Sequence[Sample], q_targets: Tensor, q_weights: Tensor, v_targets: Tensor, v_weights: Tensor
     ) -> dict[str, float]:
-        """Accumulate the gradients of the weighted losses: targets [D, 2], weights [D]. Returns both losses."""
+        """Accumulate the gradients of the weighted losses: targets [D, 2], weights [D]. Returns both losses.
+
+        They are in units of the variance of returns: 1 is that of a constant.
+        """
         q_loss = v_loss = 0.0
+        q_weights, v_weights = q_weights / self.std**2, v_weights / self.std**2
         for batch, positions, rows in self._parts(samples):
             columns = (each[rows].to(self.device) for each in (q_targets, q_weights, v_targets, v_weights))
             part_q_targets, part_q_weights, part_v_targets, part_v_weights = columns
@@ -160,6 +177,7 @@ class UtteranceCriticLearner:
         for number, average in enumerate(self.averages):
             average.copy_(parts["average"][str(number)])
         torch._foreach_copy_(list(self.target.parameters()), self.averages)
+        self.target.unit.copy_(self.critic.unit)
         self.optimizer.load_tensors(parts["optimizer"])
 
 
