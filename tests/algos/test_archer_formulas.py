@@ -12,6 +12,9 @@ from turnwise.algos.archer import (
     calibration_metrics,
     compute_advantages,
     compute_q_targets,
+    compute_trust,
+    correct_by_returns,
+    estimate_improvement,
     expectile_loss,
 )
 
@@ -62,6 +65,71 @@ def test_advantages_subtract_the_lower_v_from_the_lower_q() -> None:
     q, v = rows(rng, 20), rows(rng, 20)
     expected = [min(left) - min(right) for left, right in zip(q, v, strict=True)]
     torch.testing.assert_close(compute_advantages(torch.tensor(q), torch.tensor(v)), torch.tensor(expected))
+
+
+def test_improvement_is_the_covariance_of_q_with_the_returns() -> None:
+    """All pairs of two draws of a uniform policy with four actions, in three states; Q also errs by state."""
+    rng = random.Random(2)
+    true = [[rng.uniform(-2, 2) for _ in range(4)] for _ in range(3)]
+    errors, baselines = [5.0, -3.0, 1.0], [0.3, -2.0, 4.0]
+    judged = [[each + rng.uniform(-1, 1) + errors[state] for each in true[state]] for state in range(3)]
+    expected = 0.0
+    for state in range(3):
+        mean_q, mean_true = sum(judged[state]) / 4, sum(true[state]) / 4
+        expected += sum((judged[state][a] - mean_q) * (true[state][a] - mean_true) for a in range(4)) / 4 / 3
+    draws = [(state, a, other) for state in range(3) for a in range(4) for other in range(4)]
+    found, _ = estimate_improvement(
+        torch.tensor([judged[state][a] for state, a, _ in draws]),
+        torch.tensor([judged[state][other] for state, _, other in draws]),
+        torch.tensor([true[state][a] - baselines[state] for state, a, _ in draws]),
+        torch.arange(len(draws)),
+    )
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_improvement_has_the_error_of_whole_episodes() -> None:
+    rng = random.Random(3)
+    played, fresh, residuals = ([rng.uniform(-2, 2) for _ in range(7)] for _ in range(3))
+    episodes = [4, 4, 4, 9, 9, 2, 4]
+    products = [(a - b) * c for a, b, c in zip(played, fresh, residuals, strict=True)]
+    mean = sum(products) / 7
+    squares = 0.0
+    for episode in (2, 4, 9):
+        squares += sum(each - mean for each, own in zip(products, episodes, strict=True) if own == episode) ** 2
+    found = estimate_improvement(*map(torch.tensor, (played, fresh, residuals)), torch.tensor(episodes))
+    assert found == pytest.approx((mean, math.sqrt(squares) / 7), rel=1e-5)
+
+
+def test_trust_grows_from_the_estimates_error_on() -> None:
+    assert [compute_trust(each, 1.0) for each in (-3.0, 0.0, 0.5, 1.0)] == [0.0] * 4
+    assert compute_trust(2.0, 1.0) == pytest.approx(0.75) and compute_trust(0.2, 0.1) == pytest.approx(0.75)
+    assert compute_trust(10.0, 1.0) == pytest.approx(0.99) and compute_trust(1.0, 0.0) == 1.0
+    assert compute_trust(0.0, 0.0) == 0.0, "an untrained critic"
+
+
+@pytest.mark.parametrize("trust", [0.0, 0.6, 1.0])
+def test_corrected_advantages_have_the_policys_gradient_with_any_critic(trust: float) -> None:
+    """Expectation over two draws of a policy with three actions, against the gradient of its expected return."""
+    probabilities, returns = [0.2, 0.5, 0.3], [1.0, -2.0, 3.0]
+    critic, value = [4.0, 1.0, -2.0], 0.7
+    mean = sum(p * g for p, g in zip(probabilities, returns, strict=True))
+    expected = [p * (g - mean) for p, g in zip(probabilities, returns, strict=True)]  # with respect to the logits
+
+    pairs = [(a, other) for a in range(3) for other in range(3)]
+    fresh, played = correct_by_returns(
+        torch.tensor([critic[a] for a, _ in pairs]),
+        torch.tensor([critic[other] for _, other in pairs]),
+        torch.tensor([returns[a] - value for a, _ in pairs]),
+        trust,
+    )
+    gradient = [0.0, 0.0, 0.0]
+    for index, (a, other) in enumerate(pairs):
+        weight = probabilities[a] * probabilities[other]
+        for logit, probability in enumerate(probabilities):
+            gradient[logit] += weight * float(played[index]) * ((logit == a) - probability)
+            gradient[logit] += weight * float(fresh[index]) * ((logit == other) - probability)
+    assert gradient == pytest.approx(expected, abs=1e-5)
+    assert fresh.tolist() == pytest.approx([trust * critic[other] for _, other in pairs])
 
 
 def test_calibration_reports_bias_and_errors_against_returns() -> None:

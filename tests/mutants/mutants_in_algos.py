@@ -501,5 +501,14 @@ IN_ALGOS = (
         ("the optimistic Q", "return q_values.amin(dim=1)", "return q_values.amax(dim=1)"),
         ("V is added", "q_values.amin(dim=1) - values", "q_values.amin(dim=1) + values"),
         ("overestimation has the wrong sign", "(q - returns).mean()", "(returns - q).mean()"),
+        ("the improvement has the wrong sign", "(q_played - q_fresh)", "(q_fresh - q_played)"),
+        (
+            "decisions of an episode are independent",
+            "episodes.unique(return_inverse=True)[1]",
+            "torch.arange(len(products))",
+        ),
+        ("the critic counts twice", "residuals - trust * played", "residuals"),
+        ("the critic is not trusted", "return trust * fresh,", "return 0 * fresh,"),
+        ("trust below the error", "improvement <= error", "improvement <= 0"),
     ),
 )

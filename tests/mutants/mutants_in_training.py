@@ -475,11 +475,7 @@ IN_TRAINING = (
             "self.critic.parameters()], self.target_rate)",
             "self.critic.parameters()], 1.0)",
         ),
-        (
-            "the next state of another turn",
-            "torch.cat([estimates.v[1:count], torch.zeros(1, 2)])",
-            "estimates.v[:count]",
-        ),
+        ("the next state of another turn", "torch.cat([judged.v[1:count], torch.zeros(1, 2)])", "judged.v[:count]"),
         (
             "turns of two trajectories are joined",
             "for turn in trajectory.turns[:-1]] + [0.0]",
@@ -493,8 +489,13 @@ IN_TRAINING = (
             "changes = (turns[1:] != turns[:-1]) | (owners[1:] != owners[:-1])",
             "changes = owners[1:] != owners[:-1]",
         ),
-        ("V learns from what was played", "estimates.q[count:] if fresh else estimates.q", "estimates.q[chosen]"),
+        ("V learns from what was played", "judged.q[count:] if fresh else judged.q", "judged.q[chosen]"),
         ("V moves away from Q", "expectile_loss(part_v_targets - values.v", "expectile_loss(values.v - part_v_targets"),
+        ("the unit of rewards is 1", "and spread > STD_FLOOR", "and spread > 1e9"),
+        ("every step has its own unit", "self.critic.unit.tolist() == [0.0, 1.0] and ", ""),
+        ("the target has no unit", "for critic in (self.critic, self.target):", "for critic in (self.critic,):"),
+        ("a restored target has no unit", "        self.target.unit.copy_(self.critic.unit)\n", ""),
+        ("the losses have no unit", "q_weights / self.std**2", "q_weights"),
         ("the averages are lost", '            average.copy_(parts["average"][str(number)])\n', "            pass\n"),
     ),
     *mutants(
@@ -505,7 +506,7 @@ IN_TRAINING = (
             "state = stored.ids[: stored.start].tolist()",
             "state = stored.ids.tolist()",
         ),
-        ("a fresh utterance at the state of another decision", "decision=decision,", "decision=0,"),
+        ("a fresh utterance at the state of another decision", "decision=decision\n", "decision=0\n"),
         ("the baseline is added", "per_token - baseline", "per_token + baseline"),
         ("fresh utterances repeat in every step", "round=step,", "round=0,"),
         (
@@ -516,9 +517,18 @@ IN_TRAINING = (
         ("a rewind keeps the next step", "self.replay.discard_from(step + 1)", "self.replay.discard_from(step + 2)"),
         (
             "the critic is not trained",
-            "metrics |= train_critic(self.critic, batches, fresh, step)",
-            "pass",
+            "self.critic, draw_batches(self.replay, self.settings, step), fresh, step",
+            "self.critic, [], fresh, step",
         ),
+        ("the actor trusts any critic", "rate_scale=1.0 if corrects else judged.trust", "rate_scale=1.0"),
+        (
+            "advantages of fresh and played are swapped",
+            "[each.sample for each in new] + ([each.stored_sample()",
+            "[each.stored_sample() for each in new] + ([each.sample",
+        ),
+        ("the actor acts in old states", "if each.step == step]", "if each.step <= step]"),
+        ("advantages in units of rewards", "else advantages / std", "else advantages"),
+        ("the baseline of another state", "(dim=1))[at]", "(dim=1))[: len(at)]"),
     ),
     *mutants(
         "training/archer_offline.py",
@@ -529,6 +539,6 @@ IN_TRAINING = (
             "[], [],",
         ),
         ("awac values the data", "settings, step), fresh,", "settings, step), [],"),
-        ("advantages of the returns", "utterance_advantages(estimates, settings.algo)", "stored.discounted_returns()"),
+        ("advantages of the returns", "compute_advantages(judged.q, judged.v)", "stored.discounted_returns()"),
     ),
 )

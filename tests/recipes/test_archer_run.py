@@ -25,6 +25,8 @@ DIAGNOSTICS = (
     "q_error",
     "v_error",
     "target_drift",
+    "critic_improvement",
+    "critic_trust",
     "effective_samples",
     "replay_trajectories",
 )
@@ -62,7 +64,9 @@ def test_archer_run_records_the_critic_and_its_diagnostics(finished: Path) -> No
     steps = [row for row in metrics(finished) if "rollout/episodes" in row]
     assert all(f"train/{name}" in row for row in steps for name in DIAGNOSTICS)
     assert [row["train/replay_trajectories"] for row in steps] == [8.0, 16.0, 24.0]
-    assert steps[0]["train/q_mean"] == 0 and steps[1]["train/q_mean"] != 0, "measured before the step's updates"
+    errors = [row["train/overestimation"] for row in steps]
+    assert errors[0] == pytest.approx(0, abs=1e-5) and abs(errors[1]) > 1e-4, "measured before the step's updates"
+    assert steps[0]["train/critic_trust"] == 0
     assert steps[0]["train/effective_samples"] == pytest.approx(1.0), "all of it is the policy's own"
     assert "train/policy_loss" not in steps[0] and "train/policy_loss" in steps[1], "the critic warms up alone"
     tensors = learnt(finished)

@@ -1,6 +1,7 @@
 """ArCHer's step: fresh utterances at states of the replay, and the advantages that their tokens get."""
 
 import asyncio
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,8 @@ import pytest
 import torch
 
 from episodes_for_tests import task_of, trajectory_of, turn_of
-from learners_for_tests import make_learner, settings_of
+from learners_for_tests import make_learner, settings_of, weights
 from models_for_tests import random_model
-from turnwise.algos.archer import compute_advantages
 from turnwise.core.protocols import Sampling
 from turnwise.core.samples import Needs
 from turnwise.core.trajectory import Group, Status, Trajectory
@@ -23,15 +23,18 @@ from turnwise.record.trajectories import open_replay
 from turnwise.training.archer import (
     ActorSettings,
     Archer,
+    FreshUtterance,
     ReplayState,
     UtteranceSampler,
     build_estimate,
+    decisions_of,
     draw_batches,
     draw_entries,
     effective_share,
     usable_trajectories,
     utterance_sample,
 )
+from turnwise.training.estimate import Estimate
 from turnwise.training.optimizer import Optimizer, OptimizerSettings
 from turnwise.training.update import update
 from turnwise.training.utterance_critic import UtteranceCriticLearner
@@ -101,7 +104,7 @@ def act(archer: Archer, step: int = 1) -> Any:
 def test_fresh_utterances_continue_stored_states(tmp_path: Path) -> None:
     archer = make_archer(tmp_path, Echo())
     fresh = act(archer)
-    assert len(fresh) == 5
+    assert len(fresh) == 10, "five in states of the replay, five in those of the step"
     for each in fresh:
         stored = each.state.stored
         state = stored.ids[: stored.start].tolist()
@@ -118,7 +121,7 @@ def test_fresh_utterances_continue_stored_states(tmp_path: Path) -> None:
 
 def test_fresh_utterances_belong_to_decisions_of_their_critic_update(tmp_path: Path) -> None:
     archer = make_archer(tmp_path, Echo())
-    fresh, step = act(archer), 1
+    fresh, step = act(archer)[:5], 1
     assert [each.state.update for each in fresh] == [0, 0, 1, 1, 1], "five states for two updates"
     for each in fresh:
         entries = draw_entries(archer.replay, archer.settings, step)[each.state.update]
@@ -139,17 +142,117 @@ def test_fresh_utterances_are_the_same_when_repeated_and_differ_by_step(tmp_path
     assert token_ids[0] == token_ids[1] != token_ids[2]
 
 
+def second_step(archer: Archer) -> tuple[list[Trajectory], list[FreshUtterance], Estimate]:
+    """Play a second step of two episodes; the critic has learnt from the first."""
+    learner = make_learner(settings_of(algo__kl_coef=0.0))
+    first = archer.estimate(1, groups(), act(archer), learner)
+    assert first is not None and first.metrics["critic_trust"] == 0.0, "an untrained critic says nothing"
+    new = [talk(index) for index in range(4, 6)]
+    played = [Group(task=each.task, trajectories=(each,)) for each in new]
+    fresh = asyncio.run(archer.sample_fresh_utterances(2, played))
+    found = archer.estimate(2, played, fresh, learner)
+    assert found is not None
+    return new, [each for each in fresh if each.state.update is None], found
+
+
+def test_actor_acts_in_states_of_the_steps_episodes_alone(tmp_path: Path) -> None:
+    new, fresh, found = second_step(make_archer(tmp_path, Echo()))
+    turns = [(trajectory, turn) for trajectory in new for turn in range(3)]
+    assert all(turns[each.state.decision] == (each.state.trajectory, each.state.stored.turn) for each in fresh)
+    assert len({each.state.decision for each in fresh}) == 5
+    states = [each.sample.ids.tolist() for each in fresh]
+    played = [each.state.stored.ids.tolist() for each in fresh]
+    assert [each.ids.tolist() for each in found.samples] == states + played
+    assert found.trajectories == tuple(each.state.trajectory for each in fresh) * 2
+
+
+def judge_by_hand(
+    critic: UtteranceCriticLearner, new: list[Trajectory], fresh: list[FreshUtterance], algo: Any
+) -> tuple[list[float], list[float], list[float], float, float]:
+    """Return A of fresh and played utterances, return - V, the improvement and its error, decision by decision."""
+    decisions = decisions_of(new, algo)
+    judged, others = critic.judge(decisions.samples), critic.judge([each.sample for each in fresh])
+    returns, gains = decisions.discounted_returns(), list[tuple[float, int]]()
+    of_fresh, of_played, residuals = list[float](), list[float](), list[float]()
+    for index, each in enumerate(fresh):
+        at = each.state.decision
+        value = float(judged.v[at].min())
+        of_fresh.append(float(others.q[index].min() - others.v[index].min()))
+        of_played.append(float(judged.q[at].min()) - value)
+        residuals.append(float(returns[at]) - value)
+        gains.append((float(judged.q[at].min() - others.q[index].min()) * residuals[-1], at // 3))
+    mean = sum(gain for gain, _ in gains) / len(gains)
+    squares = sum(sum(gain - mean for gain, own in gains if own == episode) ** 2 for episode in range(2))
+    return of_fresh, of_played, residuals, mean, math.sqrt(squares) / len(gains)
+
+
+@pytest.mark.parametrize("correction", ["returns", "none"])
+def test_actor_trusts_the_critic_as_far_as_new_returns_confirm_it(
+    tmp_path: Path, correction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The critic has not seen these returns when it is judged. A trust of 0.6 shows where it counts."""
+    errors = list[tuple[float, float]]()
+
+    def trust(improvement: float, error: float) -> float:
+        errors.append((improvement, error))
+        return 0.6 if improvement else 0.0
+
+    archer = make_archer(tmp_path, Echo(), archer__correction=correction)
+    critic, update_critic = archer.critic, archer.critic.update
+    by_hand: Any = None
+
+    def update_late(*args: Any) -> dict[str, float]:
+        nonlocal by_hand
+        if len(errors) == 2 and by_hand is None:
+            by_hand = judge_by_hand(critic, *current)
+        return update_critic(*args)
+
+    monkeypatch.setattr("turnwise.training.archer.compute_trust", trust)
+    monkeypatch.setattr(critic, "update", update_late)
+    new = [talk(index) for index in range(4, 6)]
+    current: Any = (new, [], archer.settings.algo)
+    sample = archer.sampler.sample
+
+    async def keep(states: Any, step: int) -> Any:
+        nonlocal current
+        fresh = await sample(states, step)
+        current = (new, [each for each in fresh if each.state.update is None], archer.settings.algo)
+        return fresh
+
+    object.__setattr__(archer, "sampler", type("Sampler", (), {"sample": staticmethod(keep)})())
+    _, _, found = second_step(archer)
+    of_fresh, of_played, residuals, mean, error = by_hand
+    assert errors[-1] == pytest.approx((mean, error), rel=1e-3)
+    assert found.metrics["critic_improvement"] == pytest.approx(mean / critic.std**2, rel=1e-3)
+    expected = of_fresh
+    if correction == "returns":
+        expected = [0.6 * each for each in of_fresh]
+        expected += [left - 0.6 * each for left, each in zip(residuals, of_played, strict=True)]
+    assert found.rate_scale == (1.0 if correction == "returns" else 0.6)
+    tokens = [float(each[sample.mask][0]) for each, sample in zip(found.advantages, found.samples, strict=True)]
+    assert tokens == pytest.approx([each / critic.std for each in expected], rel=1e-3, abs=1e-5)
+
+
+def test_update_without_trust_changes_nothing() -> None:
+    config = settings_of(algo__loss="reinforce", algo__method="archer")
+    learner = make_learner(config)
+    samples = [replace(utterance_sample([3, 4, 20], 2, [-4.0], 1.0), trajectory=0)]
+    estimated = build_estimate(
+        [talk(0)], samples, torch.ones(1), {}, actor_settings(needs=Needs(logprobs=True, ref_logprobs=True)), learner
+    )
+    before = weights(learner.model)
+    assert update(learner, estimated, update_settings(config), 0, 0.0) == {"idle_steps": 1.0}
+    assert all(torch.equal(before[name], value) for name, value in weights(learner.model).items())
+
+
 def test_estimate_gives_each_token_the_advantage_of_its_utterance(tmp_path: Path) -> None:
-    archer, learner = make_archer(tmp_path, Echo()), make_learner(settings_of(algo__kl_coef=0.0))
-    fresh = act(archer)
-    found = archer.estimate(1, groups(), fresh, learner)
-    assert found is not None and len(found.trajectories) == len(fresh)
-    estimates = archer.critic.estimate_values([each.sample for each in fresh])
-    expected = compute_advantages(estimates.q, estimates.v)
-    assert expected.abs().min() > 0, "the critic was trained first"
-    for sample, tokens, advantage in zip(found.samples, found.advantages, expected, strict=True):
-        torch.testing.assert_close(tokens, torch.where(sample.mask, advantage, 0.0))
-    assert found.metrics["replay_trajectories"] == 4 and found.returns is None
+    archer = make_archer(tmp_path, Echo())
+    _, _, found = second_step(archer)
+    for sample, tokens in zip(found.samples, found.advantages, strict=True):
+        assert len(tokens[sample.mask].unique()) == 1 and tokens[~sample.mask].abs().sum() == 0
+    returns = decisions_of(list(map(talk, range(4))), archer.settings.algo).discounted_returns()
+    assert archer.critic.std == pytest.approx(float(returns.std(correction=0))) != 1, "of the first step"
+    assert found.metrics["replay_trajectories"] == 6 and found.returns is None
 
 
 def test_whitened_advantages_have_mean_zero(tmp_path: Path) -> None:

@@ -39,6 +39,46 @@ def compute_advantages(q_values: Tensor, values: Tensor) -> Tensor:
     return q_values.amin(dim=1) - values.amin(dim=1)
 
 
+def estimate_improvement(q_played: Tensor, q_fresh: Tensor, residuals: Tensor, episodes: Tensor) -> tuple[float, float]:
+    """Return how much the policy improves per small step along Q, and the standard error of this estimate.
+
+    In a state the policy chose `a`, after which the return G followed, and another draw of it is `a'`. Then
+
+        E[(Q(s, a) - Q(s, a')) (G - b(s))] = E_s Cov_a(Q(s, a), Q^pi(s, a))    for any baseline b
+
+    which is the policy advantage, to first order, of raising each probability in proportion to Q (Kakade and Langford
+    2002). Errors of Q that depend on the state alone cancel, as they do in the actor's gradient. All inputs are [D];
+    `residuals` are G - b(s), and the decisions of one of the `episodes` are not independent.
+    """
+    products = ((q_played - q_fresh) * residuals).double()
+    mean, numbers = products.mean(), episodes.unique(return_inverse=True)[1]
+    sums = torch.zeros(int(numbers.max()) + 1, dtype=torch.float64).index_add(0, numbers, products - mean)
+    return float(mean), float(sums.square().sum().sqrt() / len(products))
+
+
+def compute_trust(improvement: float, error: float) -> float:
+    """Return the factor by which an estimate is shrunk towards 0: 1 - (error / estimate)^2, at least 0.
+
+    The positive part of James and Stein's estimator (Baranchik 1970), in one dimension. 0 for what is not above its
+    own error.
+    """
+    return 0.0 if improvement <= error else 1 - (error / improvement) ** 2
+
+
+def correct_by_returns(played: Tensor, fresh: Tensor, residuals: Tensor, trust: float) -> tuple[Tensor, Tensor]:
+    """Return the advantages of fresh and of played utterances in the same states. All [N].
+
+        fresh    eta A(s, a')                        what the critic says
+        played   G - V(s) - eta A(s, a)              what happened and the critic did not say
+
+    Their sum has the expected gradient of G - V alone, whatever A and eta are, since a and a' are drawn alike: the
+    critic lowers the variance and cannot mislead the actor (Q-Prop: Gu et al. 2017, arXiv:1611.02247, equation 8, with
+    a sampled action for their linear expansion; eta is 0 unless A agrees with what happened, as in its conservative
+    variant). ArCHer's own actor is the first line alone with eta 1.
+    """
+    return trust * fresh, residuals - trust * played
+
+
 def calibration_metrics(q_values: Tensor, values: Tensor, returns: Tensor) -> dict[str, float]:
     """Compare both estimates of decisions with the discounted returns that followed. [D, 2], [D, 2], [D]
 

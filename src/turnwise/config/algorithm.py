@@ -110,11 +110,13 @@ class ArcherConfig(Section):
     critic_batch: Positive = 32
     """Trajectories per critic update, with all of their turns."""
     states: Positive = 64
-    """Turns per step, drawn from the replay, at which the policy acts again to train V and itself."""
+    """Turns per step at which the policy acts again: of the replay to train V, as many of new episodes for itself."""
     encoder: Literal["own", "policy"] = "own"
     """Trunk below the critic's heads: own, a trained copy of the policy's, or policy, the policy's hidden states."""
     target_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Polyak averaging: share of the critic in its target copy after each update."""
+    correction: Literal["returns", "none"] = "returns"
+    """returns: the actor also learns what the critic missed (Q-Prop); none: the critic alone, as far as it is right."""
     token_baseline: bool = False
     """Subtract a learnt baseline of the utterance's advantage from that of each of its tokens."""
     expectile: Annotated[float, Field(gt=0, lt=1)] = 0.9

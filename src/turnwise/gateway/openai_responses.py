@@ -236,9 +236,8 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
                 messages.append(Message(role="assistant", parts=add_thinking(thinking, ()), tool_calls=calls))
         else:
             message = _message(item, kind, param)
-            if message.role == "assistant":
-                message = replace(message, parts=add_thinking(thinking, message.parts))
-            messages.append(message)
+            said = message.role == "assistant"
+            messages.append(replace(message, parts=add_thinking(thinking, message.parts)) if said else message)
         thinking = thinking if kind == "reasoning" else ""
         before = kind
     return messages

@@ -106,7 +106,7 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
         ("archer.critic_updates", "archer.critic_batch", "archer.target_rate", "archer.encoder"),
         _one_of("algo.method", ["archer", "archer_offline", "awac"]),
     ),
-    (("archer.replay", "archer.token_baseline"), _one_of("algo.method", ["archer"])),
+    (("archer.replay", "archer.token_baseline", "archer.correction"), _one_of("algo.method", ["archer"])),
     (("archer.states",), _one_of("algo.method", ["archer", "awac"])),
     (("archer.expectile",), _one_of("algo.method", ["archer_offline"])),
     (("algo.normalise_over",), _one_of("algo.normalise", [name for name in NORMALISERS if name != "identity"])),

@@ -39,6 +39,7 @@ MAIN_METRICS = (
     Metric(label="variance explained by Q", key="train/q_explained", format=format_decimal),
     Metric(label="variance explained by V", key="train/v_explained", format=format_decimal),
     Metric(label="overestimation: mean of Q - return", key="train/overestimation", format=format_decimal),
+    Metric(label="trust in the critic", key="train/critic_trust", format=format_percent, is_fraction=True),
     Metric(label="target drift", key="train/target_drift", format=format_decimal),
     Metric(label="effective sample share", key="train/effective_samples", format=format_percent, is_fraction=True),
     Metric(label="invalid turns", key="rollout/invalid", format=format_percent),

@@ -3,9 +3,13 @@
     a step's episodes -> replay
     replay -> trajectories -> critic       several updates: Q by TD over turns, V by the policy's fresh utterances
     their states -> fresh utterances       the policy acts again where it has been before; no environment is stepped
-    fresh utterances -> Q - V -> actor     token-level policy gradient: an `Estimate` like that of any other method
+    states of the step's episodes -> fresh utterances -> Q - V -> actor
+                                           token-level policy gradient: an `Estimate` like that of any other method
+    the step's returns -> trust            how far the actor follows the critic, which has not seen these returns
+    played utterances -> return - V - trust (Q - V) -> actor    what the critic missed (archer.correction)
 
-The formulas are in `algos/archer.py`.
+The critic learns from all of the replay, the actor in states of the current policy alone: the policy gradient is over
+these states, and only there the returns say whether the critic is right. The formulas are in `algos/archer.py`.
 """
 
 import asyncio
@@ -15,7 +19,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from turnwise.algos.archer import calibration_metrics, compute_advantages
+from turnwise.algos.archer import (
+    calibration_metrics,
+    compute_advantages,
+    compute_trust,
+    correct_by_returns,
+    estimate_improvement,
+)
 from turnwise.algos.stats import effective_sample_size, whiten
 from turnwise.config.algorithm import AlgoConfig, ArcherConfig
 from turnwise.core.errors import InfrastructureFailure
@@ -27,7 +37,6 @@ from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.replay import Replay, StoredTurn
 from turnwise.data.replay_files import Entry
 from turnwise.data.samples import count_sampled, gather_sampled, scatter_sampled
-from turnwise.models.critic import UtteranceValues
 from turnwise.training.estimate import SCORE_COLUMNS, Estimate, score_samples, select_trajectories
 from turnwise.training.utterance_critic import (
     Decisions,
@@ -43,8 +52,8 @@ class ReplayState:
 
     trajectory: Trajectory
     stored: StoredTurn
-    update: int
-    """Number of the step's critic update whose trajectories it belongs to."""
+    update: int | None
+    """Number of the step's critic update whose trajectories it belongs to; None: to the episodes of the step."""
     decision: int
     """Its index among the decisions of these trajectories."""
 
@@ -121,6 +130,24 @@ def utterance_sample(ids: Sequence[int], start: int, logprobs: Sequence[float], 
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedStep:
+    """N states of a step's episodes: the critic's judgement, and what happened."""
+
+    played: Tensor  # [N] Q - V of the utterance that was played
+    fresh: Tensor  # [N] Q - V of a fresh one
+    residuals: Tensor  # [N] return - V
+    trust: float
+    metrics: dict[str, float]
+
+    def advantages(self, std: float, settings: ActorSettings) -> Tensor:
+        """Return those of the fresh utterances [N], followed by those of the played ones if returns correct them."""
+        found = self.fresh
+        if settings.archer.correction == "returns":
+            found = torch.cat(correct_by_returns(self.played, self.fresh, self.residuals, self.trust))
+        return scale_advantages(found, std, settings.algo)
+
+
 class Archer:
     def __init__(
         self, *, settings: ActorSettings, critic: UtteranceCriticLearner, replay: Replay, sampler: UtteranceSampler
@@ -128,30 +155,57 @@ class Archer:
         self.settings, self.critic, self.replay, self.sampler = settings, critic, replay, sampler
 
     async def sample_fresh_utterances(self, step: int, groups: Sequence[Group]) -> list[FreshUtterance]:
-        """Add the episodes of training step `step` to the replay; sample fresh utterances at states of it."""
+        """Add the episodes of training step `step` to the replay; sample fresh utterances at states of both."""
         for trajectory in usable_trajectories(groups, self.settings.algo):
             self.replay.add(trajectory, step=step)
-        return await self.sampler.sample(draw_states(self.replay, self.settings, step), step)
+        states = draw_states(self.replay, self.settings, step) + draw_new_states(self.replay, self.settings, step)
+        return await self.sampler.sample(states, step)
 
     def estimate(
         self, step: int, groups: Sequence[Group], fresh: Sequence[FreshUtterance], learner: Learner
     ) -> Estimate | None:
-        """Train the critic; return the advantages of the fresh utterances. None if there are none."""
-        played = decisions_of(usable_trajectories(groups, self.settings.algo), self.settings.algo)
-        metrics = measure_calibration(self.critic, played)
-        if not fresh:
+        """Train the critic; return the advantages of the fresh utterances in the step's episodes. None without any."""
+        new = [each for each in fresh if each.state.update is None]
+        if not new:
             return None
-        samples = [replace(each.sample, trajectory=index) for index, each in enumerate(fresh)]
-        batches = draw_batches(self.replay, self.settings, step)
-        metrics |= train_critic(self.critic, batches, fresh, step)
-        stored = [each.stored_sample() for each in fresh]
+        judged = self._judge_step(step, new)  # before the critic learns from these returns
+        metrics = judged.metrics | train_critic(
+            self.critic, draw_batches(self.replay, self.settings, step), fresh, step
+        )
+        stored = [each.stored_sample() for each in fresh if each.state.update is not None]
         metrics |= {
             "replay_trajectories": float(len(self.replay)),
             "effective_samples": effective_share(stored, learner, self.settings.micro_tokens),
         }
-        advantages = utterance_advantages(self.critic.estimate_values(samples), self.settings.algo)
-        trajectories = [each.state.trajectory for each in fresh]
-        return build_estimate(trajectories, samples, advantages, metrics, self.settings, learner)
+        corrects = self.settings.archer.correction == "returns"
+        chosen = [each.sample for each in new] + ([each.stored_sample() for each in new] if corrects else [])
+        samples = [replace(each, trajectory=index) for index, each in enumerate(chosen)]
+        trajectories = [each.state.trajectory for each in new] * (2 if corrects else 1)
+        advantages = judged.advantages(self.critic.std, self.settings)
+        estimated = build_estimate(trajectories, samples, advantages, metrics, self.settings, learner)
+        return replace(estimated, rate_scale=1.0 if corrects else judged.trust)
+
+    def _judge_step(self, step: int, fresh: Sequence[FreshUtterance]) -> "JudgedStep":
+        """Compare the critic with the returns of a step's episodes. `fresh`: other utterances in their states."""
+        entries = new_entries(self.replay, step)
+        played = decisions_of([self.replay.read(each) for each in entries], self.settings.algo)
+        returns, at = played.discounted_returns(), torch.tensor([each.state.decision for each in fresh])
+        self.critic.fit_unit(returns)
+        of_played, of_fresh = self.critic.judge(played.samples), self.critic.judge([each.sample for each in fresh])
+        residuals = (returns - of_played.v.amin(dim=1))[at]
+        owners = torch.arange(len(entries)).repeat_interleave(torch.tensor([each.turns for each in entries]))
+        improvement, error = estimate_improvement(
+            of_played.q.amin(dim=1)[at], of_fresh.q.amin(dim=1), residuals, owners[at]
+        )
+        trust = compute_trust(improvement, error)
+        shown = {"critic_improvement": improvement / self.critic.std**2, "critic_trust": trust}
+        return JudgedStep(
+            played=compute_advantages(of_played.q, of_played.v)[at],
+            fresh=compute_advantages(of_fresh.q, of_fresh.v),
+            residuals=residuals,
+            trust=trust,
+            metrics=calibration_metrics(of_played.q, of_played.v, returns) | shown,
+        )
 
     def rewind(self, step: int) -> None:
         """Forget what was played after training step `step`, whose checkpoint was restored."""
@@ -192,17 +246,32 @@ def draw_states(replay: Replay, settings: ActorSettings, step: int) -> list[Repl
         turns = [(entry, turn) for entry in usable for turn in range(entry.turns)]
         count = (number + 1) * settings.archer.states // updates - number * settings.archer.states // updates
         random = random_stream("states", settings.run_seed, step, number)
-        for decision in random.sample(range(len(turns)), min(count, len(turns))):
-            entry, turn = turns[decision]
-            found.append(
-                ReplayState(
-                    trajectory=replay.read(entry),
-                    stored=replay.read_turn(entry, turn),
-                    update=number,
-                    decision=decision,
-                )
-            )
+        found += _read_states(replay, turns, random.sample(range(len(turns)), min(count, len(turns))), number)
     return found
+
+
+def new_entries(replay: Replay, step: int) -> list[Entry]:
+    """Return the trajectories of a training step."""
+    return [each for each in replay.entries if each.step == step]
+
+
+def draw_new_states(replay: Replay, settings: ActorSettings, step: int) -> list[ReplayState]:
+    """Draw archer.states turns from the episodes of a training step."""
+    turns = [(entry, turn) for entry in new_entries(replay, step) for turn in range(entry.turns)]
+    random = random_stream("new states", settings.run_seed, step)
+    return _read_states(replay, turns, random.sample(range(len(turns)), min(settings.archer.states, len(turns))), None)
+
+
+def _read_states(
+    replay: Replay, turns: Sequence[tuple[Entry, int]], decisions: Sequence[int], update: int | None
+) -> list[ReplayState]:
+    return [
+        ReplayState(
+            trajectory=replay.read(entry), stored=replay.read_turn(entry, turn), update=update, decision=decision
+        )
+        for decision in decisions
+        for entry, turn in [turns[decision]]
+    ]
 
 
 def effective_share(samples: Sequence[Sample], learner: Learner, micro_tokens: int) -> float:
@@ -214,18 +283,12 @@ def effective_share(samples: Sequence[Sample], learner: Learner, micro_tokens: i
     return effective_sample_size(weights) / len(weights)
 
 
-def utterance_advantages(estimates: UtteranceValues, algo: AlgoConfig) -> Tensor:
-    """Return A = Q - V of each utterance, whitened over all of them with algo.whiten. [D]"""
-    advantages = compute_advantages(estimates.q, estimates.v)
-    return whiten(advantages, torch.ones_like(advantages, dtype=torch.bool)) if algo.whiten else advantages
+def scale_advantages(advantages: Tensor, std: float, algo: AlgoConfig) -> Tensor:
+    """Return the advantages of utterances in units of `std`, or whitened over all of them with algo.whiten. [D]
 
-
-def measure_calibration(critic: UtteranceCriticLearner, played: Decisions) -> dict[str, float]:
-    """Compare the critic with the returns of decisions that it has not been trained on yet; see `algos/archer.py`."""
-    if not played.samples:
-        return {}
-    estimates = critic.estimate_values(played.samples)
-    return calibration_metrics(estimates.q, estimates.v, played.discounted_returns())
+    Whitening gives the noise of a critic that knows nothing the same size as the judgement of a good one.
+    """
+    return whiten(advantages, torch.ones_like(advantages, dtype=torch.bool)) if algo.whiten else advantages / std
 
 
 def train_critic(

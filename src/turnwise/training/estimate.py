@@ -102,6 +102,8 @@ class Estimate:
     critic_fit: dict[int, CriticFit] | None
     """Fit of the critic by distance from the end; None without a critic."""
     metrics: dict[str, float]
+    rate_scale: float = 1.0
+    """Factor of the learning rates in this step; 0 skips the update."""
 
 
 Baselines = Mapping[tuple[str, int], float]

@@ -224,7 +224,8 @@ class Loop:
         metrics, statistics = {"empty_steps": 1.0}, TokenStatistics() if self._records_trajectories(number) else None
         if estimated is not None:
             settings = self.update_settings
-            metrics = update(self.learner, estimated, settings, number - 1, rollout.rate_scale, statistics)
+            rate_scale = rollout.rate_scale * estimated.rate_scale
+            metrics = update(self.learner, estimated, settings, number - 1, rate_scale, statistics)
             kl = estimated.metrics.get("kl", metrics.get("kl"))
             coefficients = coefficients.after(kl, len(estimated.trajectories), estimated.critic_fit)
         timer.lap("update")

@@ -39,8 +39,11 @@ def update(
 ) -> dict[str, float]:
     """Train on the estimate of a step; return metrics, which are means over the sampled tokens.
 
-    `rate_scale`: factor of the learning rates in this step. `statistics`: collects values of each token.
+    `rate_scale`: factor of the learning rates in this step; 0 trains nothing. `statistics`: collects values of each
+    token.
     """
+    if rate_scale == 0:
+        return {"idle_steps": 1.0}
     sums: dict[str, Tensor] = {}
     step_metrics: list[dict[str, float]] = []
     for number, trajectories in enumerate(mini_batch_order(estimated.group_ids, settings, step)):

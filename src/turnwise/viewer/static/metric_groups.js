@@ -16,6 +16,7 @@ const MAIN_METRICS = [
   ["Variance explained by Q", ["train/q_explained"]],
   ["Variance explained by V", ["train/v_explained"]],
   ["Overestimation: mean of Q − return", ["train/overestimation"]],
+  ["Trust in the critic", ["train/critic_trust"]],
   ["Target drift", ["train/target_drift"]],
   ["Effective sample share", ["train/effective_samples"]],
   ["Tokens per second", ["time/tokens_per_s"]],
@@ -52,7 +53,7 @@ export function otherMetrics(keys) {
 
 const SHARES = new RegExp(
   "(^|/)(success|success_low|success_high|pass_at_\\d+|invalid|cut|length_stops|failed|truncated_\\w+|calls_failed|" +
-    "zero_std_groups|kept_share|copies|clip_fraction|effective_samples)(/|$)",
+    "zero_std_groups|kept_share|copies|clip_fraction|effective_samples|critic_trust)(/|$)",
 );
 
 /** Return whether a metric is a share from 0 to 1, which is shown in percent. */
