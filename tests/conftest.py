@@ -76,6 +76,17 @@ def quick_sandbox() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_disk_flushes() -> Iterator[None]:
+    """Never wait for the disk: the files of a test need not survive a power cut, and a short run flushes 50 of them.
+
+    tests/training/test_checkpoints.py tests that checkpoints and records are flushed.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
     """Use one thread, also in runs without system.threads: small models are faster with it.
 

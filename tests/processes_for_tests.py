@@ -122,6 +122,7 @@ def _run(
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     importlib.import_module("turnwise.recipes.training_run").default_threads = lambda: 1  # as in conftest.py
+    os.fsync = lambda fd: None  # as in conftest.py
     if prepare is not None:
         prepare()
     target(*args)

@@ -1,6 +1,8 @@
 import errno
 import json
+import os
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -393,6 +395,25 @@ def test_kill_while_writing_keeps_older_checkpoints(
     checkpoints_in(tmp_path).save(learner, state(3))
     assert last_checkpoint(folder) == folder / "step_000003"
     assert not list(folder.glob(".*"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the names of open files are in /proc")
+def test_checkpoint_and_records_are_flushed_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before their names exist: a power cut leaves no checkpoint and no record with missing contents."""
+    events: list[Path] = []
+
+    def name_of(descriptor: int) -> Path:
+        return Path(f"/proc/self/fd/{descriptor}").readlink()
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: events.append(name_of(descriptor)))
+    saved = checkpoints_in(tmp_path).save(trained(1), state(1))
+    written = {path.relative_to(saved) for path in (saved, *saved.rglob("*"))}
+    partial = next(path for path in events if path.name == "state.json").parent
+    assert {path.relative_to(partial) for path in events if path.is_relative_to(partial)} == written
+    assert partial != saved and events[-1] == saved.parent
+    events.clear()
+    disk.write_atomic(tmp_path / "summary.json", b"{}")
+    assert len(events) == 2 and events[0].name != "summary.json" and events[1] == tmp_path
 
 
 def test_state_lists_every_file_of_the_checkpoint(saved: Path) -> None:
