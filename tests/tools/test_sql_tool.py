@@ -37,23 +37,22 @@ INSERT INTO rooms SELECT value, 1 + value % 3, value FROM json_each('[' || (
 QUICK = SqlLimits(timeout_s=60.0)
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Iterator[Path]:
-    """Database file. Afterwards its bytes must be unchanged, with no other file beside it."""
-    path = tmp_path / "strange name?#%41.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(CONTENT)
-    before = hashlib.sha256(path.read_bytes()).hexdigest()
-    yield path
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == before
-    assert [found.name for found in tmp_path.iterdir()] == [path.name]
-
-
 @pytest.fixture(scope="module")
 def image() -> bytes:
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(CONTENT)
         return connection.serialize()
+
+
+@pytest.fixture
+def file(tmp_path: Path, image: bytes) -> Iterator[Path]:
+    """Database file. Afterwards its bytes must be unchanged, with no other file beside it."""
+    path = tmp_path / "strange name?#%41.db"
+    path.write_bytes(image)
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    yield path
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == before
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]
 
 
 def asked(options: dict[str, Any], *queries: str) -> list[ToolResult]:
