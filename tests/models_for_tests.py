@@ -51,11 +51,16 @@ FAMILIES: dict[str, Any] = {
 }
 
 
-def random_model(family: str, attention: str, dtype: torch.dtype = torch.float32) -> Any:
+def random_model(
+    family: str, attention: str, dtype: torch.dtype = torch.float32, layers: int = SHAPE["num_hidden_layers"]
+) -> Any:
     """Return the model of a family, with the same weights for any attention function."""
+    config = copy.deepcopy(FAMILIES[family])
+    if layers != config.num_hidden_layers:
+        config.num_hidden_layers, config.layer_types = layers, config.layer_types[:layers]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(FAMILIES[family]), attn_implementation=attention)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     for parameter in model.parameters():  # sharper than the initial scale, so that wrong attention shows
         parameter.data.mul_(2)
     return model.to(dtype).eval()

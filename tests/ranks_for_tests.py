@@ -102,7 +102,8 @@ def config_of(case: str) -> Config:
 
 
 def model_of(config: Config) -> Any:
-    model = random_model("qwen2", ATTENTION, torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32)
+    dtype = torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32
+    model = random_model("qwen2", ATTENTION, dtype, layers=2)  # the time of a test grows with the number of tensors
     if config.lora.rank:
         add_lora(model, "base", LoraSettings(rank=config.lora.rank, alpha=4.0, targets=(), seed=0))
         with torch.no_grad():  # peft starts with zeros, for which half of the adapter gets no gradient
