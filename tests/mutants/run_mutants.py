@@ -29,6 +29,7 @@ from typing import Any
 
 from mutant_for_tests import SOURCE, TESTS, DoesNotApplyError, Mutant
 
+UNUSED_PLUGINS = ("cacheprovider", "xdist", "langsmith_plugin")
 PRELOADED = ("torch", "transformers", "pytest", "hypothesis")
 """Imported before anything else. Nothing of turnwise: each child imports its own."""
 HANG_S = 600.0
@@ -137,7 +138,7 @@ class Runner:
         overlay = make_overlay(self.source, job.mutant, own / "source")
         sys.path.insert(0, str(overlay))
         os.environ["PYTHONPATH"] = str(overlay)  # for the processes that tests start
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={own / 'temporary'}"]
+        options = ["-x", "-q", *("-pno:" + each for each in UNUSED_PLUGINS), f"--basetemp={own / 'temporary'}"]
         options.append(f"--hypothesis-profile={_register_profile()}")
         files = [str(self.tests / each) for each in job.tests]
         witness = Witness()
