@@ -3,6 +3,8 @@
 PYTHON ?= python3
 # How often `make soak` repeats what it repeats.
 COUNT ?= 20
+# Processes that run tests: one per core, 8 at most; on an idle machine more may be faster: make test WORKERS=3
+WORKERS ?= auto
 # What runs the tests on a GPU; on a machine without this environment: make test-gpu GPU_PYTHON=python3
 GPU_PYTHON ?= .venv/bin/python
 
@@ -18,7 +20,7 @@ FONTS := fonts-noto-cjk:NotoSansCJK-Regular.ttc fonts-noto-color-emoji:NotoColor
 FONT_FOLDERS := /usr/share/fonts /usr/local/share/fonts ~/.fonts ~/.local/share/fonts
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # Bytecode is written whatever the variable says: many tests start processes, and each would compile turnwise again.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help demo docs test pytest lint soak mutants browser-and-fonts test-browser test-adapters test-vllm test-gpu clean
