@@ -9,6 +9,7 @@ from turnwise.core.errors import UserError
 from turnwise.models.head import mask_output
 from turnwise.models.vision.encoder import ImageEncoder, attach_encoder
 from turnwise.models.vision.processor import ImageProcessor, images_only
+from turnwise.models.vision.tower import batch_tower
 
 VISION_MODELS = frozenset({"idefics3", "llava", "llava_onevision", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"})
 """Model types whose features replace the embeddings of image tokens, or are also added to outputs of layers."""
@@ -45,6 +46,7 @@ def read_processor(config: Any, source: str, tokenizer: Any, options: dict[str, 
 
 def equip_model(model: Any, processor: Any) -> None:
     """Let the model read images by their hashes, and never sample the tokens that stand for images and videos."""
+    batch_tower(model)
     config, text = model.config, model.config.get_text_config()
     rotary: dict[str, Any] = text.rope_parameters or {}
     merge_size = config.vision_config.spatial_merge_size if "mrope_section" in rotary else None

@@ -1,0 +1,51 @@
+"""Vision towers of the Qwen family: what transformers computes, in fewer calls."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForImageTextToText
+
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.loading.load import load_model
+from turnwise.models.vision.encoder import image_encoder
+from vision_models_for_tests import png, write_vision_model
+
+SIZES = ((48, 32), (64, 64), (48, 32), (32, 48), (48, 32))
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_images_of_equal_size_share_calls_and_keep_their_features(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_vision_model(name, tmp_path / name)
+    model = load_model(str(folder), attn_implementation=ATTENTION).model
+    encoder = image_encoder(model)
+    assert encoder is not None
+    keys = [encoder.processor.store.put(png(*size, seed=number)) for number, size in enumerate(SIZES)]
+    own = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="sdpa").eval()
+    calls = count_attention(monkeypatch)
+    with torch.no_grad():
+        expected = encoder._encode(own.base_model, keys)
+        theirs, calls[:] = len(calls), []
+        found = encoder._encode(model.base_model, keys)
+    for ours, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, other, atol=1e-5, rtol=1e-4)
+    assert len(calls) < theirs
+    if name == "qwen2_vl":  # it has no windows: one call per layer and length, of 24 and of 64 patches here
+        assert len(calls) == 2 * model.config.vision_config.depth
+
+
+def count_attention(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Return a list that grows with every call of scaled_dot_product_attention."""
+    calls: list[None] = []
+    plain = F.scaled_dot_product_attention
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(None)
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", counted)
+    return calls
