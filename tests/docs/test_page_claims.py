@@ -141,3 +141,18 @@ def test_environments_benchmark_measures_every_column(monkeypatch: pytest.Monkey
         assert 0 < each.overhead_s[0] < each.rollout_s[0] and len(each.task_s) == 5
         assert f"{each.overhead_ms:.3f}" in printed(console)
     assert measured[1].overlap == 0.0 < measured[2].overlap, "levels of that size do not repeat; openings of games do"
+
+
+ARCHITECTURE = (DOCS / "architecture.md").read_text(encoding="utf-8")
+PACKAGE = ROOT / "src" / "turnwise"
+
+
+def test_architecture_page_names_existing_files() -> None:
+    named = set(re.findall(r"`((?:[a-z_]+/)+(?:[a-z_0-9]+\.py)?)`", ARCHITECTURE))
+    assert len(named) > 50
+    assert [name for name in sorted(named) if not (PACKAGE / name).exists() and not (ROOT / name).exists()] == []
+
+
+def test_architecture_page_lists_every_package() -> None:
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert set(re.findall(r"^\| `([a-z]+)/` \|", ARCHITECTURE, re.MULTILINE)) == packages
