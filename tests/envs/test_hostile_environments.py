@@ -160,8 +160,8 @@ def loud_env(cls: type[TextEnv]) -> type[TextEnv]:
         def make_tools(cls, params: Any) -> Sequence[Tool]:
             return [LoudTool(tool) for tool in super().make_tools(params)]
 
-        async def judge(self, action: str, said: Sequence[Message], tools: EpisodeTools) -> Outcome:
-            outcome = await super().judge(action, said, tools)
+        async def judge(self, action: str, messages: Sequence[Message], tools: EpisodeTools) -> Outcome:
+            outcome = await super().judge(action, messages, tools)
             return replace(outcome, text=loud(outcome.text))
 
     return LoudToolEnv

@@ -21,9 +21,13 @@ IN_REWARDS = (
     *mutants(
         "envs/reasoning.py",
         REASONING,
-        ("facts are counted once", "2 * (said & true).total()", "2 * len(said & true)"),
-        ("false facts cost nothing", "total = said.total() + true.total()", "total = 2 * true.total()"),
-        ("any fact counts", "(said & true).total()", "(said | true).total()"),
+        (
+            "facts are counted once",
+            "2 * (described_facts & state_facts).total()",
+            "2 * len(described_facts & state_facts)",
+        ),
+        ("false facts cost nothing", "total = described_facts.total()", "total = state_facts.total()"),
+        ("any fact counts", "(described_facts & state_facts)", "(described_facts | state_facts)"),
         ("the first section counts", 'text.rfind(f"<{name}>", 0, max(end, 0))', 'text.find(f"<{name}>")'),
         ("a section may be of any length", "len(section) > MAX_SECTION_CHARS", "False"),
     ),

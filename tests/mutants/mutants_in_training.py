@@ -475,7 +475,11 @@ IN_TRAINING = (
             "self.critic.parameters()], self.target_rate)",
             "self.critic.parameters()], 1.0)",
         ),
-        ("the next state of another turn", "torch.cat([judged.v[1:count], torch.zeros(1, 2)])", "judged.v[:count]"),
+        (
+            "the next state of another turn",
+            "torch.cat([estimates.v[1:count], torch.zeros(1, 2)])",
+            "estimates.v[:count]",
+        ),
         (
             "turns of two trajectories are joined",
             "for turn in trajectory.turns[:-1]] + [0.0]",
@@ -489,7 +493,7 @@ IN_TRAINING = (
             "changes = (turns[1:] != turns[:-1]) | (owners[1:] != owners[:-1])",
             "changes = owners[1:] != owners[:-1]",
         ),
-        ("V learns from what was played", "judged.q[count:] if fresh else judged.q", "judged.q[chosen]"),
+        ("V learns from what was played", "estimates.q[count:] if fresh else estimates.q", "estimates.q[chosen]"),
         ("V moves away from Q", "expectile_loss(part_v_targets - values.v", "expectile_loss(values.v - part_v_targets"),
         ("the unit of rewards is 1", "and spread > STD_FLOOR", "and spread > 1e9"),
         ("every step has its own unit", "self.critic.unit.tolist() == [0.0, 1.0] and ", ""),
@@ -539,6 +543,6 @@ IN_TRAINING = (
             "[], [],",
         ),
         ("awac values the data", "settings, step), fresh,", "settings, step), [],"),
-        ("advantages of the returns", "compute_advantages(judged.q, judged.v)", "stored.discounted_returns()"),
+        ("advantages of the returns", "compute_advantages(estimates.q, estimates.v)", "stored.discounted_returns()"),
     ),
 )

@@ -171,7 +171,7 @@ def judge_by_hand(
 ) -> tuple[list[float], list[float], list[float], float, float]:
     """Return A of fresh and played utterances, return - V, the improvement and its error, decision by decision."""
     decisions = decisions_of(new, algo)
-    judged, others = critic.judge(decisions.samples), critic.judge([each.sample for each in fresh])
+    judged, others = critic.estimate_values(decisions.samples), critic.estimate_values([each.sample for each in fresh])
     returns, gains = decisions.discounted_returns(), list[tuple[float, int]]()
     of_fresh, of_played, residuals = list[float](), list[float](), list[float]()
     for index, each in enumerate(fresh):

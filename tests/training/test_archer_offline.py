@@ -96,10 +96,10 @@ def test_offline_critic_reaches_iql_fixed_point_and_actor_prefers_good(tmp_path:
     for step in (1, 2):
         found = archer.estimate(step, groups(), [], learner)
     assert found is not None
-    judged = archer.critic.judge(found.samples)
+    estimates = archer.critic.estimate_values(found.samples)
     q, v = exact_values()
-    torch.testing.assert_close(judged.q.mean(1), torch.tensor(q), atol=0.2, rtol=0)
-    torch.testing.assert_close(judged.v.mean(1), torch.tensor(v), atol=0.2, rtol=0)
+    torch.testing.assert_close(estimates.q.mean(1), torch.tensor(q), atol=0.2, rtol=0)
+    torch.testing.assert_close(estimates.v.mean(1), torch.tensor(v), atol=0.2, rtol=0)
     for step in range(3):
         update(learner, found, update_settings(CONFIG), step)
     policy = random_model("llama", "eager")
@@ -116,9 +116,9 @@ def test_offline_estimate_weighs_the_stored_utterances(tmp_path: Path) -> None:
     assert found is not None
     stored = [[3, 4, 5, first, 6, second] for first, second in STORED]
     assert [each.ids.tolist() for each in found.samples] == stored
-    judged = archer.critic.judge(found.samples)
+    estimates = archer.critic.estimate_values(found.samples)
     advantages = torch.cat([each[sample.mask] for each, sample in zip(found.advantages, found.samples, strict=True)])
-    torch.testing.assert_close(advantages, compute_advantages(judged.q, judged.v) / archer.critic.std)
+    torch.testing.assert_close(advantages, compute_advantages(estimates.q, estimates.v) / archer.critic.std)
     assert {"q_explained", "overestimation", "target_drift"} <= found.metrics.keys()
     assert found.metrics["q_loss"] > 0 and 0 < found.metrics["effective_samples"] <= 1
     assert archer.estimate(1, [], [], learner) is None
@@ -156,10 +156,10 @@ def test_awac_critic_values_the_policy_and_not_the_data(tmp_path: Path) -> None:
     found = archer.estimate(1, groups(), fresh, learner)
     assert found is not None
     assert [each.sample.ids[-1].item() for each in fresh] == [GOOD] * few.states
-    judged = archer.critic.judge(found.samples)
+    estimates = archer.critic.estimate_values(found.samples)
     q, v = policy_values()
-    torch.testing.assert_close(judged.q.mean(1), torch.tensor(q), atol=0.3, rtol=0)
-    torch.testing.assert_close(judged.v.mean(1), torch.tensor(v), atol=0.3, rtol=0)
+    torch.testing.assert_close(estimates.q.mean(1), torch.tensor(q), atol=0.3, rtol=0)
+    torch.testing.assert_close(estimates.v.mean(1), torch.tensor(v), atol=0.3, rtol=0)
 
 
 @pytest.mark.parametrize("empty", [0, 1])

@@ -85,12 +85,12 @@ def decisions(trajectories: Sequence[Trajectory], *, bootstrap: bool = False) ->
 
 
 @pytest.mark.parametrize("micro_tokens", [1, 8, 1000])
-def test_judge_reads_q_after_the_utterance_and_v_before_it(micro_tokens: int) -> None:
+def test_estimate_values_reads_q_after_the_utterance_and_v_before_it(micro_tokens: int) -> None:
     learner = make_critic(micro_tokens=micro_tokens)
     expected = [by_hand(learner.critic, *each) for talk in talks() for each in states_and_actions(talk)]
-    judged = learner.judge(decisions(talks()).samples)
-    torch.testing.assert_close(judged.q, torch.stack([q for q, _ in expected]), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(judged.v, torch.stack([v for _, v in expected]), rtol=1e-4, atol=1e-5)
+    estimates = learner.estimate_values(decisions(talks()).samples)
+    torch.testing.assert_close(estimates.q, torch.stack([q for q, _ in expected]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(estimates.v, torch.stack([v for _, v in expected]), rtol=1e-4, atol=1e-5)
 
 
 def test_critic_starts_at_zero_and_its_two_heads_differ_inside() -> None:
@@ -99,8 +99,8 @@ def test_critic_starts_at_zero_and_its_two_heads_differ_inside() -> None:
         critic, Optimizer(list(critic.parameters()), SETTINGS, lambda step: 1.0), target_rate=1, expectile=0.5,
         micro_tokens=100,
     )  # fmt: skip
-    judged = learner.judge(decisions(talks()).samples)
-    assert (judged.q == 0).all() and (judged.v == 0).all()
+    estimates = learner.estimate_values(decisions(talks()).samples)
+    assert (estimates.q == 0).all() and (estimates.v == 0).all()
     first, second = (head[0].weight for head in critic.q_heads)  # type: ignore[index]
     assert not torch.equal(first, second)
 
@@ -214,11 +214,11 @@ def test_heads_on_the_policys_trunk_leave_the_policy_alone() -> None:
 
 def test_heads_on_the_policys_trunk_follow_the_policy() -> None:
     learner = make_critic(own_trunk=False)
-    before = learner.judge(decisions(talks()).samples, by_target=True)
+    before = learner.estimate_values(decisions(talks()).samples, by_target=True)
     with torch.no_grad():
         for parameter in learner.critic.trunk.parameters():
             parameter += 0.05
-    after = learner.judge(decisions(talks()).samples, by_target=True)
+    after = learner.estimate_values(decisions(talks()).samples, by_target=True)
     expected = [by_hand(learner.target, *each) for talk in talks() for each in states_and_actions(talk)]
     assert not torch.allclose(before.q, after.q)
     torch.testing.assert_close(after.q, torch.stack([q for q, _ in expected]), rtol=1e-4, atol=1e-5)
@@ -270,8 +270,8 @@ def test_critic_learns_values_over_turns() -> None:
     played = decisions([good, bad])
     for step in range(50):
         learner.update(played, [], [], step=step)
-    judged = learner.judge(played.samples)
-    torch.testing.assert_close(judged.q.mean(1), played.discounted_returns(), atol=0.25, rtol=0)
+    estimates = learner.estimate_values(played.samples)
+    torch.testing.assert_close(estimates.q.mean(1), played.discounted_returns(), atol=0.25, rtol=0)
 
 
 def test_utterance_lengths_follow_turns() -> None:
@@ -287,7 +287,7 @@ def test_critic_learns_the_same_whatever_the_unit_of_rewards() -> None:
         played = replace(played, rewards=factor * played.rewards)
         learner.fit_unit(played.discounted_returns())
         metrics = [learner.update(played, [], [], step=0) for _ in range(3)][-1]
-        found.append((learner.judge(played.samples), learner.std, metrics["q_loss"]))
+        found.append((learner.estimate_values(played.samples), learner.std, metrics["q_loss"]))
     (small, small_std, small_loss), (large, large_std, large_loss) = found
     torch.testing.assert_close(large.q, 10 * small.q, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(large.v, 10 * small.v, rtol=1e-3, atol=1e-3)
@@ -297,16 +297,20 @@ def test_critic_learns_the_same_whatever_the_unit_of_rewards() -> None:
 def test_unit_is_that_of_the_first_returns_that_differ() -> None:
     learner = make_critic()
     samples, returns = decisions(talks()).samples, torch.tensor([1.0, 2.0, 6.0])
-    bare = learner.judge(samples), learner.judge(samples, by_target=True)
+    bare = learner.estimate_values(samples), learner.estimate_values(samples, by_target=True)
     learner.fit_unit(torch.full((3,), 5.0))
     assert learner.std == 1
     learner.fit_unit(returns)
     learner.fit_unit(torch.tensor([100.0, 300.0]))
     std = math.sqrt((2**2 + 1**2 + 3**2) / 3)
     assert learner.std == pytest.approx(std)
-    for before, now in zip(bare, (learner.judge(samples), learner.judge(samples, by_target=True)), strict=True):
+    for before, now in zip(
+        bare, (learner.estimate_values(samples), learner.estimate_values(samples, by_target=True)), strict=True
+    ):
         torch.testing.assert_close(now.q, 3.0 + std * before.q)
         torch.testing.assert_close(now.v, 3.0 + std * before.v)
     restored = make_critic()
     restored.load_tensors({name: value.clone() for name, value in learner.tensors().items()})
-    torch.testing.assert_close(restored.judge(samples, by_target=True).v, learner.judge(samples, by_target=True).v)
+    torch.testing.assert_close(
+        restored.estimate_values(samples, by_target=True).v, learner.estimate_values(samples, by_target=True).v
+    )

@@ -42,7 +42,7 @@ class EpisodeJob:
     collector: str
     keys: tuple[EpisodeKey, ...]
     lease: EnvLease | None
-    """Of the worker that runs the environment; None runs it beside the engine."""
+    """Lease of the worker that runs the environment; None runs it beside the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

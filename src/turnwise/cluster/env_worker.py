@@ -1,6 +1,6 @@
 """Actor with environments of several episodes, for environments that are heavy on the CPU. Needs no torch.
 
-An episode calls its environment through `RemoteEnv`, from the process of its engine: one call per turn.
+An episode calls its environment through `LeasedEnv`, from the process of its engine: one call per turn.
 """
 
 import asyncio
@@ -122,16 +122,16 @@ async def _encoded(call: Awaitable[object]) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvLease:
-    """The place of one episode's environment on a worker. It can be sent to other processes."""
+    """Slot of one episode's environment on a worker. It can be sent to other processes."""
 
     actor: Any
     number: int
 
-    def make(self, task: Task, member: int = 0, attempt: int = 0) -> "RemoteEnv":
-        return RemoteEnv(self, task, member, attempt)
+    def make(self, task: Task, member: int = 0, attempt: int = 0) -> "LeasedEnv":
+        return LeasedEnv(self, task, member, attempt)
 
 
-class RemoteEnv:
+class LeasedEnv:
     """An environment on a worker, as a core `Env`."""
 
     def __init__(self, lease: EnvLease, task: Task, member: int, attempt: int) -> None:

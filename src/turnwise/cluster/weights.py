@@ -36,7 +36,9 @@ class ReceivedWeights:
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
         for name, (array, dtype) in self.packed.items():
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # torch has no read-only tensors; nobody writes to these
+                warnings.simplefilter(
+                    "ignore", UserWarning
+                )  # torch has no read-only tensors; these are never written to
                 yield name, torch.from_numpy(array).view(getattr(torch, dtype))
 
 

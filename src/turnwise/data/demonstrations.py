@@ -56,7 +56,7 @@ def build_demonstration(number: int, exchanges: Sequence[Exchange], renderer: Re
 
 
 def build_turns(exchanges: Sequence[Exchange], renderer: Renderer) -> list[Turn]:
-    """Encode a conversation as turns of one context, with log-probabilities of 0: nobody sampled them.
+    """Encode a conversation as turns of one context, with log-probabilities of 0: they were not sampled.
 
     An answer that is only context becomes part of the next turn's context.
     """

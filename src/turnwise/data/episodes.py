@@ -7,7 +7,7 @@
     steps           observations  [n or n + 1 texts], actions [n texts], rewards [n numbers], and perhaps terminations,
                     truncations [n], system (a text): the columns of a Minari episode whose spaces are text
 
-Texts are encoded once, with the model's chat template. Nobody knows with which probability their author wrote them.
+Texts are encoded once, with the model's chat template. The probability with which their author wrote them is unknown.
 """
 
 import math

@@ -43,9 +43,9 @@ def fact_f1(described: str, state: str) -> float:
     F1 = 2 |D and S| / (|D| + |S|): 1 only for exactly the facts of the state; each false fact costs as much as a
     missing one, so listing every possible fact does not pay. Two empty texts are equal.
     """
-    said, true = _facts(described), _facts(state)
-    total = said.total() + true.total()
-    return 2 * (said & true).total() / total if total else 1.0
+    described_facts, state_facts = _facts(described), _facts(state)
+    total = described_facts.total() + state_facts.total()
+    return 2 * (described_facts & state_facts).total() / total if total else 1.0
 
 
 def _facts(text: str) -> Counter[str]:

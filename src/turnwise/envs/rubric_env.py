@@ -46,12 +46,12 @@ class RubricEnv(ToolEnv):
         question: str,
         answer: str,
         row: Mapping[str, Any],
-        said: Sequence[Message],
+        messages: Sequence[Message],
         tools: EpisodeTools,
         success_at: float = 1.0,
     ) -> Outcome:
         """Score the answer, which ends the episode."""
-        submission = Submission(question=question, answer=answer, row=row, messages=tuple(said), run_tool=tools.run)
+        submission = Submission(question=question, answer=answer, row=row, messages=tuple(messages), run_tool=tools.run)
         rubric = self.build_rubric(self.params, self.services)
         score = await score_submission(rubric, submission, success_at)
         return Outcome(text="", reward=score.reward, over=True, success=score.success, parts=score.parts)

@@ -221,8 +221,8 @@ class ToolEnv(TextEnv):
             [*needed, ToolServers(local_names=[tool.spec.name for tool in tools], sources=remote)] if remote else needed
         )
 
-    async def judge(self, action: str, said: Sequence[Message], tools: EpisodeTools) -> Outcome:
-        """Return the outcome of an answer: `step`, unless it needs to await. `said`: the messages so far."""
+    async def judge(self, action: str, messages: Sequence[Message], tools: EpisodeTools) -> Outcome:
+        """Return the outcome of an answer: `step`, unless it needs to await. `messages`: the conversation so far."""
         outcome = self.step(action)
         return await outcome if isinstance(outcome, Awaitable) else outcome
 

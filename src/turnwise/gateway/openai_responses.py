@@ -236,8 +236,9 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
                 messages.append(Message(role="assistant", parts=add_thinking(thinking, ()), tool_calls=calls))
         else:
             message = _message(item, kind, param)
-            said = message.role == "assistant"
-            messages.append(replace(message, parts=add_thinking(thinking, message.parts)) if said else message)
+            if message.role == "assistant":
+                message = replace(message, parts=add_thinking(thinking, message.parts))
+            messages.append(message)
         thinking = thinking if kind == "reasoning" else ""
         before = kind
     return messages

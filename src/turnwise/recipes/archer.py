@@ -21,15 +21,15 @@ from turnwise.training.utterance_critic import UtteranceCriticLearner
 def build_archer(
     config: Config, stack: PolicyStack, learner: LocalLearner, folder: Path, stored: Replay | None, plan: MemoryPlan
 ) -> Archer | OfflineArcher | None:
-    """Return what estimates the steps instead of algo.advantage; None with algo.method on_policy.
+    """Return the estimator that replaces algo.advantage; None with algo.method on_policy.
 
-    `folder`: of the replay that the run fills; `stored`: that of data.sources. The critic becomes a companion of the
-    learner, so that checkpoints hold it.
+    `folder`: of the replay that the run fills; `stored`: that of data.sources. The critic becomes an auxiliary
+    network of the learner, so that checkpoints contain it.
     """
     if config.algo.method == "on_policy":
         return None
     critic = build_utterance_critic(config, learner, plan)
-    learner.companions["utterance_critic"] = critic
+    learner.auxiliary["utterance_critic"] = critic
     settings = ActorSettings(
         archer=config.archer,
         algo=config.algo,

@@ -155,7 +155,7 @@ class ReinforcementRun(TrainingRun):
     def _fill_replay(
         self, loaded: LoadedModel, stack: PolicyStack, learner: Learner, plan: MemoryPlan, progress: Progress
     ) -> Replay:
-        """Read the stored episodes. The initial policy scores those whose log-probabilities nobody recorded."""
+        """Read the stored episodes. The initial policy scores those without recorded log-probabilities."""
         replay = open_replay(self.folder.replay, self.config.data.capacity)
         vocabulary = loaded.model.get_input_embeddings().num_embeddings
         fill_replay(replay, self.config, stack.renderer, vocabulary, progress.note)

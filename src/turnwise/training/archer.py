@@ -191,7 +191,10 @@ class Archer:
         played = decisions_of([self.replay.read(each) for each in entries], self.settings.algo)
         returns, at = played.discounted_returns(), torch.tensor([each.state.decision for each in fresh])
         self.critic.fit_unit(returns)
-        of_played, of_fresh = self.critic.judge(played.samples), self.critic.judge([each.sample for each in fresh])
+        of_played, of_fresh = (
+            self.critic.estimate_values(played.samples),
+            self.critic.estimate_values([each.sample for each in fresh]),
+        )
         residuals = (returns - of_played.v.amin(dim=1))[at]
         owners = torch.arange(len(entries)).repeat_interleave(torch.tensor([each.turns for each in entries]))
         improvement, error = estimate_improvement(

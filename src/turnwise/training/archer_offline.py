@@ -4,9 +4,9 @@
     a step's episodes -> Q - V -> actor   their likelihood, each utterance weighted by its advantage (algo.loss awr)
 
 IQL (Kostrikov et al. 2021, arXiv:2110.06169), as in ArCHer: V is an expectile of Q over the stored utterances, so
-nothing asks for Q of an utterance that nobody tried, of which stored episodes say nothing. AWAC (Nair et al. 2020,
-arXiv:2006.09359, algorithm 1): V is Q of utterances that the policy samples at stored states, so Q - V says how much
-better a stored utterance is than the policy's own.
+Q is never evaluated at an utterance that is not in the data. AWAC (Nair et al. 2020, arXiv:2006.09359, algorithm 1): V
+is Q of utterances that the policy samples at stored states, so Q - V is how much better a stored utterance is than the
+policy's own.
 """
 
 from collections.abc import Sequence
@@ -61,10 +61,10 @@ class OfflineArcher:
         stored = decisions_of(trajectories, settings.algo)
         self.critic.fit_unit(stored.discounted_returns())
         metrics = train_critic(self.critic, draw_batches(self.replay, settings, step), fresh, step)
-        judged = self.critic.judge(stored.samples)
-        metrics |= calibration_metrics(judged.q, judged.v, stored.discounted_returns())
+        estimates = self.critic.estimate_values(stored.samples)
+        metrics |= calibration_metrics(estimates.q, estimates.v, stored.discounted_returns())
         metrics["effective_samples"] = effective_share(stored.samples, learner, settings.micro_tokens)
-        advantages = scale_advantages(compute_advantages(judged.q, judged.v), self.critic.std, settings.algo)
+        advantages = scale_advantages(compute_advantages(estimates.q, estimates.v), self.critic.std, settings.algo)
         return build_estimate(trajectories, stored.samples, advantages, metrics, settings, learner)
 
     def rewind(self, step: int) -> None:

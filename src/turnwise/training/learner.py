@@ -67,8 +67,8 @@ class LocalLearner:
         self.critic_warmup_steps = critic_warmup_steps
         self.settings = StepSettings(step=0, kl_coef=kl_coef)
         self.reference, self.reference_adapter = reference, reference_adapter
-        self.companions: dict[str, AuxiliaryNetwork] = {}
-        """Networks that are trained beside the policy and saved with it, by name."""
+        self.auxiliary: dict[str, AuxiliaryNetwork] = {}
+        """By name, which is also the prefix of their tensors in a checkpoint."""
         self._skipped_steps = 0
         self._mismatch = SamplerMismatch()
 
@@ -249,8 +249,8 @@ class LocalLearner:
             tensors |= {f"critic_optimizer.{name}": value for name, value in self.critic_optimizer.tensors().items()}
         if self.reference_adapter is not None:
             tensors |= {f"reference.{name}": value for name, value in self.reference_adapter.items()}
-        for companion, each in self.companions.items():
-            tensors |= {f"{companion}.{name}": value for name, value in each.tensors().items()}
+        for prefix, each in self.auxiliary.items():
+            tensors |= {f"{prefix}.{name}": value for name, value in each.tensors().items()}
         return {"tensors": tensors, "skipped_steps": self.skipped_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -266,8 +266,8 @@ class LocalLearner:
         if self.reference_adapter is not None:
             for name, value in part("reference.").items():
                 self.reference_adapter[name].copy_(value)
-        for companion, each in self.companions.items():
-            each.load_tensors(part(f"{companion}."))
+        for prefix, each in self.auxiliary.items():
+            each.load_tensors(part(f"{prefix}."))
         self._skipped_steps = state["skipped_steps"]
 
 

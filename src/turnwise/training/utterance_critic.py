@@ -84,7 +84,7 @@ class UtteranceCriticLearner:
                 critic.unit.copy_(torch.stack([returns.mean(), spread]))
 
     @torch.no_grad()
-    def judge(self, samples: Sequence[Sample], *, by_target: bool = False) -> UtteranceValues:
+    def estimate_values(self, samples: Sequence[Sample], *, by_target: bool = False) -> UtteranceValues:
         """Return both critics' estimates of all utterances of the samples, in their order."""
         critic = self.target if by_target else self.critic
         total = sum(len(utterance_lengths(each)) for each in samples)
@@ -103,13 +103,13 @@ class UtteranceCriticLearner:
         the online critic reads V of their states in the played trajectories.
         """
         count = len(played.rewards)
-        judged = self.judge([*played.samples, *fresh], by_target=True)
-        next_values = torch.cat([judged.v[1:count], torch.zeros(1, 2)])
+        estimates = self.estimate_values([*played.samples, *fresh], by_target=True)
+        next_values = torch.cat([estimates.v[1:count], torch.zeros(1, 2)])
         q_targets = compute_q_targets(played.rewards, played.discounts, next_values)
         q_weights = played.has_target / played.has_target.sum().clamp(min=1)
         chosen = torch.tensor(states if fresh else range(count))
         v_targets, v_weights = torch.zeros_like(q_targets), torch.zeros(count)
-        v_targets[chosen] = judged.q[count:] if fresh else judged.q
+        v_targets[chosen] = estimates.q[count:] if fresh else estimates.q
         v_weights[chosen] = 1 / len(chosen)
         losses = self._backward(played.samples, q_targets, q_weights, v_targets, v_weights)
         norm, _ = self.optimizer.step(step)

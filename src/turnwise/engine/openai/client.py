@@ -146,7 +146,7 @@ class ChatClient:
     async def _send_adapted(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling, seed: int
     ) -> Reply:
-        """Send again without each parameter that the model refuses. This is no retry: it ends when none is left."""
+        """Send again without each parameter that the model refuses. Not a retry: it ends when none is left."""
         while True:
             try:
                 return await self._send(messages, tools, sampling, seed)

@@ -73,7 +73,7 @@ class TokenChunk:
 
 
 def version_spans(spans: Iterable[tuple[str, int, int]]) -> tuple[tuple[int, int, int], ...]:
-    """Read vLLM's version spans. A version that nobody published belongs to an engine that was restarted."""
+    """Read vLLM's version spans. A version that was never published belongs to an engine that was restarted."""
     read = tuple(spans)
     if any(not version.isdecimal() for version, _, _ in read):
         raise ReplicaFailure("it was restarted and lost the published weights")

@@ -211,6 +211,8 @@ class DeepSearch(RubricEnv, SearchQA):
         """The task's data for reward functions."""
         return {"answer": self.question.answer, "hops": len(self.question.path)}
 
-    async def judge(self, action: str, said: Sequence[Message], tools: EpisodeTools) -> Outcome:
-        outcome = await self.score(question=self.question.text, answer=action, row=self.row, said=said, tools=tools)
+    async def judge(self, action: str, messages: Sequence[Message], tools: EpisodeTools) -> Outcome:
+        outcome = await self.score(
+            question=self.question.text, answer=action, row=self.row, messages=messages, tools=tools
+        )
         return replace(outcome, text="Right." if outcome.success else self.correction)

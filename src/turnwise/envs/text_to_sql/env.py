@@ -127,7 +127,7 @@ class TextToSql(ToolEnv):
         limits = replace(LIMITS, max_rows=self.params.max_rows)
         return format_table(run_query(self.shown.image, extract_query(query), limits))
 
-    async def judge(self, action: str, said: Sequence[Message], tools: EpisodeTools) -> Outcome:
+    async def judge(self, action: str, messages: Sequence[Message], tools: EpisodeTools) -> Outcome:
         return await asyncio.wrap_future(run_in_daemon_thread(partial(self.step, action)))
 
     def step(self, action: str) -> Outcome:

@@ -138,12 +138,12 @@ class Tools(RubricEnv):
     def step(self, action: str) -> Outcome:
         raise RuntimeError("answers are judged asynchronously: run this environment with a ToolEnvRunner")
 
-    async def judge(self, action: str, said: Sequence[Message], tools: EpisodeTools) -> Outcome:
+    async def judge(self, action: str, messages: Sequence[Message], tools: EpisodeTools) -> Outcome:
         return await self.score(
             question=get_question(self.row),
             answer=action,
             row=self.row,
-            said=said,
+            messages=messages,
             tools=tools,
             success_at=self.params.success_at,
         )
