@@ -163,6 +163,25 @@ def test_native_serves_consecutive_event_loops() -> None:
     assert [[each.ids for each in said] for said in first] == [[each.ids for each in said] for said in second]
 
 
+def test_native_forgets_requests_of_a_stopped_event_loop() -> None:
+    """As when a notebook's cell is interrupted and the next one continues."""
+    engine, sampling, talks = make_engine(), Sampling(max_tokens=4), [(key(2), [prompt(2, 9)])]
+
+    async def stop_before_the_pass() -> None:
+        async with engine.open(key(1)) as session:
+            asking = asyncio.create_task(session.generate(prompt(1, 9), sampling))
+            await asyncio.sleep(0)  # submits the request
+            await asyncio.sleep(0)  # starts the engine's task
+            (serving,) = asyncio.all_tasks() - {asking, asyncio.current_task()}
+            serving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+
+    asyncio.run(stop_before_the_pass())
+    (found,), (expected,) = run_talks(engine, talks, sampling), run_talks(make_engine(), talks, sampling)
+    assert [each.ids for each in found] == [each.ids for each in expected]
+
+
 def test_native_session_after_a_failed_pass_gets_the_next_error() -> None:
     engine = make_engine()
 

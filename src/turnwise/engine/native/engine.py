@@ -162,6 +162,7 @@ class NativeEngine:
                 if not answer.done():
                     answer.set_exception(error)
             self._answers.clear()
+            self._arrived.clear()
             self._waiting.clear()
             if not isinstance(error, Exception):
                 raise
