@@ -250,6 +250,20 @@ def test_learning_rate_follows_the_step_and_the_rollbacks() -> None:
     assert ran.loop.engine.published == [4, 5, 6], "tokens know the policy that sampled them"
 
 
+def test_step_takes_the_time_of_publishing_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first publication, which may start the engine, is part of no step."""
+    clock = [0.0]
+
+    async def publish(engine: RecordingEngine, version: int, weights: WeightSource) -> None:
+        clock[0] += 1000.0 + version
+
+    monkeypatch.setattr(RecordingEngine, "publish", publish)
+    monkeypatch.setattr("turnwise.training.loop.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    rows = run(settings_of(), steps=3).rows
+    assert [row["time/publish_s"] for row in rows] == [0.0, 1001.0, 1002.0]
+    assert [row["time/total_s"] // 1000 for row in rows] == [0.0, 1.0, 1.0]
+
+
 def test_best_checkpoint_has_the_highest_success() -> None:
     ran = run(settings_of(), steps=4, successes=(0.2, 0.8, 0.5))
     assert [step for step, best in ran.saved if best] == [1, 2]

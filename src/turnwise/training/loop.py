@@ -108,6 +108,8 @@ class Loop:
         self.learner_thread, self.archer = learner_thread, archer
         self._published: int | None = None
         """Version of the weights that the engine generates with."""
+        self._publish_s = 0.0
+        """Seconds that publishing the last step's weights took."""
         self._engine_timer = EngineTimer()
 
     @property
@@ -150,6 +152,7 @@ class Loop:
         self.progress.begin(state.step, recorded=recorded)
         self.watcher.begin(recorded, state)
         await self._publish(state.step)
+        self._publish_s = 0.0  # this also started the engine
 
     def save(self, state: State, *, best: bool = False) -> None:
         state = replace(
@@ -167,6 +170,7 @@ class Loop:
     async def _step(self, state: State) -> State:
         """Run one training step. Cancelling it is safe: once the rollout ends, the step always completes."""
         timer = StepTimer()
+        timer.add("publish", self._publish_s)
         if self.opponents is not None:
             await self.opponents.choose(state.step)
         rollout = await self.rollout_stage.run(state.step, self.progress.phase, state.success_counts)
@@ -238,8 +242,9 @@ class Loop:
     async def _publish(self, version: int) -> None:
         """Give the engine the learner's weights, unless it has that version."""
         if version != self._published:
+            began = time.perf_counter()
             await self.engine.publish(version, self.learner.weights())
-            self._published = version
+            self._published, self._publish_s = version, time.perf_counter() - began
 
     async def _sleep(self) -> None:
         """Release the engines' KV caches. No session is open between a rollout and the next one."""

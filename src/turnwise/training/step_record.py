@@ -118,6 +118,11 @@ class StepTimer:
         self._laps[name] = now - self._last
         self._last = now
 
+    def add(self, name: str, seconds: float) -> None:
+        """Count a phase that was over before this timer was created."""
+        self._laps[name] = seconds
+        self._began -= seconds
+
     def metrics(self, tokens: float | None = None) -> dict[str, float]:
         total = self._now() - self._began
         out = {f"time/{name}_s": seconds for name, seconds in self._laps.items()} | {"time/total_s": total}
