@@ -11,14 +11,15 @@ import pytest
 from work_for_tests import wait_until
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
-IDLE = [str(Path(__file__).parent / "idle_driver_for_tests.py")]
+STUCK = [str(Path(__file__).parent / "stuck_driver_for_tests.py")]
 TRAIN = [
     *("-m", "turnwise", "train", "frozen_lake", "--cluster.engines", "1", "--cluster.learners", "1"),
     *("--cluster.env_workers", "1"),
     *("--model.warmup_steps", "1", "--train.steps", "1000", "--eval.episodes", "2", "--rollout.groups", "2"),
     *("--rollout.group_size", "2", "--train.mini_batch", "4", "--record.folder", ".", "--record.name", "run"),
 ]
-SOAK_CASES = [(TRAIN, "2/1000", number) for number in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)]
+SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
+SOAK_CASES = [*((TRAIN, "2/1000", number) for number in SIGNALS), (STUCK, "stuck", signal.SIGINT)]
 LATE = {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}
 """If Ray's scheduler was killed, these two try for 60 s to report it; only the soak waits for that."""
 
@@ -35,7 +36,7 @@ def processes(session: int) -> list[str]:
     return [command for command in found if command]  # a zombie has none
 
 
-@pytest.mark.parametrize(("driver", "shown", "number"), [(IDLE, "actor", signal.SIGKILL)] if SOAK == 1 else SOAK_CASES)
+@pytest.mark.parametrize(("driver", "shown", "number"), [(STUCK, "stuck", signal.SIGKILL)] if SOAK == 1 else SOAK_CASES)
 def test_stopped_driver_leaves_no_process(
     tmp_path: Path, driver: list[str], shown: str, number: signal.Signals
 ) -> None:
