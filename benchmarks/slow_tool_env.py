@@ -16,13 +16,17 @@ MEDIAN_S, SPREAD = 0.5, math.log(8 / 0.5) / statistics.NormalDist().inv_cdf(0.99
 PARTIES = "SLOW_TOOLS_PARTIES"
 """Environment variable: number of episodes that wait for each other; 1: none. Unset (warm-up): tools are instant."""
 
+LIMIT = "SLOW_TOOLS_LIMIT_S"
+"""Environment variable: time limit of a tool; unset: none."""
+
 _barriers: dict[asyncio.AbstractEventLoop, asyncio.Barrier] = {}
 
 
 class SlowRunner(TextEnvRunner):
     async def step(self, action: Message) -> StepResult:
         if PARTIES in os.environ and self.env.split == "train":
-            await asyncio.sleep(MEDIAN_S * math.exp(SPREAD * self.env.rng.gauss(0, 1)))
+            seconds = MEDIAN_S * math.exp(SPREAD * self.env.rng.gauss(0, 1))
+            await asyncio.sleep(min(seconds, float(os.environ.get(LIMIT, "inf"))))
             if (parties := int(os.environ[PARTIES])) > 1:
                 await _barriers.setdefault(asyncio.get_running_loop(), asyncio.Barrier(parties)).wait()
         return await super().step(action)
