@@ -150,8 +150,13 @@ def train_steps(rank: int, case: str, steps: int) -> Trained:
 
 def train_and_save(rank: int, case: str, folder: Path, continued_steps: int) -> tuple[Trained, Trained]:
     """Train one step, save, and continue; return both results."""
+    return train_and_save_with(sharded_learner(rank, config_of(case)), case, folder, continued_steps)
+
+
+def train_and_save_with(
+    learner: LocalLearner, case: str, folder: Path, continued_steps: int
+) -> tuple[Trained, Trained]:
     config = config_of(case)
-    learner = sharded_learner(rank, config)
     steps_of(learner, config, 0, 1)
     learner.check_finite("now")
     learner.save_model(folder, tiny_tokenizer())
@@ -167,11 +172,15 @@ def save_untrained(rank: int, case: str, folder: Path) -> Trained:
 
 def load_and_train(rank: int, case: str, folder: Path, continued_steps: int) -> tuple[Trained, Trained]:
     """Load what `train_and_save` wrote, and continue as it did."""
+    return load_and_train_with(sharded_learner(rank, config_of(case)), rank, case, folder, continued_steps)
+
+
+def load_and_train_with(
+    learner: LocalLearner, rank: int, case: str, folder: Path, continued_steps: int
+) -> tuple[Trained, Trained]:
     config = config_of(case)
-    learner = sharded_learner(rank, config)
-    dtype = config.model.dtype
-    loaded = load_model(str(folder), dtype=dtype, attn_implementation=ATTENTION).model if rank == 0 else None
-    learner.load_weights(loaded)
+    loaded = load_model(str(folder), dtype=config.model.dtype, attn_implementation=ATTENTION) if rank == 0 else None
+    learner.load_weights(None if loaded is None else loaded.model)  # type: ignore[arg-type]
     learner.load_state(folder, skipped_steps=0)
     return result_of(learner, []), result_of(learner, steps_of(learner, config, 1, 1 + continued_steps))
 

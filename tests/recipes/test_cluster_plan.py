@@ -53,6 +53,15 @@ def test_learner_memory_is_divided_by_the_ranks() -> None:
     assert by_ranks[4]["CUDA context"] == by_ranks[8]["CUDA context"] == CUDA_CONTEXT
 
 
+@pytest.mark.parametrize(("state", "weights"), [("device", 2), ("host", 0)])
+def test_single_rank_has_the_weights_of_a_local_learner(state: str, weights: int) -> None:
+    job = job_of(*SEVEN_B, ("train.optimizer_state", state))
+    found = fit_learner(job.estimate, job.request, 1, 10**12)
+    assert found is not None
+    sizes = {item.name: item.update for item in found.items}
+    assert sizes.get("trained parameters (model's dtype)", 0) == weights * job.estimate.shape.trained
+
+
 def test_learner_recomputes_activations_only_if_memory_is_short() -> None:
     job = job_of(*SEVEN_B)
     ample = fit_learner(job.estimate, job.request, 64, usable(GPUS["H200"].memory))

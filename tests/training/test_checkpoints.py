@@ -23,6 +23,7 @@ from turnwise.recipes.sources import find_checkpoint, resolve_model_name
 from turnwise.record import disk
 from turnwise.training import checkpoints as checkpoints_module
 from turnwise.training import learner as learner_module
+from turnwise.training import learner_state as learner_state_module
 from turnwise.training.checkpoints import (
     Checkpoints,
     State,
@@ -353,7 +354,8 @@ def no_space_as_text(*_: object, **__: object) -> None:
 
 def module_with(function: str) -> ModuleType:
     """Return the module that calls the function: the learner writes the model and its own state."""
-    return learner_module if function in ("write_model", "save_file") else checkpoints_module
+    modules = {"write_model": learner_module, "save_file": learner_state_module}
+    return modules.get(function, checkpoints_module)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from ranks_for_tests import (
     collect_errors,
     config_of,
     load_and_train,
+    load_and_train_with,
     local_learner,
     measure,
     measure_sharded,
@@ -26,6 +27,7 @@ from ranks_for_tests import (
     save_untrained,
     steps_of,
     train_and_save,
+    train_and_save_with,
     train_steps,
 )
 from turnwise.models.loading.tiny import tiny_tokenizer
@@ -105,6 +107,33 @@ def test_sharded_state_continues_with_other_numbers_of_ranks(
             assert ours.keys() == theirs.keys()
             assert all(torch.equal(ours[name], each) for name, each in theirs.items())
         assert_close(continued, expected)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16
+@pytest.mark.parametrize(("case", "continued_steps"), [("trunk critic", 1), ("bfloat16", 0)][: 2 if SOAK else 1])
+def test_state_moves_between_local_and_sharded_learners(
+    ranks: Ranks, tmp_path: Path, case: str, continued_steps: int
+) -> None:
+    """A single rank of a cluster has a local learner. The master weights of a bfloat16 critic are not in the shards."""
+    by_ranks, by_local = tmp_path / "ranks", tmp_path / "local"
+    by_ranks.mkdir(), by_local.mkdir()
+    local, other = (local_learner(config_of(case)) for _ in range(2))
+    moves = [
+        (
+            ranks.run(2, train_and_save, case, by_ranks, continued_steps)[0],
+            load_and_train_with(local, 0, case, by_ranks, continued_steps),
+        ),
+        (
+            train_and_save_with(other, case, by_local, continued_steps),
+            ranks.run(2, load_and_train, case, by_local, continued_steps)[0],
+        ),
+    ]
+    for (saved, expected), (loaded, continued) in moves:
+        assert all(torch.equal(loaded[2][name], each) for name, each in saved[2].items())
+        names = [name for name in saved[3] if name.startswith("optimizer.") or case != "bfloat16"]
+        assert names and all(torch.equal(loaded[3][name], saved[3][name]) for name in names)
+        if continued_steps:
+            assert_close(continued, expected)
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16

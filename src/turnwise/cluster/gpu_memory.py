@@ -1,5 +1,7 @@
 """Memory of a learner rank and of an engine replica, per GPU. FSDP2 divides weights, gradients and states by the ranks.
 
+A single rank has a learner without FSDP2, unless its optimizer states are on the host.
+
 `MemoryItem.rollout` is memory during rollouts, `update` during updates. A learner's GPU has both phases; an engine
 frees its KV cache only where it shares its GPU with a learner.
 """
@@ -73,6 +75,8 @@ def _learner_items(
     reference = shape.trained * FLOAT32_BYTES if shape.adapter else estimate.parameters
     yield MemoryItem("CUDA context", rollout=CUDA_CONTEXT, update=CUDA_CONTEXT)
     yield shard("trained parameters (float32)", trained * FLOAT32_BYTES)
+    if ranks == 1 and not request.optimizer_on_host and shape.parameter_bytes < FLOAT32_BYTES:
+        yield shard("trained parameters (model's dtype)", trained * shape.parameter_bytes)
     yield shard("frozen parameters", frozen)
     yield shard("reference model", reference if request.reference else 0)
     yield shard("optimizer moments", moments)

@@ -146,6 +146,11 @@ class Sharding:
         local = local.to(self.device)
         return local if self.ranks == 1 else self.wrap(local, like).full_tensor()
 
+    def shard(self, whole: Tensor) -> Tensor:
+        """Return a tensor that all ranks have as a sharded one, in the shards' storage. Exchanges nothing."""
+        found = distribute_tensor(whole.contiguous(), self.mesh, PLACEMENTS, src_data_rank=None)
+        return self.wrap(found.to_local().to(self.storage), found)
+
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return an uninitialised sharded tensor."""
         found = empty_dtensor(*shape, dtype=dtype, device_mesh=self.mesh, placements=PLACEMENTS)

@@ -142,13 +142,19 @@ def _rank_builder(config: Config, loaded: LoadedModel, plan: MemoryPlan, run: Pa
 
 
 def build_rank(config: Config, plan: MemoryPlan, weights: RemoteWeights | None, rank: int) -> Learner:
-    """Build the learner of a rank in its process."""
+    """Build the learner of a rank in its process.
+
+    A single rank has nothing to shard, and takes as long as the learner of one process only without FSDP2. With
+    optimizer states on the host it keeps FSDP2, which also offloads parameters and gradients.
+    """
     if rank > 0:
         return build_sharded_learner(config, None, plan)
     loaded, _ = load_policy(config, EnvironmentMix(specs={}, entries=()), lambda done, total: None)
     if weights is not None:
         with torch.no_grad():
             copy_parameters(loaded.model, weights)
+    if config.cluster.learners == 1 and not plan.optimizer_on_host:
+        return build_learner(config, loaded.model, plan)
     return build_sharded_learner(config, loaded.model, plan)
 
 

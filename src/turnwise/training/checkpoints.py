@@ -24,7 +24,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.samples import Learner
 from turnwise.models.loading.load import LoadedModel
 from turnwise.record.disk import remove_folder, remove_leftovers, sync_folder, wrap_disk_errors
-from turnwise.training.learner import STATE_FILE, STATE_FOLDER
+from turnwise.training.learner_state import STATE_FILE, STATE_FOLDER
 
 BEST = "best"
 OLD = ".old-"

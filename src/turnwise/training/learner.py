@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from turnwise.algos.entropy import logprobs_and_entropy
@@ -20,14 +19,11 @@ from turnwise.models.head import head_logprobs, output_head
 from turnwise.models.layers import copy_parameters
 from turnwise.models.loading.lora import swap_adapter
 from turnwise.models.loading.save import write_model
+from turnwise.training.learner_state import load_tensors, save_tensors
 from turnwise.training.objective import Objective, SamplerMismatch
 from turnwise.training.optimizer import Optimizer, check_finite
 
 Result = TypeVar("Result")
-STATE_FILE = "learner.safetensors"
-"""File of a checkpoint with the learner's state besides the policy's weights."""
-STATE_FOLDER = "learner"
-"""Folder of a checkpoint with the state of a sharded learner instead, written by all ranks."""
 
 
 class AuxiliaryNetwork(Protocol):
@@ -231,11 +227,11 @@ class LocalLearner:
         check_finite([*self.model.parameters(), *self.state_dict()["tensors"].values()], when)
 
     def save_state(self, folder: Path) -> None:
-        tensors = {name: tensor.contiguous() for name, tensor in self.state_dict()["tensors"].items()}
-        save_file(tensors, folder / STATE_FILE)
+        save_tensors(self.state_dict()["tensors"], folder)
 
     def load_state(self, folder: Path, *, skipped_steps: int) -> None:
-        self.load_state_dict({"tensors": load_file(folder / STATE_FILE), "skipped_steps": skipped_steps})
+        """Load a state that this learner or any number of ranks saved."""
+        self.load_state_dict({"tensors": load_tensors(folder), "skipped_steps": skipped_steps})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state besides the policy's weights: optimizers, critic and reference adapter, as flat tensors.

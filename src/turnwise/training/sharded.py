@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from turnwise.core.protocols import WeightSource
 from turnwise.core.samples import Batch, Needs, Scores, TrainBatch, on_device
@@ -21,7 +18,8 @@ from turnwise.models.forward import batch_attention
 from turnwise.models.loading.lora import has_adapter
 from turnwise.models.loading.save import write_model
 from turnwise.models.sharding import Sharding, fill_skeleton, sharded_modules
-from turnwise.training.learner import STATE_FOLDER, LocalLearner, Result
+from turnwise.training.learner import LocalLearner, Result
+from turnwise.training.learner_state import load_tensors, save_shards
 from turnwise.training.objective import Objective
 from turnwise.training.sharded_optimizer import ShardedOptimizer, check_finite_on_all_ranks
 
@@ -185,23 +183,12 @@ class ShardedLearner(LocalLearner):
         check_finite_on_all_ranks(tensors, self.sharding, when)
 
     def save_state(self, folder: Path) -> None:
-        """Write the state with torch.distributed.checkpoint, each rank its shards."""
-        with _disk_errors():
-            dcp.save(self.state_dict()["tensors"], checkpoint_id=folder / STATE_FOLDER)
+        save_shards(self.state_dict()["tensors"], folder)
 
     def load_state(self, folder: Path, *, skipped_steps: int) -> None:
-        """Load a state that was saved by any number of ranks."""
-        stored = dcp.FileSystemReader(folder / STATE_FOLDER).read_metadata().state_dict_metadata
-        tensors = {name: self._allocate(each) for name, each in stored.items()}
-        with _disk_errors():
-            dcp.load(tensors, checkpoint_id=folder / STATE_FOLDER)
+        """Load a state that any number of ranks or a local learner saved."""
+        tensors = load_tensors(folder, self.sharding)
         self.load_state_dict({"tensors": tensors, "skipped_steps": skipped_steps})
-
-    def _allocate(self, stored: Any) -> Tensor:
-        assert isinstance(stored, TensorStorageMetadata)
-        if not stored.size:
-            return torch.empty((), dtype=stored.properties.dtype)
-        return self.sharding.empty(stored.size, stored.properties.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,15 +231,3 @@ def _without_weights(batch: TrainBatch) -> TrainBatch:
     """Return the batch with a loss of 0."""
     value_weights = None if batch.value_weights is None else torch.zeros_like(batch.value_weights)
     return replace(batch, weights=torch.zeros_like(batch.weights), value_weights=value_weights)
-
-
-@contextmanager
-def _disk_errors() -> Iterator[None]:
-    """Raise the operating system's error that a rank met instead of the wrapper around the errors of all ranks."""
-    try:
-        yield
-    except CheckpointException as error:
-        for cause, _ in error.failures.values():
-            if isinstance(cause, OSError):
-                raise cause from error
-        raise
