@@ -1,5 +1,6 @@
 """What is wrong with a cluster, in one line: packages, versions, address, resources."""
 
+import os
 import signal
 from dataclasses import replace
 from typing import Any
@@ -114,6 +115,22 @@ def test_ray_that_does_not_start_is_reported_in_one_line(
         pass
     assert str(error.value).startswith(shown)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("address", "niceness"), [(None, "0"), ("auto", None)])
+def test_actors_of_an_own_cluster_have_the_priority_of_this_process(
+    address: str | None, niceness: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray")
+    from turnwise.cluster.session import NICENESS, _connect
+
+    found: list[str | None] = []
+    monkeypatch.delenv(NICENESS, raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray, "init", lambda **options: found.append(os.environ.get(NICENESS)))
+    with _connect(address):
+        assert found == [niceness]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "127.0.0.1:port", "ray://10.0.0.1:10001"])

@@ -24,6 +24,8 @@ from turnwise.core.version import installed_version
 
 CONNECT_S = 10.0
 """Seconds to wait for an answer of cluster.address."""
+NICENESS = "RAY_worker_niceness"
+"""Variable with the niceness of actors. With Ray's default, 15, other processes slow them more than a local run."""
 SAME_VERSION = ("torch", "ray")
 """Packages that driver and actors need in the same version, besides turnwise."""
 EXIT_DETAIL = re.compile(r"Worker exit detail: ([^.\n]+)|is dead because ([^.\n]+)")
@@ -78,6 +80,7 @@ def _connect(address: str | None) -> Iterator[bool]:
     try:
         with keep_sigterm():
             if address is None:
+                os.environ.setdefault(NICENESS, "0")
                 ray.init(address="local", include_dashboard=False, **common)
             else:
                 ray.init(address=address, **common)
