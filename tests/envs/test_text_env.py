@@ -7,11 +7,12 @@ import pytest
 from pydantic import BaseModel
 
 from turnwise.core.errors import EnvironmentFailure, UserError
+from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Status
 from turnwise.envs.answers import invalid_action_line
 from turnwise.envs.registry import load_spec, spec_of
-from turnwise.envs.text_env import TextEnv, goes_on, lost, params_model, won
+from turnwise.envs.text_env import Outcome, TextEnv, goes_on, lost, params_model, won
 
 
 # fmt: off
@@ -397,3 +398,17 @@ def test_prompt_can_show_each_action_as_an_answer(a_turn: int, last: str) -> Non
 def test_example_answers_need_named_actions() -> None:
     assert "examples" in params_model(load_spec("sokoban").cls).model_fields
     assert "examples" not in params_model(load_spec("countdown").cls).model_fields
+
+
+class Parted(Counter):
+    def step(self, action):
+        return Outcome(text="", reward=1.0, over=False, success=False, parts={"number": float(action)})
+
+
+def test_reward_parts_of_all_actions_are_recorded() -> None:
+    """Also of actions that do not end the episode, and of those before an invalid one."""
+    env = make(Parted)
+    asyncio.run(env.start())
+    for answer, expected in (("1 || 2", {"number": 3.0}), ("4 || five", {"number": 4.0})):
+        result = asyncio.run(env.step(assistant(f"<answer>{answer}</answer>")))
+        assert result.info["rewards"] == expected

@@ -2,6 +2,7 @@
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -40,7 +41,7 @@ class TurnOutcome:
     ignored: int = 0
     """Number of actions beyond the limit per turn."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Reward components by name."""
+    """Reward components by name, summed over the actions."""
 
 
 class TextEnvRunner:
@@ -117,22 +118,22 @@ class TextEnvRunner:
         if self.env.max_actions is not None:
             allowed = allowed[: self.env.max_actions - self._actions]
         done: list[str] = []
-        reward = 0.0
+        reward, parts = 0.0, Counter[str]()
         for action in allowed:
             try:
                 outcome = await self._act(action)
             except ValueError as error:
                 report_unraised(type(self.env), error)
                 reward += self.env.invalid_reward
-                return TurnOutcome(actions=tuple(done), reward=reward, problem=invalid_action_line(error))
+                problem = invalid_action_line(error)
+                return TurnOutcome(actions=tuple(done), reward=reward, problem=problem, parts=parts)
             done.append(action)
             reward += outcome.reward
+            parts.update(outcome.parts)
             self._observation = outcome.text
             if outcome.over:
-                return TurnOutcome(
-                    actions=tuple(done), reward=reward, over=True, success=outcome.success, parts=outcome.parts
-                )
-        return TurnOutcome(actions=tuple(done), reward=reward, ignored=ignored)
+                return TurnOutcome(actions=tuple(done), reward=reward, over=True, success=outcome.success, parts=parts)
+        return TurnOutcome(actions=tuple(done), reward=reward, ignored=ignored, parts=parts)
 
     async def _judge(self, action: str) -> Outcome:
         """Return the outcome of an action. Subclasses override it to await something."""
