@@ -156,3 +156,22 @@ def test_results_lost_with_their_node_are_retried(monkeypatch: pytest.MonkeyPatc
 
     assert run(scenario()) == [3, 3]
     assert len(cluster.actors) == 2
+
+
+def test_error_of_a_replica_reaches_jobs_beside_a_cancelled_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, replicas=1)
+
+    async def fail() -> FinishedJobs:
+        raise ValueError("bug")
+
+    async def scenario() -> None:
+        cancelled, waiting = (asyncio.get_running_loop().create_future() for _ in range(2))
+        cancelled.cancel()
+        (replica,) = cluster.pool.replicas
+        replica.running = {0: cancelled, 1: waiting}
+        cluster.actors[0].collect = Method(fail)  # type: ignore[attr-defined]
+        await cluster.pool._pump(replica)
+        with pytest.raises(ValueError, match="bug"):
+            await waiting
+
+    run(scenario())

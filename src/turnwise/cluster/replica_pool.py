@@ -129,21 +129,24 @@ class ReplicaPool(ActorPool[_Replica]):
         except (ActorLost, ObjectLost) as loss:
             self._lose(replica, actor, loss)
         except Exception as error:
-            for done in replica.running.values():
-                done.set_exception(error)
-            replica.running.clear()
+            self._fail(replica, error)
 
     def _lose(self, replica: _Replica, actor: Any, loss: ActorLost | ObjectLost) -> None:
         """Fail the jobs of a lost replica and start its replacement. Does nothing if it is replaced already."""
         if not self._discard(replica, actor, loss):
             return
-        running, replica.running = replica.running, {}
         replica.jobs, replica.cancelled = [], []
         self._past_stats.append(replica.stats)
         replica.stats = EngineStats()
+        self._fail(replica, InfrastructureFailure(f"engine replica {replica.index} was lost ({loss})"))
+
+    @staticmethod
+    def _fail(replica: _Replica, error: Exception) -> None:
+        """Raise the error in all jobs of a replica. A job that was just cancelled is done already."""
+        running, replica.running = replica.running, {}
         for done in running.values():
             if not done.done():
-                done.set_exception(InfrastructureFailure(f"engine replica {replica.index} was lost ({loss})"))
+                done.set_exception(error)
 
     async def _prepare(self, actor: Any) -> None:
         """Load the latest weights, also if new ones come meanwhile; wait for new ones if these are lost."""
