@@ -34,7 +34,7 @@ def reads_a_clock(node: ast.AST, names: set[str]) -> bool:
 
 
 def asserted_durations(tree: ast.Module) -> Iterator[int]:
-    """The lines of asserts that compare what a clock said."""
+    """Return the lines of asserts that compare measured times."""
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) or not reads_a_clock(function, set()):
             continue

@@ -34,7 +34,7 @@ class FakeVllm(ThreadingHTTPServer):
         self.missing: set[str] = set()
         """Paths that it does not have."""
         self.dies_in_calls = False
-        """Whether it closes the connection in the middle of the next answers."""
+        """True: it closes the connection in the middle of the next answers."""
         self.stopped = False
         self.token_s = 0.0
         """Seconds per streamed token."""
@@ -53,7 +53,7 @@ class FakeVllm(ThreadingHTTPServer):
         return [body for body in bodies if body["request_id"] != "turnwise-probe"]
 
     def forget(self) -> None:
-        """As a server that was killed and started again."""
+        """Like a server that was killed and restarted."""
         self.version, self.weights, self.dies_in_calls = "default", {}, False
 
 

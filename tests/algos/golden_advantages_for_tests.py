@@ -1,4 +1,4 @@
-"""How advantages, normalisation and placement are run against the golden records, by the record's algorithm."""
+"""Run advantages, normalisation and placement against the golden records, by the record's algorithm."""
 
 from collections.abc import Callable
 from typing import Any

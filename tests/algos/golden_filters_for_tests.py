@@ -1,4 +1,4 @@
-"""How records of filters and of the mutual-information family run through turnwise."""
+"""Run filters and mutual information against the golden records."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""How records of losses, corrections, KL, value, entropy and aggregation run through turnwise."""
+"""Run losses, corrections, KL, value, entropy and aggregation against the golden records."""
 
 import sys
 from collections.abc import Callable
@@ -53,7 +53,7 @@ UNCLAMPED_K3 = "k3_unclamped"
 
 
 def reason_to_leave_out(record: Record) -> str | None:
-    """Why a record of losses is not compared, if the golden README exempts it."""
+    """Return why a record of losses is not compared, if the golden README exempts it."""
     if record["algo"] in ("trl_loss", "geo_mean") and not arrays_of(record)["mask"].any(dim=1).all():
         return "the record averages over rows without a sampled token too, turnwise never does"
     return None

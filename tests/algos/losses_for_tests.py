@@ -34,7 +34,7 @@ def inputs(
     log_rhos: Sequence[float] | None = None,
     old: float = -1.0,
 ) -> LossInputs:
-    """Tokens of the old log-probability `old`; one segment of one turn, sampled by the old policy, unless said."""
+    """Tokens of the old log-probability `old`; by default one segment of one turn, sampled by the old policy."""
     nothing = [0] * len(log_ratios)
     old_logprobs = torch.full((len(log_ratios),), old, dtype=torch.float64)
     return LossInputs(

@@ -14,7 +14,7 @@ from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams
 from turnwise.algos.advantages import ADVANTAGES
 
 CHANGED = {"whiten": True, "whiten_over": "token", "by_std": False}
-"""How a parameter that is no number is perturbed; numbers are halved."""
+"""Perturbed values of parameters that are not numbers; numbers are halved."""
 
 
 def test_every_advantage_has_a_definition() -> None:

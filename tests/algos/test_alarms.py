@@ -36,7 +36,7 @@ def rows(count: int = 60, noise: float = 0.1, **courses: Callable[[int], float])
 
 
 def alarms_of(history: Rows, settings: AlarmSettings | None = None) -> list[Alarm]:
-    """As a run sees them: row by row."""
+    """Return the alarms of a run that adds its rows one by one."""
     active: frozenset[str] = frozenset()
     raised: list[Alarm] = []
     for end in range(1, len(history) + 1):

@@ -73,7 +73,7 @@ def records_of(name: str) -> list[Record]:
 
 
 def records_fail(name: str) -> bool:
-    """Whether at least one record that runs the estimator is missed."""
+    """Return whether a golden record of the estimator fails."""
     return any(fails(lambda record=record: ADVANTAGE_RUNNERS[record["algo"]](record)) for record in records_of(name))
 
 

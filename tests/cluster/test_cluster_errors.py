@@ -1,4 +1,4 @@
-"""What is wrong with a cluster, in one line: packages, versions, address, resources."""
+"""Problems of a cluster are reported in one line: packages, versions, address, resources."""
 
 import os
 import signal

@@ -101,7 +101,7 @@ def on_workers(workers: Workers) -> WorkerCollector:
 
 
 def said(groups: Sequence[Group]) -> list[Any]:
-    """Return everything that the environments said, and the rewards."""
+    """Return all observations and rewards of the environments."""
     return [
         (each.member, each.attempt, [(turn.context_ids, turn.reward, turn.info) for turn in each.turns], each.status)
         for group in groups
@@ -193,7 +193,7 @@ def test_failure_on_a_worker_reaches_the_episode(
 
 
 def test_lease_of_a_failed_episode_closes_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine may be lost, so that nobody else can. A step that runs is cancelled."""
+    """The engine, which would close it, may be lost. A running step is cancelled."""
     env = Scripted(wait_forever)
     workers = Workers(monkeypatch, lambda task, member, attempt: env)
 

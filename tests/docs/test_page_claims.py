@@ -1,4 +1,4 @@
-"""What pages claim about their examples, tables and pictures is true."""
+"""Claims of the pages about their examples, tables and pictures."""
 
 import asyncio
 import importlib

@@ -12,7 +12,7 @@ from turnwise.cli.main import main
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 SMALL = {"--model.name": "tiny", "--cluster.learners": "1", "--cluster.engines": "1", "--record.folder": "runs"}
-"""What this machine has instead of the example's GPUs and models."""
+"""Settings that replace the example's GPUs and models on this machine."""
 
 
 def slurm_command() -> str:

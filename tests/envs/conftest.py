@@ -1,4 +1,4 @@
-"""What the tests of environments share: an episode driven by given answers, through the protocol."""
+"""Shared by the tests of environments: an episode driven by given answers, through the protocol."""
 
 import asyncio
 from collections.abc import Callable, Sequence

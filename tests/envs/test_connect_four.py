@@ -38,7 +38,7 @@ def random_game(board, seed, plies):
 
 
 def has_line(cells):
-    """Whether four of these (row, column) are in a line, by checking every line."""
+    """Return whether four of these (row, column) are in a line, by checking every line."""
     return any(all((r + k * dr, c + k * dc) in cells for k in range(4)) for r, c in cells for dr, dc in DIRECTIONS)
 
 

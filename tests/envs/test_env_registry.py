@@ -58,7 +58,7 @@ def opening(runner):
 
 
 BUILT_IN = [name for name in ENVIRONMENTS if not load_spec(name).cls.needs and not load_spec(name).required_params]
-"""Those of other packages have tests of their own."""
+"""Environments of other packages are tested separately."""
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

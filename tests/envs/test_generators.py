@@ -1,4 +1,4 @@
-"""What holds of every generator: its tasks can be solved, its splits never meet, a seed is a task everywhere."""
+"""Properties of every generator: tasks can be solved, splits are disjoint, a seed gives the same task everywhere."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ def test_solver_solves_every_task(case: Case) -> None:
 
 @every_case
 def test_splits_share_no_task(case: Case) -> None:
-    """Where chance has different addresses tasks are different ones, though in a small world they may look alike."""
+    """Different seeds give different tasks, though in a small environment they may look alike."""
     tasks = [case.task(split, index) for split in SPLITS for index in range(COUNT)]
     assert len({task.seed for task in tasks}) == len({address("start", *task.parts) for task in tasks}) == 3 * COUNT
 

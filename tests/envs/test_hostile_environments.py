@@ -65,7 +65,7 @@ def rows_and_a_tool(folder: Path) -> dict[str, Any]:
 
 
 NEEDED: Mapping[str, Callable[[Path], dict[str, Any]]] = {"tools": rows_and_a_tool}
-"""What environments must be given that cannot be made without."""
+"""Parameters of environments that have required ones."""
 
 
 def params_of(kind: EnvSpec, folder: Path) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def params_of(kind: EnvSpec, folder: Path) -> dict[str, Any]:
 
 
 def lines(runner: TextEnvRunner) -> Iterator[str]:
-    """What a hostile agent says, what may end the episode last."""
+    """Replies of a hostile agent; those that may end the episode are last."""
     yield HOSTILE
     if isinstance(runner, ToolEnvRunner):
         yield from calls(runner)

@@ -55,7 +55,7 @@ def as_answers(actions, per_turn=5):
 
 
 def is_solved(board, size):
-    """Whether every row, column and box has every digit, independent of the code under test."""
+    """Return whether every row, column and box has every digit, independent of the code under test."""
     box, digits = {4: 2, 9: 3}[size], set(range(1, size + 1))
     rows = [board[row * size : (row + 1) * size] for row in range(size)]
     boxes = [

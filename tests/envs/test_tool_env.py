@@ -47,7 +47,7 @@ def judged(good: bool) -> ToolResult:
 
 @tool(retries=0)
 def broken() -> str:
-    """A server that is gone."""
+    """A tool whose server does not answer."""
     raise ConnectionError("gone")
 
 

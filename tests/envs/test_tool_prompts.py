@@ -1,4 +1,4 @@
-"""What a prompt says of tools: names, arguments with their types, and a call as it is written."""
+"""Prompts with tools: names, typed arguments, and an example call."""
 
 import json
 from pathlib import Path

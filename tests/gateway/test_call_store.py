@@ -1,4 +1,4 @@
-"""What was answered is in the store, also after kill -9, and an episode continues from there."""
+"""Answered calls are in the store, also after kill -9, and an episode continues from them."""
 
 import asyncio
 import os

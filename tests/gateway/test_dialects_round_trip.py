@@ -1,4 +1,4 @@
-"""What a client sends back is recognised as the reply that it got, so that the sampled ids are kept."""
+"""A reply that a client sends back is recognised, so that the sampled ids are kept."""
 
 import json
 from typing import Any

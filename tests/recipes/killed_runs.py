@@ -128,7 +128,7 @@ def training(config: Config, moment: Moment | None, *, resume: bool) -> int:
 
 
 def ended(run: Path) -> dict[str, Any]:
-    """What two runs must have in common: all tensors and states that they keep, and their records but for times."""
+    """Return everything that must be equal in two runs: tensors, states, and records without times."""
     tensors = sorted(run.glob("**/*.safetensors"))
     states = sorted(run.glob("checkpoints/*/state.json"))
     summary = json.loads((run / "summary.json").read_text())

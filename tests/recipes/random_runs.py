@@ -182,7 +182,7 @@ def draw_context(rng: random.Random) -> Settings:
 
 
 def draw_moments(rng: random.Random) -> list[Moment]:
-    """When a run is killed: one to three times."""
+    """Draw when a run is killed: one to three times."""
     kinds = ("event", "event", "time", "time", "stop", "half", "line")
     values = {"half": lambda: rng.randint(0, 3), "line": lambda: rng.randint(0, 9)}
     chosen = [rng.choice(kinds) for _ in range(rng.randint(1, 3))]
@@ -228,7 +228,7 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
 
 
 def run_case(number: int, folder: Path) -> str | None:
-    """How the killed run differs from the one left alone; None: not at all."""
+    """Return how the killed run differs from the uninterrupted one; None if it does not."""
     settings, moments = draw_case(number, folder)
     environment = tuple((name, value) for name, value in settings.items() if name.startswith(("env.p", "env.m")))
     warm_up(settings["env.kind"], environment)

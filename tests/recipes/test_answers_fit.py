@@ -1,4 +1,4 @@
-"""What the solver says can be said within a recipe's own limit: else `turnwise sft` refuses it after minutes."""
+"""Solver answers fit into a recipe's token limit; otherwise `turnwise sft` would fail after minutes."""
 
 import asyncio
 from functools import partial

@@ -142,7 +142,7 @@ def interrupt_after(count: int, patch: pytest.MonkeyPatch, error: BaseException)
 
 
 class Killed(BaseException):
-    """As if by a signal that nobody catches."""
+    """Raised like a signal that nothing catches."""
 
 
 @pytest.mark.parametrize("again", ["resume", "same command"])

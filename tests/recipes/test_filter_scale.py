@@ -23,7 +23,7 @@ ONE_STEP = {"train__steps": 1, "train__mini_batch": 8, "eval__every": 0, "record
 
 
 def change_of_a_step(config: Config) -> dict[str, Tensor]:
-    """How far a run of one optimiser step moved each tensor of the policy and the critic."""
+    """Return how far a run of one optimizer step moved each tensor of the policy and the critic."""
     loaded, _ = load_policy(config, build_environment_mix(config), lambda done, total: None)
     learner = build_learner(config, loaded.model)
     assert learner.critic is not None

@@ -43,7 +43,7 @@ def keyed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def longest_wins(messages: list[dict[str, str]]) -> str:
-    """Scores for a whole group, by how much each said."""
+    """Return scores for a whole group, by the length of each answer."""
     said = attempts(messages)
     return json.dumps({"scores": {str(place): min(10, len(text)) for place, text in enumerate(said, start=1)}})
 
@@ -250,7 +250,7 @@ def test_run_with_every_kind_of_tool_and_a_rubric(tmp_path: Path) -> None:
 
 
 def test_deep_search_judged_rewards_the_judges_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `turnwise train deep_search_judged` would, but that the solver plays."""
+    """Like `turnwise train deep_search_judged`, with the solver as policy."""
     server = JudgeServer(lambda messages: '{"reason": "found", "score": 7}')
     with serving(server) as url:
         monkeypatch.setenv("OPENAI_BASE_URL", url)

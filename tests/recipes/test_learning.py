@@ -1,4 +1,4 @@
-"""Training learns: within seconds, what the reward asks for and nothing tells."""
+"""Training learns from the reward alone, within seconds."""
 
 import os
 import random

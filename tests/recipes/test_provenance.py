@@ -1,4 +1,4 @@
-"""What a run records of the code that made it, and what a resume says when that changed."""
+"""A run records its code, and a resume reports what has changed."""
 
 import json
 from importlib.metadata import PackageNotFoundError

@@ -1,4 +1,4 @@
-"""What a run leaves besides its metrics: pictures, a report, a tracker's files; and names that stay in their folder."""
+"""Files of a run besides its metrics: pictures, report, tracker files; names stay inside their folder."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_run_writes_pictures_report_and_tracker_metrics(tmp_path: Path) -> None:
 
 
 def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard itself reads back."""
+    """Return the scalars that TensorBoard reads back."""
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     (folder,) = (run / "trackers" / "tensorboard").iterdir()
     found = accumulators.EventAccumulator(str(folder))

@@ -27,7 +27,7 @@ SKIPPED = 4
 
 
 class Killed(BaseException):
-    """What nothing catches, as SIGKILL."""
+    """Not caught anywhere, like SIGKILL."""
 
 
 def settings(folder: Path) -> Config:

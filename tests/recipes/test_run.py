@@ -198,7 +198,7 @@ def test_existing_run_folder_is_not_overwritten(run: Path) -> None:
 
 
 class Killed(BaseException):
-    """What nothing catches, as SIGKILL."""
+    """Not caught anywhere, like SIGKILL."""
 
 
 def test_kill_while_the_report_is_written_leaves_a_run_to_resume(
@@ -495,7 +495,7 @@ def test_environment_that_always_fails_is_a_one_line_error(tmp_path: Path) -> No
 
 
 def test_resume_without_a_checkpoint_explains_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a kill in the first step, with settings that could never work."""
+    """Like after a kill in the first step, with settings that cannot work."""
     config = small(tmp_path, eval__every=0)
     with RunFolder.create(tmp_path / "run", to_toml(config)):
         pass

@@ -99,7 +99,7 @@ def test_past_opponents_train_one_player_and_resume_identically(tmp_path: Path) 
 
 
 class Killed(BaseException):
-    """What nothing catches, as SIGKILL."""
+    """Not caught anywhere, like SIGKILL."""
 
 
 def test_snapshots_follow_from_checkpoints_when_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`turnwise sft`, from its demonstrations to a model that reinforcement learning goes on with."""
+"""`turnwise sft`, from its demonstrations to a model that reinforcement learning continues with."""
 
 import asyncio
 import json

@@ -220,7 +220,7 @@ def test_run_prints_its_rows_first(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def evaluated(folder: Path, rows: tuple[int, int, int], episodes: int) -> tuple[int, str]:
-    """How many were played, and what was said."""
+    """Return the number of episodes and the printed text."""
     server, console = Server(lambda request: completion("<answer>1</answer>")), quiet()
     params = tools(folder, rows)["env__params"]
     with serving_model(server) as url:

@@ -43,7 +43,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class Killed(BaseException):
-    """What nothing catches, as SIGKILL."""
+    """Not caught anywhere, like SIGKILL."""
 
 
 def kill_at_second_call(function: Callable[..., Any]) -> Callable[..., Any]:

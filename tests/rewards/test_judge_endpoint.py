@@ -37,7 +37,7 @@ async def score(client: JudgeClient, settings: JudgeSettings, said: str) -> floa
 
 
 def scores(server: JudgeServer, folder: Path, *said: str, slept: list[float] | None = None, **options: Any) -> Any:
-    """What these answers score, all at once, by a client of their own, which is given too."""
+    """Return the scores of these answers, requested at once, and their client."""
 
     async def run() -> list[float]:
         return await asyncio.gather(*(score(client, settings, each) for each in said))

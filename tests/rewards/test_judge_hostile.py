@@ -1,4 +1,4 @@
-"""What is judged cannot speak to the judge, and the key is seen by nobody but the endpoint."""
+"""Judged text cannot instruct the judge, and only the endpoint sees the key."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What answers are worth, at the borders: weights, bounds, repeated words, parts that break."""
+"""Edge cases of rewards: weights, bounds, repeated words, failing parts."""
 
 import asyncio
 import math

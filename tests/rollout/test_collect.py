@@ -183,7 +183,7 @@ def test_collect_does_not_retry_bugs() -> None:
 
 
 def test_collect_gives_each_attempt_its_own_episode_key() -> None:
-    """Its key differs, so that it neither repeats its luck nor its tokens."""
+    """Its key differs, so that it repeats neither its randomness nor its tokens."""
     keys: list[EpisodeKey] = []
 
     def script(key: EpisodeKey, turn: int, ids: list[int]) -> list[int]:
@@ -331,7 +331,7 @@ def test_collect_does_not_wait_for_an_environment_that_fails_to_close() -> None:
 
 
 def test_cancellation_does_not_wait_for_an_environment_that_fails_to_close() -> None:
-    """What it raises while everything is cancelled must not be taken for a reason to try again."""
+    """An error raised during cancellation must not cause a retry."""
     made: list[int] = []
 
     class Stuck(OneTurn):
@@ -352,6 +352,6 @@ def test_cancellation_does_not_wait_for_an_environment_that_fails_to_close() -> 
 
 
 def test_groups_of_the_same_task_have_distinct_members() -> None:
-    """Few tasks and many groups: equal numbers would be equal luck, and the same episodes once more."""
+    """Few tasks and many groups: equal member numbers would give equal randomness and the same episodes."""
     collected = collect(collector(lambda task, member, attempt: OneTurn(member)), [*TASKS, TASKS[0], TASKS[0]], 2)
     assert [[member for member, _ in group] for group in members(collected)] == [[0, 1], [0, 1], [2, 3], [4, 5]]

@@ -1,4 +1,4 @@
-"""What holds in every context mode."""
+"""Properties of every context mode."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Where tasks are counted, as rows of a file are, each is drawn once before any comes again."""
+"""Environments with a fixed number of tasks, such as rows of a file, draw each once before repeating any."""
 
 from collections import Counter
 

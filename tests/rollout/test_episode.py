@@ -266,7 +266,7 @@ def test_run_episode_truncates_if_the_engine_hangs_in_the_first_turn() -> None:
 
 
 def test_run_episode_never_charges_the_agent_for_waits() -> None:
-    """The session is answered late since others are served first: that is no time of its own."""
+    """The session is answered late because others are served first: that time is not charged to it."""
 
     class Queued(ScriptedSession):
         async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
@@ -341,7 +341,7 @@ def test_run_episode_never_charges_an_environment_for_others_that_block(monkeypa
 
 
 def test_run_episode_charges_an_environment_for_its_own_blocking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No stretch of it is too long alone, and the error tells the last one from all."""
+    """No single call takes too long, and the error reports the last one and the total."""
     follow_virtual_time(monkeypatch)
     _, found = play_together(TimedEnv(0.01, blocks=False), TimedEnv(0.4, blocks=True), timeout_s=1.0)
     assert isinstance(found, InfrastructureFailure)

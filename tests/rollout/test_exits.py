@@ -41,7 +41,7 @@ class Leaves(TextEnv):
         where: str = "step"
 
     left: ClassVar[list[int]] = []
-    """How often it still ends the program."""
+    """Number of times that it still exits."""
 
     def _may_leave(self, where: str) -> None:
         if where == self.params.where and self.left:

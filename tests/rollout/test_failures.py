@@ -1,4 +1,4 @@
-"""How many episodes may be dropped before a run stops."""
+"""Limits on dropped episodes before a run stops."""
 
 import pytest
 

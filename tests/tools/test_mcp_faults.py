@@ -273,7 +273,7 @@ def test_start_of_silent_program_waits_for_the_timeout() -> None:
 
 
 def test_banner_before_first_message_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow list of tools is no reason to give up once the server has spoken MCP."""
+    """A slow list of tools is not an error once the server has spoken MCP."""
     monkeypatch.setattr(connection, "NOISE_SHARE", 0.0125)
     setup = f"import json, runpy; handle = runpy.run_path({shlex.split(RAW)[-1]!r})['handle']"
     serve = "[('tools/list' in line and time.sleep(1.7), handle(json.loads(line))) for line in sys.stdin]"

@@ -112,7 +112,7 @@ def test_daemon_of_server_that_stops_its_guard_is_killed(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_servers_end_with_the_event_loop(tmp_path: Path, shared: bool) -> None:
-    """As with Ctrl-C, tasks are cancelled in any order."""
+    """Like after Ctrl-C, tasks are cancelled in any order."""
 
     async def run() -> None:
         async def episode() -> None:

@@ -1,4 +1,4 @@
-"""What an optimiser step computes must not depend on how it is cut into micro-batches, packed or ordered."""
+"""The result of an optimizer step does not depend on micro-batches, packing or order."""
 
 import os
 from dataclasses import replace

@@ -143,7 +143,7 @@ def test_non_finite_gradient_is_skipped_and_counted(critic: str) -> None:
 
 
 def _broken(groups: list[Group]) -> list[Group]:
-    """One reward is no number, so neither are advantages and gradients."""
+    """One reward is NaN, so advantages and gradients are too."""
     first = groups[0].trajectories[0]
     broken = replace(first, turn_rewards=(float("nan"), *first.turn_rewards[1:]))
     return [replace(groups[0], trajectories=(broken, *groups[0].trajectories[1:])), *groups[1:]]

@@ -6,7 +6,7 @@ from turnwise.training.optimizer import CpuMuon, Optimizer, OptimizerSettings
 
 
 def trained(kind: type[torch.optim.Muon], shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """How far three steps lead, and the moments after them."""
+    """Return how far three steps moved the parameter, and the moments after them."""
     torch.manual_seed(0)
     parameter = nn.Parameter(start := torch.randn(shape))
     before = start.clone()

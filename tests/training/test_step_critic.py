@@ -1,4 +1,4 @@
-"""What the critic adds to a step: the value after the last token of an episode that a limit cut."""
+"""A step with a critic: the value after the last token of a truncated episode."""
 
 from dataclasses import replace
 from typing import Any

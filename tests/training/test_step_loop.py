@@ -70,7 +70,7 @@ class Taken:
     kl_coef: float
 
     def length(self) -> float:
-        """How far plain gradient descent would have gone."""
+        """Return the length of a step of plain gradient descent."""
         return self.rate * float(torch.stack([each.norm() for each in self.gradients.values()]).norm())
 
 

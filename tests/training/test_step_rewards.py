@@ -58,7 +58,7 @@ def standardised(values: list[float]) -> list[float]:
 
 
 def env_of(trajectory: Trajectory) -> float:
-    """What the environment paid, less the penalty."""
+    """Return the environment's reward minus the format penalty."""
     return sum(turn.reward - PENALTY * turn.invalid for turn in trajectory.turns)
 
 

@@ -1,4 +1,4 @@
-"""What losses and corrections take over a whole optimiser step: neither micro-batches nor idle samples change it."""
+"""Statistics over a whole optimizer step do not depend on micro-batches or idle samples."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What is recorded of a token is what the learner saw when it first learnt from it."""
+"""Recorded values of a token are those of the learner's first pass over it."""
 
 from typing import Any
 
