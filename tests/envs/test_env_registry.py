@@ -213,7 +213,7 @@ from turnwise.core.task import Task
 from turnwise.envs.registry import ENVIRONMENTS, load_spec
 async def episode(name, params):
     runner = load_spec(name).make(Task(env=name, seed=5, params=params), member=1)
-    print((await runner.start()).messages)
+    print((await runner.start()).messages, runner.env.solve())
     rng, over = random.Random(0), False
     while not over:
         result = await runner.step(assistant(runner.env.random_answer(rng)))

@@ -1,10 +1,7 @@
 """Every two-player game: views of the board, and play against the scripted opponent."""
 
 import asyncio
-import os
 import pickle
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -244,31 +241,6 @@ def test_turn_info_records_the_board_before_the_move(name, steps):
     runner = start(name, 1)
     (result,) = steps(runner, [f"<answer>{runner.env.game.legal_moves[-1]}</answer>"])
     assert result.info["state"] == board(runner)
-
-
-SCRIPT = """
-import json
-from turnwise.core.random_streams import random_stream
-from turnwise.envs.connect_four.env import ConnectFour
-from turnwise.envs.tic_tac_toe.env import TicTacToe
-games = []
-for cls in (TicTacToe, ConnectFour):
-    for seed in range(4):
-        env = cls(rng=random_stream("luck", seed))
-        games.append(env.reset(random_stream("start", seed)))
-        while not (outcome := env.step(env.solve()[0])).over:
-            games.append(outcome.text)
-        games.append(outcome.text)
-print(json.dumps(games))
-"""
-
-
-def test_equal_seeds_give_equal_games_in_every_process():
-    def games(hash_seed):
-        env = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        return subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, check=True).stdout
-
-    assert games("1") == games("2") != b""
 
 
 @NAMES
