@@ -105,21 +105,14 @@ def predict(rates: Rates, staleness: int, repeats: int, *, shared: bool) -> list
 
 
 def run_case(out: Path, name: str, steps: int, staleness: int, more: Sequence[str]) -> Rows:
-    sizes = [f"--rollout.groups={GROUPS}", f"--rollout.in_flight={EPISODES * (staleness + 1)}"]
-    options = [
-        *SETTINGS,
-        *sizes,
-        f"--train.steps={steps * (staleness + 1)}",
-        f"--rollout.max_staleness={staleness}",
-        *more,
-    ]
+    length = [f"--train.steps={steps * (staleness + 1)}", f"--rollout.max_staleness={staleness}"]
+    options = [*SETTINGS, *size_options(GROUPS, EPISODES * (staleness + 1)), *length, *more]
     return steady(training_rows(train(f"{ENV}:Slow", out, name, options)), staleness)
 
 
-def add_row(table: Table, name: str, staleness: int, rows: Rows, rates: Rates, repeats: int) -> None:
+def add_row(table: Table, name: str, rows: Rows, found: dict[bool, list[Prediction]]) -> None:
     seconds = [row["time/total_s"] for row in rows]
     measured, error = statistics.mean(seconds), statistics.stdev(seconds) / len(seconds) ** 0.5
-    found = {shared: predict(rates, staleness, repeats, shared=shared) for shared in (True, False)}
     predicted = {shared: statistics.mean(each.step_s for each in found[shared]) for shared in found}
     table.add_row(
         name,
@@ -135,7 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 2])
-    parser.add_argument("--repeats", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=16)
     parser.add_argument("--ray", action="store_true")
     parser.add_argument("--together", action="store_true")
     parser.add_argument("--out", type=Path)
@@ -149,6 +142,10 @@ def main() -> None:
     speeds = ", ".join(f"{batch}: {speed:.0f}" for batch, speed in rates[1].tokens_per_s.items())
     console.print(f"tokens/s by running episodes: {speeds}")
     console.print(f"learner: {rates[2].seconds_per_step:.2f} s per step; publishing: {rates[2].transfer_s:.3f} s")
+    predictions = {
+        staleness: {shared: predict(rates, staleness, args.repeats, shared=shared) for shared in (True, False)}
+        for staleness in args.staleness
+    }
     os.environ[PARTIES], os.environ[LIMIT] = "1", str(LIMIT_S)
     cases: dict[str, tuple[int, Sequence[str]]] = {
         f"one process, max_staleness {each}": (each, ()) for each in args.staleness
@@ -162,7 +159,7 @@ def main() -> None:
     columns = ("measured step", "predicted: take turns", "predicted: separate", "learner", "age", "predicted")
     table = Table("run", *columns)
     for name, each in running.items():
-        add_row(table, name, cases[name][0], each.result(), rates, args.repeats)
+        add_row(table, name, each.result(), predictions[cases[name][0]])
     console.print(table)
 
 
