@@ -244,6 +244,11 @@ def test_setting_without_effect_on_a_file_alone_is_refused(tmp_path: Path, key: 
         check_sft(config, build_environment_mix(config), [key])
 
 
+def test_sft_takes_the_prefix_that_its_answers_start_with(tmp_path: Path) -> None:
+    config = settings(tmp_path, rollout__prefix="<answer>")
+    check_sft(config, build_environment_mix(config), ["rollout.prefix"])
+
+
 def test_openai_calls_are_trained_in_the_style_of_the_environment(tmp_path: Path) -> None:
     call = {"function": {"name": "room", "arguments": json.dumps(BO)}}
     messages = [{"role": "user", "content": "Where?"}, {"role": "assistant", "tool_calls": [call]}]

@@ -58,6 +58,7 @@ KEYS = (
     "rollout.timeout_s",
     "rollout.attempts",
     "rollout.stop",
+    "rollout.prefix",
 )
 """Settings of other sections that SFT uses."""
 ENV_ONLY = (
