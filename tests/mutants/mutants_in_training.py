@@ -126,7 +126,7 @@ IN_TRAINING = (
     *mutants(
         "training/loop.py",
         LOOP,
-        ("the filter's scale is dropped in loop", "rollout.rate_scale, statistics)", "1.0, statistics)"),
+        ("the filter's scale is dropped in loop", "rollout.rate_scale * estimated.rate_scale", "estimated.rate_scale"),
         (
             "KL in the reward also in the loss",
             "if self.estimate_settings.kl_in_reward is None else 0.0",
