@@ -9,14 +9,10 @@ without compilation. Padding does not count as tokens.
 """
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from measuring_gpu import Measurement, measure_update, release_memory, show
 
 from turnwise.config.schema import Config
 from turnwise.core.samples import Sample, TrainSample
@@ -29,18 +25,6 @@ from turnwise.recipes.build_learner import build_learner
 TRAJECTORIES, SHORTEST, LONGEST, PADDED_BATCH = 512, 300, 700, 64
 PROMPT, ROUND, ACTION = 200, 108, 48
 """Tokens of the first prompt, of an observation and its action together, of an action."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    side: str
-    tokens: int
-    seconds: list[float]
-    memory_gib: float
-
-    @property
-    def rate(self) -> float:
-        return self.tokens / statistics.median(self.seconds)
 
 
 def trajectories(every_token: bool) -> list[TrainSample]:
@@ -76,20 +60,6 @@ def trajectories(every_token: bool) -> list[TrainSample]:
     return samples
 
 
-def measure(side: str, tokens: int, update: Callable[[], None], repeats: int) -> Measurement:
-    seconds = []
-    for _ in range(repeats + 2):  # the first two include compilation
-        torch.cuda.reset_peak_memory_stats()
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        update()
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    return Measurement(
-        side=side, tokens=tokens, seconds=seconds[2:], memory_gib=torch.cuda.max_memory_allocated() / 2**30
-    )
-
-
 def measure_learner(micro_tokens: int, repeats: int) -> list[Measurement]:
     """Measure updates including packing."""
     model = load_model("smollm2-135m", device="cuda", attn_implementation=ATTENTION).model
@@ -103,7 +73,7 @@ def measure_learner(micro_tokens: int, repeats: int) -> list[Measurement]:
             learner.forward_backward(pack_train([samples[index] for index in part]) for part in parts)
             learner.step()
 
-        measurements.append(measure(name, sum(map(len, samples)), update, repeats))
+        measurements.append(measure_update(name, sum(map(len, samples)), update, repeats))
     return measurements
 
 
@@ -123,7 +93,7 @@ def measure_padded(repeats: int) -> Measurement:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return measure("transformers, padded", sum(map(len, samples)), update, repeats)
+    return measure_update("transformers, padded", sum(map(len, samples)), update, repeats)
 
 
 def main() -> None:
@@ -132,15 +102,9 @@ def main() -> None:
     parser.add_argument("--micro-tokens", type=int, default=65536)
     args = parser.parse_args()
     measurements = [measure_padded(args.repeats)]
-    torch.cuda.empty_cache()
+    release_memory()
     measurements += measure_learner(args.micro_tokens, args.repeats)
-    table = Table("side", "tokens", "seconds, median", "lowest", "highest", "tokens/s", "ratio", "peak GiB")
-    for each in measurements:
-        numbers = (statistics.median(each.seconds), min(each.seconds), max(each.seconds))
-        ratio = each.rate / measurements[0].rate
-        row = (each.side, str(each.tokens), *(f"{number:.3f}" for number in numbers))
-        table.add_row(*row, f"{each.rate / 1e3:.0f}k", f"{ratio:.2f}", f"{each.memory_gib:.1f}")
-    Console(width=120).print(table)
+    show("update", "tokens", measurements)
 
 
 if __name__ == "__main__":

@@ -11,29 +11,22 @@ the rollout computed the images' features, as in training; "features computed": 
 the same trajectories in padded batches of 16, SDPA attention, its own loss, torch's fused AdamW on bfloat16 parameters.
 
 --vllm   the same rollout in vLLM, in a separate process, with prefix caching, one `generate` call per turn for the
-         whole batch. The environment variable VLLM_PATH names the folder of the package if it is not installed.
+         whole batch, with and without log-probabilities. vLLM processes the images itself.
 --small  a few small episodes on any device, to try the benchmark out. Its numbers mean nothing.
 """
 
 import argparse
 import asyncio
 import json
-import os
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from measuring_gpu import Measurement, measure_update, measure_vllm, release_memory, show, timed
+from rollout_job import RolloutJob
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
-from vision_job import VisionJob
 
 from turnwise.config.schema import Config
 from turnwise.core.image_encoding import encode_png
@@ -71,32 +64,21 @@ SMALL = {
     "vocab_size": 2048,
 }
 SMALL_VISION = {"depth": 2, "embed_dim": 64, "num_heads": 2, "hidden_size": 128, "patch_size": 4}
-SMALL_JOB = VisionJob(
+JOB = RolloutJob(episodes=256, observation=20, image_side=224, first_id=5000, last_id=150_000)
+SMALL_JOB = RolloutJob(
     episodes=6,
     turns=2,
     prompt=12,
     observation=4,
     new_tokens=5,
-    side=24,
+    image_side=24,
     token_pixels=8,
     first_id=1700,
     last_id=2048,
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    side: str
-    count: int
-    """Episodes or tokens."""
-    seconds: list[float]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
-
-
-def write_model(folder: Path, job: VisionJob, *, small: bool) -> list[int]:
+def write_model(folder: Path, job: RolloutJob, *, small: bool) -> list[int]:
     """Write a Qwen2-VL with random weights and its processor; return the ids of MARKS."""
     tokenizer = tiny_tokenizer(*MARKS, "<|video_pad|>")
     image, start, end, video = tokenizer.convert_tokens_to_ids([*MARKS, "<|video_pad|>"])
@@ -127,7 +109,7 @@ def write_model(folder: Path, job: VisionJob, *, small: bool) -> list[int]:
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = Qwen2VLForConditionalGeneration(config)
     model.to(torch.float32 if small else torch.bfloat16).save_pretrained(folder)
-    write_processor(folder, tokenizer, vision["patch_size"], job.side**2)
+    write_processor(folder, tokenizer, vision["patch_size"], job.image_side**2)
     return [start, image, end]
 
 
@@ -148,12 +130,7 @@ def write_processor(folder: Path, tokenizer: Any, patch: int, max_pixels: int) -
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
 
 
-def wait_for_device() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def build_engine(loaded: LoadedModel, job: VisionJob) -> NativeEngine:
+def build_engine(loaded: LoadedModel, job: RolloutJob) -> NativeEngine:
     common: dict[str, Any] = {"slots": job.episodes, "stop_ids": [], "decode": str}
     if not torch.cuda.is_available():
         return NativeEngine(loaded.model, **common)
@@ -162,23 +139,20 @@ def build_engine(loaded: LoadedModel, job: VisionJob) -> NativeEngine:
 
 
 def measure_rollout(
-    loaded: LoadedModel, engine: NativeEngine, job: VisionJob, marks: list[int], repeats: int
+    loaded: LoadedModel, engine: NativeEngine, job: RolloutJob, marks: list[int], repeats: int
 ) -> tuple[Measurement, list[Sample]]:
     """Return the seconds and the last round's trajectories."""
     seconds, samples = [], list[Sample]()
     for round_number in range(repeats + 1):  # the first one includes compilation and graph capture
         images = [[encode_png(image) for image in shown] for shown in job.images(round_number)]
-        wait_for_device()
-        began = time.perf_counter()
-        played = asyncio.run(roll_out(engine, loaded.images, job, images, marks))
-        wait_for_device()
-        seconds.append(time.perf_counter() - began)
+        played, elapsed = timed(lambda images=images: asyncio.run(roll_out(engine, loaded.images, job, images, marks)))  # type: ignore[misc]
+        seconds.append(elapsed)
         samples = [build_sample(number, *each) for number, each in enumerate(played)]
     return Measurement(side="turnwise", count=job.episodes, seconds=seconds[1:]), samples
 
 
 async def roll_out(
-    engine: NativeEngine, encode: Any, job: VisionJob, images: list[list[bytes]], marks: list[int]
+    engine: NativeEngine, encode: Any, job: RolloutJob, images: list[list[bytes]], marks: list[int]
 ) -> list[tuple[list[list[int]], list[Completion]]]:
     """Return the ids before each turn and what was sampled. Each image is processed when its turn begins."""
     sampling, text = Sampling(max_tokens=job.new_tokens), job.text()
@@ -211,44 +185,6 @@ def build_sample(number: int, contexts: Sequence[list[int]], said: Sequence[Comp
         logprobs=logprobs,
         temperatures=torch.ones(len(ids)),
     )
-
-
-def measure_vllm(folder: Path, job: VisionJob, marks: list[int], repeats: int, *, small: bool) -> list[Measurement]:
-    """Run vllm_vision_side.py in a process in which vLLM and its packages come first on the path."""
-    path = os.pathsep.join(each for each in (os.environ.get("VLLM_PATH"), os.environ.get("PYTHONPATH")) if each)
-    engine = (
-        {"enforce_eager": True, "kv_cache_memory_bytes": 128 << 20}
-        if not torch.cuda.is_available()
-        else {"gpu_memory_utilization": 0.3}
-    )
-    with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch) / "seconds.json"
-        request = {
-            "job": asdict(job),
-            "repeats": repeats,
-            "model": str(folder),
-            "marks": marks,
-            "engine": engine,
-            "dtype": "float32" if small else "bfloat16",
-        }
-        side = Path(__file__).with_name("vllm_vision_side.py")
-        python = os.environ.get("VLLM_PYTHON", sys.executable)
-        environment = {**os.environ, "PYTHONPATH": path, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-        subprocess.run([python, str(side), json.dumps(request), str(out)], check=True, env=environment)
-        seconds = json.loads(out.read_text())
-    names = ("vLLM, log-probabilities", "vLLM, no log-probabilities")
-    return [Measurement(side=name, count=job.episodes, seconds=each) for name, each in zip(names, seconds, strict=True)]
-
-
-def measure_update(side: str, tokens: int, update: Callable[[], None], repeats: int) -> Measurement:
-    seconds = []
-    for _ in range(repeats + 2):  # the first two include compilation
-        wait_for_device()
-        began = time.perf_counter()
-        update()
-        wait_for_device()
-        seconds.append(time.perf_counter() - began)
-    return Measurement(side=side, count=tokens, seconds=seconds[2:])
 
 
 def measure_learner(loaded: LoadedModel, samples: Sequence[Sample], repeats: int) -> list[Measurement]:
@@ -322,13 +258,11 @@ def measure_padded(folder: Path, encode: Any, samples: Sequence[Sample], repeats
     return measure_update("transformers, padded", sum(map(len, samples)), update, repeats)
 
 
-def show(title: str, unit: str, measurements: Sequence[Measurement]) -> None:
-    table = Table("side", unit, "seconds, median", "lowest", "highest", f"{unit}/s", "ratio", title=title)
-    for each in measurements:
-        numbers = (each.median, min(each.seconds), max(each.seconds))
-        row = (each.side, str(each.count), *(f"{number:.3f}" for number in numbers))
-        table.add_row(*row, f"{each.count / each.median:.1f}", f"{measurements[0].median / each.median:.2f}")
-    Console(width=120).print(table)
+def vllm_arguments(job: RolloutJob, *, small: bool) -> dict[str, Any]:
+    images = {"limit_mm_per_prompt": {"image": job.turns, "video": 0}}
+    if small:
+        return images | {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 128 << 20}
+    return images | {"dtype": "bfloat16", "gpu_memory_utilization": 0.3}
 
 
 def main() -> None:
@@ -337,7 +271,7 @@ def main() -> None:
     parser.add_argument("--vllm", action="store_true")
     parser.add_argument("--small", action="store_true")
     args = parser.parse_args()
-    job = SMALL_JOB if args.small else VisionJob()
+    job = SMALL_JOB if args.small else JOB
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         marks = write_model(folder, job, small=args.small)
@@ -346,17 +280,16 @@ def main() -> None:
             compile_layers(loaded.model)
         rollout, samples = measure_rollout(loaded, build_engine(loaded, job), job, marks, args.repeats)
         show("rollout", "episodes", [rollout])
+        release_memory()
         updates = measure_learner(loaded, samples, args.repeats)
         show("update", "tokens", updates)
         images = loaded.images
         del loaded
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release_memory()
         show("update", "tokens", [measure_padded(folder, images, samples, args.repeats), *updates])
         if args.vllm:
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            others = measure_vllm(folder, job, marks, args.repeats, small=args.small)
+            release_memory()
+            others = measure_vllm(job, folder, args.repeats, vllm_arguments(job, small=args.small), marks)
             show("rollout", "episodes", [*others, rollout])
 
 
