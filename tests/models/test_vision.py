@@ -20,7 +20,7 @@ from turnwise.models.forward import packed_logits
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.loading.lora import LoraSettings, add_lora
 from turnwise.models.loading.save import save_model
-from turnwise.models.vision.encoder import image_encoder, vision_parameters
+from turnwise.models.vision.encoder import ImageEncoder, image_encoder, vision_parameters
 from turnwise.models.vision.processor import decode_image
 from turnwise.training.learner import token_logprobs
 from vision_models_for_tests import VISION_MODELS, png, write_vision_model
@@ -141,6 +141,27 @@ def test_engine_computes_the_features_of_an_image_once(monkeypatch: pytest.Monke
     played = asyncio.run(play_all(engine_of(loaded, renderer), renderer))
     token_logprobs(loaded.model, pack([sample for sample, _ in played]))
     assert seen == [1] * 5  # five different images, in the engine and the learner together
+
+
+@ALL
+def test_features_of_a_batch_match_those_of_single_images(
+    name: str, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, or if it is trained, the vision tower runs on batches of images."""
+    loaded = load(name, folders)
+    trunk, processor = loaded.model.base_model, loaded.images
+    images = [WIDE, png(24, 40, seed=2), png(16, 16), png(40, 24, seed=4), png(8, 8), png(16, 16, seed=5)]
+    tokens = torch.tensor([token for image in images for token in processor.ids(image) if token < 0])
+    with torch.no_grad():
+        expected = ImageEncoder(processor).features(trunk, tokens)
+        for parameter in vision_parameters(loaded.model):
+            parameter.requires_grad_(True)
+        sizes, encoder = list[int](), ImageEncoder(processor)
+        forward = encoder._forward
+        monkeypatch.setattr(encoder, "_forward", lambda trunk, keys: sizes.append(len(keys)) or forward(trunk, keys))
+        found = encoder.features(trunk, tokens)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    assert sum(sizes) == len(images) and max(sizes) > 1
 
 
 def test_features_follow_a_vision_tower_that_is_trained(folders: Path) -> None:
