@@ -92,7 +92,7 @@ test-adapters: $(EXTRAS)
 
 # vLLM restricts the versions of what it shares with turnwise, so it has an environment on top of .venv.
 test-vllm: $(VLLM)
-	@HF_HUB_OFFLINE=1 PYTHONPATH=src:tests OMP_NUM_THREADS=1 $(VLLM_PYTHON) -m pytest -p no:cacheprovider tests/vllm
+	@HF_HUB_OFFLINE=1 PYTHONPATH=src:tests:tests/vllm/startup OMP_NUM_THREADS=1 $(VLLM_PYTHON) -m pytest -p no:cacheprovider tests/vllm
 
 test-gpu:
 	@PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest -n 4 --dist worksteal tests/gpu tests/engine/test_triton_kernels.py tests/models/test_head_kernel.py

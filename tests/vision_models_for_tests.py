@@ -55,8 +55,8 @@ PARTS_ONLY = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 """A template that shows nothing of content that is not a list of parts, as that of SmolVLM."""
-TEXT = {
-    "hidden_size": 64,
+TEXT = {  # heads of size 32: vLLM's attention on a CPU has none of size 16
+    "hidden_size": 128,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -82,8 +82,8 @@ def qwen(config_class: Any, model_class: Any, processor_class: Any, vision: dict
         text_config=TEXT
         | {
             "vocab_size": FIRST_IMAGE_TOKEN + 4,
-            "head_dim": 16,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 3, 3]},
+            "head_dim": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 6, 6]},
         },
         vision_config={"patch_size": 4, "spatial_merge_size": 2, "num_heads": 2, "depth": 2, **vision},
         image_token_id=FIRST_IMAGE_TOKEN,
@@ -98,7 +98,7 @@ def qwen(config_class: Any, model_class: Any, processor_class: Any, vision: dict
 
 def qwen3_vl() -> tuple[Any, Any]:
     """Its vision tower gives features to the outputs of both layers of the language model."""
-    vision = {"hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 64, "num_position_embeddings": 64}
+    vision = {"hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 128, "num_position_embeddings": 64}
     return qwen(
         Qwen3VLConfig,
         Qwen3VLForConditionalGeneration,
@@ -168,7 +168,7 @@ def idefics(
 
 VISION_MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "qwen2_vl": lambda: qwen(
-        Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLProcessor, {"embed_dim": 32, "hidden_size": 64}
+        Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLProcessor, {"embed_dim": 32, "hidden_size": 128}
     ),
     "qwen2_5_vl": lambda: qwen(
         Qwen2_5_VLConfig,
@@ -177,7 +177,7 @@ VISION_MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
         {
             "hidden_size": 32,
             "intermediate_size": 32,
-            "out_hidden_size": 64,
+            "out_hidden_size": 128,
             "window_size": 16,
             "fullatt_block_indexes": [1],
         },

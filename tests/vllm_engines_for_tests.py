@@ -38,9 +38,9 @@ def renderer() -> Renderer:
     return Renderer(tokenizer, (tokenizer.eos_token_id,), "")
 
 
-def build_engine(model: Any, **settings: Any) -> VllmEngine:
+def build_engine(model: Any, render: Renderer | None = None, **settings: Any) -> VllmEngine:
     options = EngineOptions(slots=16, max_tokens=1024, settings=EngineConfig(kind="vllm", **settings))
-    engine = ENGINES["vllm"].build(model, renderer(), options)
+    engine = ENGINES["vllm"].build(model, render or renderer(), options)
     assert isinstance(engine, VllmEngine)
     return engine
 

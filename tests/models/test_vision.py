@@ -230,6 +230,7 @@ def test_features_of_tiny_vlm_are_as_large_as_token_embeddings() -> None:
 def test_saved_vision_model_reads_images_alike(folders: Path, tmp_path: Path) -> None:
     loaded = load(TINY_VLM, folders)
     save_model(loaded.model, loaded.tokenizer, tmp_path / "saved")
+    assert (tmp_path / "saved" / "preprocessor_config.json").is_file()  # which others read for images and videos
     again = load_model(str(tmp_path / "saved"), attn_implementation=ATTENTION)
     ids = renderer_of(loaded).start([look(WIDE)])
     assert renderer_of(again).start([look(WIDE)]) == ids

@@ -118,7 +118,7 @@ def run_with(engine: Any, monkeypatch: pytest.MonkeyPatch, folder: Path, **setti
         built.append(engine(model, renderer, options))
         return built[-1]
 
-    monkeypatch.setitem(ENGINES, "test", EngineKind(build=build))
+    monkeypatch.setitem(ENGINES, "test", EngineKind(build=build, reads_images=lambda settings: False))
     train(small(folder, engine__kind="test", **settings), console=quiet())
     return built
 

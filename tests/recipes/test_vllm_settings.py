@@ -14,6 +14,7 @@ from turnwise.core.errors import UserError
 from turnwise.engine.engines import ENGINES
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.recipes.api import evaluate
+from turnwise.recipes.build import check_engine_reads_images
 from turnwise.recipes.configure import configure
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.resources import memory_request
@@ -54,8 +55,11 @@ def test_settings_that_do_not_fit_the_engine_are_refused(settings: list[tuple[st
 def test_images_are_refused_by_engines_that_read_text_only() -> None:
     pixels = ("env.params.observation", "image")
     config = configure("frozen_lake", overrides=[KIND, SERVER, pixels])
-    with pytest.raises(UserError, match=r"engine\.kind vllm reads text only\. Choose engine\.kind native"):
+    refusal = r"engine\.kind vllm with engine\.urls reads text only\. Choose engine\.kind native"
+    with pytest.raises(UserError, match=refusal):
         check_run(config, build_environment_mix(config))
+    in_process = configure("frozen_lake", overrides=[KIND, pixels])
+    check_engine_reads_images(in_process, build_environment_mix(in_process))
 
 
 def test_engine_of_its_own_is_planned_with_a_copy_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:

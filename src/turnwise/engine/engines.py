@@ -49,8 +49,8 @@ class EngineKind:
     shares_weights: bool = False
     """Whether it samples from the parameters that it is built with, without a copy. Asynchronous training builds it
     with a copy; the log-probabilities of other engines are corrected by default."""
-    reads_images: bool = False
-    """Whether a context may contain images, as ids below 0 (`core/images.py`)."""
+    reads_images: Callable[[EngineConfig], bool]
+    """Return whether a context may contain images, as ids below 0 (`core/images.py`)."""
     reads: tuple[str, ...] = ()
     """Names of the settings, of sections `engine` and `system`, that change what it does. An override that is read by
     other engines only is an error."""
@@ -96,12 +96,13 @@ ENGINES = EngineKinds(
     native=EngineKind(
         build=_build_native,
         shares_weights=True,
-        reads_images=True,
+        reads_images=lambda settings: True,
         reads=("system.cache_share", "system.decode_steps"),
     ),
     vllm=EngineKind(
         build=_build_vllm,
         check=_check_vllm,
+        reads_images=lambda settings: not settings.urls,
         reads=(
             "engine.urls",
             "engine.weights_folder",

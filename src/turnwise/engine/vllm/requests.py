@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from turnwise.core.protocols import Sampling
+from turnwise.engine.vllm.images import PromptImage
 from turnwise.engine.vllm.weights import PublishedWeights
-
-DRIVER_VARIABLE = "TURNWISE_VLLM_DRIVER"
-"""Environment variable with the id of the process that started vLLM, which does not outlive it."""
+from turnwise.models.head import NEVER
 
 
 class ReplicaFailure(Exception):
@@ -26,6 +25,9 @@ class TokenRequest:
     seed: int
     version: int
     """Version of the weights when the request was made: requests of other versions do not share its prefix cache."""
+    images: tuple[PromptImage, ...] = ()
+    """Images of the prompt, in order."""
+    never_sampled: tuple[int, ...] = ()
 
     @property
     def streams(self) -> bool:
@@ -56,6 +58,7 @@ class TokenRequest:
             "seed": self.seed,
             "stop_token_ids": list(self.stop_ids),
             "ignore_eos": True,
+            "logit_bias": dict.fromkeys(self.never_sampled, NEVER) or None,
             "logprobs": 0,
             "detokenize": False,
         }

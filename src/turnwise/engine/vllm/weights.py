@@ -21,6 +21,8 @@ from turnwise.core.protocols import WeightSource
 
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "turnwise-vllm-"
+DRIVER_VARIABLE = "TURNWISE_VLLM_DRIVER"
+"""Environment variable with the id of the process that started vLLM, which does not outlive it."""
 ADAPTER = "default"
 """Name that peft gives to the adapter of a model."""
 

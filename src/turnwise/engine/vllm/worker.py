@@ -23,8 +23,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from turnwise.engine.vllm.requests import DRIVER_VARIABLE
-from turnwise.engine.vllm.weights import base_name, name_in_vllm, wrapped_layers
+from turnwise.engine.vllm.weights import DRIVER_VARIABLE, base_name, name_in_vllm, wrapped_layers
 
 WATCH_S = 1.0
 BACKEND = "turnwise"

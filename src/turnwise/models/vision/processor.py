@@ -94,6 +94,7 @@ class ImageProcessor:
     def save(self, folder: Any) -> None:
         """Write the processor's files beside the model's."""
         self.processor.save_pretrained(folder)
+        self.processor.image_processor.save_pretrained(folder)  # other programs read it for videos too
 
 
 def decode_image(data: bytes) -> "Image":

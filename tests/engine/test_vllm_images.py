@@ -1,0 +1,159 @@
+"""Contexts with images as prompts of vLLM, without vLLM. `tests/vllm` runs the real one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from turnwise.config.resources import EngineConfig
+from turnwise.core.errors import UserError
+from turnwise.core.images import image_token_id
+from turnwise.core.protocols import Sampling
+from turnwise.core.task import EpisodeKey, Task
+from turnwise.engine.engines import EngineOptions
+from turnwise.engine.vllm import build
+from turnwise.engine.vllm.engine import VllmEngine
+from turnwise.engine.vllm.images import LAYOUTS, ImageReader, PromptImage
+from turnwise.engine.vllm.requests import TokenChunk, TokenRequest
+from turnwise.engine.vllm.weights import FilePublisher
+from turnwise.models.loading.load import LoadedModel, load_model
+from turnwise.models.loading.lora import LoraSettings, add_lora
+from vision_models_for_tests import VISION_MODELS, png, write_vision_model
+from visual_talks_for_tests import look, renderer_of
+
+SERVER = EngineConfig(kind="vllm", urls=("http://localhost:1",))
+SIZES = ((40, 24), (16, 16), (24, 40), (8, 8))
+
+
+@pytest.fixture(scope="module", params=list(LAYOUTS))
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = write_vision_model(request.param, tmp_path_factory.mktemp("vision") / request.param)
+    return load_model(str(folder))
+
+
+def restore(prompt: tuple[int, ...], images: tuple[PromptImage, ...]) -> list[int]:
+    """Return the context that a prompt was made of."""
+    ids = list(prompt)
+    for image in images:
+        places = [image.start + index for index, has in enumerate(image.has_feature) if has]
+        for index, place in enumerate(places):
+            ids[place] = image_token_id(image.hash, index)
+    return ids
+
+
+@given(
+    turns=st.lists(
+        st.lists(st.tuples(st.sampled_from(SIZES), st.integers(0, 2)), min_size=0, max_size=3), min_size=1, max_size=3
+    )
+)
+def test_prompt_and_images_determine_the_context(loaded: LoadedModel, turns: Any) -> None:
+    ids: list[int] = []
+    renderer = renderer_of(loaded)
+    for shown in turns:
+        ids += renderer.start([look(*(png(*size, seed=seed) for size, seed in shown))])
+    prompt, images = ImageReader(loaded.model).read(ids)
+    assert restore(prompt, images) == ids
+    assert len(images) == sum(map(len, turns))
+    placeholder = loaded.images.placeholder_id
+    vocabulary = range(loaded.model.config.get_text_config().vocab_size)
+    assert all(token in vocabulary for token in prompt) or placeholder not in vocabulary
+    assert prompt.count(placeholder) == sum(sum(image.has_feature) for image in images)
+
+
+def test_inputs_of_an_image_are_arranged_for_batches(loaded: LoadedModel) -> None:
+    """What vLLM stacks has one entry per image; what it joins are all patches or tiles of the image."""
+    ids = renderer_of(loaded).start([look(png(40, 24))])
+    _, (image,) = ImageReader(loaded.model).read(ids)
+    computed = loaded.images.process(image.hash).inputs
+    for name, each in image.inputs.items():
+        if each.stacked:
+            assert len(each.value) == 1
+        else:
+            assert each.value.numel() == computed[name].numel() and len(each.value) > 1
+    if "image_grid_thw" in image.inputs:
+        assert image.inputs["image_grid_thw"].value.prod() == len(image.inputs["pixel_values"].value)
+
+
+class Recorder:
+    """A replica that keeps its requests and samples two tokens."""
+
+    name = "recorder"
+
+    def __init__(self) -> None:
+        self.requests: list[TokenRequest] = []
+
+    async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
+        self.requests.append(request)
+        yield TokenChunk(ids=(5, 6), logprobs=(-1.0, -2.0), finished=True)
+
+    async def start(self) -> None: ...
+    async def load(self, weights: Any) -> None: ...
+    async def abort(self, request: TokenRequest) -> None: ...
+    async def sleep(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+def test_requests_carry_the_images_of_all_turns_and_mask_their_tokens(loaded: LoadedModel) -> None:
+    renderer, replica = renderer_of(loaded), Recorder()
+    engine = VllmEngine(
+        loaded.model,
+        [replica],
+        FilePublisher(loaded.model),
+        stop_ids=[],
+        decode=renderer.decode,
+        images=ImageReader(loaded.model),
+    )
+    contexts = [renderer.start([look(png(40, 24))]), renderer.start([look(png(16, 16), png(8, 8))])]
+
+    async def play() -> None:
+        async with engine.open(EpisodeKey(run_seed=0, round=0, task=Task(env="look", seed=1), member=0)) as session:
+            for context in contexts:
+                await session.generate(context, Sampling(max_tokens=2))
+
+    asyncio.run(play())
+    first, second = replica.requests
+    assert restore(first.prompt, first.images) == contexts[0]
+    assert restore(second.prompt, second.images) == [*contexts[0], 5, 6, *contexts[1]]
+    masked = loaded.model.get_output_embeddings().never_sampled.tolist()
+    assert loaded.images.placeholder_id in masked
+    assert first.params()["logit_bias"] == dict.fromkeys(masked, -1e9)
+
+
+def test_text_only_requests_have_no_mask() -> None:
+    request = TokenRequest(id="a", prompt=(1,), sampling=Sampling(max_tokens=1), stop_ids=(), seed=0, version=0)
+    assert request.params()["logit_bias"] is None
+
+
+def build_for_servers(loaded: LoadedModel) -> None:
+    build.build_vllm(loaded.model, renderer_of(loaded), EngineOptions(slots=1, max_tokens=64, settings=SERVER))
+
+
+def test_servers_refuse_models_that_read_images(loaded: LoadedModel) -> None:
+    with pytest.raises(UserError, match=r"servers of engine\.urls read text only, and this model reads images"):
+        build_for_servers(loaded)
+
+
+def test_tiny_vlm_is_refused_in_one_line() -> None:
+    with pytest.raises(UserError, match="vLLM lacks the rotary positions of tiny_vlm"):
+        build_for_servers(load_model("tiny_vlm"))
+
+
+@pytest.mark.parametrize("name", sorted(set(VISION_MODELS) - set(LAYOUTS)))
+def test_models_that_vllm_computes_otherwise_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"does not read images with a {name}, only with qwen2_vl"):
+        ImageReader(load_model(str(write_vision_model(name, tmp_path / name))).model)
+
+
+def test_adapter_of_a_vision_model_is_published_merged(tmp_path: Path) -> None:
+    model = load_model(str(write_vision_model("qwen2_vl", tmp_path / "model"))).model
+    names = {name for name, _ in model.named_parameters()}
+    add_lora(model, "base", LoraSettings(rank=2, alpha=4.0, targets=(), seed=0))
+    settings = EngineConfig(kind="vllm", weights_folder=str(tmp_path))
+    published = build._publisher(model, settings).write(1, model)
+    assert published.adapter is None
+    assert load_file(published.update_info()["path"]).keys() == names

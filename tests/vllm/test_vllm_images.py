@@ -1,0 +1,60 @@
+"""Images in vLLM: the learner's log-probabilities, over several turns and after a publication."""
+
+import asyncio
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from turnwise.core.samples import Sample
+from turnwise.data.packing import pack, unpack
+from turnwise.engine.vllm.images import LAYOUTS
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.loading.load import LoadedModel, load_model
+from turnwise.training.learner import token_logprobs
+from vision_models_for_tests import write_vision_model
+from visual_talks_for_tests import play_all, renderer_of
+from vllm_engines_for_tests import build_engine
+
+TOLERANCE = 2e-4
+
+
+def assert_agrees_with_the_learner(loaded: LoadedModel, played: list[tuple[Sample, list[float]]]) -> None:
+    batch = pack([sample for sample, _ in played])
+    with torch.no_grad():
+        found, *_ = token_logprobs(loaded.model, batch)
+    for (_, sampled), scored in zip(played, unpack(batch, found), strict=True):
+        torch.testing.assert_close(scored, torch.tensor(sampled), atol=TOLERANCE, rtol=1e-3)
+
+
+@torch.no_grad()
+def change_weights(loaded: LoadedModel) -> LoadedModel:
+    """Return another model with all weights changed. Without the mask, it would sample tokens of images."""
+    model = copy.deepcopy(loaded.model)
+    for parameter in model.parameters():
+        parameter.mul_(1.2)
+    never = model.get_output_embeddings().never_sampled
+    model.get_output_embeddings().weight[never] *= 50
+    return replace(loaded, model=model)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_vllm_and_learner_agree_with_images(name: str, tmp_path: Path) -> None:
+    loaded = load_model(str(write_vision_model(name, tmp_path / name)), attn_implementation=ATTENTION)
+    renderer = renderer_of(loaded)
+    engine = build_engine(loaded.model, renderer)
+    changed = change_weights(loaded)
+
+    async def scenario() -> list[list[tuple[Sample, list[float]]]]:
+        before = await play_all(engine, renderer)
+        await engine.publish(1, changed.model)
+        return [before, await play_all(engine, renderer)]
+
+    before, after = asyncio.run(scenario())
+    assert_agrees_with_the_learner(loaded, before)
+    assert_agrees_with_the_learner(changed, after)
+    assert before[0][1] != before[2][1]  # the members see different first images
+    never = set(loaded.model.get_output_embeddings().never_sampled.tolist())
+    assert never and not any(never & set(sample.ids[sample.mask].tolist()) for sample, _ in [*before, *after])
