@@ -54,9 +54,10 @@ def simulate(
 
 
 def measure(rng: random.Random, rewards: list[list[float]], chances: list[float]) -> dict[str, Any]:
-    stds = [statistics.pstdev(group) for group in rewards]
+    means = [sum(group) / len(group) for group in rewards]
+    stds = [math.sqrt(mean * (1 - mean)) for mean in means]  # rewards are 0 or 1
     flat = sum(std == 0 for std in stds) / len(stds)
-    success = statistics.fmean(statistics.fmean(group) for group in rewards)
+    success = statistics.fmean(means)
     return {
         "rollout/success": success,
         "rollout/reward": success,

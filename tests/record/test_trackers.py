@@ -54,11 +54,12 @@ from pathlib import Path
 from turnwise.record.trackers import Trackers
 name, folder, config, parts = sys.argv[1], Path(sys.argv[2]), *map(json.loads, sys.argv[3:])
 for rows, resumed in parts:
+    if resumed and name == "wandb":
+        time.sleep(1)  # it names folders by the second
     sink = Trackers([name], config=config, name="lake", folder=folder, warn=print, resumed_after=resumed)
     for row in rows:
         sink.log(row)
     sink.close()
-    time.sleep(1)  # W&B names folders by the second
 """
 
 
