@@ -79,24 +79,24 @@ def test_adapter_is_trained_further_without_a_second_one(tmp_path: Path, run: Pa
     assert is_adapter(third / "checkpoints" / "step_000001")
 
 
-def test_reference_of_a_trained_adapter_is_that_adapter_after_resume(tmp_path: Path) -> None:
-    train(settings(tmp_path / "first"), console=quiet())
+def test_reference_of_a_trained_adapter_is_that_adapter_after_resume(tmp_path: Path, run: Path) -> None:
+    shutil.copytree(run, tmp_path / "first" / "run")
     adapter = tmp_path / "first" / "run" / "checkpoints" / "step_000003"
     (away,) = (row["train/kl"] for row in metrics(tmp_path / "first" / "run") if row["step"] == 3 and "train/kl" in row)
     assert away > 1e-6, "by then the adapter has moved away from its base"
 
     further = {"model__name": str(adapter), "train__steps": 2, "train__mini_batch": 8, "eval__every": 0}
     train(small(tmp_path / "second", **further), console=quiet())
-    run = tmp_path / "second" / "run"
-    begun, later = (row["train/kl"] for row in metrics(run) if "train/kl" in row)
+    second = tmp_path / "second" / "run"
+    begun, later = (row["train/kl"] for row in metrics(second) if "train/kl" in row)
     assert begun < 1e-3 * away and later > 1e3 * begun
 
-    shutil.rmtree(run / "checkpoints" / "step_000002")
-    (run / "summary.json").unlink()
+    shutil.rmtree(second / "checkpoints" / "step_000002")
+    (second / "summary.json").unlink()
     changed = load_file(adapter / "adapter_model.safetensors")
     save_file({name: torch.zeros_like(value) for name, value in changed.items()}, adapter / "adapter_model.safetensors")
     train(small(tmp_path / "second", **further), resume=True, console=quiet())
-    assert [row["train/kl"] for row in metrics(run) if "train/kl" in row] == [begun, later]
+    assert [row["train/kl"] for row in metrics(second) if "train/kl" in row] == [begun, later]
 
 
 def test_merge_refuses_a_model_without_an_adapter(tmp_path: Path) -> None:
