@@ -27,7 +27,11 @@ VIEWS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
+LOOKS = [(1280, "light"), (390, "light"), *([(1280, "dark")] if SHOTS else [])]
+"""Widths and colour schemes. Colours move nothing, so dark is for screenshots."""
+
+
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_views_do_not_scroll_sideways(viewer: Viewer, width: int, scheme: Any) -> None:
     viewer.page.set_viewport_size({"width": width, "height": 860})
     viewer.page.emulate_media(color_scheme=scheme)
