@@ -273,7 +273,7 @@ CHECKED: dict[str, Callable[[Sequence[str]], None]] = {
 
 
 def patch_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let servers end as soon as they have started, open no browser, and try no sandbox, which takes seconds."""
+    """Let servers end as soon as they have started, open no browser, and leave out what takes seconds."""
     uvicorn = importlib.import_module("uvicorn")
     server = importlib.import_module("turnwise.tools.search.server")
     monkeypatch.setattr(uvicorn.Server, "run", lambda *given, **named: None)
@@ -281,3 +281,4 @@ def patch_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("turnwise.recipes.serving.wait_for_stop", lambda: asyncio.sleep(0))
     monkeypatch.setattr("webbrowser.open", lambda address: True)
     monkeypatch.setattr("turnwise.recipes.doctor.sandbox_report", lambda: ["sandbox: not tried"])
+    monkeypatch.setattr("turnwise.cluster.plan.SIMULATED", 1)
