@@ -73,9 +73,14 @@ def test_algorithm_trains_with_finite_metrics(names: dict[str, str], tmp_path: P
         {"context__mode": "turn"},
         {"context__mode": "summary", "context__summary_every": 1, "context__summary_tokens": 8},
         {"algo__advantage": "bi_level_gae", "algo__gamma_turn": "adaptive"},
-        {"algo__kl_target": 0.01, "algo__kl_horizon": 10.0},
-        {"algo__loss_tokens": "answer", "algo__advantage_tokens": "answer"},
-        {"diagnose__information_every": 1, "diagnose__gradients_every": 2},
+        {
+            "algo__kl_target": 0.01,
+            "algo__kl_horizon": 10.0,
+            "algo__loss_tokens": "answer",
+            "algo__advantage_tokens": "answer",
+            "diagnose__information_every": 1,
+            "diagnose__gradients_every": 2,
+        },
     ],
     ids=str,
 )
