@@ -12,6 +12,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from turnwise.core.errors import UserError, read_failure
@@ -54,17 +55,13 @@ def image_of_token(token: int) -> tuple[str, int]:
 
 def find_images(ids: Sequence[int]) -> tuple[ImageSpan, ...]:
     """Return the images among the ids, in order."""
-    spans: list[ImageSpan] = []
-    last = 0
-    for position, token in enumerate(ids):
-        if token >= 0:
-            continue
-        if spans and token == last - 1:  # the next token of the same image
-            spans[-1] = ImageSpan(hash=spans[-1].hash, start=spans[-1].start, end=position + 1)
-        else:
-            spans.append(ImageSpan(hash=image_of_token(token)[0], start=position, end=position + 1))
-        last = token
-    return tuple(spans)
+    places = [position for position, token in enumerate(ids) if token < 0]
+    follows = [ids[later] == ids[earlier] - 1 for earlier, later in pairwise(places)]  # the same image
+    starts = [index for index, same in enumerate([False, *follows]) if not same] if places else []
+    return tuple(
+        ImageSpan(hash=image_of_token(ids[places[start]])[0], start=places[start], end=places[end - 1] + 1)
+        for start, end in pairwise([*starts, len(places)])
+    )
 
 
 def count_images(ids: Iterable[int]) -> int:

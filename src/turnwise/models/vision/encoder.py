@@ -48,7 +48,7 @@ class ImageEncoder:
         images, inverse = (codes >> INDEX_BITS).unique(return_inverse=True)
         keys = [f"{code:013x}" for code in images.tolist()]
         tower = vision_parameters(trunk)
-        trained = trains_vision(trunk)
+        trained = any(each.requires_grad for each in tower)
         if trained and torch.is_grad_enabled():
             tables = self._encode(trunk, keys)
         else:
