@@ -64,3 +64,9 @@ def test_read_seeds_rejects_a_binary_file(tmp_path: Path) -> None:
     (tmp_path / "seeds").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="seeds is not UTF-8 text"):
         read_seeds(str(tmp_path / "seeds"), "test")
+
+
+def test_read_seeds_finds_a_duplicate_among_many() -> None:
+    """In one pass: comparing all pairs would take an hour."""
+    with pytest.raises(UserError, match="seeds names 199999 twice"):
+        read_seeds("0-199999,199999", "test")

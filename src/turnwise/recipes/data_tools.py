@@ -55,7 +55,7 @@ class DataSummary:
     turns: int
     sampled_tokens: int
     rewards: Sequence[float]
-    """Total rewards in ascending order; without those that are unknown."""
+    """Total rewards in ascending order."""
     statuses: Mapping[str, int]
     versions: tuple[int, int] | None
     """Oldest and newest version of the weights that sampled them. None if unknown."""
@@ -139,8 +139,8 @@ def evaluate_offline(run: str, sources: Sequence[str], episodes: Episodes) -> Of
 def _check_evaluable(episode: StoredEpisode) -> Trajectory:
     if not episode.sampled or not episode.scored:
         raise UserError(
-            f"{episode.where} lacks its sampler's log-probabilities or a reward, so it says nothing about another "
-            "policy. Leave it out."
+            f"{episode.where} lacks its sampler's log-probabilities or a reward, so it cannot evaluate another policy. "
+            "Leave it out."
         )
     return episode.trajectory
 

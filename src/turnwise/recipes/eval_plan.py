@@ -1,6 +1,7 @@
 """Plan of an evaluation: models, tasks and tries, validated before anything is loaded, and saved in its folder."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -202,8 +203,8 @@ def read_seeds(text: str, split: Split) -> tuple[int, ...]:
     seeds = tuple(_seed(number, split) for number in _numbers(words))
     if not seeds:
         raise UserError(f"seeds {text}: contains no seeds. Give a list such as 3,7,10-20, or a file with one.")
-    if len(set(seeds)) < len(seeds):
-        twice = next(seed for seed in seeds if seeds.count(seed) > 1)
+    twice, times = Counter(seeds).most_common(1)[0]
+    if times > 1:
         raise UserError(
             f"seeds names {twice - FIRST_SEED[split]} twice. Give each seed once; tries sets the episodes per task."
         )
