@@ -51,7 +51,7 @@ class ProgramResult:
 
     @property
     def is_infrastructure_failure(self) -> bool:
-        """True if it was not started or killed, or reports a temporary failure: its task says nothing about it then."""
+        """True if it was not started, was killed, or reports a temporary failure: not the fault of the policy."""
         return self.status in (TEMPORARY_FAILURE, *NOT_STARTED) or self.status > SIGNALLED
 
     def describe(self) -> str:

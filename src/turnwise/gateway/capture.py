@@ -15,7 +15,7 @@ from turnwise.gateway.prompts import render_prompt
 from turnwise.gateway.recording import SampledChoice, make_turn, record_choice, restore_call
 from turnwise.gateway.sessions import SessionPool
 from turnwise.gateway.store import CallStore
-from turnwise.gateway.tree import Branch, CallTree, Place
+from turnwise.gateway.tree import Branch, CallTree, Position
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.episode import Limits
 
@@ -97,9 +97,9 @@ class GatewayEpisode:
 
     async def count(self, request: ChatRequest) -> int:
         """Return the number of prompt tokens that `reply` would use, even if they do not fit. Records nothing."""
-        place = self._tree.locate(request.messages, request.tools)
-        appended = await render_prompt(self._renderer, self._tree, place, request.tools)
-        return len(appended) + (len(place.parent.context()) if place.parent is not None else 0)
+        position = self._tree.locate(request.messages, request.tools)
+        appended = await render_prompt(self._renderer, self._tree, position, request.tools)
+        return len(appended) + (len(position.parent.context()) if position.parent is not None else 0)
 
     async def set_reward(self, reward: float, call: str = "") -> None:
         """Set the reward of the episode or of one of its calls. A later one replaces it."""
@@ -162,11 +162,11 @@ class GatewayEpisode:
 
     async def _answer(self, request: ChatRequest) -> Replies:
         number, self._count = self._count, self._count + 1
-        place = self._locate(request)
-        branches = self._tree.claim(place, request.n)
+        position = self._locate(request)
+        branches = self._tree.claim(position, request.n)
         try:
-            sampled = await self._sample(request, place, branches)
-            record = partial(record_choice, request, place.conversation, renderer=self._renderer, episode=self.id)
+            sampled = await self._sample(request, position, branches)
+            record = partial(record_choice, request, position.conversation, renderer=self._renderer, episode=self.id)
             response = self.history.describe(request)
             calls = [
                 record(each, number=number, choice=choice, response=response) for choice, each in enumerate(sampled)
@@ -193,7 +193,7 @@ class GatewayEpisode:
             if all(pending.replies.done() for pending in self._requests[name]):
                 del self._requests[name]
 
-    def _locate(self, request: ChatRequest) -> Place:
+    def _locate(self, request: ChatRequest) -> Position:
         if request.messages[-1].role == "assistant":
             raise RequestError("messages", "the last message is the assistant's own: end with a user or tool message")
         if not self._renderer.reads_images and any(message.images for message in request.messages):
@@ -203,9 +203,11 @@ class GatewayEpisode:
             raise ContextOverflow(self._limits.max_tokens, tokens=None)
         return self._tree.locate(request.messages, request.tools)
 
-    async def _sample(self, request: ChatRequest, place: Place, branches: Sequence[Branch]) -> list[SampledChoice]:
-        appended = await render_prompt(self._renderer, self._tree, place, request.tools)
-        context = [*(place.parent.context() if place.parent is not None else ()), *appended]
+    async def _sample(
+        self, request: ChatRequest, position: Position, branches: Sequence[Branch]
+    ) -> list[SampledChoice]:
+        appended = await render_prompt(self._renderer, self._tree, position, request.tools)
+        context = [*(position.parent.context() if position.parent is not None else ()), *appended]
         sampling = self._sampling(request, len(context))
 
         async def sample(branch: Branch) -> SampledChoice:

@@ -9,20 +9,20 @@ from turnwise.core.trajectory import Stop
 from turnwise.data.demonstrations import describe_tools
 from turnwise.gateway.chat import RequestError
 from turnwise.gateway.conversation import write_calls
-from turnwise.gateway.tree import CallTree, Place
+from turnwise.gateway.tree import CallTree, Position
 from turnwise.render.renderer import Renderer
 
 LARGE_CHARS = 20_000
 """Conversations with more characters are encoded in a thread, so that they do not block the event loop."""
 
 
-async def render_prompt(renderer: Renderer, tree: CallTree, place: Place, tools: Sequence[ToolSpec]) -> list[int]:
+async def render_prompt(renderer: Renderer, tree: CallTree, position: Position, tools: Sequence[ToolSpec]) -> list[int]:
     """Return the ids that follow the parent's. Raises RequestError for messages that the template refuses."""
-    appended = place.messages[place.shared :]
+    appended = position.messages[position.shared :]
     try:
         if has_much_text(appended):
-            return await asyncio.to_thread(_render, renderer, tree, place, tools)
-        return _render(renderer, tree, place, tools)
+            return await asyncio.to_thread(_render, renderer, tree, position, tools)
+        return _render(renderer, tree, position, tools)
     except (UserError, EnvironmentFailure) as error:
         raise RequestError("messages", str(error)) from error
 
@@ -34,15 +34,15 @@ def has_much_text(messages: Sequence[Message]) -> bool:
     )
 
 
-def _render(renderer: Renderer, tree: CallTree, place: Place, tools: Sequence[ToolSpec]) -> list[int]:
+def _render(renderer: Renderer, tree: CallTree, position: Position, tools: Sequence[ToolSpec]) -> list[int]:
     """Encode the messages that the parent's ids do not cover.
 
     An assistant message that was sampled in another context has its sampled ids here too; without those of its thinking
     if the client dropped it. Others, such as one that the agent wrote or edited, are encoded.
     """
-    first, *rest = _split_at_assistants(place.messages[place.shared :], opening=place.parent is None)
-    if place.parent is not None:
-        ids = renderer.extend(first, place.parent.completion.stop)
+    first, *rest = _split_at_assistants(position.messages[position.shared :], opening=position.parent is None)
+    if position.parent is not None:
+        ids = renderer.extend(first, position.parent.completion.stop)
     else:
         ids = renderer.start(first, tools, describe_tools(tools))
     for assistant, *following in rest:

@@ -66,8 +66,8 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a request belongs in the tree."""
+class Position:
+    """Position of a request in the tree."""
 
     messages: tuple[Message, ...]
     conversation: Digest
@@ -91,7 +91,7 @@ class CallTree:
         """Replies without their thinking."""
         self._numbers = 0
 
-    def locate(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Place:
+    def locate(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Position:
         """Find the call whose conversation, its reply included, is the longest beginning of this one."""
         conversation, parent, shared = digest_tools(tools), None, 0
         numbered = number_calls(messages)
@@ -99,7 +99,7 @@ class CallTree:
             conversation = digest(conversation, digest_message(message))
             if message.role == "assistant" and (found := self._conversations.get(conversation)) is not None:
                 parent, shared = _most_likely(found, messages[index]), index + 1
-        return Place(messages=numbered, conversation=conversation, parent=parent, shared=shared)
+        return Position(messages=numbered, conversation=conversation, parent=parent, shared=shared)
 
     def find_reply(self, message: Message) -> RecordedCall | None:
         """Return the latest call whose reply this is, whatever came before it."""
@@ -109,14 +109,14 @@ class CallTree:
         """Return the latest call whose reply without its thinking this is."""
         return self._answers.get(digest_message(message))
 
-    def claim(self, place: Place, count: int) -> list[Branch]:
+    def claim(self, position: Position, count: int) -> list[Branch]:
         """Return branches for `count` replies: the parent's own if nothing extends it yet, then new ones."""
         branches = []
-        parent = place.parent
+        parent = position.parent
         if parent is not None and parent.is_free:
             parent.branch.busy = True
             branches.append(parent.branch)
-        return [*branches, *(self._start(place.conversation) for _ in range(count - len(branches)))]
+        return [*branches, *(self._start(position.conversation) for _ in range(count - len(branches)))]
 
     def _start(self, conversation: Digest) -> Branch:
         """Start a branch. Except for the first, its random stream depends on the conversation, not on arrival."""
