@@ -75,6 +75,8 @@ def test_inputs_of_an_image_are_arranged_for_batches(loaded: LoadedModel) -> Non
             assert len(each.value) == 1
         else:
             assert each.value.numel() == computed[name].numel() and len(each.value) > 1
+    if "num_patches" in image.inputs:
+        assert image.inputs["num_patches"].value.tolist() == [len(image.inputs["pixel_values"].value)]
     if "image_grid_thw" in image.inputs:
         assert image.inputs["image_grid_thw"].value.prod() == len(image.inputs["pixel_values"].value)
 
@@ -154,6 +156,7 @@ def test_adapter_of_a_vision_model_is_published_merged(tmp_path: Path) -> None:
     names = {name for name, _ in model.named_parameters()}
     add_lora(model, "base", LoraSettings(rank=2, alpha=4.0, targets=(), seed=0))
     settings = EngineConfig(kind="vllm", weights_folder=str(tmp_path))
-    published = build._publisher(model, settings).write(1, model)
+    publisher = build._publisher(model, settings)
+    published = publisher.write(1, model)
     assert published.adapter is None
     assert load_file(published.update_info()["path"]).keys() == names

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from turnwise.core.errors import UserError
@@ -15,11 +16,15 @@ from turnwise.core.images import find_images
 from turnwise.models.vision.encoder import image_encoder
 
 QWEN = {"pixel_values": "rows", "image_grid_thw": "item"}
+IDEFICS = {"pixel_values": "tiles", "pixel_attention_mask": "tiles", "num_patches": "item"}
 LAYOUTS: dict[str, dict[str, str]] = {
     "qwen2_vl": QWEN,
     "qwen2_5_vl": QWEN,
+    "idefics3": IDEFICS,
+    "smolvlm": IDEFICS,
 }
-"""Inputs of vLLM's models for one image, by model type. rows: [N, ...], joined over images; item: [1, ...], stacked."""
+"""Inputs of vLLM's models for one image, by model type. rows: [N, ...], joined over images; item: [1, ...], stacked;
+tiles: [1, N, ...] of the processor, joined without their first dimension."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +85,8 @@ class ImageReader:
         """Return what the processor computed for one image as the inputs of vLLM's model."""
         arranged = {}
         for name, layout in self._layout.items():
-            value = inputs[name]
+            value = torch.tensor([inputs["pixel_values"].shape[1]]) if name == "num_patches" else inputs[name]
+            value = value[0] if layout == "tiles" else value
             value = value.to(self._dtype) if value.is_floating_point() else value
             arranged[name] = PromptInput(value=value, stacked=layout == "item")
         return arranged
