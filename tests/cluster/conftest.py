@@ -1,5 +1,6 @@
 """A real Ray cluster of three nodes on this machine, started once."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from slow_lake_for_tests import GATE
+from slow_lake_for_tests import DRIVER, GATE
 
 from ray_forks_for_tests import fork_ray_workers
 from ray_nodes_for_tests import NODE
@@ -43,6 +44,7 @@ def ray_cluster(optional_part: Callable[..., NoReturn]) -> Iterator[Any]:
         for name, value in variables.items():
             patch.setenv(name, value)
         patch.setenv(GATE, f"{folder}/gate")
+        patch.setenv(DRIVER, str(os.getpid()))
         patch.setenv("RAY_AUTH_MODE", "disabled")  # else Ray writes a token into the home folder
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_TMPDIR", folder)  # else the address goes to /tmp/ray, which may not exist
