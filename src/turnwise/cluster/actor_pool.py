@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import ray
-from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayTaskError
 
 from turnwise.cluster.placement import ActorSlot
 from turnwise.cluster.session import (
+    LOSSES,
     ClusterSession,
     ProcessInfo,
     cause_of,
@@ -83,7 +84,7 @@ class ActorPool(ABC, Generic[Pooled]):
             each.actor = self._launch(each.slot)
         try:
             started = ray.get([each.actor.start.remote(build) for each in actors], timeout=START_S)
-        except (RayActorError, RayTaskError, GetTimeoutError) as error:
+        except (*LOSSES, RayTaskError, GetTimeoutError) as error:
             raise start_error(f"An {self.kind}", error) from error
         for each, info in zip(actors, started, strict=True):
             self._accept(each, info)
@@ -188,7 +189,7 @@ async def _wait_for(ref: Awaitable[Result]) -> Result:
     """Await Ray's reference, with the errors of this module."""
     try:
         return await ref
-    except RayActorError as error:
+    except LOSSES as error:
         raise ActorLost(describe_loss(error)) from error
     except ObjectLostError as error:
         raise ObjectLost("its data was lost with a node") from error

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayTaskError
 
 from turnwise.cluster.results import decode_result, encode_result
-from turnwise.cluster.session import ProcessInfo, cause_of, describe_loss, process_info
+from turnwise.cluster.session import LOSSES, ProcessInfo, cause_of, describe_loss, process_info
 from turnwise.core.blocking import exit_if_blocked
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.loop_clock import current_clock, pause_current_clock
@@ -151,7 +151,7 @@ class LeasedEnv:
         try:
             with pause_current_clock():
                 encoded = await answer
-        except RayActorError as error:
+        except LOSSES as error:
             raise EnvWorkerLost(describe_loss(error)) from error
         except RayTaskError as error:
             raise cause_of(error) from error

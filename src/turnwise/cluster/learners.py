@@ -9,11 +9,12 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayTaskError
 from torch import Tensor
 
 from turnwise.cluster.placement import ActorSlot
 from turnwise.cluster.session import (
+    LOSSES,
     ClusterSession,
     ProcessInfo,
     cause_of,
@@ -109,7 +110,7 @@ class RemoteLearner:
             try:
                 self._join_and_build()
                 return
-            except (RayActorError, RayTaskError, GetTimeoutError) as error:
+            except (*LOSSES, RayTaskError, GetTimeoutError) as error:
                 self.close()
                 if attempt == attempts or isinstance(error, RayTaskError):
                     raise start_error("A learner rank", error) from error
@@ -204,7 +205,7 @@ class RemoteLearner:
                 done, pending = ray.wait(pending, num_returns=1)
                 ray.get(done)
             return ray.get(list(calls))
-        except RayActorError as error:
+        except LOSSES as error:
             raise LearnerLost(describe_loss(error)) from error
         except RayTaskError as error:
             self._check_alive()
@@ -216,7 +217,7 @@ class RemoteLearner:
         for done in ray.wait(answers, num_returns=len(answers), timeout=PING_S)[0]:
             try:
                 ray.get(done)
-            except RayActorError as error:
+            except LOSSES as error:
                 raise LearnerLost(describe_loss(error)) from error
 
 

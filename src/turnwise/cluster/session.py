@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -28,6 +28,8 @@ NICENESS = "RAY_worker_niceness"
 """Variable with the niceness of actors. With Ray's default, 15, other processes slow them more than a local run."""
 SAME_VERSION = ("torch", "ray")
 """Packages that driver and actors need in the same version, besides turnwise."""
+LOSSES = (RayActorError, OutOfMemoryError)
+"""Errors of a call to an actor whose process died. Ray itself kills processes if a node has little memory left."""
 EXIT_DETAIL = re.compile(r"Worker exit detail: ([^.\n]+)|is dead because ([^.\n]+)")
 
 
@@ -150,6 +152,8 @@ def first_line(error: BaseException) -> str:
 
 def describe_loss(error: BaseException) -> str:
     """Return why an actor was lost, in a few words."""
+    if isinstance(error, OutOfMemoryError):
+        return "its node has too little memory, so Ray killed it"
     found = EXIT_DETAIL.search(str(error))
     return (found[1] or found[2]).strip() if found is not None else first_line(error)
 
