@@ -20,7 +20,7 @@ from turnwise.engine.vllm import build
 from turnwise.engine.vllm.engine import VllmEngine
 from turnwise.engine.vllm.images import LAYOUTS, ImageReader, PromptImage
 from turnwise.engine.vllm.requests import TokenChunk, TokenRequest
-from turnwise.engine.vllm.weights import FilePublisher
+from turnwise.engine.vllm.weights import FilePublisher, checkpoint_name
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.loading.lora import LoraSettings, add_lora
 from vision_models_for_tests import VISION_MODELS, png, write_vision_model
@@ -160,3 +160,9 @@ def test_adapter_of_a_vision_model_is_published_merged(tmp_path: Path) -> None:
     published = publisher.write(1, model)
     assert published.adapter is None
     assert load_file(published.update_info()["path"]).keys() == names
+
+
+@pytest.mark.parametrize("level", ["", "vision_model."])
+def test_parameters_are_published_by_their_names_in_checkpoints(level: str) -> None:
+    assert checkpoint_name(f"model.vision_tower.{level}embeddings.x") == "model.vision_tower.vision_model.embeddings.x"
+    assert checkpoint_name(f"model.language_model.{level}x") == f"model.language_model.{level}x"

@@ -22,6 +22,8 @@ LAYOUTS: dict[str, dict[str, str]] = {
     "qwen2_5_vl": QWEN,
     "idefics3": IDEFICS,
     "smolvlm": IDEFICS,
+    "llava": {"pixel_values": "item"},
+    "llava_onevision": {"pixel_values": "item", "image_sizes": "item"},
 }
 """Inputs of vLLM's models for one image, by model type. rows: [N, ...], joined over images; item: [1, ...], stacked;
 tiles: [1, N, ...] of the processor, joined without their first dimension."""

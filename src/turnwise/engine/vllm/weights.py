@@ -188,15 +188,15 @@ def adapter_layers(model: Any) -> dict[str, AdapterLayer]:
 def merge_adapter(
     parameters: Mapping[str, Tensor], adapter: Mapping[str, AdapterLayer]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of the base model, with LoRA updates added, by the base model's names."""
+    """Yield the parameters of the base model, with LoRA updates added, by their names in checkpoints."""
     for name, tensor in parameters.items():
         layer, base, rest = name.partition(".base_layer.")
         if base and rest == "weight":
-            yield base_name(name), tensor + _update(parameters, layer, adapter[layer]).to(tensor.dtype)
+            yield checkpoint_name(base_name(name)), tensor + _update(parameters, layer, adapter[layer]).to(tensor.dtype)
         elif base:
-            yield base_name(name), tensor
+            yield checkpoint_name(base_name(name)), tensor
         elif not _is_update(name):
-            yield name, tensor
+            yield checkpoint_name(name), tensor
 
 
 def wrapped_layers(model: torch.nn.Module) -> set[str]:
@@ -228,6 +228,16 @@ def _is_update(name: str) -> bool:
 
 def base_name(name: str) -> str:
     return name.replace(".base_layer.", ".")
+
+
+def checkpoint_name(name: str) -> str:
+    """Return the name of a parameter in checkpoints, by which vLLM loads it.
+
+    Modules of transformers have lost a level that checkpoints of LLaVA still have.
+    """
+    tower, level = "model.vision_tower.", "vision_model."
+    inside = name.removeprefix(tower)
+    return name if inside == name or inside.startswith(level) else f"{tower}{level}{inside}"
 
 
 def _update(parameters: Mapping[str, Tensor], name: str, layer: AdapterLayer) -> Tensor:
