@@ -240,7 +240,7 @@ def measure_padded(folder: Path, encode: Any, samples: Sequence[Sample], repeats
             present, is_image = padded != -2, padded == -1
             chosen = torch.nn.utils.rnn.pad_sequence([each.mask for each in batch], batch_first=True).to(device)
             ids = torch.where(is_image, placeholder, padded.clamp(min=0))
-            pixels = torch.cat([each["pixel_values"] for each in shown]).to(device, model.dtype)
+            pixels = encode.expand(torch.cat([each["pixel_values"] for each in shown]).to(device)).to(model.dtype)
             grids = torch.cat([each["image_grid_thw"] for each in shown]).to(device)
             labels = torch.where(chosen, ids, -100)
             model(

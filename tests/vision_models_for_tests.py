@@ -83,7 +83,12 @@ def qwen(config_class: Any, model_class: Any, processor_class: Any, vision: dict
         | {
             "vocab_size": FIRST_IMAGE_TOKEN + 4,
             "head_dim": 32,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 6, 6]},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 100.0,
+                "mrope_section": [4, 6, 6],
+                "mrope_interleaved": config_class is Qwen3VLConfig,  # what vLLM reads; transformers knows it
+            },
         },
         vision_config={"patch_size": 4, "spatial_merge_size": 2, "num_heads": 2, "depth": 2, **vision},
         image_token_id=FIRST_IMAGE_TOKEN,

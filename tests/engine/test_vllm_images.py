@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -23,7 +24,9 @@ from turnwise.engine.vllm.requests import TokenChunk, TokenRequest
 from turnwise.engine.vllm.weights import FilePublisher, checkpoint_name
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.loading.lora import LoraSettings, add_lora
-from vision_models_for_tests import VISION_MODELS, png, write_vision_model
+from turnwise.models.vision import architectures
+from turnwise.models.vision.processor import decode_image
+from vision_models_for_tests import png, write_vision_model
 from visual_talks_for_tests import look, renderer_of
 
 SERVER = EngineConfig(kind="vllm", urls=("http://localhost:1",))
@@ -74,7 +77,7 @@ def test_inputs_of_an_image_are_arranged_for_batches(loaded: LoadedModel) -> Non
         if each.stacked:
             assert len(each.value) == 1
         else:
-            assert each.value.numel() == computed[name].numel() and len(each.value) > 1
+            assert each.value.numel() == loaded.images.expand(computed[name]).numel() and len(each.value) > 1
     if "num_patches" in image.inputs:
         assert image.inputs["num_patches"].value.tolist() == [len(image.inputs["pixel_values"].value)]
     if "image_grid_thw" in image.inputs:
@@ -145,10 +148,27 @@ def test_tiny_vlm_is_refused_in_one_line() -> None:
         build_for_servers(load_model("tiny_vlm"))
 
 
-@pytest.mark.parametrize("name", sorted(set(VISION_MODELS) - set(LAYOUTS)))
-def test_models_that_vllm_computes_otherwise_are_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"does not read images with a {name}, only with qwen2_vl"):
-        ImageReader(load_model(str(write_vision_model(name, tmp_path / name))).model)
+@pytest.mark.parametrize("size", SIZES)
+def test_pixels_are_those_of_the_processor(loaded: LoadedModel, size: tuple[int, int]) -> None:
+    """Also of images that are kept as bytes."""
+    data = png(*size)
+    _, (image,) = ImageReader(loaded.model).read(renderer_of(loaded).start([look(data)]))
+    processor = loaded.images.processor
+    own = processor.image_processor([decode_image(data)], return_tensors="pt", **loaded.images._settings)
+    found = image.inputs["pixel_values"].value
+    torch.testing.assert_close(found, own["pixel_values"].reshape(found.shape))
+
+
+def test_layouts_cover_every_vision_model() -> None:
+    assert LAYOUTS.keys() == architectures.VISION_MODELS
+
+
+def test_qwen3_vl_is_refused_without_the_setting_that_vllm_reads(tmp_path: Path) -> None:
+    model = load_model(str(write_vision_model("qwen3_vl", tmp_path / "model"))).model
+    ImageReader(model)
+    del model.config.get_text_config().rope_parameters["mrope_interleaved"]
+    with pytest.raises(UserError, match="Set mrope_interleaved in the rope_parameters"):
+        ImageReader(model)
 
 
 def test_adapter_of_a_vision_model_is_published_merged(tmp_path: Path) -> None:

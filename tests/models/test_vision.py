@@ -158,7 +158,11 @@ def test_features_of_a_batch_match_those_of_single_images(
             parameter.requires_grad_(True)
         sizes, encoder = list[int](), ImageEncoder(processor)
         forward = encoder._forward
-        monkeypatch.setattr(encoder, "_forward", lambda trunk, keys: sizes.append(len(keys)) or forward(trunk, keys))
+        monkeypatch.setattr(
+            encoder,
+            "_forward",
+            lambda trunk, images, *names: sizes.append(len(images)) or forward(trunk, images, *names),
+        )
         found = encoder.features(trunk, tokens)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     assert sum(sizes) == len(images) and max(sizes) > 1

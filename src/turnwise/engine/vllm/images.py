@@ -20,6 +20,7 @@ IDEFICS = {"pixel_values": "tiles", "pixel_attention_mask": "tiles", "num_patche
 LAYOUTS: dict[str, dict[str, str]] = {
     "qwen2_vl": QWEN,
     "qwen2_5_vl": QWEN,
+    "qwen3_vl": QWEN,
     "idefics3": IDEFICS,
     "smolvlm": IDEFICS,
     "llava": {"pixel_values": "item"},
@@ -52,15 +53,15 @@ class ImageReader:
 
     def __init__(self, model: Any) -> None:
         """Raise UserError if vLLM has no model that computes the same."""
-        sections = (model.config.get_text_config().rope_parameters or {}).get("mrope_section", (1, 1, 1))
-        if len(sections) != 3:
+        rotary = model.config.get_text_config().rope_parameters or {}
+        if len(rotary.get("mrope_section", (1, 1, 1))) != 3:
             raise UserError(
                 "vLLM lacks the rotary positions of tiny_vlm and smollm2-135m-vision. Choose engine.kind native."
             )
-        if model.config.model_type not in LAYOUTS:
+        if model.config.model_type == "qwen3_vl" and not rotary.get("mrope_interleaved"):
             raise UserError(
-                f"engine.kind vllm does not read images with a {model.config.model_type}, only with "
-                f"{', '.join(LAYOUTS)}. Choose engine.kind native."
+                "vLLM would place the images of this qwen3_vl otherwise than transformers. Set mrope_interleaved in "
+                "the rope_parameters of its config.json, or choose engine.kind native."
             )
         encoder = image_encoder(model)
         assert encoder is not None
@@ -88,6 +89,7 @@ class ImageReader:
         arranged = {}
         for name, layout in self._layout.items():
             value = torch.tensor([inputs["pixel_values"].shape[1]]) if name == "num_patches" else inputs[name]
+            value = self._processor.expand(value)
             value = value[0] if layout == "tiles" else value
             value = value.to(self._dtype) if value.is_floating_point() else value
             arranged[name] = PromptInput(value=value, stacked=layout == "item")
