@@ -27,8 +27,9 @@ from transformers import AutoModelForCausalLM
 
 from turnwise.config.load import build
 from turnwise.config.schema import Config
+from turnwise.core.learner import StepSettings
 from turnwise.core.protocols import Completion, Sampling
-from turnwise.core.samples import Sample, StepSettings, TrainSample
+from turnwise.core.samples import Sample, TrainSample
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.data.packing import micro_batches, pack_train
 from turnwise.engine.native.engine import NativeEngine

@@ -12,7 +12,7 @@ from episodes_for_tests import group_of, turn_of
 from models_for_tests import VOCABULARY, random_model
 from turnwise.config.load import build
 from turnwise.config.schema import Config
-from turnwise.core.samples import Needs
+from turnwise.core.learner import Needs
 from turnwise.core.trajectory import Group, Trajectory, Turn
 from turnwise.data.packing import pack, unpack
 from turnwise.data.samples import build_samples

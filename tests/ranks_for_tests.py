@@ -15,7 +15,8 @@ from models_for_tests import random_model
 from processes_for_tests import CONTEXT, start_process
 from turnwise.config.schema import Config
 from turnwise.core.errors import DivergedError
-from turnwise.core.samples import Needs, TrainBatch
+from turnwise.core.learner import Needs
+from turnwise.core.samples import TrainBatch
 from turnwise.data.packing import micro_batches, pack_train
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import load_model

@@ -20,7 +20,7 @@ from runs_for_tests import small
 from turnwise.config.resources import ClusterConfig
 from turnwise.config.schema import Config, CriticConfig
 from turnwise.core.errors import UserError
-from turnwise.core.samples import Needs
+from turnwise.core.learner import Needs
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.samples import build_samples

@@ -11,8 +11,9 @@ import torch
 from models_for_tests import FAMILIES, random_model
 from talks_for_tests import STOP_ID, Talks, full_forward_logprobs, key, prompt, run_talks, text_of
 from turnwise.config.schema import Config
+from turnwise.core.learner import Needs
 from turnwise.core.protocols import Completion, Sampling
-from turnwise.core.samples import Needs, Sample
+from turnwise.core.samples import Sample
 from turnwise.data.packing import pack, unpack
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.engine.paged.runner import build_paged_runner

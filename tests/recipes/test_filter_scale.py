@@ -10,7 +10,7 @@ from torch import Tensor
 from learners_for_tests import learn, make_learner, random_groups, settings_of
 from runs_for_tests import metrics, quiet, small
 from turnwise.config.schema import Config
-from turnwise.core.samples import StepSettings
+from turnwise.core.learner import StepSettings
 from turnwise.recipes.build import load_policy, model_loader
 from turnwise.recipes.build_learner import build_learner
 from turnwise.recipes.environment_mix import build_environment_mix

@@ -18,7 +18,7 @@ from runs_for_tests import STEPS, WARMUP_STEPS, episodes, learnt, metrics, print
 from turnwise.cli.main import main
 from turnwise.config.load import build, read_settings, to_toml
 from turnwise.core.errors import Outage, UserError
-from turnwise.core.samples import Needs
+from turnwise.core.learner import Needs
 from turnwise.envs.text_env import Outcome
 from turnwise.models.loading.load import load_model
 from turnwise.recipes import training_run

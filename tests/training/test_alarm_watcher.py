@@ -8,7 +8,7 @@ import torch
 
 from learners_for_tests import learn, make_learner, random_groups, settings_of, weights
 from turnwise.algos.alarms import AlarmSettings
-from turnwise.core.samples import StepSettings
+from turnwise.core.learner import StepSettings
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.record.jsonl import replace_nonfinite
 from turnwise.training.checkpoints import Checkpoints, State

@@ -12,8 +12,8 @@ import torch
 from episodes_for_tests import task_of, trajectory_of, turn_of
 from learners_for_tests import make_learner, settings_of, weights
 from models_for_tests import random_model
+from turnwise.core.learner import Needs
 from turnwise.core.protocols import Sampling
-from turnwise.core.samples import Needs
 from turnwise.core.trajectory import Group, Status, Trajectory
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.models.attention.interface import ATTENTION

@@ -16,8 +16,8 @@ from learners_for_tests import (
     settings_of,
     weights,
 )
+from turnwise.core.learner import Needs
 from turnwise.core.protocols import Sampling
-from turnwise.core.samples import Needs
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import pack
 from turnwise.data.samples import build_samples

@@ -11,7 +11,7 @@ from episodes_for_tests import task_of, trajectory_of, turn_of
 from learners_for_tests import gradients, make_learner, random_groups, settings_of
 from models_for_tests import random_model
 from turnwise.config.schema import Config
-from turnwise.core.samples import Needs
+from turnwise.core.learner import Needs
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.replay import Replay
 from turnwise.data.samples import build_samples

@@ -9,7 +9,8 @@ from episodes_for_tests import renderer
 from turnwise.algos.entropy import logprobs_and_entropy
 from turnwise.config.load import build
 from turnwise.core.errors import EnvironmentFailure, UserError
-from turnwise.core.samples import Sample, StepSettings
+from turnwise.core.learner import StepSettings
+from turnwise.core.samples import Sample
 from turnwise.data.demonstrations import build_demonstration
 from turnwise.data.packing import pack
 from turnwise.envs.answers import read_answer

@@ -8,7 +8,7 @@ import torch
 from step_by_hand_for_tests import plain_model
 
 from learners_for_tests import estimate_of, make_learner, random_groups, settings_of
-from turnwise.core.samples import Needs
+from turnwise.core.learner import Needs
 from turnwise.core.trajectory import Group, Status, Trajectory
 from turnwise.data.samples import build_samples
 from turnwise.training.estimate import score_samples

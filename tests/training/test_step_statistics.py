@@ -14,7 +14,8 @@ from learners_for_tests import estimate_of, gradients, learn, make_learner, rand
 from models_for_tests import random_model
 from turnwise.algos.losses import LOSSES
 from turnwise.config.schema import Config
-from turnwise.core.samples import Batch, Needs, Scores, TrainSample
+from turnwise.core.learner import Needs, Scores
+from turnwise.core.samples import Batch, TrainSample
 from turnwise.core.trajectory import Group
 from turnwise.data.samples import build_samples
 from turnwise.recipes.build_learner import build_coefficients, estimate_settings, update_settings

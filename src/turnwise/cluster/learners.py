@@ -25,8 +25,9 @@ from turnwise.cluster.session import (
 )
 from turnwise.cluster.weights import PackedWeights, ReceivedWeights, RemoteWeights, pack_weights, put_weights
 from turnwise.core.errors import LearnerLost
+from turnwise.core.learner import Learner, LossTerm, Needs, Scores, StepSettings
 from turnwise.core.protocols import WeightSource
-from turnwise.core.samples import Batch, Learner, LossTerm, Needs, Scores, StepSettings, TrainBatch
+from turnwise.core.samples import Batch, TrainBatch
 
 START_S = 900.0
 """Longest time for the ranks to be placed and to load the model."""

@@ -14,9 +14,9 @@ from turnwise.algos.losses import LOSSES
 from turnwise.algos.turn_discount import AdaptiveDiscount
 from turnwise.config.algorithm import AlgoConfig
 from turnwise.config.schema import Config, TrainConfig
+from turnwise.core.learner import Needs
 from turnwise.core.protocols import EngineControl, ValueEngine
 from turnwise.core.references import load_function
-from turnwise.core.samples import Needs
 from turnwise.data.samples import TOKEN_RULES, TokenRule
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.layers import compile_unfused_layers, copy_model, recompute_layers

@@ -19,8 +19,8 @@ from turnwise.cluster.session import ClusterSession, open_session
 from turnwise.cluster.weights import RemoteWeights, put_weights
 from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost, Outage
+from turnwise.core.learner import Learner
 from turnwise.core.protocols import ValueEngine, WeightSource
-from turnwise.core.samples import Learner
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.critic import HeadCritic
 from turnwise.models.layers import copy_parameters

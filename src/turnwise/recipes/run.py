@@ -10,9 +10,9 @@ from rich.console import Console
 
 from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost
+from turnwise.core.learner import Learner
 from turnwise.core.program import spell_command
 from turnwise.core.references import reference_name
-from turnwise.core.samples import Learner
 from turnwise.data.replay import Replay
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.loading.load import LoadedModel

@@ -1,8 +1,8 @@
 """Build self-play: the opponents of a run, and the ladder of its snapshots."""
 
 from turnwise.config.schema import Config
+from turnwise.core.learner import Learner
 from turnwise.core.protocols import Policy
-from turnwise.core.samples import Learner
 from turnwise.envs.games.selfplay import make_selfplay_envs
 from turnwise.models.layers import copy_model
 from turnwise.models.loading.load import LoadedModel

@@ -15,8 +15,8 @@ from rich.console import Console
 from turnwise.config.load import to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost, Outage, UserError
+from turnwise.core.learner import Learner
 from turnwise.core.program import spell_command
-from turnwise.core.samples import Learner
 from turnwise.core.task import Split, Task
 from turnwise.core.thread_tasks import cancellable
 from turnwise.models.loading.catalogue import model_names

@@ -29,9 +29,10 @@ from turnwise.algos.archer import (
 from turnwise.algos.stats import effective_sample_size, whiten
 from turnwise.config.algorithm import AlgoConfig, ArcherConfig
 from turnwise.core.errors import InfrastructureFailure
+from turnwise.core.learner import Learner, Needs
 from turnwise.core.protocols import Policy, Sampling
 from turnwise.core.random_streams import address, random_stream
-from turnwise.core.samples import Learner, Needs, Sample
+from turnwise.core.samples import Sample
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.replay import Replay, StoredTurn

@@ -12,7 +12,7 @@ policy's own.
 from collections.abc import Sequence
 
 from turnwise.algos.archer import calibration_metrics, compute_advantages
-from turnwise.core.samples import Learner
+from turnwise.core.learner import Learner
 from turnwise.core.trajectory import Group
 from turnwise.data.replay import Replay
 from turnwise.training.archer import (

@@ -21,7 +21,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from turnwise.core.errors import UserError
-from turnwise.core.samples import Learner
+from turnwise.core.learner import Learner
 from turnwise.models.loading.load import LoadedModel
 from turnwise.record.disk import remove_folder, remove_leftovers, sync_folder, wrap_disk_errors
 from turnwise.training.learner_state import STATE_FILE, STATE_FOLDER

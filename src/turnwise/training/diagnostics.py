@@ -16,7 +16,8 @@ from turnwise.algos.diagnostics import (
     reward_std_buckets,
 )
 from turnwise.algos.filters import group_std
-from turnwise.core.samples import Learner, LossTerm, Needs, Sample, TrainSample
+from turnwise.core.learner import Learner, LossTerm, Needs
+from turnwise.core.samples import Sample, TrainSample
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import micro_batches, pack_train
 from turnwise.training.checkpoints import Checkpoints, State, read_state

@@ -13,7 +13,8 @@ from turnwise.algos.kl import KlCoefficient, KlEstimator, subtract_kl
 from turnwise.algos.rewards import PLACEMENTS, SCOPES, combine_rewards, normalise, place_returns, scale_process_rewards
 from turnwise.algos.turn_discount import AdaptiveDiscount, CriticFit, critic_fit_by_distance, turn_distances
 from turnwise.config.algorithm import AlgoConfig
-from turnwise.core.samples import Learner, Needs, Sample
+from turnwise.core.learner import Learner, Needs
+from turnwise.core.samples import Sample
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import micro_batches, pack, unpack
 from turnwise.data.samples import (

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from turnwise.algos.entropy import logprobs_and_entropy
+from turnwise.core.learner import LossTerm, Needs, Scores, StepSettings
 from turnwise.core.protocols import WeightSource
-from turnwise.core.samples import Batch, LossTerm, Needs, Scores, StepSettings, TrainBatch, on_device
+from turnwise.core.samples import Batch, TrainBatch, on_device
 from turnwise.models.attention.interface import check_attention
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.forward import batch_attention, packed_hidden, packed_logits, uses_active_plan

@@ -13,8 +13,8 @@ from typing import Any
 from turnwise.algos.alarms import AlarmSettings
 from turnwise.config.schema import Config
 from turnwise.core.errors import DivergedError, LearnerLost, UserError
+from turnwise.core.learner import Learner, StepSettings
 from turnwise.core.protocols import EngineControl
-from turnwise.core.samples import Learner, StepSettings
 from turnwise.core.task import Task
 from turnwise.core.token_name import TokenName
 from turnwise.evaluation.episodes import Evaluation

@@ -13,7 +13,7 @@ import torch
 
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.config.algorithm import AlgoConfig
-from turnwise.core.samples import Learner, Needs
+from turnwise.core.learner import Learner, Needs
 from turnwise.data.replay import Replay, has_pair
 from turnwise.data.replay_files import Entry
 from turnwise.data.samples import build_samples

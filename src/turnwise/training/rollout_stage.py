@@ -12,7 +12,7 @@ from torch import Tensor
 from turnwise.algos.filters import FILTERS, RATE_SCALES, SCORES, GroupScore
 from turnwise.config.algorithm import AlgoConfig
 from turnwise.core.errors import Outage
-from turnwise.core.samples import Learner, Needs
+from turnwise.core.learner import Learner, Needs
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.samples import build_samples
 from turnwise.record.metrics import rollout_metrics

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from turnwise.core.learner import Learner
 from turnwise.core.protocols import Engine
 from turnwise.core.random_streams import address
-from turnwise.core.samples import Learner
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Trajectory
 from turnwise.evaluation.statistics import MatchScore, performance_rating

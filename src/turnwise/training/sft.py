@@ -14,10 +14,11 @@ from typing import Any, Protocol
 import torch
 
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError, failure_boundary
+from turnwise.core.learner import Learner, Needs, StepSettings
 from turnwise.core.messages import ToolSpec, assistant
 from turnwise.core.protocols import EngineControl, StepResult
 from turnwise.core.random_streams import address, random_stream
-from turnwise.core.samples import Learner, Needs, Sample, StepSettings, TrainSample
+from turnwise.core.samples import Sample, TrainSample
 from turnwise.core.task import Task
 from turnwise.data.demonstrations import Exchange
 from turnwise.data.packing import micro_batches, pack, pack_train

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turnwise.core.learner import Needs, Scores
 from turnwise.core.protocols import WeightSource
-from turnwise.core.samples import Batch, Needs, Scores, TrainBatch, on_device
+from turnwise.core.samples import Batch, TrainBatch, on_device
 from turnwise.models.forward import batch_attention
 from turnwise.models.loading.lora import has_adapter
 from turnwise.models.loading.save import write_model

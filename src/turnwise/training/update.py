@@ -10,8 +10,9 @@ from turnwise.algos.loss_types import LossInputs, PairInputs
 from turnwise.algos.losses import AGGREGATIONS
 from turnwise.algos.off_policy import compute_correction_scale
 from turnwise.config.schema import TrainConfig
+from turnwise.core.learner import Learner, Needs
 from turnwise.core.random_streams import address, random_stream
-from turnwise.core.samples import Learner, Needs, TrainSample
+from turnwise.core.samples import TrainSample
 from turnwise.data.packing import micro_batches, pack_train
 from turnwise.data.samples import count_sampled, gather_sampled, scatter_sampled
 from turnwise.training.estimate import Estimate, score_samples
