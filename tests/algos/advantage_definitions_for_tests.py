@@ -44,13 +44,13 @@ def earned(tokens: list[Token]) -> float:
 
 def rows_in(inputs: AdvantageInputs) -> list[Row]:
     assert inputs.values is not None and inputs.state_ids is not None
-    assert inputs.bootstrap is not None and inputs.baseline is not None
+    assert inputs.bootstrap is not None and inputs.greedy_returns is not None
     matrices = (inputs.token_rewards, inputs.values, inputs.turn_ids, inputs.state_ids)
     rows = []
     for row, mask in enumerate(inputs.mask):
         columns = [matrix[row][mask].tolist() for matrix in matrices]
         tokens = [Token(*cells) for cells in zip(*columns, strict=True)]
-        last, greedy = inputs.bootstrap[row].item(), inputs.baseline[row].item()
+        last, greedy = inputs.bootstrap[row].item(), inputs.greedy_returns[row].item()
         rows.append(Row(tokens, int(inputs.group_ids[row]), last, greedy))
     return rows
 

@@ -24,7 +24,7 @@ def advantage(name: str, arrays: Arrays, params: AdvantageParams) -> AdvantageRe
         turn_ids=arrays.get("turn_id", torch.zeros_like(arrays["mask"], dtype=torch.int64)),
         values=arrays["values"] if chosen.needs_critic else None,
         state_ids=arrays["state_ids"] if chosen.needs_states else None,
-        baseline=arrays["baseline"] if chosen.needs_greedy else None,
+        greedy_returns=arrays["baseline"] if chosen.needs_greedy else None,
     )
     return chosen.compute(inputs, params)
 

@@ -216,7 +216,7 @@ def test_advantages_reject_wrong_shapes_and_unknown_names() -> None:
     for field in ("token_rewards", "values", "turn_ids", "state_ids"):
         with pytest.raises(ValueError, match="shape"):
             replace(given, **{field: torch.zeros(2)})
-    for field in ("group_ids", "bootstrap", "baseline"):
+    for field in ("group_ids", "bootstrap", "greedy_returns"):
         with pytest.raises(ValueError, match="shape"):
             replace(given, **{field: torch.zeros(3)})
     with pytest.raises(UserError, match=r'Unknown algo\.advantage "grpo_but_new"'):

@@ -65,7 +65,7 @@ def test_opo_weighs_the_baseline_by_length() -> None:
 
 
 def test_remax_subtracts_the_greedy_return() -> None:
-    given = replace(row_inputs([1.0, 0.0], [0, 0]), baseline=torch.tensor([0.25, 0.25], dtype=torch.float64))
+    given = replace(row_inputs([1.0, 0.0], [0, 0]), greedy_returns=torch.tensor([0.25, 0.25], dtype=torch.float64))
     close(compute("remax", given)[:, 0], [0.75, -0.25])
 
 

@@ -77,7 +77,7 @@ def test_advantage_reads_only_the_inputs_it_declares(name: str) -> None:
         "values": advantage.needs_critic,
         "bootstrap": advantage.needs_critic,
         "state_ids": advantage.needs_states,
-        "baseline": advantage.needs_greedy,
+        "greedy_returns": advantage.needs_greedy,
     }
     for field, need in needed.items():
         without = replace(given, **{field: None})

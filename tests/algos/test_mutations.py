@@ -15,6 +15,7 @@ from golden_for_tests import GOLDEN, Record
 from torch import Tensor
 from trajectories_for_tests import PARAMS, compute, random_inputs
 
+from advantages_for_tests import TURN_ADVANTAGES
 from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams, AdvantageResult
 from turnwise.algos.advantages import ADVANTAGES
 
@@ -38,7 +39,6 @@ RECORDS = {
     "gigpo": ["gigpo"],
 }
 """Golden records of each estimator. Those not listed, such as arpo, brpo and turn_grpo, have none."""
-BY_TURNS = {"turn_gae", "step_gae", "bi_level_gae", "gigpo", "turn_grpo", "reinforce", "reinforce_pp"}
 BATCH = random_inputs(seed=5, rows=8, columns=12, density=0.7, coarse=False)
 
 
@@ -112,5 +112,5 @@ def test_flipped_sign_and_inverted_mask_are_detected(
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
 def test_late_turn_boundaries_change_every_estimator_with_turns(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     break_it(monkeypatch, name, late_turns)
-    assert definition_fails(name) == (name in BY_TURNS)
-    assert records_fail(name) == (name in BY_TURNS and name != "reinforce_pp" and bool(records_of(name)))
+    assert definition_fails(name) == (name in TURN_ADVANTAGES)
+    assert records_fail(name) == (name in TURN_ADVANTAGES and name != "reinforce_pp" and bool(records_of(name)))

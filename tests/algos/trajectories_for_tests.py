@@ -44,7 +44,7 @@ def random_inputs(seed: int, rows: int, columns: int, density: float, coarse: bo
         values=torch.where(mask, normal(rows, columns), NOISE),
         bootstrap=normal(rows),
         state_ids=torch.where(mask, states, 77),
-        baseline=normal(rows),
+        greedy_returns=normal(rows),
     )
 
 
@@ -69,7 +69,7 @@ def row_inputs(rewards: list[float], groups: list[int], dtype: torch.dtype = tor
         turn_ids=torch.zeros(len(rewards), 1, dtype=torch.int64),
         values=torch.zeros(len(rewards), 1, dtype=dtype),
         state_ids=torch.zeros(len(rewards), 1, dtype=torch.int64),
-        baseline=torch.zeros(len(rewards), dtype=dtype),
+        greedy_returns=torch.zeros(len(rewards), dtype=dtype),
     )
 
 
@@ -87,5 +87,5 @@ def rows_of(given: AdvantageInputs, rows: Tensor | list[int]) -> AdvantageInputs
         values=None if given.values is None else given.values[rows],
         bootstrap=None if given.bootstrap is None else given.bootstrap[rows],
         state_ids=None if given.state_ids is None else given.state_ids[rows],
-        baseline=None if given.baseline is None else given.baseline[rows],
+        greedy_returns=None if given.greedy_returns is None else given.greedy_returns[rows],
     )

@@ -13,7 +13,7 @@ def test_optimizer_matches_torch_with_clipped_gradients(scales: tuple[float, ...
     generator = torch.Generator().manual_seed(0)
     ours, theirs = (nn.Parameter(torch.ones(4, 3)) for _ in range(2))
     settings = OptimizerSettings(learning_rate=0.1, betas=(0.9, 0.95), weight_decay=0.01, max_grad_norm=1.0)
-    optimizer = Optimizer([ours], settings, share=lambda step: 1.0)
+    optimizer = Optimizer([ours], settings, schedule=lambda step: 1.0)
     plain = torch.optim.AdamW([theirs], lr=0.1, betas=(0.9, 0.95), weight_decay=0.01)
     for step, scale in enumerate(scales):
         gradient = scale * torch.randn(4, 3, generator=generator)

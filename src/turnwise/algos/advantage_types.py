@@ -40,16 +40,16 @@ class AdvantageInputs:
     """Value after the last token, nonzero only for rows truncated by a token or time limit. None if all are 0."""
     state_ids: Tensor | None = None  # [B, T] int64
     """State in which the turn acted, comparable within a group, -1 if unknown. None unless `needs_states`."""
-    baseline: Tensor | None = None  # [B]
+    greedy_returns: Tensor | None = None  # [B]
     """Return of the group's greedy episode, which is not trained on. None unless `needs_greedy`."""
 
     def __post_init__(self) -> None:
         tokens = (self.token_rewards, self.turn_ids, self.values, self.state_ids)
         if any(each is not None and each.shape != self.mask.shape for each in tokens) or self.mask.dtype != torch.bool:
             raise ValueError("The mask must be bool, and rewards, turn ids, values and state ids must have its shape.")
-        rows = (self.group_ids, self.bootstrap, self.baseline)
+        rows = (self.group_ids, self.bootstrap, self.greedy_returns)
         if any(each is not None and each.shape != self.mask.shape[:1] for each in rows):
-            raise ValueError("Group ids, bootstrap and baseline must have the shape [B]: one number per row.")
+            raise ValueError("Group ids, bootstrap and greedy returns must have the shape [B]: one number per row.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Advantage:
     outcome_minus_kl: bool = False
     """Published for an outcome at the last token minus a KL term at every token: the default placement for it."""
     needs_greedy: bool = False
-    """Reads `baseline`: each group has one more, greedy member, which is not trained on."""
+    """Reads `greedy_returns`: each group has one more, greedy member, which is not trained on."""
     compares_pairs: bool = False
     """Compares the best and the worst member: from stored data it gets pairs with different returns."""
     uses_rewards: bool = True

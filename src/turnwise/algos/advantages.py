@@ -21,8 +21,8 @@ from turnwise.algos.advantage_types import (
     broadcast_to_tokens,
     find_turns,
 )
-from turnwise.algos.custom import Function, Parts, declare_traits
 from turnwise.algos.offline import clone, preference
+from turnwise.algos.registry import Function, Registry, declare_traits
 from turnwise.algos.stats import (
     GroupStatistics,
     group_statistics,
@@ -284,10 +284,11 @@ def remax(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
 
     With the reward at the end, as in the paper, this is R minus the greedy R on all tokens.
     """
-    if inputs.baseline is None:
+    if inputs.greedy_returns is None:
         raise ValueError("remax needs the return of each group's greedy episode as baseline.")
     returns = discounted_returns(inputs.token_rewards, inputs.mask, torch.ones_like(inputs.token_rewards))
-    return AdvantageResult(advantages=torch.where(inputs.mask, returns - inputs.baseline[:, None].to(returns), 0.0))
+    above = returns - inputs.greedy_returns[:, None].to(returns)
+    return AdvantageResult(advantages=torch.where(inputs.mask, above, 0.0))
 
 
 def arpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
@@ -311,8 +312,9 @@ def advantage(**traits: bool) -> Callable[[Function], Function]:
     """Declare what an advantage function of yours needs, such as `@tw.advantage(needs_critic=True)`.
 
     needs_critic: reads `values` and `bootstrap`, and returns `returns`. needs_groups: compares episodes of a group.
-    needs_states: reads `state_ids`. needs_greedy: reads `baseline`. along_tokens: runs along a trajectory's tokens and
-    skips those excluded by algo.advantage_tokens. outcome_minus_kl: expects the whole reward at the last token.
+    needs_states: reads `state_ids`. needs_greedy: reads `greedy_returns`. along_tokens: runs along a trajectory's
+    tokens and skips those excluded by algo.advantage_tokens. outcome_minus_kl: expects the whole reward at the last
+    token.
     """
     return declare_traits(traits, ADVANTAGE_TRAITS, "advantage")
 
@@ -333,7 +335,7 @@ def _from_user_function(function: Callable[..., Any], **traits: Any) -> Advantag
     return Advantage(compute=compute, **traits)
 
 
-ADVANTAGES: Parts[Advantage] = Parts(
+ADVANTAGES: Registry[Advantage] = Registry(
     "algo.advantage",
     _from_user_function,
     {

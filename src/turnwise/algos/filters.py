@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from turnwise.algos.custom import Parts
+from turnwise.algos.registry import Registry
 from turnwise.algos.stats import group_statistics
 from turnwise.core.algorithm import FilterParams
 from turnwise.core.errors import UserError
@@ -152,7 +152,7 @@ def _from_user_function(function: Callable[..., Any]) -> Filter:
     return Filter(compute=compute)
 
 
-FILTERS: Parts[Filter] = Parts(
+FILTERS: Registry[Filter] = Registry(
     "algo.filter",
     _from_user_function,
     {

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from turnwise.algos.custom import Function, Parts, declare_traits
 from turnwise.algos.kl import clamp_log_ratio
 from turnwise.algos.loss_types import Loss, LossInputs, LossResult, loss_metrics, mean_over, sum_over, unit_ids
 from turnwise.algos.offline import awr, dpo, dpo_factors
+from turnwise.algos.registry import Function, Registry, declare_traits
 from turnwise.core.algorithm import LossParams
 from turnwise.core.errors import UserError
 
@@ -206,7 +206,7 @@ def _from_user_function(function: Callable[..., Any], **traits: Any) -> Loss:
     return Loss(compute=compute, **traits)
 
 
-LOSSES: Parts[Loss] = Parts(
+LOSSES: Registry[Loss] = Registry(
     "algo.loss",
     _from_user_function,
     {

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.algos.custom import Parts
 from turnwise.algos.filters import FILTERS, SCORES
 from turnwise.algos.losses import AGGREGATIONS, LOSSES
 from turnwise.algos.off_policy import CORRECTIONS
+from turnwise.algos.registry import Registry
 from turnwise.algos.rewards import NORMALISERS
 from turnwise.cluster.placement import check_capacity, plan_placement
 from turnwise.config.agent import AGENT_ENV
@@ -135,7 +135,7 @@ def check_settings(config: Config, override_keys: Iterable[str] = (), judges: Ju
     for key, options in CHOICES.items():
         section, _, name = key.partition(".")
         chosen = getattr(getattr(config, section), name)
-        if isinstance(options, Parts) and is_reference(chosen):
+        if isinstance(options, Registry) and is_reference(chosen):
             options[chosen]  # raises UserError if it cannot be loaded
         elif chosen not in options:
             hint = CONFUSED.get((key, chosen), suggest(chosen, options))

@@ -21,7 +21,7 @@ class Metric:
     """Between 0 and 1. Always drawn on that range, so that charts can be compared."""
 
 
-MAIN_METRICS = (
+MAIN_METRICS = (  # also choose for report/progress.py and viewer/static/metric_groups.js
     Metric(label="success", key="rollout/success", format=format_percent, is_fraction=True),
     Metric(label="reward", key="rollout/reward", format=format_decimal),
     Metric(label="loss", key="train/loss", format=format_decimal),

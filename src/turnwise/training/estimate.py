@@ -157,7 +157,7 @@ def estimate(
         values=table.to_matrix(scores["values"]) if "values" in scores else None,
         bootstrap=_bootstrap_values(trajectories, samples, scores) if settings.algo.truncated == "bootstrap" else None,
         state_ids=state_ids(trajectories, table) if settings.advantage.needs_states else None,
-        baseline=None if baselines is None else _baseline(trajectories, baselines),
+        greedy_returns=None if baselines is None else _baseline(trajectories, baselines),
     )
     if settings.advantage.along_tokens and settings.advantage_tokens is not sampled:
         inputs = restrict_to_tokens(inputs, chosen)

@@ -53,14 +53,14 @@ class Optimizer:
         self,
         parameters: Sequence[nn.Parameter],
         settings: OptimizerSettings,
-        share: Callable[[int], float],
+        schedule: Callable[[int], float],
         *,
         on_host: bool = False,
         chunk: int = OFFLOAD_CHUNK,
     ) -> None:
         self.masters = MasterWeights(parameters, on_host=on_host, chunk=chunk)
         self.parameters = self.masters.optimised
-        self.settings, self.share = settings, share
+        self.settings, self.schedule = settings, schedule
         matrices: list[nn.Parameter] = []
         if settings.muon_learning_rate is not None:
             matrices = [each for each in self.parameters if each.ndim == 2 and not getattr(each, EMBEDDING, False)]
@@ -92,15 +92,15 @@ class Optimizer:
         schedule.
         """
         total = self.gradient_norm()
-        share = self.settings.max_grad_norm / (total + 1e-6)
+        clip_factor = self.settings.max_grad_norm / (total + 1e-6)
         if gradients := self._gradients():
-            torch._foreach_mul_(gradients, share.clamp(max=1.0))
+            torch._foreach_mul_(gradients, clip_factor.clamp(max=1.0))
         norm = float(total)
         finite = math.isfinite(norm)
         if finite:
             for part, rate in zip(self._parts, self._rates, strict=True):
-                part.param_groups[0]["lr"] = rate * self.share(training_step) * scale
-            for _ in self.masters.chunks():
+                part.param_groups[0]["lr"] = rate * self.schedule(training_step) * scale
+            for _ in self.masters.chunks():  # one, unless offloaded; after each, the model gets the new weights
                 for part in self._parts:
                     part.step()
             self.check_finite(f"after an optimizer step at learning rate {self._format_rates()}")
@@ -123,7 +123,7 @@ class Optimizer:
         """Return the learning rates of AdamW and Muon, if used, in a training step."""
         muon = self.settings.muon_learning_rate
         rates = {"learning_rate": self.settings.learning_rate} | ({} if muon is None else {"muon_learning_rate": muon})
-        return {name: rate * self.share(training_step) * scale for name, rate in rates.items()}
+        return {name: rate * self.schedule(training_step) * scale for name, rate in rates.items()}
 
     def _format_rates(self) -> str:
         return " and ".join(f"{part.param_groups[0]['lr']:g}" for part in self._parts)

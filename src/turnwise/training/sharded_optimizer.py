@@ -19,13 +19,13 @@ class ShardedOptimizer(Optimizer):
         self,
         parameters: Sequence[nn.Parameter],
         settings: OptimizerSettings,
-        share: Callable[[int], float],
+        schedule: Callable[[int], float],
         *,
         sharding: Sharding,
         saves_weights: bool = False,
     ) -> None:
         self.sharding, self.saves_weights = sharding, saves_weights
-        super().__init__(parameters, settings, share)
+        super().__init__(parameters, settings, schedule)
 
     def _muon(self, matrices: Sequence[nn.Parameter], rate: float, weight_decay: float) -> torch.optim.Optimizer:
         return ShardedMuon(matrices, rate, weight_decay, self.sharding)

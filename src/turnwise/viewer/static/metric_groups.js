@@ -1,4 +1,4 @@
-/** The main metrics, and groups of the others. */
+/** The main metrics, and groups of the others. The report's are in report/metric_charts.py. */
 
 /** Titles, and the metrics that can be shown under each, preferred first. */
 const MAIN_METRICS = [

@@ -1,4 +1,4 @@
-"""Advantages, losses and filters of the user: a key FILE.py:function of ADVANTAGES, LOSSES and FILTERS loads one.
+"""The type of ADVANTAGES, LOSSES and FILTERS: built-in ones by name; a key FILE.py:function loads the user's.
 
     def centred(inputs, params):            # algo.advantage = my_algo.py:centred
         returns = (inputs.token_rewards * inputs.mask).sum(1, keepdim=True)
@@ -21,7 +21,7 @@ TRAITS_ATTRIBUTE = "__turnwise_traits__"
 """Attribute of a user's function with the traits that it declares."""
 
 
-class Parts(dict[str, Part]):
+class Registry(dict[str, Part]):
     """Parts of an algorithm by name. A key that is not a name is a reference to the user's function."""
 
     def __init__(self, setting: str, wrap: Callable[..., Part], parts: Mapping[str, Part]) -> None:
@@ -39,7 +39,7 @@ class Parts(dict[str, Part]):
 
 
 def declare_traits(traits: Mapping[str, Any], allowed: tuple[str, ...], name: str) -> Callable[[Function], Function]:
-    """Return a decorator that attaches traits for `Parts` to a function."""
+    """Return a decorator that attaches traits for `Registry` to a function."""
     if unknown := [trait for trait in traits if trait not in allowed]:
         raise UserError(f"@tw.{name} has no argument {unknown[0]!r}: choose from {', '.join(allowed)}")
 
