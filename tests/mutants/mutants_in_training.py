@@ -310,7 +310,7 @@ IN_TRAINING = (
         "training/optimizer.py",
         OPTIMIZER,
         ("warm-up starts at 0", "(step + 1) / (self.warmup_steps + 1)", "step / (self.warmup_steps + 1)"),
-        ("small gradients are scaled up", "clip_factor.clamp(max=1.0)", "share"),
+        ("small gradients are scaled up", "clip_factor.clamp(max=1.0)", "clip_factor"),
         ("non-finite gradients are stepped on", "finite = math.isfinite(norm)", "finite = True"),
         ("the schedule overshoots", "(1 - self.final_share) * left", "left"),
         (
@@ -330,7 +330,7 @@ IN_TRAINING = (
         (
             "the scale of the learning rate is not read",
             '["lr"] = rate * self.schedule(training_step) * scale',
-            '["lr"] = rate * self.share(training_step)',
+            '["lr"] = rate * self.schedule(training_step)',
         ),
         within="Optimizer",
     ),
