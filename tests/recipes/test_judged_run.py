@@ -29,6 +29,7 @@ from turnwise.recipes.eval_plan import plan_evaluation
 from turnwise.recipes.evaluation import evaluate_into_folder
 from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
+from turnwise.rewards.judge.client import AnswerCache
 from turnwise.rollout.failures import DropMonitor, DroppedEpisodes
 from turnwise.tools.search.indexing import build_index
 from turnwise.training.sft import play_demonstration, solve_demonstrations, solver_script
@@ -163,6 +164,8 @@ def test_rubric_judge_outage_stops_the_run_and_resume_continues_it(
 ) -> None:
     judge, add = Tiring(), DropMonitor.add
     monkeypatch.setattr(ToolEnvRunner, "random_answer", TextEnvRunner.random_answer)  # tiny answers and never calls
+
+    monkeypatch.setattr(AnswerCache, "get", lambda *_: None)  # tiny repeats answers that were scored before
 
     def gone_after(monitor: DropMonitor, dropped: DroppedEpisodes) -> None:
         add(monitor, dropped)
