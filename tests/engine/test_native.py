@@ -6,6 +6,7 @@ import torch
 
 from models_for_tests import FAMILIES, VOCABULARY, random_model
 from talks_for_tests import STOP_ID, full_forward_logprobs, key, make_engine, prompt, run_talks, talk, text_of
+from turnwise.core.errors import UserError
 from turnwise.core.loop_clock import LoopClock, current_clock
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.trajectory import Stop
@@ -56,6 +57,26 @@ def test_native_cache_grows_without_losing_contexts() -> None:
     (said,) = run_talks(make_engine(), [(key(1), contexts)], Sampling(max_tokens=20))
     ours = torch.tensor([value for completion in said for value in completion.logprobs])
     torch.testing.assert_close(ours, full_forward_logprobs("llama", contexts, said, 1.0), atol=2e-4, rtol=1e-3)
+
+
+def test_native_cache_that_does_not_fit_is_refused_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    talks = [(key(1), [prompt(1, 200), prompt(2, 100)])]
+    engine = make_engine(slots=100)
+    run_talks(engine, talks, Sampling(max_tokens=2))
+    held = sum(each.nbytes for layer in engine._runner._cache.layers.values() for each in layer)  # type: ignore[attr-defined]
+
+    def run_with(*free: int | None) -> None:
+        """`free`: memory that is available for the first turn, and when the cache grows."""
+        monkeypatch.setattr("turnwise.engine.native.attention.available_memory", iter(free).__next__)
+        run_talks(make_engine(slots=100), talks, Sampling(max_tokens=2))
+
+    run_with(None, None)
+    run_with(held // 2, held // 2)
+    expected = r"100 episodes with up to {} tokens .* Set rollout\.in_flight to {} or less"
+    with pytest.raises(UserError, match=expected.format(256, 50)):
+        run_with(held // 4)
+    with pytest.raises(UserError, match=expected.format(512, 75)):
+        run_with(held // 2, held // 4)
 
 
 def test_native_episode_is_independent_of_the_batch() -> None:

@@ -21,8 +21,10 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from turnwise.core.errors import UserError
 from turnwise.engine.native.kernels import LANES, call_kernel, optional_kernels
 from turnwise.models.attention.interface import AttentionCall, causal_bias, masked_attention
+from turnwise.models.memory.host import available_memory
 
 BUCKET = 32
 """Attention reads a multiple of this many positions, so that shapes repeat."""
@@ -46,8 +48,8 @@ class QueryRow:
 
 
 class KVCache:
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
+    def __init__(self, slots: int, layers: int = 1) -> None:
+        self.slots, self._layer_count = slots, layers
         self.capacity = 8 * BUCKET
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -55,15 +57,31 @@ class KVCache:
         """Grow the cache to contexts of this length; its contents stay."""
         if length <= self.capacity:
             return
-        old, self.capacity = self.capacity, max(2 * self.capacity, round_up(length))
+        old, capacity = self.capacity, max(2 * self.capacity, round_up(length))
+        held = sum(each.nbytes for layer in self.layers.values() for each in layer)
+        self._check_memory(capacity, held * capacity // old, held)
+        self.capacity = capacity
         for index, (keys, values) in self.layers.items():
             grown = self._empty(keys, *keys.shape[1:3])
             grown[0][..., :old], grown[1][:, :, :old] = keys, values
             self.layers[index] = grown
 
+    def _check_memory(self, tokens: int, needed: int, held: int) -> None:
+        """Raise UserError if a cache of `needed` bytes does not fit: the system would kill the process."""
+        free = available_memory()
+        if free is not None and needed - held > free:
+            fit = max(1, (held + free) * self.slots // needed)
+            raise UserError(
+                f"The KV cache of {self.slots} episodes with up to {tokens} tokens needs {needed / 2**30:.1f} GiB, and "
+                f"{(held + free) / 2**30:.1f} GiB are available. Set rollout.in_flight to {fit} or less."
+            )
+
     def layer(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
         """Return the layer's keys and values, allocated on first use, when the shapes are known."""
         if call.layer not in self.layers:
+            if not self.layers:
+                keys = self._layer_count * self.slots * self.capacity * call.key[0].nbytes
+                self._check_memory(self.capacity, 2 * keys, 0)
             self.layers[call.layer] = self._empty(call.key, *call.key.shape[1:])
         return self.layers[call.layer]
 

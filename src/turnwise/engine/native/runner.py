@@ -22,6 +22,7 @@ from turnwise.engine.native.sampling import (
 from turnwise.engine.turn import stop_reason
 from turnwise.models.attention.interface import check_attention
 from turnwise.models.forward import capture_input, last_layer_index, restrict_last_layer
+from turnwise.models.layers import decoder_layers
 from turnwise.models.vision.encoder import embed_images, image_encoder
 
 MIN_SHARED_PREFIX = 16
@@ -103,7 +104,7 @@ class SlotRunner:
         self._last_layer = last_layer_index(model)
         encoder = image_encoder(model)
         self._grid = None if encoder is None or encoder.merge_size is None else encoder
-        self._cache = KVCache(slots)
+        self._cache = KVCache(slots, len(decoder_layers(model) or [model]))
         self._claimed: dict[int, CacheSlot] = {}  # by index
         self._free: list[int] = []
         self._stop_ids = frozenset(stop_ids)
