@@ -36,7 +36,7 @@ def print_faults(allocate: Callable[[], None], settled: bool) -> None:
     for _ in range(2):  # warm-up
         allocate()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(4):
+    for _ in range(8):
         allocate()
         time.sleep(0.03)  # mimalloc, PyTorch's allocator on ARM, purges freed memory after 10 ms
     sys.stdout.write(str(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before))

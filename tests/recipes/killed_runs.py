@@ -34,7 +34,7 @@ from turnwise.recipes.run import train
 from turnwise.record import run_folder
 from turnwise.record.disk import append_bytes
 from turnwise.record.run_folder import RunFolder
-from turnwise.training import learner
+from turnwise.training import learner_state
 from turnwise.training.checkpoints import read_state
 
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree")
@@ -115,7 +115,7 @@ def training(config: Config, moment: Moment | None, *, resume: bool) -> int:
     def work() -> None:
         kind, number = moment or ("none", 0)
         if kind == "half":
-            die_half_way_through(learner, save_file, number)
+            die_half_way_through(learner_state, save_file, number)
         elif kind == "line":
             die_half_way_through(run_folder, append_bytes, number)
         seen = watch_changes(run, number if kind == "event" else None)
