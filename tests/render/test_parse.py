@@ -5,7 +5,7 @@ import re
 from itertools import accumulate
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from render_cases import KINDS, case, spell, template_text
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -228,4 +228,6 @@ def test_dropped_thinking_leaves_the_text_outside(pieces: list[bytes], opens_thi
     found = tokens_outside_thinking(pieces, opens_think)
     if found is not None:
         whole, kept = (b"".join(each).decode(errors="replace") for each in (pieces, [pieces[i] for i in found]))
-        assert "".join(strip_thinking(kept).split()) == "".join(strip_thinking(whole).split())
+        outside = strip_thinking(whole)
+        assume(strip_thinking(outside) == outside)  # a second </think>, alone, would be read as one that closes
+        assert "".join(strip_thinking(kept).split()) == "".join(outside.split())
