@@ -1,4 +1,4 @@
-"""What several tests know of the advantages."""
+"""Facts about the advantages that several tests use."""
 
 TURN_ADVANTAGES = {"turn_gae", "step_gae", "bi_level_gae", "gigpo", "turn_grpo", "reinforce", "reinforce_pp"}
-"""Those that depend on where turns begin: tests/algos/test_mutations.py fails if one is missing."""
+"""Advantages that depend on where turns begin: tests/algos/test_mutations.py fails if one is missing."""

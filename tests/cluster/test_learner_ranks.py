@@ -1,4 +1,4 @@
-"""What a learner rank builds in its process."""
+"""The learner that a rank builds in its process."""
 
 import pytest
 import torch

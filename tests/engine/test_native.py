@@ -185,7 +185,7 @@ def test_native_serves_consecutive_event_loops() -> None:
 
 
 def test_native_forgets_requests_of_a_stopped_event_loop() -> None:
-    """As when a notebook's cell is interrupted and the next one continues."""
+    """This happens when a notebook's cell is interrupted and the next one continues."""
     engine, sampling, talks = make_engine(), Sampling(max_tokens=4), [(key(2), [prompt(2, 9)])]
 
     async def stop_before_the_pass() -> None:

@@ -69,7 +69,7 @@ def test_prompt_and_images_determine_the_context(loaded: LoadedModel, turns: Any
 
 
 def test_inputs_of_an_image_are_arranged_for_batches(loaded: LoadedModel) -> None:
-    """What vLLM stacks has one entry per image; what it joins are all patches or tiles of the image."""
+    """Stacked inputs have one entry per image; joined ones all of its patches or tiles."""
     ids = renderer_of(loaded).start([look(png(40, 24))])
     _, (image,) = ImageReader(loaded.model).read(ids)
     computed = loaded.images.process(image.hash).inputs

@@ -524,7 +524,7 @@ IN_TRAINING = (
             "self.critic, draw_batches(self.replay, self.settings, step), fresh, step",
             "self.critic, [], fresh, step",
         ),
-        ("the actor trusts any critic", "rate_scale=1.0 if corrects else judged.trust", "rate_scale=1.0"),
+        ("the actor trusts any critic", "rate_scale=1.0 if corrects else check.trust", "rate_scale=1.0"),
         (
             "advantages of fresh and played are swapped",
             "[each.sample for each in new] + ([each.stored_sample()",

@@ -132,8 +132,8 @@ def utterance_sample(ids: Sequence[int], start: int, logprobs: Sequence[float], 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedStep:
-    """N states of a step's episodes: the critic's judgement, and what happened."""
+class CriticCheck:
+    """The critic's estimates in N states of a step's episodes, compared with the returns that followed."""
 
     played: Tensor  # [N] Q - V of the utterance that was played
     fresh: Tensor  # [N] Q - V of a fresh one
@@ -169,10 +169,8 @@ class Archer:
         new = [each for each in fresh if each.state.update is None]
         if not new:
             return None
-        judged = self._judge_step(step, new)  # before the critic learns from these returns
-        metrics = judged.metrics | train_critic(
-            self.critic, draw_batches(self.replay, self.settings, step), fresh, step
-        )
+        check = self._check_critic(step, new)  # before the critic learns from these returns
+        metrics = check.metrics | train_critic(self.critic, draw_batches(self.replay, self.settings, step), fresh, step)
         stored = [each.stored_sample() for each in fresh if each.state.update is not None]
         metrics |= {
             "replay_trajectories": float(len(self.replay)),
@@ -182,11 +180,11 @@ class Archer:
         chosen = [each.sample for each in new] + ([each.stored_sample() for each in new] if corrects else [])
         samples = [replace(each, trajectory=index) for index, each in enumerate(chosen)]
         trajectories = [each.state.trajectory for each in new] * (2 if corrects else 1)
-        advantages = judged.advantages(self.critic.std, self.settings)
+        advantages = check.advantages(self.critic.std, self.settings)
         estimated = build_estimate(trajectories, samples, advantages, metrics, self.settings, learner)
-        return replace(estimated, rate_scale=1.0 if corrects else judged.trust)
+        return replace(estimated, rate_scale=1.0 if corrects else check.trust)
 
-    def _judge_step(self, step: int, fresh: Sequence[FreshUtterance]) -> "JudgedStep":
+    def _check_critic(self, step: int, fresh: Sequence[FreshUtterance]) -> CriticCheck:
         """Compare the critic with the returns of a step's episodes. `fresh`: other utterances in their states."""
         entries = new_entries(self.replay, step)
         played = decisions_of([self.replay.read(each) for each in entries], self.settings.algo)
@@ -203,7 +201,7 @@ class Archer:
         )
         trust = compute_trust(improvement, error)
         shown = {"critic_improvement": improvement / self.critic.std**2, "critic_trust": trust}
-        return JudgedStep(
+        return CriticCheck(
             played=compute_advantages(of_played.q, of_played.v)[at],
             fresh=compute_advantages(of_fresh.q, of_fresh.v),
             residuals=residuals,
