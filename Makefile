@@ -64,7 +64,7 @@ docs: $(EXTRAS)
 	@$(BIN)/python docs/generate.py
 
 soak: $(EXTRAS) $(NPM)
-	@TURNWISE_SOAK=$(COUNT) $(PYTEST)
+	@TURNWISE_SOAK=$(COUNT) $(PYTEST) -m ''
 	@$(MAKE) mutants
 
 mutants: $(EXTRAS)

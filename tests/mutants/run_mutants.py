@@ -138,8 +138,8 @@ class Runner:
         overlay = make_overlay(self.source, job.mutant, own / "source")
         sys.path.insert(0, str(overlay))
         os.environ["PYTHONPATH"] = str(overlay)  # for the processes that tests start
-        options = ["-x", "-q", *("-pno:" + each for each in UNUSED_PLUGINS), f"--basetemp={own / 'temporary'}"]
-        options.append(f"--hypothesis-profile={_register_profile()}")
+        options = ["-x", "-q", "-m", "", *("-pno:" + each for each in UNUSED_PLUGINS)]
+        options += [f"--basetemp={own / 'temporary'}", f"--hypothesis-profile={_register_profile()}"]
         files = [str(self.tests / each) for each in job.tests]
         witness = Witness()
         status = int(pytest.main([*options, *files], plugins=[witness]))

@@ -1,6 +1,5 @@
 """Training learns from the reward alone, within seconds."""
 
-import os
 import random
 from pathlib import Path
 
@@ -51,7 +50,7 @@ def test_training_learns(tmp_path: Path, advantage: str, critic: dict[str, objec
     assert run.summary["success_after"] >= 0.8
 
 
-@pytest.mark.skipif("TURNWISE_SOAK" not in os.environ, reason="takes 20 s: make soak")
+@pytest.mark.soak
 def test_readme_example_learns(tmp_path: Path) -> None:
     """With smaller batches than by default, for a test of 40 s: 4 % to 20 %, 21 %, 25 %, 24 % with seeds 0 to 3."""
     (example,) = (block.text for block in blocks_of(ROOT / "README.md") if "class GuessNumber" in block.text)
