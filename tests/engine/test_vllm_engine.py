@@ -224,7 +224,7 @@ class DyingReplica:
         self.deaths, self.spans = deaths, spans
         self.calls = self.starts = 0
         self.loaded: list[int] = []
-        self.closed = False
+        self.closed = self.dies_asleep = False
 
     async def start(self) -> None:
         self.starts += 1
@@ -241,7 +241,9 @@ class DyingReplica:
     async def load(self, weights: PublishedWeights) -> None:
         self.loaded.append(weights.version)
 
-    async def sleep(self) -> None: ...
+    async def sleep(self) -> None:
+        if self.dies_asleep:
+            raise ReplicaFailure("its engine died")
 
     async def close(self) -> None:
         self.closed = True
@@ -266,6 +268,18 @@ def test_dead_engine_is_restarted_once_for_all_sessions(caplog: pytest.LogCaptur
         "vLLM failed (its engine died); its requests are sent again",
         "vLLM was restarted with the weights of version 5",
     ]
+
+
+def test_engine_that_died_before_it_slept_is_restarted_with_the_next_weights() -> None:
+    async def scenario(engine: VllmEngine, replica: DyingReplica) -> None:
+        await turn(engine)
+        replica.dies_asleep = True
+        await engine.sleep()
+        await engine.publish(1, torch.nn.Linear(2, 2))
+
+    replica = DyingReplica(set())
+    run(scenario(dying_engine(replica), replica))
+    assert (replica.starts, replica.loaded) == (2, [0, 1])
 
 
 def test_engine_that_dies_right_after_its_restart_ends_the_run() -> None:

@@ -117,7 +117,13 @@ class VllmEngine:
 
     async def sleep(self) -> None:
         """Release GPU memory; the next request allocates it again."""
-        await asyncio.gather(*(state.replica.sleep() for state in self._states if state.live))
+        await asyncio.gather(*(self._sleep(state) for state in self._states if state.live))
+
+    async def _sleep(self, state: ReplicaState) -> None:
+        try:
+            await state.replica.sleep()
+        except ReplicaFailure as failure:  # the next publication restarts it
+            self._report(state, failure)
 
     async def publish(self, version: int, weights: WeightSource) -> None:
         """Load the weights into every replica. One that cannot be reached is tried again with the next version."""

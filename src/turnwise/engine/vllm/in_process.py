@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ LORA = {"lora_name": "policy", "lora_int_id": 1}
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Maximum ranks that vLLM can be started with."""
 DEAD = (EngineDeadError, EngineGenerateError)
+MEMORY = ("weights", "kv_cache")
+"""vLLM's names for the memory that it releases while it sleeps."""
 REPORTS_VERSIONS = any(each.name == "weight_versions" for each in fields(CompletionOutput))
 """vLLM 0.26 does not: its tokens are streamed, and labelled when they arrive."""
 IMAGE_ARGUMENTS = {
@@ -65,13 +67,13 @@ class InProcessReplica:
         }
         self._llm: AsyncLLM | None = None
         self._adapter: LoRARequest | None = None
-        self._sleeps = False
+        self._asleep: set[str] = set()
 
     async def start(self) -> None:
         await self.close()
         try:
             llm = await asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**self._arguments))
-            self._llm, self._adapter, self._sleeps = llm, None, False
+            self._llm, self._adapter, self._asleep = llm, None, set()
             await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
         except Exception as error:  # of vLLM, its workers or pydantic: nothing here can be retried
             raise UserError(f"vLLM cannot run this model: {_reason(error)}. Choose engine.kind native.") from error
@@ -83,8 +85,8 @@ class InProcessReplica:
         if request.images:
             prompt = image_prompt(request)
         llm = self._running()
-        await self._wake(llm)
         try:
+            await self._wake(llm)
             params = SamplingParams(**request.params(), output_kind=kind)
             async for output in llm.generate(prompt, params, request.id, lora_request=self._adapter):
                 if output.finished and tuple(output.prompt_token_ids or ()) != request.prompt:
@@ -98,8 +100,8 @@ class InProcessReplica:
 
     async def load(self, weights: PublishedWeights) -> None:
         llm = self._running()
-        await self._wake(llm, tags=["weights"])
         try:
+            await self._wake(llm, ["weights"])
             await llm.pause_generation(mode="keep", clear_cache=False)
             if weights.adapter is None or self._adapter is None:
                 await llm.start_weight_update()
@@ -124,14 +126,20 @@ class InProcessReplica:
 
     async def sleep(self) -> None:
         """Move the weights to host memory and drop the KV cache. On a CPU there is nothing to release."""
-        if self._llm is not None and self._arguments.get("enable_sleep_mode"):
+        if self._llm is None or not self._arguments.get("enable_sleep_mode"):
+            return
+        try:
             await self._llm.sleep(level=1)
-            self._sleeps = True
+        except DEAD as error:
+            raise ReplicaFailure("its engine died") from error
+        self._asleep = set(MEMORY)
 
-    async def _wake(self, llm: AsyncLLM, tags: list[str] | None = None) -> None:
-        if self._sleeps:
-            await llm.wake_up(tags)
-            self._sleeps = tags is not None
+    async def _wake(self, llm: AsyncLLM, memory: Sequence[str] = MEMORY) -> None:
+        """Allocate memory that was released. vLLM fails if it wakes what is awake, so each kind is woken once."""
+        asleep = [each for each in memory if each in self._asleep]
+        self._asleep.difference_update(asleep)  # before waiting: other requests arrive meanwhile
+        if asleep:
+            await llm.wake_up(asleep)
 
     async def close(self) -> None:
         if self._llm is not None:
