@@ -7,7 +7,9 @@ module when the command runs, and in the top-level `__init__`, whose public name
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -150,10 +152,27 @@ def package_of(module: str) -> str:
     return "cli" if parts[1] == "__main__" else parts[1]
 
 
-def violations(root: Path) -> list[str]:
-    """Return every violation of a rule in the folder, one line each."""
+class Sources(NamedTuple):
+    """All modules of a folder by their full names, and their imports."""
+
+    known: dict[str, Path]
+    imports: list[Import]
+
+
+def read_sources(root: Path) -> Sources:
     known = module_names(root)
-    imports = [found for name, path in known.items() for found in imports_of(name, path, known)]
+    return Sources(known, [found for name, path in known.items() for found in imports_of(name, path, known)])
+
+
+@cache
+def turnwise_sources() -> Sources:
+    """Read once for all tests: parsing the package takes seconds."""
+    return read_sources(Path(turnwise.__file__).parent)
+
+
+def violations(sources: Sources) -> list[str]:
+    """Return every violation of a rule, one line each."""
+    known, imports = sources
     packages = {package_of(name) for name in known} - {""}
     return [
         *(f"{package} is not a package of the design" for package in sorted(packages - set(ORDER))),
@@ -189,15 +208,13 @@ NAMES_AN_ENGINE = {
 """Modules outside `engine/` that may name a concrete engine, and why. All others use the fields of `EngineKind`."""
 
 
-def uses_of_concrete_engines(root: Path) -> list[str]:
+def uses_of_concrete_engines(sources: Sources) -> list[str]:
     """Return the modules outside `engine/` that import an engine's code or contain its name, one line each."""
-    known = module_names(root)
-    found = []
-    for name, path in known.items():
+    pairs = {(each.importer, each.imported) for each in sources.imports if each.imported.startswith(CONCRETE_ENGINES)}
+    found = [f"{name} imports {imported}" for name, imported in pairs if package_of(name) != "engine"]
+    for name, path in sources.known.items():
         if package_of(name) == "engine":
             continue
-        imported = {each.imported for each in imports_of(name, path, known)}
-        found += [f"{name} imports {each}" for each in imported if each.startswith(CONCRETE_ENGINES)]
         if any(engine in path.read_text(encoding="utf-8") for engine in ENGINES):
             found += [f"{name} names {text}" for text in engine_names(parse_file(path))]
     return sorted(found)
@@ -245,11 +262,11 @@ def cycles(known: dict[str, Path], imports: list[Import]) -> list[list[str]]:
 
 
 def test_turnwise_has_no_import_violations() -> None:
-    assert violations(Path(turnwise.__file__).parent) == []
+    assert violations(turnwise_sources()) == []
 
 
 def test_nothing_above_the_engines_names_a_concrete_one() -> None:
-    found = uses_of_concrete_engines(Path(turnwise.__file__).parent)
+    found = uses_of_concrete_engines(turnwise_sources())
     assert {line.split()[0] for line in found} == set(NAMES_AN_ENGINE), found
 
 
@@ -264,16 +281,15 @@ def test_nothing_above_the_engines_names_a_concrete_one() -> None:
 )
 def test_uses_of_concrete_engines_finds_each_kind(tmp_path: Path, code: str, use: str) -> None:
     assert write_and_check(tmp_path, training__loop=code, engine__native="NAME = 'native'\n") == []
-    assert uses_of_concrete_engines(tmp_path) == [f"turnwise.training.loop {use}"]
+    assert uses_of_concrete_engines(read_sources(tmp_path)) == [f"turnwise.training.loop {use}"]
     assert write_and_check(tmp_path, training__loop='"""Runs with engine.kind vllm."""\n') == []
-    assert uses_of_concrete_engines(tmp_path) == []
+    assert uses_of_concrete_engines(read_sources(tmp_path)) == []
 
 
 def test_imports_of_finds_imports_of_turnwise() -> None:
-    known = module_names(Path(turnwise.__file__).parent)
+    known, imports = turnwise_sources()
     assert "turnwise.config.schema" in known
-    imports = list(imports_of("turnwise.config.load", known["turnwise.config.load"], known))
-    assert "turnwise.config.schema" in {found.imported for found in imports}
+    assert "turnwise.config.schema" in {each.imported for each in imports if each.importer == "turnwise.config.load"}
 
 
 def write_and_check(root: Path, **files: str) -> list[str]:
@@ -284,7 +300,7 @@ def write_and_check(root: Path, **files: str) -> list[str]:
         path.write_text(text)
         if path.parent != root and not (path.parent / "__init__.py").exists():
             (path.parent / "__init__.py").write_text('"""A package."""\n')
-    return violations(root)
+    return violations(read_sources(root))
 
 
 def test_violations_is_empty_for_valid_imports(tmp_path: Path) -> None:
@@ -359,4 +375,4 @@ def test_violations_finds_each_kind(tmp_path: Path, files: dict[str, str], line:
 def test_violations_finds_code_in_an_init(tmp_path: Path) -> None:
     assert write_and_check(tmp_path, core__suggestions="") == []
     (tmp_path / "core" / "__init__.py").write_text('"""A package."""\n\nfrom turnwise.core.suggestions import *\n')
-    assert violations(tmp_path) == ["turnwise.core: a package's __init__ may contain only a docstring"]
+    assert violations(read_sources(tmp_path)) == ["turnwise.core: a package's __init__ may contain only a docstring"]
