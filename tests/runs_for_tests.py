@@ -1,6 +1,7 @@
 """Very short runs, and comparisons of their results."""
 
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.record.run_folder import RunFolder
+from turnwise.training.checkpoints import step_folders, step_of
 
 WARMUP_STEPS = 15
 STEPS = 3
@@ -43,6 +45,18 @@ def small(folder: Path, **settings: Any) -> Config:
     }
     given |= {name.replace("__", "."): value for name, value in settings.items()}
     return build({}, list(given.items()))
+
+
+def rewind(run: Path, folder: Path, step: int) -> Path:
+    """Copy a finished run as if it had been killed after its last step with the checkpoint of an earlier step."""
+    copy = folder / run.name
+    shutil.copytree(run, copy)
+    for each in step_folders(copy / "checkpoints"):
+        if step_of(each) > step:
+            shutil.rmtree(each)
+    assert (copy / f"checkpoints/step_{step:06d}").exists()
+    (copy / "summary.json").unlink()
+    return copy
 
 
 def quiet() -> Console:

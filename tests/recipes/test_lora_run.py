@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from runs_for_tests import metrics, quiet, small
+from runs_for_tests import metrics, quiet, rewind, small
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.models.loading.load import load_model
@@ -23,7 +23,8 @@ IDS = torch.tensor([[5, 6, 7, 8]])
 
 
 def settings(folder: Path, **others: object) -> Config:
-    return small(folder, lora__rank=4, algo__kl_coef=0.1, train__steps=3, checkpoint__every=1, **others)
+    given = {"lora__rank": 4, "algo__kl_coef": 0.1, "train__steps": 3, "checkpoint__every": 1}
+    return small(folder, **{**given, **others})
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +52,8 @@ def test_lora_run_trains_the_adapter_only_with_kl_to_the_base(run: Path) -> None
 
 
 def test_lora_run_resumes_with_the_same_bits(tmp_path: Path, run: Path) -> None:
-    train(settings(tmp_path / "cut", train__max_minutes=1e-9), console=quiet())
-    (cut,) = (tmp_path / "cut").iterdir()
-    config = settings(tmp_path / "cut", record__name=cut.name)
-    train(config, resume=True, console=quiet())
+    cut = rewind(run, tmp_path, step=2)
+    train(settings(tmp_path), resume=True, console=quiet())
     for file in ("adapter_model.safetensors", "learner.safetensors"):
         ours, theirs = (load_file(each / LAST / file) for each in (run, cut))
         assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
@@ -112,7 +111,7 @@ def test_run_folder_is_independent_of_the_cache(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("TURNWISE_CACHE", str(cache))
     short = {"model__warmup_steps": 2, "eval__every": 0, "eval__episodes": 1}
     train(settings(tmp_path / "whole", **short), console=quiet())
-    train(settings(tmp_path / "cut", train__max_minutes=1e-9, **short), console=quiet())
+    rewind(tmp_path / "whole" / "run", tmp_path / "cut", step=2)
     shutil.rmtree(cache / "models")
     train(settings(tmp_path / "cut", **short), resume=True, console=quiet())
     ours, theirs = (
@@ -122,28 +121,27 @@ def test_run_folder_is_independent_of_the_cache(tmp_path: Path, monkeypatch: pyt
 
     moved = tmp_path / "elsewhere"
     (tmp_path / "cut" / "run").rename(moved)
-    train(settings(tmp_path / "cut", **short, seed=1), console=quiet())  # another run where this one was
+    train(settings(tmp_path / "cut", **short, seed=1, train__steps=1), console=quiet())  # another where this one was
     shutil.rmtree(cache / "models")
     assert base_model_of(moved / LAST) == str(moved / "base")
     assert evaluate(plan_evaluation([str(moved)]), console=quiet()).evaluations[0].episodes > 0
     export(str(moved), tmp_path / "exported")
     merge(str(moved), tmp_path / "merged")
 
-    train(small(tmp_path / "further", model__name=str(moved / LAST), **short), console=quiet())
+    train(small(tmp_path / "further", model__name=str(moved / LAST), train__steps=1, **short), console=quiet())
     shutil.rmtree(moved)
     further = tmp_path / "further" / "run"
-    assert base_model_of(further / LAST) == str(further / "base")
+    assert base_model_of(further / "checkpoints" / "step_000001") == str(further / "base")
     merge(str(further), tmp_path / "merged further")
     assert not (cache / "models").exists()
 
 
-def test_run_from_another_runs_adapter_resumes_without_it(tmp_path: Path) -> None:
-    short = {"model__warmup_steps": 2, "eval__every": 0, "eval__episodes": 1}
-    train(settings(tmp_path / "first", **short), console=quiet())
+def test_run_from_another_runs_adapter_resumes_without_it(tmp_path: Path, run: Path) -> None:
     first = tmp_path / "first" / "run"
-    further = {"model__name": str(first / LAST), **short}
+    shutil.copytree(run, first)
+    further = {"model__name": str(first / LAST), "eval__every": 0, "eval__episodes": 1}
     train(small(tmp_path / "whole", **further), console=quiet())
-    train(small(tmp_path / "cut", **further, train__max_minutes=1e-9), console=quiet())
+    rewind(tmp_path / "whole" / "run", tmp_path / "cut", step=2)
     first.rename(tmp_path / "moved")
     with pytest.raises(UserError, match=rf"^model.name: {first / LAST} does not exist. Check the path"):
         train(small(tmp_path / "new", **further), console=quiet())

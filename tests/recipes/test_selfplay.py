@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from episodes_for_tests import trajectory_of, turn_of
-from runs_for_tests import episodes, learnt, metrics, quiet, small
+from runs_for_tests import episodes, learnt, metrics, quiet, rewind, small
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.engine.native.engine import NativeEngine
@@ -74,7 +74,7 @@ def test_selfplay_trains_both_players_and_resumes_identically(tmp_path: Path) ->
     for row in rows(whole):
         for turn in row["turns"]:
             assert len(turn["advantages"]) == len(turn["action_ids"])
-    play(tmp_path / "cut", "self", rollout__in_flight=4, train__max_minutes=1e-9)
+    rewind(whole, tmp_path / "cut", step=1)
     assert same(whole, play(tmp_path / "cut", "self", resume=True, rollout__in_flight=4))
 
 
@@ -86,7 +86,7 @@ def test_past_opponents_train_one_player_and_resume_identically(tmp_path: Path) 
     found = [(row["step"], row["task"]["seed"], row["task"]["params"]["begins"]) for row in rows(whole)]
     assert len(found) == 8 and len(set(found)) == 4
     assert [begins for *_, begins in sorted(set(found), key=found.index)] == ["agent", "opponent"] * 2
-    play(tmp_path / "cut", "past", **LADDER, train__max_minutes=1e-9)
+    rewind(whole, tmp_path / "cut", step=1)
     assert same(whole, play(tmp_path / "cut", "past", resume=True, **LADDER))
 
     assert_ladder(whole)

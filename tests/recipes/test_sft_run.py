@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from hostile_for_tests import renderer_of
-from runs_for_tests import episodes, metrics, quiet, small
+from runs_for_tests import episodes, metrics, quiet, rewind, small
 from turnwise.cli.main import main
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
@@ -47,8 +47,16 @@ def weights(run: Path, step: int = 4) -> dict[str, object]:
     return {**load_file(folder / "model.safetensors"), **load_file(folder / "learner.safetensors")}
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps, which is not changed."""
+    folder = tmp_path_factory.mktemp("finished")
+    assert sft(settings(folder), console=quiet())["finished"]
+    return folder / "run"
+
+
 def test_sft_learns_and_writes_a_complete_run_folder(tmp_path: Path) -> None:
-    summary = sft(settings(tmp_path, sft__epochs=4), console=quiet())
+    summary = sft(settings(tmp_path, sft__epochs=4, eval__every=8), console=quiet())
     run = tmp_path / "run"
     assert summary["finished"] and summary["steps"] == 16 and summary["demonstrations"] == 16
     rows = [row for row in metrics(run) if "train/loss" in row]
@@ -57,17 +65,15 @@ def test_sft_learns_and_writes_a_complete_run_folder(tmp_path: Path) -> None:
     assert json.loads((run / "summary.json").read_text())["demonstrations"] == 16
 
 
-def test_sft_resumes_with_the_same_bits(tmp_path: Path) -> None:
-    sft(settings(tmp_path / "whole"), console=quiet())
-    stopped = sft(settings(tmp_path / "cut", train__max_minutes=1e-9), console=quiet())
-    assert not stopped["finished"] and stopped["steps"] < 4
-    sft(settings(tmp_path / "cut"), resume=True, console=quiet())
-    ours, theirs = weights(tmp_path / "whole" / "run"), weights(tmp_path / "cut" / "run")
+def test_sft_resumes_with_the_same_bits(tmp_path: Path, finished: Path) -> None:
+    cut = rewind(finished, tmp_path, step=3)
+    sft(settings(tmp_path), resume=True, console=quiet())
+    ours, theirs = weights(finished), weights(cut)
     assert ours.keys() == theirs.keys()
     assert all(ours[name].equal(theirs[name]) for name in ours)  # type: ignore[attr-defined]
-    assert metrics(tmp_path / "whole" / "run") == metrics(tmp_path / "cut" / "run")
-    recorded = episodes(tmp_path / "whole" / "run")
-    assert recorded == episodes(tmp_path / "cut" / "run")
+    assert metrics(finished) == metrics(cut)
+    recorded = episodes(finished)
+    assert recorded == episodes(cut)
     assert {row["evaluation"] for row in recorded} >= {"before", "after"}
 
 
@@ -86,17 +92,16 @@ def test_sft_resume_runs_the_validation_that_a_stop_skipped(tmp_path: Path, monk
     assert metrics(tmp_path / "whole" / "run") == metrics(tmp_path / "cut" / "run")
 
 
-def test_sft_resume_refuses_changed_demonstrations(tmp_path: Path) -> None:
-    sft(settings(tmp_path, train__max_minutes=1e-9), console=quiet())
+def test_sft_resume_refuses_changed_demonstrations(tmp_path: Path, finished: Path) -> None:
+    rewind(finished, tmp_path, step=3)
     with pytest.raises(UserError, match=r"has changed since .* started"):
         sft(settings(tmp_path, sft__count=12), resume=True, console=quiet())
 
 
-def test_training_continues_from_an_sft_run_folder(tmp_path: Path) -> None:
-    sft(settings(tmp_path / "first"), console=quiet())
+def test_training_continues_from_an_sft_run_folder(tmp_path: Path, finished: Path) -> None:
     short = BASE | {"train__steps": 1, "eval__every": 0, "eval__episodes": 1}
-    train(small(tmp_path / "second", **short, model__name=str(tmp_path / "first" / "run")), console=quiet())
-    config = (tmp_path / "second" / "run" / "config.toml").read_text()
+    train(small(tmp_path, **short, model__name=str(finished)), console=quiet())
+    config = (tmp_path / "run" / "config.toml").read_text()
     assert "checkpoints/step_000004" in config  # what it began from, though the run may grow
 
 
@@ -214,7 +219,7 @@ def test_sft_without_an_environment_resumes_with_the_same_bits(tmp_path: Path) -
     given = {"sft__demos": str(file), **FILE_ONLY}
     sft(settings(tmp_path / "whole", **given), console=quiet())
     stopped = sft(settings(tmp_path / "cut", train__max_minutes=1e-9, **given), console=quiet())
-    assert not stopped["finished"]
+    assert not stopped["finished"] and stopped["steps"] < 4
     resumed = configure(resume=str(tmp_path / "cut/run"), overrides=[("train.max_minutes", 10)])
     assert sft(resumed, resume=True, console=quiet())["finished"]
     whole, cut = weights(tmp_path / "whole/run"), weights(tmp_path / "cut/run")

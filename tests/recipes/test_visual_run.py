@@ -1,6 +1,5 @@
 """Training from pixels: tiny_vlm runs, resumes with the same bits, and learns to tell images apart."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from runs_for_tests import learnt, metrics, quiet, small
+from runs_for_tests import learnt, metrics, quiet, rewind, small
 from turnwise.core.errors import UserError
 from turnwise.core.messages import user
 from turnwise.data.demonstrations import Exchange, build_demonstration
@@ -24,7 +23,6 @@ from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer
 from turnwise.training.learner import token_logprobs
-from turnwise.training.loop import Loop
 from vision_models_for_tests import plain_image
 
 SETTINGS: dict[str, Any] = {
@@ -42,33 +40,21 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Killed(BaseException):
-    """Not caught anywhere, like SIGKILL."""
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps, which is not changed."""
+    folder = tmp_path_factory.mktemp("finished")
+    train(small(folder, **SETTINGS), console=quiet())
+    return folder / "run"
 
 
-def kill_at_second_call(function: Callable[..., Any]) -> Callable[..., Any]:
-    calls = list[int]()
-
-    def called(*given: Any, **others: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 2:
-            raise Killed
-        return function(*given, **others)
-
-    return called
-
-
-def test_visual_run_resumes_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, half = tmp_path / "whole" / "run", tmp_path / "half" / "run"
-    train(small(whole.parent, **SETTINGS), console=quiet())
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Loop, "_learn", kill_at_second_call(Loop._learn))
-        train(small(half.parent, **SETTINGS), console=quiet())
-    train(small(half.parent, **SETTINGS), resume=True, console=quiet())
-    first, second = learnt(whole, 2), learnt(half, 2)
+def test_visual_run_resumes_with_the_same_bits(finished: Path, tmp_path: Path) -> None:
+    cut = rewind(finished, tmp_path, step=1)
+    train(small(tmp_path, **SETTINGS), resume=True, console=quiet())
+    first, second = learnt(finished, 2), learnt(cut, 2)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not changed_vision(whole, 2)
-    assert all(row["train/mismatch"] < 1e-4 for row in metrics(whole) if "train/mismatch" in row)
+    assert not changed_vision(finished, 2)
+    assert all(row["train/mismatch"] < 1e-4 for row in metrics(finished) if "train/mismatch" in row)
 
 
 def test_visual_run_trains_the_vision_tower_and_keeps_its_images(tmp_path: Path) -> None:
@@ -81,9 +67,8 @@ def test_visual_run_trains_the_vision_tower_and_keeps_its_images(tmp_path: Path)
     assert all((run / "images" / f"{span.hash}.png").is_file() for span in turn.images)
 
 
-def test_evaluate_of_a_visual_run_keeps_its_images(tmp_path: Path) -> None:
-    train(small(tmp_path, **SETTINGS | {"train__steps": 1}), console=quiet())
-    result = Run(tmp_path / "run").evaluate(episodes=2, out=tmp_path / "seen", quiet=True)
+def test_evaluate_of_a_visual_run_keeps_its_images(finished: Path, tmp_path: Path) -> None:
+    result = Run(finished).evaluate(episodes=2, out=tmp_path / "seen", quiet=True)
     turns = [turn for trajectory in result.trajectories for turn in trajectory.turns]
     files = {f"{span.hash}.png" for turn in turns for span in turn.images}
     assert files
