@@ -6,10 +6,11 @@ import re
 import sqlite3
 import sys
 import threading
+from collections.abc import Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -135,80 +136,90 @@ def test_step_without_verdicts_stops_the_run_untrained(tmp_path: Path) -> None:
     assert len(steps_of(tmp_path / "run")) < 50
 
 
-def rubric_run(tmp_path: Path, url: str, **settings: Any) -> Config:
-    """One whose answers, all right by their form, are scored by a judge alone."""
-    rows = [{"question": f"Price {n}?", "split": split} for n, split in enumerate(["train", "validation", "test"] * 8)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "tools.py").write_text('def price(fruit: str) -> int:\n    """The price."""\n    return 3\n')
-    judge = {"use": "judge", **judge_table(url, tmp_path, asks=1, retries=0)}
-    tools = [f"{tmp_path}/tools.py:price"]
-    params = {"tasks": str(tmp_path / "rows.jsonl"), "style": "answer", "tools": tools, "reward": [judge]}
-    given = {"env__kind": "tools", "env__params": params, "eval__every": 0, "eval__episodes": 4, "rollout__attempts": 1}
-    tokens = {"rollout__max_tokens": 1024, "rollout__max_new_tokens": 20, "model__warmup_steps": 40}
-    return small(tmp_path, **(given | tokens | settings))
-
-
 class Tiring:
     """A judge that has no verdict any more on two answers of three, once it `is_gone`."""
 
-    def __init__(self, gone: bool = False) -> None:
-        self.is_gone, self.asked = gone, count(1)
+    def __init__(self) -> None:
+        self.is_gone, self.asked = False, count(1)
 
     def __call__(self, messages: list[dict[str, str]]) -> str:
         lost = self.is_gone and next(self.asked) % 3
         return "out of order" if lost else json.dumps({"score": 5})
 
 
-def test_rubric_judge_outage_stops_the_run_and_resume_continues_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    judge, add = Tiring(), DropMonitor.add
-    monkeypatch.setattr(ToolEnvRunner, "random_answer", TextEnvRunner.random_answer)  # tiny answers and never calls
+class Rubric(NamedTuple):
+    """Tasks whose answers, all right by their form, are scored by a judge alone."""
 
+    judge: Tiring
+    params: dict[str, Any]
+    """Of the environment `tools`. They are the same in all tests, so that tiny is warmed up for them once."""
+
+    def config(self, folder: Path, **settings: Any) -> Config:
+        given = {"env__kind": "tools", "env__params": self.params, "eval__every": 0, "eval__episodes": 4}
+        given |= {name.replace(".", "__"): value for name, value in FEW_TOKENS}
+        return small(folder, **(given | settings))
+
+
+FEW_TOKENS = [
+    ("model.warmup_steps", 20),
+    ("rollout.attempts", 1),
+    ("rollout.max_tokens", 1024),
+    ("rollout.max_new_tokens", 20),
+]
+
+
+@pytest.fixture(scope="module")
+def rubric_tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rubric]:
+    folder, judge = tmp_path_factory.mktemp("rubric"), Tiring()
+    rows = [{"question": f"Price {n}?", "split": split} for n, split in enumerate(["train", "validation", "test"] * 8)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "tools.py").write_text('def price(fruit: str) -> int:\n    """The price."""\n    return 3\n')
+    tasks = {"tasks": str(folder / "rows.jsonl"), "style": "answer", "tools": [f"{folder}/tools.py:price"]}
+    with serving(JudgeServer(judge)) as url:
+        reward = {"use": "judge", **judge_table(url, folder, asks=1, retries=0)}
+        yield Rubric(judge=judge, params={**tasks, "reward": [reward]})
+
+
+@pytest.fixture
+def rubric(rubric_tasks: Rubric, monkeypatch: pytest.MonkeyPatch) -> Rubric:
+    monkeypatch.setattr(ToolEnvRunner, "random_answer", TextEnvRunner.random_answer)  # tiny answers and never calls
     monkeypatch.setattr(AnswerCache, "get", lambda *_: None)  # tiny repeats answers that were scored before
+    return rubric_tasks
+
+
+def test_rubric_judge_outage_stops_the_run_and_resume_continues_it(
+    rubric: Rubric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge, add = rubric.judge, DropMonitor.add
+    judge.is_gone = False
 
     def gone_after(monitor: DropMonitor, dropped: DroppedEpisodes) -> None:
         add(monitor, dropped)
         judge.is_gone = True
 
-    monkeypatch.setattr(DropMonitor, "add", gone_after)
-    with serving(JudgeServer(judge)) as url:
-        config = rubric_run(tmp_path, url, train__steps=3, rollout__group_size=12)
-        with pytest.raises(Outage) as error:
-            train(config, console=quiet())
-        done = len(steps_of(tmp_path / "run"))
-        assert 1 <= done < 3
-        expected = r"^\d+ of \d+ episodes were dropped, .* the reward judge: the judge m gave no verdict \(asked once\)"
-        assert re.match(expected, str(error.value))
-        assert str(error.value).endswith(
-            f". Finished steps are saved; resume with: turnwise train --resume {tmp_path}/run"
-        )
-        monkeypatch.setattr(DropMonitor, "add", add)
-        judge.is_gone = False
-        summary = train(config, resume=True, console=quiet())
+    config = rubric.config(tmp_path, train__steps=3, rollout__group_size=12)
+    with monkeypatch.context() as patch, pytest.raises(Outage) as error:
+        patch.setattr(DropMonitor, "add", gone_after)
+        train(config, console=quiet())
+    done = len(steps_of(tmp_path / "run"))
+    assert 1 <= done < 3
+    expected = r"^\d+ of \d+ episodes were dropped, .* the reward judge: the judge m gave no verdict \(asked once\)"
+    assert re.match(expected, str(error.value))
+    assert str(error.value).endswith(f". Finished steps are saved; resume with: turnwise train --resume {tmp_path}/run")
+    judge.is_gone = False
+    summary = train(config, resume=True, console=quiet())
     assert summary["finished"] and len(steps_of(tmp_path / "run")) == 3
     assert summary["dropped_no_reward"] == sum(row["rollout/dropped_no_reward"] for row in steps_of(tmp_path / "run"))
 
 
-def test_judge_outage_stops_an_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ToolEnvRunner, "random_answer", TextEnvRunner.random_answer)  # tiny answers and never calls
-    with serving(JudgeServer(Tiring(gone=True))) as url:
-        config = rubric_run(tmp_path, url)
-        with pytest.raises(Outage, match=r"episodes were dropped.* the judge m gave no verdict"):
-            train(config, console=quiet())
-        assert not (tmp_path / "run").exists(), "nothing is done that could be gone on with"
-        typed = [("env.params", config.env.params), *SHORT]
-        with pytest.raises(Outage, match=r"episodes were dropped.* the judge m gave no verdict"):
-            evaluate_into_folder(plan_evaluation(["tiny", "tools"], overrides=typed), tmp_path / "out", console=quiet())
-
-
-SHORT = [
-    ("eval.episodes", 8),
-    ("model.warmup_steps", 15),
-    ("rollout.attempts", 1),
-    ("rollout.max_tokens", 1024),
-    ("rollout.max_new_tokens", 20),
-]
+def test_judge_outage_stops_an_evaluation(rubric: Rubric, tmp_path: Path) -> None:
+    rubric.judge.is_gone = True
+    with pytest.raises(Outage, match=r"episodes were dropped.* the judge m gave no verdict"):
+        train(rubric.config(tmp_path), console=quiet())
+    assert not (tmp_path / "run").exists(), "nothing is done that could be gone on with"
+    typed = [("env.params", rubric.params), ("eval.episodes", 8), *FEW_TOKENS]
+    with pytest.raises(Outage, match=r"episodes were dropped.* the judge m gave no verdict"):
+        evaluate_into_folder(plan_evaluation(["tiny", "tools"], overrides=typed), tmp_path / "out", console=quiet())
 
 
 @pytest.mark.usefixtures("keyed")
@@ -241,7 +252,9 @@ def test_run_with_every_kind_of_tool_and_a_rubric(tmp_path: Path) -> None:
             "reward": ["exact_match", judge],
         }
         given = {"env__kind": "tools", "env__params": params, "rollout__max_tokens": 1024, "eval__episodes": 4}
-        train(small(tmp_path, **given, train__steps=2, rollout__max_new_tokens=20), console=console)
+        train(
+            small(tmp_path, **given, train__steps=2, rollout__max_new_tokens=20, model__warmup_steps=8), console=console
+        )
     assert 0 < len(server.requests) <= 2 * 8 + 3 * 4, "nobody pays for the warm-up"
     (first, _) = steps_of(tmp_path / "run")
     assert {"reward/exact_match", "reward/judge", "reward/env"} <= first.keys()
