@@ -25,8 +25,7 @@ def plan() -> list[list[tuple[str, float]]]:
     """While a checkpoint is written, while a line of the metrics is, and anywhere; then more by `make soak`."""
     rng = random.Random(os.environ.get("TURNWISE_SOAK_SEED"))
     runs: list[list[tuple[str, float]]] = [
-        [("half", rng.randint(0, 3)), ("event", rng.uniform(0.0, 0.99))],
-        [("time", rng.uniform(0.1, 0.9)), ("line", rng.randint(0, 2))],
+        [("half", rng.randint(0, 3)), ("line", rng.randint(0, 2)), ("event", rng.uniform(0.0, 0.99))]
     ]
     for _ in range(ROUNDS):
         moments = [("event", rng.uniform(0.0, 0.99)), ("time", rng.uniform(0.0, 1.0)), ("half", rng.randint(0, 3))]

@@ -1,6 +1,5 @@
 """A run that goes back at an alarm, whole and stopped in between: it ends the same, bit by bit."""
 
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -135,7 +134,9 @@ def test_kill_before_old_checkpoints_are_deleted_changes_nothing(
     assert [[each.name for each in (run / "checkpoints").iterdir()] for run in (ours, plain)] == [["step_000003"]] * 2
 
 
+MIXED = "killed at first and in each rollback, Ctrl-C in between"
 STOPS: dict[str, list[tuple[int, str]]] = {
+    MIXED: [(2, "killed"), (3, "ctrl-c"), (5, "killed"), (6, "ctrl-c"), (7, "killed")],
     "killed before its first checkpoint, Ctrl-C after the rollback": [(2, "killed"), (6, "ctrl-c"), (8, "killed")],
     "Ctrl-C before any checkpoint and between two, killed in the rollback": [
         (1, "ctrl-c"),
@@ -143,16 +144,15 @@ STOPS: dict[str, list[tuple[int, str]]] = {
         (5, "killed"),
         (7, "killed"),
     ],
+    "killed before its first checkpoint, and after the rollback": [(2, "killed"), (6, "killed")],
+    "killed in the rollback": [(5, "killed")],
+    "Ctrl-C in the rollback": [(5, "ctrl-c")],
 }
-if "TURNWISE_SOAK" in os.environ:
-    STOPS |= {
-        "killed before its first checkpoint, and after the rollback": [(2, "killed"), (6, "killed")],
-        "killed in the rollback": [(5, "killed")],
-        "Ctrl-C in the rollback": [(5, "ctrl-c")],
-    }
 
 
-@pytest.mark.parametrize("name", STOPS)
+@pytest.mark.parametrize(
+    "name", [MIXED, *(pytest.param(name, marks=pytest.mark.soak) for name in STOPS if name != MIXED)]
+)
 def test_resumed_run_rolls_back_with_the_same_bits(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
