@@ -39,7 +39,7 @@ def change_of_a_step(config: Config) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.soak)])
 def test_filter_scale_scales_the_first_step_of_policy_and_critic(optimizer: str, tmp_path: Path) -> None:
     def changed(scale: str) -> dict[str, Tensor]:
         settings: dict[str, Any] = {**HALF, **ONE_STEP, "train__optimizer": optimizer, "algo__filter_scale": scale}

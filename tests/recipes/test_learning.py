@@ -28,7 +28,7 @@ class TwoUps(tw.TextEnv):
 CRITIC = {"critic__kind": "head", "critic__learning_rate": 1e-3}
 
 
-@pytest.mark.parametrize(("advantage", "critic"), [("grpo", {}), ("gae", CRITIC)])
+@pytest.mark.parametrize(("advantage", "critic"), [pytest.param("grpo", {}, marks=pytest.mark.soak), ("gae", CRITIC)])
 def test_training_learns(tmp_path: Path, advantage: str, critic: dict[str, object]) -> None:
     run = tw.train(
         env=TwoUps,

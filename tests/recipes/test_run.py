@@ -279,7 +279,14 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("name", MOMENTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "in the second rollout",
+        "in the second update",
+        pytest.param("in the first validation", marks=pytest.mark.soak),  # then killed and resumed: a test below
+    ],
+)
 def test_ctrl_c_leaves_a_run_that_resumes_with_the_same_bits(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
