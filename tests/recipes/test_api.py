@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import signal
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
@@ -18,8 +18,8 @@ from endpoint_for_tests import Server, serving, write_env
 from processes_for_tests import Forked
 from turnwise.cli.main import main
 from turnwise.config.schema import Config
+from turnwise.recipes import notebook
 from turnwise.recipes.configure import TOKEN_LIMITS, configure
-from turnwise.recipes.notebook import WAIT_S
 
 SMALL: dict[str, Any] = {
     "model__warmup_steps": 2,
@@ -134,24 +134,30 @@ def test_train_and_evaluate_take_an_env_that_follows_the_protocol(tmp_path: Path
 
 
 def test_train_works_in_a_running_event_loop(folder: dict[str, Any]) -> None:
-    async def notebook() -> tw.Run:
+    async def cell() -> tw.Run:
         return tw.train(Larger, steps=1, **folder)
 
-    assert asyncio.run(notebook()).finished
+    assert asyncio.run(cell()).finished
 
 
-def test_interrupt_in_an_event_loop_stops_the_run_with_a_checkpoint(tmp_path: Path, folder: dict[str, Any]) -> None:
+def test_interrupt_in_an_event_loop_stops_the_run_with_a_checkpoint(
+    tmp_path: Path, folder: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noticed, cancel = threading.Event(), notebook.cancel_task_of
+    monkeypatch.setattr(notebook, "WAIT_S", 0.05)
+    monkeypatch.setattr(notebook, "cancel_task_of", lambda thread: (cancel(thread), noticed.set())[0])
+
     def stop(row: Any) -> None:
         if row["step"] == 2:
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(2 * WAIT_S)  # long enough for the waiting thread to notice
+            assert noticed.wait(600)
 
-    async def notebook() -> tw.Run:
+    async def cell() -> tw.Run:
         return tw.train(Larger, steps=4, name="cut", on_step=stop, **folder)
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match=r"stopped; resume with: .*cut"):
-        asyncio.run(notebook())
+        asyncio.run(cell())
     assert signal.getsignal(signal.SIGINT) is before
     run = tw.load_run(tmp_path / "cut")
     assert not run.finished
@@ -172,11 +178,11 @@ def test_evaluate_asks_the_models_of_an_endpoint(tmp_path: Path) -> None:
 
 
 def test_train_in_an_event_loop_raises_the_error_of_the_run(folder: dict[str, Any]) -> None:
-    async def notebook() -> tw.Run:
+    async def cell() -> tw.Run:
         return tw.train(Larger, steps=1, algo__advantage="grppo", **folder)
 
     with pytest.raises(tw.UserError, match="grppo"):
-        asyncio.run(notebook())
+        asyncio.run(cell())
 
 
 def test_train_of_a_recipe_has_the_settings_of_the_command(folder: dict[str, Any]) -> None:
