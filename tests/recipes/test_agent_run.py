@@ -372,5 +372,5 @@ def test_example_agent_trains(example: str, package: str, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     short = {"rollout__groups": 2, "rollout__group_size": 2, "rollout__max_new_tokens": 4, "train__mini_batch": 4}
     path = ROOT / "examples" / example / "agent.toml"
-    run = tw.train(str(path), model="tiny", steps=2, quiet=True, eval__episodes=2, **short)
-    assert run.finished and run.summary["episodes"] == 8
+    run = tw.train(str(path), model="tiny", steps=1, quiet=True, eval__episodes=1, **short)
+    assert run.finished and run.summary["episodes"] == 4

@@ -111,8 +111,8 @@ def test_archer_replay_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return found
 
     monkeypatch.setattr(Archer, "sample_fresh_utterances", counted)
-    train(lake(tmp_path, archer__replay=10, archer__token_baseline=False), console=quiet())
-    assert sizes == [8, 10, 10]
+    train(lake(tmp_path, archer__replay=10, archer__token_baseline=False, train__steps=2), console=quiet())
+    assert sizes == [8, 10]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runs_for_tests import episodes, learnt, metrics, printed, quiet, small
+from runs_for_tests import episodes, learnt, metrics, printed, quiet, rewind, small
 from turnwise.config.load import build, read_settings, to_toml
 from turnwise.core.errors import UserError
 from turnwise.envs.bandit.env import Bandit
@@ -15,11 +15,11 @@ from turnwise.recipes.run import train
 from turnwise.training.checkpoints import read_state
 
 MIX = {"env__mix": {"frozen_lake": 1.0, "large": {"kind": "frozen_lake", "weight": 2.0, "params": {"size": 5}}}}
-ROOMY = {"rollout__max_tokens": 512, "rollout__groups": 6, "train__mini_batch": 8}
+ROOMY = {"rollout__max_tokens": 512, "rollout__groups": 8, "rollout__group_size": 2, "train__mini_batch": 8}
 
 
 def test_mix_draws_by_weight_and_reports_by_environment(tmp_path: Path) -> None:
-    config = small(tmp_path, **MIX, **ROOMY, train__steps=3, eval__every=0, model__warmup_steps=5)
+    config = small(tmp_path, **MIX, **ROOMY, train__steps=1, eval__every=0, model__warmup_steps=5)
     train(config, console=quiet())
     run = tmp_path / "run"
     played = [row["environment"] for row in episodes(run, only_training=True)]
@@ -76,7 +76,7 @@ def test_mix_may_be_set_on_the_command_line() -> None:
 CURRICULUM = {"curriculum__pool": 8, "train__steps": 3, "checkpoint__every": 1}
 
 
-def test_curriculum_draws_from_its_pool_and_records_success(tmp_path: Path) -> None:
+def test_curriculum_run_records_success_and_resumes_with_the_same_bits(tmp_path: Path) -> None:
     train(small(tmp_path, **CURRICULUM), console=quiet())
     run = tmp_path / "run"
     seeds = {(row["environment"], row["seed"]) for row in episodes(run, only_training=True)}
@@ -84,6 +84,12 @@ def test_curriculum_draws_from_its_pool_and_records_success(tmp_path: Path) -> N
     assert len(seeds) <= 8 and {f"{env}:{seed}" for env, seed in seeds} == set(state.success_counts)
     assert all(0 <= won <= tries for won, tries in state.success_counts.values())
     assert [row["curriculum/measured"] for row in metrics(run) if "rollout/success" in row][-1] == len(seeds)
+
+    cut = rewind(run, tmp_path / "cut", step=2)
+    train(small(cut.parent, **CURRICULUM), resume=True, console=quiet())
+    ours, theirs = learnt(run), learnt(cut)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert episodes(run) == episodes(cut)
 
 
 class Rows(Bandit):
@@ -106,15 +112,6 @@ def test_curriculum_draws_and_measures_rows_of_a_file(tmp_path: Path) -> None:
     assert set(state.success_counts) == {f"{worlds.name}:{row}" for row in rows}
     last = [row for row in metrics(tmp_path / "run") if "rollout/success" in row][-1]
     assert last["curriculum/measured"] == len(rows)
-
-
-def test_curriculum_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
-    train(small(tmp_path / "whole", **CURRICULUM), console=quiet())
-    train(small(tmp_path / "cut", **CURRICULUM, train__max_minutes=1e-9), console=quiet())
-    train(small(tmp_path / "cut", **CURRICULUM), resume=True, console=quiet())
-    ours, theirs = learnt(tmp_path / "whole" / "run"), learnt(tmp_path / "cut" / "run")
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert episodes(tmp_path / "whole" / "run") == episodes(tmp_path / "cut" / "run")
 
 
 def test_curriculum_pool_smaller_than_a_step_is_refused(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_environment_without_pictures_is_reported_once(tmp_path: Path) -> None:
         "    def reset(self, rng):\n        return 'One?'\n\n    def step(self, action):\n        return tw.won()\n"
     )
     console = quiet()
-    given = {"env__kind": f"{file}:Plain", "record__pictures_every": 1, "train__steps": 2}
+    given = {"env__kind": f"{file}:Plain", "record__pictures_every": 1, "train__steps": 2, "model__warmup_steps": 1}
     train(small(tmp_path, **given), console=console)
     assert printed(console).count("this environment draws none") == 1
 
