@@ -3,7 +3,7 @@
     conversation    the columns of `conversations.py`, and perhaps
                     reward      number: of the whole episode
                     rewards     list: one number per trained answer
-                    success     true or false
+                    success     true or false; without it, whether the last reward is positive
     steps           observations  [n or n + 1 texts], actions [n texts], rewards [n numbers], and perhaps terminations,
                     truncations [n], system (a text): the columns of a Minari episode whose spaces are text
 
@@ -41,27 +41,42 @@ def parse_episode(row: Any, where: str) -> WrittenEpisode:
     """Return the episode of a row. `where` names it in errors."""
     if isinstance(row, Mapping) and all(row.get(name) is not None for name in STEP_COLUMNS):
         return _parse_steps(row, where)
-    exchanges = parse_conversation(row, where)
-    return WrittenEpisode(
-        exchanges=exchanges,
-        turn_rewards=_parse_rewards(row, sum(exchange.trained for exchange in exchanges), where),
-        status=Status.FAILED if row.get("success") is False else Status.SUCCEEDED,
-    )
+    exchanges, success = parse_conversation(row, where), _parse_success(row, where)
+    answers = sum(exchange.trained for exchange in exchanges)
+    rewards = _parse_rewards(row, success, answers, where)
+    return WrittenEpisode(exchanges=exchanges, turn_rewards=rewards, status=_find_status(row, success, rewards))
 
 
-def _parse_rewards(row: Mapping[str, Any], answers: int, where: str) -> tuple[float, ...] | None:
+def _parse_success(row: Mapping[str, Any], where: str) -> bool | None:
+    success = row.get("success")
+    if success is not None and not isinstance(success, bool):
+        raise UserError(f"{where}: success is {success!r}. Write true or false.")
+    return success
+
+
+def _parse_rewards(row: Mapping[str, Any], success: bool | None, answers: int, where: str) -> tuple[float, ...] | None:
     if row.get("rewards") is not None:
         rewards = row["rewards"]
         if not isinstance(rewards, list) or len(rewards) != answers:
             raise UserError(f"{where}: rewards must be a list of {answers} numbers, one per answer.")
         return tuple(_number(each, "rewards", where) for each in rewards)
-    success = row.get("success")
-    if success is not None and not isinstance(success, bool):
-        raise UserError(f"{where}: success is {success!r}. Write true or false.")
     if row.get("reward") is None and success is None:
         return None
     total = float(bool(success)) if row.get("reward") is None else _number(row["reward"], "reward", where)
     return (*[0.0] * (answers - 1), total)
+
+
+def _find_status(row: Mapping[str, Any], success: bool | None, rewards: Sequence[float] | None) -> Status:
+    """Return the status: the column success, or else whether the last reward is positive and no limit cut it short.
+
+    A conversation without rewards is a demonstration.
+    """
+    if success is not None:
+        return Status.SUCCEEDED if success else Status.FAILED
+    truncations = row.get("truncations")
+    if isinstance(truncations, list) and truncations and truncations[-1]:
+        return Status.TRUNCATED_TURNS
+    return Status.SUCCEEDED if rewards is None or rewards[-1] > 0 else Status.FAILED
 
 
 def _number(value: Any, name: str, where: str) -> float:
@@ -86,17 +101,8 @@ def _parse_steps(row: Mapping[str, Any], where: str) -> WrittenEpisode:
         for number, (observation, action) in enumerate(zip(observations, actions, strict=False))
     ]
     turn_rewards = tuple(_number(each, "rewards", where) for each in rewards)
-    return WrittenEpisode(exchanges=exchanges, turn_rewards=turn_rewards, status=_step_status(row, turn_rewards))
-
-
-def _step_status(row: Mapping[str, Any], rewards: Sequence[float]) -> Status:
-    """Return the status: success is the column of that name, or else a positive reward at the end by the rules."""
-    if isinstance(row.get("success"), bool):
-        return Status.SUCCEEDED if row["success"] else Status.FAILED
-    truncations = row.get("truncations")
-    if isinstance(truncations, list) and truncations and truncations[-1]:
-        return Status.TRUNCATED_TURNS
-    return Status.SUCCEEDED if rewards[-1] > 0 else Status.FAILED
+    status = _find_status(row, _parse_success(row, where), turn_rewards)
+    return WrittenEpisode(exchanges=exchanges, turn_rewards=turn_rewards, status=status)
 
 
 def _list(value: Any, name: str, where: str) -> list[Any]:
