@@ -13,7 +13,7 @@ from episodes_for_tests import task_of, trajectories, trajectory_of, turn_of
 from processes_for_tests import forked_with_output
 from turnwise.core.errors import UserError
 from turnwise.core.images import image_token_id
-from turnwise.core.trajectory import Status, Trajectory
+from turnwise.core.trajectory import Trajectory
 from turnwise.data.replay import Replay
 from turnwise.record.trajectories import open_replay
 
@@ -182,25 +182,6 @@ def test_replay_stores_reference_logprobs_of_rendered_text(tmp_path: Path) -> No
         opened.set_logprobs(opened.entries[1], [-2.0])
     with pytest.raises(ValueError, match="2 log-probabilities"):
         opened.set_logprobs(opened.entries[0], [-2.0, -3.0])
-
-
-def test_read_turn_returns_the_state_and_the_action(tmp_path: Path) -> None:
-    turns = [
-        turn_of([10, 11], [20, 21], extends=False, logprobs=[-0.5, -1.5]),
-        turn_of([12], [22], logprobs=[-2.5], temperature=0.5),
-        turn_of([13, 14], [23], extends=False, logprobs=[-3.5]),
-    ]
-    replay = open_replay(tmp_path, 10)
-    replay.add(single(1))
-    replay.add(trajectory_of(turns, status=Status.SUCCEEDED))
-    first, second, third = (replay.read_turn(replay.entries[1], turn) for turn in range(3))
-    assert first.ids.tolist() == [10, 11, 20, 21]
-    assert first.ids[first.start :].tolist() == [20, 21]
-    assert second.ids.tolist() == [10, 11, 20, 21, 12, 22]
-    assert second.ids[second.start :].tolist() == [22]
-    assert second.logprobs.tolist() == [-2.5]
-    assert second.temperature == 0.5
-    assert third.ids.tolist() == [13, 14, 23]
 
 
 def test_sample_depends_on_contents_and_key_alone(tmp_path: Path) -> None:

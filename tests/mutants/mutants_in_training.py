@@ -507,10 +507,11 @@ IN_TRAINING = (
         ("training/test_archer.py",),
         (
             "the stored utterance is part of the state",
-            "state = stored.ids[: stored.start].tolist()",
-            "state = stored.ids.tolist()",
+            "return [*before, *turns[self.turn].context_ids]",
+            "return [*before, *turns[self.turn].context_ids, *turns[self.turn].action_ids]",
         ),
-        ("a fresh utterance at the state of another decision", "decision=decision\n", "decision=0\n"),
+        ("the state includes an earlier context", "if index == 0 or not turns[index].extends", "if index == 0"),
+        ("a fresh utterance at the state of another decision", "decision=decision)", "decision=0)"),
         ("the baseline is added", "per_token - baseline", "per_token + baseline"),
         ("fresh utterances repeat in every step", "round=step,", "round=0,"),
         (

@@ -29,7 +29,7 @@ from turnwise.training.archer import (
     build_estimate,
     decisions_of,
     draw_batches,
-    draw_entries,
+    draw_trajectories,
     effective_share,
     usable_trajectories,
     utterance_sample,
@@ -106,11 +106,10 @@ def test_fresh_utterances_continue_stored_states(tmp_path: Path) -> None:
     fresh = act(archer)
     assert len(fresh) == 10, "five in states of the replay, five in those of the step"
     for each in fresh:
-        stored = each.state.stored
-        state = stored.ids[: stored.start].tolist()
+        state = each.state.ids
         assert each.sample.ids.tolist() == [*state, state[-1], 1]
         assert each.sample.mask.tolist() == [False] * len(state) + [True, True]
-        trajectory, turn = each.state.trajectory, stored.turn
+        trajectory, turn = each.state.trajectory, each.state.turn
         segment = next(part for part in trajectory.segments() if 0 <= turn - part.first_turn < len(part.turns))
         before = segment.turns[: turn - segment.first_turn]
         token_ids = [token for part in before for token in (*part.context_ids, *part.action_ids)]
@@ -119,15 +118,33 @@ def test_fresh_utterances_continue_stored_states(tmp_path: Path) -> None:
         )
 
 
+def test_stored_sample_is_the_state_and_its_utterance() -> None:
+    turns = [
+        turn_of([10, 11], [20, 21], extends=False, logprobs=[-0.5, -1.5]),
+        turn_of([12], [22], logprobs=[-2.5], temperature=0.5),
+        turn_of([13, 14], [23], extends=False, logprobs=[-3.5]),
+    ]
+    states = [ReplayState(trajectory=trajectory_of(turns), turn=turn, update=0, decision=turn) for turn in range(3)]
+    other = utterance_sample([10], [29], [-9.0], 1.0)
+    first, second, third = (FreshUtterance(state=state, sample=other).stored_sample() for state in states)
+    assert [each.ids.tolist() for each in (first, second, third)] == [
+        [10, 11, 20, 21],
+        [10, 11, 20, 21, 12, 22],
+        [13, 14, 23],
+    ]
+    assert second.ids[second.mask].tolist() == [22]
+    assert first.logprobs.tolist() == [0.0, 0.0, -0.5, -1.5]
+    assert second.temperatures[second.mask].tolist() == [0.5]
+
+
 def test_fresh_utterances_belong_to_decisions_of_their_critic_update(tmp_path: Path) -> None:
     archer = make_archer(tmp_path, Echo())
     fresh, step = act(archer)[:5], 1
     assert [each.state.update for each in fresh] == [0, 0, 1, 1, 1], "five states for two updates"
     for each in fresh:
-        entries = draw_entries(archer.replay, archer.settings, step)[each.state.update]
-        trajectories = [archer.replay.read(entry) for entry in entries]
+        trajectories = draw_trajectories(archer.replay, archer.settings, step)[each.state.update]
         turns = [(trajectory, turn) for trajectory in trajectories for turn in range(len(trajectory.turns))]
-        assert turns[each.state.decision] == (each.state.trajectory, each.state.stored.turn)
+        assert turns[each.state.decision] == (each.state.trajectory, each.state.turn)
     batches = draw_batches(archer.replay, archer.settings, step)
     assert [len(each.rewards) for each in batches] == [9, 9], "the decisions of three trajectories each"
 
@@ -158,10 +175,10 @@ def second_step(archer: Archer) -> tuple[list[Trajectory], list[FreshUtterance],
 def test_actor_acts_in_states_of_the_steps_episodes_alone(tmp_path: Path) -> None:
     new, fresh, found = second_step(make_archer(tmp_path, Echo()))
     turns = [(trajectory, turn) for trajectory in new for turn in range(3)]
-    assert all(turns[each.state.decision] == (each.state.trajectory, each.state.stored.turn) for each in fresh)
+    assert all(turns[each.state.decision] == (each.state.trajectory, each.state.turn) for each in fresh)
     assert len({each.state.decision for each in fresh}) == 5
     states = [each.sample.ids.tolist() for each in fresh]
-    played = [each.state.stored.ids.tolist() for each in fresh]
+    played = [each.stored_sample().ids.tolist() for each in fresh]
     assert [each.ids.tolist() for each in found.samples] == states + played
     assert found.trajectories == tuple(each.state.trajectory for each in fresh) * 2
 
@@ -236,7 +253,7 @@ def test_actor_trusts_the_critic_as_far_as_new_returns_confirm_it(
 def test_update_without_trust_changes_nothing() -> None:
     config = settings_of(algo__loss="reinforce", algo__method="archer")
     learner = make_learner(config)
-    samples = [replace(utterance_sample([3, 4, 20], 2, [-4.0], 1.0), trajectory=0)]
+    samples = [replace(utterance_sample([3, 4], [20], [-4.0], 1.0), trajectory=0)]
     estimated = build_estimate(
         [talk(0)], samples, torch.ones(1), {}, actor_settings(needs=Needs(logprobs=True, ref_logprobs=True)), learner
     )
@@ -267,7 +284,7 @@ def test_whitened_advantages_have_mean_zero(tmp_path: Path) -> None:
 def test_token_baseline_is_subtracted_and_learns_the_advantage() -> None:
     learner = make_learner(settings_of("trunk", algo__kl_coef=0.0), moved=0.05)
     settings = actor_settings(needs=Needs(values=True))
-    samples = [replace(utterance_sample([3, 4, 20, 21], 2, [-1.0, -2.0], 0.8), trajectory=0)]
+    samples = [replace(utterance_sample([3, 4], [20, 21], [-1.0, -2.0], 0.8), trajectory=0)]
     found = build_estimate([talk(0)], samples, torch.tensor([0.7]), {}, settings, learner)
     assert found.old_values is not None and found.returns is not None
     mask = samples[0].mask
@@ -280,7 +297,7 @@ def test_actor_raises_the_probability_of_advantageous_utterances() -> None:
     config = settings_of(algo__kl_coef=0.0, algo__entropy_coef=0.0, algo__loss="reinforce", algo__method="archer")
     learner = make_learner(config)
     samples = [
-        replace(utterance_sample([3, 4, token], 2, [-4.0], 1.0), trajectory=index)
+        replace(utterance_sample([3, 4], [token], [-4.0], 1.0), trajectory=index)
         for index, token in enumerate((20, 21))
     ]
 
@@ -305,7 +322,7 @@ def test_effective_samples_fall_as_the_policy_leaves_the_replay(tmp_path: Path) 
     assert 1 / 5 <= far < near <= 1
 
 
-def test_sampler_limits_tokens_by_context_and_summaries(tmp_path: Path) -> None:
+def test_sampler_limits_tokens_by_context_and_summaries() -> None:
     sizes: list[int] = []
     addresses: list[int] = []
 
@@ -332,14 +349,9 @@ def test_sampler_limits_tokens_by_context_and_summaries(tmp_path: Path) -> None:
     )
     summary = turn_of([3, 4], [5], extends=False, info={"summary": True})
     played = trajectory_of([turn_of([3] * 9, [4], extends=False), summary])
-    replay = open_replay(tmp_path, 10)
-    replay.add(played)
-    replay.add(talk(0))
-    first, second = replay.entries
-    chosen = [(played, first, 0), (played, first, 1), (talk(0), second, 0)]
     states = [
-        ReplayState(trajectory=trajectory, stored=replay.read_turn(entry, turn), update=0, decision=0)
-        for trajectory, entry, turn in chosen
+        ReplayState(trajectory=trajectory, turn=turn, update=0, decision=0)
+        for trajectory, turn in ((played, 0), (played, 1), (talk(0), 0))
     ]
     for step in (1, 2):
         asyncio.run(sampler.sample(states, step=step))

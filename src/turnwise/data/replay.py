@@ -27,7 +27,6 @@ from turnwise.core.random_streams import address, random_stream
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.replay_files import (
     Entry,
-    Ids,
     Logprobs,
     Part,
     hash_trajectory,
@@ -46,23 +45,6 @@ class RowCodec:
 
     to_row: Callable[[Trajectory], dict[str, Any]]
     from_row: Callable[[Mapping[str, Any]], Trajectory]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTurn:
-    """One turn: the state that it acted in, and the action.
-
-    ids        s s s u u u a a a
-    start                  ^
-    """
-
-    turn: int
-    ids: Ids
-    """The turn's context, then its action, from `start` on."""
-    start: int
-    logprobs: Logprobs
-    """Log-probabilities of the action's tokens, at `temperature`."""
-    temperature: float
 
 
 class Replay:
@@ -222,36 +204,10 @@ class Replay:
         varied = [each for each in self.groups.values() if has_pair(each, gap)]
         return [_draw_pair(random, each, gap) for each in random.sample(varied, min(count, len(varied)))]
 
-    def read_turn(self, entry: Entry, turn: int) -> StoredTurn:
-        """Return one turn of a trajectory."""
-        ids, logprobs = self._parts[entry.part].arrays(entry)
-        trajectory = self.read(entry)
-        begin, start, end = _turn_spans(trajectory)[turn]
-        before = sum(len(each.action_ids) for each in trajectory.turns[:turn])
-        return StoredTurn(
-            turn=turn,
-            ids=ids[begin:end],
-            start=start - begin,
-            logprobs=logprobs[before : before + end - start],
-            temperature=trajectory.turns[turn].temperature,
-        )
-
     def read_group(self, members: Iterable[Entry]) -> Group:
         """Return trajectories of one task as a group."""
         trajectories = tuple(self.read(entry) for entry in members)
         return Group(task=trajectories[0].task, trajectories=trajectories)
-
-
-def _turn_spans(trajectory: Trajectory) -> list[tuple[int, int, int]]:
-    """Return (start of the segment, start of the action, end of the action) of each turn, as positions in its ids."""
-    spans, at, segment = [], 0, 0
-    for number, turn in enumerate(trajectory.turns):
-        if not turn.extends or number == 0:
-            segment = at
-        start = at + len(turn.context_ids)
-        at = start + len(turn.action_ids)
-        spans.append((segment, start, at))
-    return spans
 
 
 def has_pair(members: Sequence[Entry], gap: float) -> bool:

@@ -15,6 +15,7 @@ these states, and only there the returns say whether the critic is right. The fo
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from random import Random
 
 import torch
 from torch import Tensor
@@ -35,8 +36,7 @@ from turnwise.core.random_streams import address, random_stream
 from turnwise.core.samples import Sample
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Group, Trajectory
-from turnwise.data.replay import Replay, StoredTurn
-from turnwise.data.replay_files import Entry
+from turnwise.data.replay import Replay
 from turnwise.data.samples import count_sampled, gather_sampled, scatter_sampled
 from turnwise.training.estimate import SCORE_COLUMNS, Estimate, score_samples, select_trajectories
 from turnwise.training.utterance_critic import (
@@ -52,11 +52,19 @@ class ReplayState:
     """State of the replay at which the policy acts again."""
 
     trajectory: Trajectory
-    stored: StoredTurn
+    turn: int
     update: int | None
     """Number of the step's critic update whose trajectories it belongs to; None: to the episodes of the step."""
     decision: int
     """Its index among the decisions of these trajectories."""
+
+    @property
+    def ids(self) -> list[int]:
+        """Every token before the utterance."""
+        turns = self.trajectory.turns
+        first = next(index for index in range(self.turn, -1, -1) if index == 0 or not turns[index].extends)
+        before = [token for turn in turns[first : self.turn] for token in (*turn.context_ids, *turn.action_ids)]
+        return [*before, *turns[self.turn].context_ids]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +75,8 @@ class FreshUtterance:
 
     def stored_sample(self) -> Sample:
         """Return the same state with the utterance of the replay."""
-        stored = self.state.stored
-        return utterance_sample(stored.ids.tolist(), stored.start, stored.logprobs.tolist(), stored.temperature)
+        stored = self.state.trajectory.turns[self.state.turn]
+        return utterance_sample(self.state.ids, stored.action_ids, stored.action_logprobs, stored.temperature)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +105,10 @@ class UtteranceSampler:
         found = await asyncio.gather(*(self._sample(each, step, index) for index, each in enumerate(states)))
         return [each for each in found if each is not None]
 
-    async def _sample(self, replayed: ReplayState, step: int, index: int) -> FreshUtterance | None:
-        stored = replayed.stored
-        state = stored.ids[: stored.start].tolist()
-        is_summary = replayed.trajectory.turns[stored.turn].is_summary
+    async def _sample(self, state: ReplayState, step: int, index: int) -> FreshUtterance | None:
+        ids, is_summary = state.ids, state.trajectory.turns[state.turn].is_summary
         most = self.summary_tokens if is_summary else self.sampling.max_tokens
-        most = min(most, self.max_tokens - len(state))
+        most = min(most, self.max_tokens - len(ids))
         key = EpisodeKey(
             run_seed=address("fresh utterances", self.run_seed),
             round=step,
@@ -111,19 +117,22 @@ class UtteranceSampler:
         )
         try:
             async with self.policy.open(key) as session:
-                completion = await session.generate(state, replace(self.sampling, max_tokens=most))
+                completion = await session.generate(ids, replace(self.sampling, max_tokens=most))
         except InfrastructureFailure:
             return None
-        sample = utterance_sample([*state, *completion.ids], len(state), completion.logprobs, completion.temperature)
-        return FreshUtterance(state=replayed, sample=sample)
+        sample = utterance_sample(ids, completion.ids, completion.logprobs, completion.temperature)
+        return FreshUtterance(state=state, sample=sample)
 
 
-def utterance_sample(ids: Sequence[int], start: int, logprobs: Sequence[float], temperature: float) -> Sample:
-    """Return a sample whose only utterance begins at `start`."""
-    mask = torch.arange(len(ids)) >= start
+def utterance_sample(
+    state: Sequence[int], utterance: Sequence[int], logprobs: Sequence[float], temperature: float
+) -> Sample:
+    """Return a sample whose only sampled tokens are those of the utterance."""
+    ids = torch.tensor([*state, *utterance], dtype=torch.long)
+    mask = torch.arange(len(ids)) >= len(state)
     return Sample(
         trajectory=0,
-        ids=torch.tensor(ids, dtype=torch.long),
+        ids=ids,
         mask=mask,
         turn_ids=torch.where(mask, 0, -1),
         logprobs=torch.zeros(len(ids)).masked_scatter_(mask, torch.tensor(logprobs, dtype=torch.float32)),
@@ -186,8 +195,8 @@ class Archer:
 
     def _check_critic(self, step: int, fresh: Sequence[FreshUtterance]) -> CriticCheck:
         """Compare the critic with the returns of a step's episodes. `fresh`: other utterances in their states."""
-        entries = new_entries(self.replay, step)
-        played = decisions_of([self.replay.read(each) for each in entries], self.settings.algo)
+        trajectories = read_step(self.replay, step)
+        played = decisions_of(trajectories, self.settings.algo)
         returns, at = played.discounted_returns(), torch.tensor([each.state.decision for each in fresh])
         self.critic.fit_unit(returns)
         of_played, of_fresh = (
@@ -195,7 +204,8 @@ class Archer:
             self.critic.estimate_values([each.sample for each in fresh]),
         )
         residuals = (returns - of_played.v.amin(dim=1))[at]
-        owners = torch.arange(len(entries)).repeat_interleave(torch.tensor([each.turns for each in entries]))
+        lengths = torch.tensor([len(each.turns) for each in trajectories])
+        owners = torch.arange(len(trajectories)).repeat_interleave(lengths)
         improvement, error = estimate_improvement(
             of_played.q.amin(dim=1)[at], of_fresh.q.amin(dim=1), residuals, owners[at]
         )
@@ -228,51 +238,46 @@ def decisions_of(trajectories: Sequence[Trajectory], algo: AlgoConfig) -> Decisi
     return build_decisions(trajectories, float(algo.gamma_turn), bootstrap=algo.truncated == "bootstrap")
 
 
-def draw_entries(replay: Replay, settings: ActorSettings, step: int) -> list[list[Entry]]:
-    """Draw the trajectories of each critic update of a step."""
+def draw_trajectories(replay: Replay, settings: ActorSettings, step: int) -> list[list[Trajectory]]:
+    """Draw the trajectories of each critic update of a step: archer.critic_batch, less those that are not usable."""
     keys = [(settings.run_seed, step, number) for number in range(settings.archer.critic_updates)]
-    return [replay.sample(settings.archer.critic_batch, *key) for key in keys]
+    drawn = [replay.sample(settings.archer.critic_batch, *key) for key in keys]
+    return [usable_trajectories([replay.read_group([each]) for each in part], settings.algo) for part in drawn]
 
 
 def draw_batches(replay: Replay, settings: ActorSettings, step: int) -> list[Decisions]:
     """Return the decisions of each critic update."""
-    drawn = [[replay.read_group([entry]) for entry in entries] for entries in draw_entries(replay, settings, step)]
-    return [decisions_of(usable_trajectories(each, settings.algo), settings.algo) for each in drawn]
+    return [decisions_of(each, settings.algo) for each in draw_trajectories(replay, settings, step)]
 
 
 def draw_states(replay: Replay, settings: ActorSettings, step: int) -> list[ReplayState]:
     """Draw archer.states turns from the trajectories of the step's critic updates, about as many from each."""
-    found, updates = list[ReplayState](), settings.archer.critic_updates
-    for number, entries in enumerate(draw_entries(replay, settings, step)):
-        usable = [each for each in entries if usable_trajectories([replay.read_group([each])], settings.algo)]
-        turns = [(entry, turn) for entry in usable for turn in range(entry.turns)]
-        count = (number + 1) * settings.archer.states // updates - number * settings.archer.states // updates
-        random = random_stream("states", settings.run_seed, step, number)
-        found += _read_states(replay, turns, random.sample(range(len(turns)), min(count, len(turns))), number)
+    found, total, updates = list[ReplayState](), settings.archer.states, settings.archer.critic_updates
+    for number, trajectories in enumerate(draw_trajectories(replay, settings, step)):
+        count = (number + 1) * total // updates - number * total // updates
+        found += _draw_turns(trajectories, count, random_stream("states", settings.run_seed, step, number), number)
     return found
 
 
-def new_entries(replay: Replay, step: int) -> list[Entry]:
+def read_step(replay: Replay, step: int) -> list[Trajectory]:
     """Return the trajectories of a training step."""
-    return [each for each in replay.entries if each.step == step]
+    return [replay.read(each) for each in replay.entries if each.step == step]
 
 
 def draw_new_states(replay: Replay, settings: ActorSettings, step: int) -> list[ReplayState]:
     """Draw archer.states turns from the episodes of a training step."""
-    turns = [(entry, turn) for entry in new_entries(replay, step) for turn in range(entry.turns)]
     random = random_stream("new states", settings.run_seed, step)
-    return _read_states(replay, turns, random.sample(range(len(turns)), min(settings.archer.states, len(turns))), None)
+    return _draw_turns(read_step(replay, step), settings.archer.states, random, None)
 
 
-def _read_states(
-    replay: Replay, turns: Sequence[tuple[Entry, int]], decisions: Sequence[int], update: int | None
+def _draw_turns(
+    trajectories: Sequence[Trajectory], count: int, random: Random, update: int | None
 ) -> list[ReplayState]:
+    """Draw `count` different turns, or all if there are fewer."""
+    turns = [(trajectory, turn) for trajectory in trajectories for turn in range(len(trajectory.turns))]
     return [
-        ReplayState(
-            trajectory=replay.read(entry), stored=replay.read_turn(entry, turn), update=update, decision=decision
-        )
-        for decision in decisions
-        for entry, turn in [turns[decision]]
+        ReplayState(trajectory=turns[decision][0], turn=turns[decision][1], update=update, decision=decision)
+        for decision in random.sample(range(len(turns)), min(count, len(turns)))
     ]
 
 
