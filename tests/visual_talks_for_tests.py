@@ -65,9 +65,11 @@ async def play(
     ), logprobs
 
 
-def engine_of(loaded: LoadedModel, renderer: Renderer, *, paged: bool = False) -> NativeEngine:
+def engine_of(
+    loaded: LoadedModel, renderer: Renderer, *, paged: bool = False, pages: int | None = None
+) -> NativeEngine:
     common: dict[str, Any] = {"slots": 4, "stop_ids": renderer.stop_ids, "decode": renderer.decode}
-    runner = build_paged_runner(loaded.model, **common, longest=1024) if paged else None
+    runner = build_paged_runner(loaded.model, **common, longest=1024, pages=pages) if paged else None
     return NativeEngine(loaded.model, **common, runner=runner)
 
 

@@ -127,6 +127,31 @@ def test_engine_and_learner_logprobs_agree_with_images(name: str, paged: bool, f
     assert played[0][1] != played[2][1]  # the members see different first images
 
 
+def test_paged_engine_places_each_token_once(monkeypatch: pytest.MonkeyPatch, folders: Path) -> None:
+    loaded = load("qwen2_vl", folders)
+    renderer, encoder = renderer_of(loaded), image_encoder(loaded.model)
+    assert encoder is not None
+    placed, own = list[int](), encoder.place
+    monkeypatch.setattr(encoder, "place", lambda ids, start: placed.append(len(ids)) or own(ids, start))
+    played = asyncio.run(play_all(engine_of(loaded, renderer, paged=True), renderer))
+    context = sum(int((~sample.mask).sum()) for sample, _ in played)
+    # The token that was sampled last enters the cache with the next turn, of which each episode has two more.
+    assert sum(placed) == context + 2 * len(played)
+
+
+def test_paged_engine_restores_evicted_sessions_with_images(folders: Path) -> None:
+    loaded = load("qwen2_vl", folders)
+    renderer = renderer_of(loaded)
+    engine = engine_of(loaded, renderer, paged=True, pages=5)
+    played = asyncio.run(play_all(engine, renderer))
+    assert engine.stats().counts["evicted_tokens"] > 0
+    batch = pack([sample for sample, _ in played])
+    with torch.no_grad():
+        found, *_ = token_logprobs(loaded.model, batch)
+    for (_, sampled), scored in zip(played, unpack(batch, found), strict=True):
+        torch.testing.assert_close(scored, torch.tensor(sampled), atol=2e-4, rtol=1e-3)
+
+
 def test_engine_computes_the_features_of_an_image_once(monkeypatch: pytest.MonkeyPatch, folders: Path) -> None:
     loaded = load("qwen2_vl", folders)
     renderer, seen = renderer_of(loaded), list[int]()

@@ -11,6 +11,7 @@ from transformers import AutoModelForImageTextToText
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import load_model
 from turnwise.models.vision.encoder import image_encoder
+from turnwise.models.vision.tower import batched_attention, sequence_lengths
 from vision_models_for_tests import png, write_vision_model
 
 SIZES = ((48, 32), (64, 64), (48, 32), (32, 48), (48, 32))
@@ -36,6 +37,23 @@ def test_images_of_equal_size_share_calls_and_keep_their_features(
     assert len(calls) < theirs
     if name == "qwen2_vl":  # it has no windows: one call per layer and length, of 24 and of 64 patches here
         assert len(calls) == 2 * model.config.vision_config.depth
+
+
+@pytest.mark.parametrize(("lengths", "copies"), [((4, 4, 4), False), ((4, 3, 5), True)])
+def test_sequences_of_one_length_are_attended_without_copies(
+    lengths: tuple[int, ...], copies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, key, value = torch.randn(3, 1, 2, 12, 4)
+    parts = zip(*(each.split(lengths, dim=2) for each in (query, key, value)), strict=True)
+    expected = torch.cat([F.scaled_dot_product_attention(*part, scale=0.5) for part in parts], dim=2).transpose(1, 2)
+    copied, plain = list[int](), torch.cat
+    monkeypatch.setattr(torch, "cat", lambda parts, **options: copied.append(1) or plain(parts, **options))
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    found, _ = batched_attention(torch.nn.Identity(), query, key, value, None, scaling=0.5, cu_seq_lens_q=ends)
+    torch.testing.assert_close(found, expected)
+    assert bool(copied) == copies
+    ends.zero_()  # layers after the first do not read it again
+    assert sequence_lengths(ends) == list(lengths)
 
 
 def count_attention(monkeypatch: pytest.MonkeyPatch) -> list[None]:

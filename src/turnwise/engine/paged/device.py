@@ -205,11 +205,12 @@ class Device:
         if not with_images and not self.graphs.has(key):
             self._set_padding(size)
             self.graphs.add(key, lambda: self._prefill(size, block_count))
-        self.new[:, :size].copy_(self._to_device(torch.from_numpy(self._columns(chunks, size))), non_blocking=True)
+        columns = torch.from_numpy(self._columns(chunks, size))
+        self.new[:, :size].copy_(self._to_device(columns), non_blocking=True)
         self.blocks[3].zero_()
         self.blocks[:, : blocks.shape[1]].copy_(self._to_device(torch.from_numpy(blocks)), non_blocking=True)
         if with_images:  # features are computed on demand, which a graph cannot
-            with embed_images(self.trunk, self.new[0, :size].clone()) as ids:
+            with embed_images(self.trunk, columns[0]) as ids:
                 self._prefill(size, block_count, ids, self._rotary(chunks, size))
         else:
             self.graphs.run(key)
@@ -223,7 +224,7 @@ class Device:
             for each in chunks
         ]
         rows.append(torch.zeros(3, size - sum(row.shape[1] for row in rows), dtype=torch.int64))
-        return torch.cat(rows, dim=1).to(self.device)
+        return self._to_device(torch.cat(rows, dim=1))
 
     def _columns(self, chunks: Sequence[PrefillChunk], size: int) -> np.ndarray:
         """Return ids, positions and slots of the tokens, followed by padding."""

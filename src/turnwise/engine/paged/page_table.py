@@ -23,6 +23,10 @@ class PagedSlot:
     """Whether it has a running request, so that its pages must stay."""
     used: int = 0
     """Number of the pass that last answered it."""
+    placed: int = 0
+    """Ids whose rotary positions `shift` accounts for; those after them are sampled, so text."""
+    shift: int = 0
+    """Rotary position of the next token minus its index; not 0 after images in models that place them in a grid."""
 
     @property
     def pending(self) -> list[int]:
@@ -34,7 +38,7 @@ class PagedSlot:
     def restart(self) -> None:
         """Start a new context. The pages are freed with the next request."""
         self.ids = []
-        self.cached = 0
+        self.cached = self.placed = self.shift = 0
 
 
 class PageTable:

@@ -158,16 +158,25 @@ class PagedRunner:
         self.counts["shared_tokens"] += shared
         self.counts["context_tokens"] += end + 1 - past
         slot.cached = end
-        rotary, _ = self._place(slot)
-        return PrefillChunk(slot.index, past, slot.ids[past:end], None if rotary is None else rotary[:, past:end])
+        return PrefillChunk(slot.index, past, slot.ids[past:end], self._place(slot, past))
 
-    def _place(self, slot: PagedSlot) -> tuple[Tensor | None, int]:
-        """Return the rotary positions of the context, if it has images that are placed in a grid, and their shift."""
+    def _place(self, slot: PagedSlot, past: int) -> Tensor | None:
+        """Return the rotary positions of the context from `past` to its last token, which decoding places.
+
+        None if no image before or among them is placed in a grid.
+        """
         grid = self._device.grid
-        if grid is None or min(slot.ids) >= 0:
-            return None, 0
-        rotary, end = grid.place(slot.ids, 0)
-        return rotary, end - len(slot.ids)
+        if grid is None:
+            return None
+        known = 0 < slot.placed <= past  # in all turns but the first, unless the session was evicted
+        first, start = (past, past + slot.shift) if known else (0, 0)
+        new = slot.ids[first:]
+        if min(new) >= 0 and start == first:
+            slot.placed, slot.shift = len(slot.ids), 0
+            return None
+        rotary, end = grid.place(new, start)
+        slot.placed, slot.shift = len(slot.ids), end - len(slot.ids)
+        return rotary[:, past - first : -1]
 
     def _evict(self) -> bool:
         """Free the pages of the idle session that was used longest ago. Its context is prefilled again when needed."""
@@ -193,7 +202,7 @@ class PagedRunner:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             pages=slot.pages,
-            shift=self._place(slot)[1],
+            shift=slot.shift,
         )
 
     def _batches(self, chunks: list[PrefillChunk]) -> list[list[PrefillChunk]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.vision_utils import get_vision_position_ids
 
 from turnwise.core.images import INDEX_BITS, find_images
 from turnwise.models.vision.processor import ImageProcessor, ProcessedImage
@@ -18,6 +19,10 @@ CACHE_BYTES = 256 << 20
 """Features kept in memory."""
 MAX_BATCH = 128
 """Images per forward of a vision tower that is trained or on a GPU."""
+GRIDS = "image_grid_thw"
+"""Input of the Qwen family: patches of each image in time, rows and columns."""
+GRIDS_ON_DEVICE = frozenset({"qwen3_vl"})
+"""Model types whose tower computes with the grids. Others only read them, which on a GPU would wait for it."""
 
 
 class ImageEncoder:
@@ -56,7 +61,7 @@ class ImageEncoder:
             tables = self._cached(trunk, keys, MAX_BATCH if trained or tower[0].is_cuda else 1)
         sizes = torch.tensor([len(each) for each in tables])
         rows = (sizes.cumsum(0) - sizes)[inverse] + (codes & ((1 << INDEX_BITS) - 1))
-        return torch.cat(tables).index_select(0, rows.to(tables[0].device))
+        return torch.cat(tables).index_select(0, send(rows, tables[0].device))
 
     def _forget_if_changed(self, tower: Iterable[nn.Parameter]) -> None:
         """Drop all features if the weights that computed them were written since."""
@@ -104,11 +109,16 @@ class ImageEncoder:
     def _forward(self, trunk: Any, images: Sequence[ProcessedImage], names: Sequence[str]) -> Sequence[Tensor]:
         """Run the vision tower on these inputs of the images."""
         weight = trunk.get_input_embeddings().weight
-        joined = {name: torch.cat([image.inputs[name] for image in images]).to(weight.device) for name in names}
-        inputs = {name: self.processor.expand(value) for name, value in joined.items()}
+        joined = {name: torch.cat([image.inputs[name] for image in images]) for name in names}
+        stays = () if trunk.config.model_type in GRIDS_ON_DEVICE else (GRIDS,)
+        inputs = {name: each if name in stays else send(each, weight.device) for name, each in joined.items()}
+        inputs = {name: self.processor.expand(value) for name, value in inputs.items()}
         inputs = {
             name: value.to(weight.dtype) if value.is_floating_point() else value for name, value in inputs.items()
         }
+        if self.merge_size is not None:  # else computed by a dozen operations per image on the device
+            places = [patch_positions(self.merge_size, *grid) for grid in joined[GRIDS].tolist()]
+            inputs["position_ids"] = send(torch.cat(places), weight.device)
         found = trunk.get_image_features(**inputs, return_dict=True)
         tables = [found.pooler_output, *(found.get("deepstack_features") or ())]
         whole = [each if isinstance(each, Tensor) else torch.cat(list(each)) for each in tables]
@@ -134,8 +144,19 @@ class ImageEncoder:
     def grid(self, key: str) -> Tensor:
         """Return the position of each token of an image in its grid: time, row and column. [3, T]"""
         merge_size = self.merge_size or 1
-        time, rows, columns = self.processor.process(key).inputs["image_grid_thw"][0].tolist()
+        time, rows, columns = self.processor.process(key).inputs[GRIDS][0].tolist()
         return grid_of(time, rows // merge_size, columns // merge_size)
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the host to the device without waiting for the transfer."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+@lru_cache(maxsize=256)
+def patch_positions(merge_size: int, *grid: int) -> Tensor:
+    """Return row and column of each patch of an image, in the order in which a tower of the Qwen family reads them."""
+    return get_vision_position_ids(torch.tensor([grid]), merge_size)
 
 
 @lru_cache(maxsize=256)
@@ -163,27 +184,35 @@ def vision_parameters(model: Any) -> list[nn.Parameter]:
 
 @contextmanager
 def embed_images(model: Any, ids: Tensor) -> Iterator[Tensor]:
-    """Yield ids to pass to the model in this block, where its embeddings of image tokens are their features. [N]"""
+    """Yield ids to pass to the model in this block, where its embeddings of image tokens are their features. [N]
+
+    Ids on the host are moved to the model's device; those on a GPU are waited for.
+    """
     encoder = image_encoder(model)
-    if encoder is None or not bool((is_image := ids < 0).any()):
+    if encoder is None:
         yield ids
         return
-    tokens = is_image.nonzero()[:, 0]
-    embeddings = model.get_input_embeddings()
-    first, *deeper = encoder.features(model.base_model, ids[tokens]).split(embeddings.weight.shape[1], dim=1)
+    embeddings, is_image = model.get_input_embeddings(), ids < 0
+    device = ids.device if ids.is_cuda else embeddings.weight.device
+    if not bool(is_image.any()):
+        yield ids.to(device)
+        return
+    found = is_image.nonzero()[:, 0]
+    first, *deeper = encoder.features(model.base_model, ids[found]).split(embeddings.weight.shape[1], dim=1)
+    tokens = found.to(device)
 
     def replace(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return output.index_copy(1, tokens, first.to(output.dtype)[None])
 
     def add_to_layers(_: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-        return inputs, options | {"visual_pos_masks": is_image[None], "deepstack_visual_embeds": deeper}
+        return inputs, options | {"visual_pos_masks": is_image.to(device)[None], "deepstack_visual_embeds": deeper}
 
     hooks = [embeddings.register_forward_hook(replace)]
     if deeper:
         decoder = model.base_model.get_decoder()
         hooks.append(decoder.register_forward_pre_hook(add_to_layers, with_kwargs=True))
     try:
-        yield ids.clamp(min=0)
+        yield ids.clamp(min=0).to(device)
     finally:
         for hook in hooks:
             hook.remove()

@@ -78,8 +78,9 @@ class ImageProcessor:
         places = [position for position, token in enumerate(tokens) if token == self.placeholder_id]
         if len(places) > 1 << INDEX_BITS:
             raise UserError(f"An image has {len(places)} tokens, more than {1 << INDEX_BITS}. Return smaller images.")
+        first = image_token_id(key, 0)
         for index, position in enumerate(places):
-            tokens[position] = image_token_id(key, index)
+            tokens[position] = first - index
         inputs = {name: value for name, value in found.items() if isinstance(value, Tensor)}
         return ProcessedImage(ids=tuple(tokens), count=len(places), inputs=inputs)
 
@@ -104,7 +105,9 @@ def decode_image(data: bytes) -> "Image":
     except ImportError as error:
         raise UserError("Images need Pillow: run `pip install 'turnwise[pictures]'`.") from error
     try:
-        return Image.open(io.BytesIO(data)).convert("RGB")
+        image = Image.open(io.BytesIO(data))
+        image.load()
+        return image if image.mode == "RGB" else image.convert("RGB")
     except Exception as error:  # decoders fail in many ways on damaged bytes
         raise EnvironmentFailure(f"an image cannot be decoded ({' '.join(str(error).split())[:120]})") from error
 

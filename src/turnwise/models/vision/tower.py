@@ -47,10 +47,14 @@ def batched_attention(
 ) -> tuple[Tensor, None]:
     """Attend within each of several sequences that stand one after the other. [1, heads, N, d] -> [1, N, heads, d]
 
-    Sequences of equal length share a call of scaled_dot_product_attention.
+    Sequences of equal length share a call of scaled_dot_product_attention. If all have, nothing is copied.
     """
     assert attention_mask is None
-    lengths = cu_seq_lens_q.diff().tolist()
+    lengths = sequence_lengths(cu_seq_lens_q)
+    if len(set(lengths)) == 1:
+        stacked = (each[0].unflatten(1, (len(lengths), -1)).transpose(0, 1) for each in (query, key, value))
+        found = F.scaled_dot_product_attention(*stacked, scale=scaling)
+        return found.transpose(1, 2).flatten(0, 1)[None], None
     parts = [tensor.split(lengths, dim=2) for tensor in (query, key, value)]
     alike = defaultdict[int, list[int]](list)
     for index, length in enumerate(lengths):
@@ -62,6 +66,13 @@ def batched_attention(
         for index, output in zip(indices, found.split(1), strict=True):
             outputs[index] = output
     return torch.cat(outputs, dim=1), None
+
+
+def sequence_lengths(ends: Any) -> list[int]:
+    """Return the differences. They are kept with the tensor, which all layers get: reading it waits for the GPU."""
+    if not hasattr(ends, "sequence_lengths"):
+        ends.sequence_lengths = ends.diff().tolist()
+    return ends.sequence_lengths
 
 
 AttentionInterface.register(BATCHED, batched_attention)
