@@ -31,7 +31,7 @@ from turnwise.render.renderer import Renderer
 from turnwise.training import warmup
 from turnwise.training.describe_boards import GROUNDS, Boards
 from turnwise.training.optimizer import Optimizer
-from turnwise.training.warmup import load_warmed_up, random_episode, warm_up
+from turnwise.training.warmup import Warmup, load_warmed_up, random_episode, warm_up
 
 
 class Steps(TextEnv):
@@ -307,6 +307,17 @@ def test_boards_repeat_after_the_distinct_ones() -> None:
     renderer = Renderer(loaded.tokenizer, images=loaded.images)
     first, second, third = (boards.describe(renderer, PIXELS, 0, number).ids.tolist() for number in range(3))
     assert first == third != second
+
+
+def test_warm_up_draws_boards_that_repeat_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, describe = list[int](), Boards.describe
+    monkeypatch.setattr(Boards, "describe", lambda self, *args: drawn.append(args[-1]) or describe(self, *args))
+    monkeypatch.setitem(warmup.WARMUPS, "tiny_vlm", Warmup(boards=Boards(per_step=2, distinct=3), action_steps=0))
+    params = load_spec("frozen_lake").check_params({"observation": "image", "cell_pixels": 8})
+    environments = [(load_spec("frozen_lake"), params)]
+    loaded = load_model("tiny_vlm", attn_implementation=ATTENTION)
+    warm_up(loaded, environments, steps=2, seed=0, show=lambda *_: None)
+    assert drawn == [0, 1, 2]  # of eight boards in four steps
 
 
 def test_warm_up_describes_boards_only_for_environments_with_images() -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +132,12 @@ def warm_up(loaded: LoadedModel, environments: Environments, *, steps: int, seed
     action_steps = warmup.action_steps * steps
     boards, total = warmup.boards, board_steps + action_steps
 
+    @cache  # boards repeat
+    def board(number: int) -> Sample:
+        return boards.describe(renderer, pixels_per_token(loaded.model), seed, number)
+
     def describe(step: int) -> list[Sample]:
-        pixels = pixels_per_token(loaded.model)
-        return [boards.describe(renderer, pixels, seed, number) for number in _numbers(step, boards.per_step)]
+        return [board(number % boards.distinct) for number in _numbers(step, boards.per_step)]
 
     _train(loaded, warmup, describe, board_steps, lambda done: show(done, total))
     with asyncio.Runner() as runner:  # one event loop for all steps: tools keep their connections
