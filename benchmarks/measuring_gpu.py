@@ -66,12 +66,17 @@ def measure_update(side: str, tokens: int, update: Callable[[], None], repeats: 
 
 
 def measure_vllm(
-    job: RolloutJob, model: Path, repeats: int, engine: dict[str, Any], marks: Sequence[int] = ()
+    job: RolloutJob,
+    model: Path,
+    repeats: int,
+    engine: dict[str, Any],
+    marks: Sequence[int] = (),
+    limit_s: float | None = None,
 ) -> list[Measurement]:
     """Run vllm_side.py in a process that contains vLLM's engine, its fastest mode.
 
     VLLM_PATH: folder of the package if it is not installed; it comes first on the path. VLLM_PYTHON: another Python.
-    `engine`: engine arguments. `marks`: ids that stand for an image.
+    `engine`: engine arguments. `marks`: ids that stand for an image. `limit_s`: stops it; finished repeats count.
     """
     path = os.pathsep.join(each for each in (os.environ.get("VLLM_PATH"), os.environ.get("PYTHONPATH")) if each)
     request = {"job": asdict(job), "repeats": repeats, "model": str(model), "marks": list(marks), "engine": engine}
@@ -80,10 +85,18 @@ def measure_vllm(
         side = Path(__file__).with_name("vllm_side.py")
         python = os.environ.get("VLLM_PYTHON", sys.executable)
         environment = {**os.environ, "PYTHONPATH": path, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-        subprocess.run([python, str(side), json.dumps(request), str(out)], check=True, env=environment)
-        seconds = json.loads(out.read_text())
+        command = [python, str(side), json.dumps(request), str(out)]
+        try:
+            subprocess.run(command, check=True, env=environment, timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            Console().print(f"vLLM was stopped after {limit_s:.0f} s")
+        seconds = json.loads(out.read_text()) if out.exists() else []
     names = ("vLLM, log-probabilities", "vLLM, no log-probabilities")
-    return [Measurement(side=name, count=job.episodes, seconds=each) for name, each in zip(names, seconds, strict=True)]
+    return [
+        Measurement(side=name, count=job.episodes, seconds=each)
+        for name, each in zip(names, seconds, strict=False)
+        if each
+    ]
 
 
 def show(title: str, unit: str, measurements: Sequence[Measurement]) -> None:

@@ -1,6 +1,6 @@
 """Rollout and update with images in the shape of Qwen2-VL-2B on one GPU, compared with vLLM and padded transformers.
 
-    python benchmarks/vision_gpu.py [--repeats 5] [--vllm] [--small]
+    python benchmarks/vision_gpu.py [--repeats 5] [--profile] [--vllm] [--small] [--folder FOLDER] [--parts ...]
 
 Rollout: 256 concurrent episodes of 5 turns. Each turn shows a new image of 224 x 224 pixels (64 tokens) after 20 text
 tokens, the first one after 200, and samples 48 tokens with their log-probabilities, in bfloat16 with random weights.
@@ -12,6 +12,10 @@ the same trajectories in padded batches of 16, SDPA attention, its own loss, tor
 
 --vllm   the same rollout in vLLM, in a separate process, with prefix caching, one `generate` call per turn for the
          whole batch, with and without log-probabilities. vLLM processes the images itself.
+         --vllm-limit: seconds after which it is stopped; what it has measured by then is shown.
+--profile where two turns of the rollout spend their time, on the GPU and on the host.
+--parts  rollout, update or both; with neither, vLLM alone.
+--folder keeps the model, for a later call.
 --small  a few small episodes on any device, to try the benchmark out. Its numbers mean nothing.
 """
 
@@ -20,11 +24,13 @@ import asyncio
 import json
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from measuring_gpu import Measurement, measure_update, measure_vllm, release_memory, show, timed
+from profiling_gpu import show_profile
 from rollout_job import RolloutJob
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
@@ -144,7 +150,7 @@ def measure_rollout(
     """Return the seconds and the last round's trajectories."""
     seconds, samples = [], list[Sample]()
     for round_number in range(repeats + 1):  # the first one includes compilation and graph capture
-        images = [[encode_png(image) for image in shown] for shown in job.images(round_number)]
+        images = pngs(job, round_number)
         played, elapsed = timed(lambda images=images: asyncio.run(roll_out(engine, loaded.images, job, images, marks)))  # type: ignore[misc]
         seconds.append(elapsed)
         samples = [build_sample(number, *each) for number, each in enumerate(played)]
@@ -200,7 +206,7 @@ def measure_learner(loaded: LoadedModel, samples: Sequence[Sample], repeats: int
         learner.step()
 
     def update_without_features() -> None:
-        encoder._features.clear()
+        encoder._version = -1  # as if the vision tower had changed
         update()
 
     return [
@@ -262,35 +268,64 @@ def vllm_arguments(job: RolloutJob, *, small: bool) -> dict[str, Any]:
     images = {"limit_mm_per_prompt": {"image": job.turns, "video": 0}}
     if small:
         return images | {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 128 << 20}
-    return images | {"dtype": "bfloat16", "gpu_memory_utilization": 0.3}
+    return images | {"dtype": "bfloat16", "gpu_memory_utilization": 0.2, "kv_cache_memory_bytes": 8 << 30}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--parts", nargs="*", choices=("rollout", "update"), default=["rollout", "update"])
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--vllm", action="store_true")
+    parser.add_argument("--vllm-limit", type=float)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--folder", type=Path)
     args = parser.parse_args()
     job = SMALL_JOB if args.small else JOB
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        marks = write_model(folder, job, small=args.small)
-        loaded = load_model(str(folder), device="auto", attn_implementation=ATTENTION)
-        if torch.cuda.is_available():
-            compile_layers(loaded.model)
-        rollout, samples = measure_rollout(loaded, build_engine(loaded, job), job, marks, args.repeats)
-        show("rollout", "episodes", [rollout])
+        folder = args.folder or Path(scratch)
+        marks = prepare_model(folder, job, small=args.small)
+        rollout = measure_turnwise(folder, job, marks, args) if args.parts else []
+        if args.vllm:
+            release_memory()
+            engine = vllm_arguments(job, small=args.small)
+            others = measure_vllm(job, folder, args.repeats, engine, marks, limit_s=args.vllm_limit)
+            show("rollout", "episodes", [*others, *rollout])
+
+
+def prepare_model(folder: Path, job: RolloutJob, *, small: bool) -> list[int]:
+    """Write the model unless the folder has it; return the ids of MARKS."""
+    written = folder / "marks.json"
+    if not written.exists():
+        written.write_text(json.dumps(write_model(folder, job, small=small)))
+    return json.loads(written.read_text())
+
+
+def measure_turnwise(folder: Path, job: RolloutJob, marks: list[int], args: argparse.Namespace) -> list[Measurement]:
+    """Measure and show the parts; return the rollout."""
+    loaded = load_model(str(folder), device="auto", attn_implementation=ATTENTION)
+    if torch.cuda.is_available():
+        compile_layers(loaded.model)
+    engine = build_engine(loaded, job)
+    rollout, samples = measure_rollout(loaded, engine, job, marks, args.repeats)
+    show("rollout", "episodes", [rollout])
+    if args.profile:
+        short = replace(job, turns=2)
+        shown = iter([pngs(short, 1000), pngs(short, 1001)])  # it runs twice
+        show_profile("two turns", lambda: asyncio.run(roll_out(engine, loaded.images, short, next(shown), marks)))
+    if "update" in args.parts:
         release_memory()
         updates = measure_learner(loaded, samples, args.repeats)
         show("update", "tokens", updates)
         images = loaded.images
-        del loaded
+        del loaded, engine
         release_memory()
         show("update", "tokens", [measure_padded(folder, images, samples, args.repeats), *updates])
-        if args.vllm:
-            release_memory()
-            others = measure_vllm(job, folder, args.repeats, vllm_arguments(job, small=args.small), marks)
-            show("rollout", "episodes", [*others, rollout])
+    return [rollout]
+
+
+def pngs(job: RolloutJob, round_number: int) -> list[list[bytes]]:
+    return [[encode_png(image) for image in shown] for shown in job.images(round_number)]
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """vLLM's side of rollout_gpu.py and vision_gpu.py, with its own image processor.
 
-Takes the job as JSON; writes the seconds of each repeat, with log-probabilities and without.
+Takes the job as JSON; writes the seconds of each repeat, with log-probabilities and without, after every repeat.
+VLLM_GO: a file that it waits for before it measures, so that it can start while others use the GPU.
 """
 
 import json
+import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +38,11 @@ def roll_out(llm: LLM, job: RolloutJob, images: list[list[Any]], name: str, mark
             assert len(output.outputs[0].token_ids) == job.new_tokens
 
 
-def measure(llm: LLM, job: RolloutJob, request: dict[str, Any], *, logprobs: int | None) -> list[float]:
+def measure(llm: LLM, job: RolloutJob, request: dict[str, Any], *, logprobs: int | None) -> Iterator[float]:
+    """Yield the seconds of each repeat after the first."""
     params = SamplingParams(
         temperature=1.0, max_tokens=job.new_tokens, ignore_eos=True, detokenize=False, logprobs=logprobs
     )
-    seconds = []
     for round_number in range(request["repeats"] + 1):
         images = job.images(round_number) if job.image_side else []
         llm.reset_prefix_cache()
@@ -47,8 +50,8 @@ def measure(llm: LLM, job: RolloutJob, request: dict[str, Any], *, logprobs: int
         roll_out(llm, job, images, f"{logprobs}-{round_number}", request["marks"], params)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    return seconds[1:]
+        if round_number:
+            yield time.perf_counter() - began
 
 
 def main() -> None:
@@ -63,8 +66,14 @@ def main() -> None:
         disable_log_stats=True,
         **request["engine"],
     )
-    seconds = [measure(llm, job, request, logprobs=logprobs) for logprobs in (0, None)]
-    Path(sys.argv[2]).write_text(json.dumps(seconds))
+    while (go := os.environ.get("VLLM_GO")) and not Path(go).exists():
+        time.sleep(0.1)
+    seconds: list[list[float]] = []
+    for logprobs in (0, None):
+        seconds.append([])
+        for each in measure(llm, job, request, logprobs=logprobs):
+            seconds[-1].append(each)
+            Path(sys.argv[2]).write_text(json.dumps(seconds))
 
 
 if __name__ == "__main__":

@@ -52,8 +52,8 @@ def batched_attention(
     assert attention_mask is None
     lengths = sequence_lengths(cu_seq_lens_q)
     if len(set(lengths)) == 1:
-        stacked = (each[0].unflatten(1, (len(lengths), -1)).transpose(0, 1) for each in (query, key, value))
-        found = F.scaled_dot_product_attention(*stacked, scale=scaling)
+        q, k, v = (each[0].unflatten(1, (len(lengths), -1)).transpose(0, 1) for each in (query, key, value))
+        found = F.scaled_dot_product_attention(q, k, v, scale=scaling)
         return found.transpose(1, 2).flatten(0, 1)[None], None
     parts = [tensor.split(lengths, dim=2) for tensor in (query, key, value)]
     alike = defaultdict[int, list[int]](list)
