@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from transformers import Gemma3Processor
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
 from turnwise.core.images import find_images
 from turnwise.core.messages import ImagePart, Message, TextPart, assistant
@@ -16,14 +18,26 @@ from turnwise.models.loading.tiny_vlm import tiny_vlm_model
 from turnwise.models.vision.encoder import image_encoder
 from turnwise.models.vision.processor import ImageProcessor, decode_image
 from turnwise.render.renderer import Renderer
-from vision_models_for_tests import VISION_MODELS, png
+from vision_models_for_tests import VISION_MODELS, png, tokenizer_with
 
 IMAGES = (png(16, 16), png(40, 24, seed=1), png(8, 32, seed=2))
 TEXTS = ("Look: ", "What now?", "Up", "row 1 col 2\nice", "<think>")
 
 
+def gemma3_processor() -> ImageProcessor:
+    """Return the processor of a model whose images are rendered, though its attention is not causal."""
+    tokenizer = tokenizer_with("<boi>", "<image>", "<eoi>", marker="<boi>")
+    tokenizer.boi_token, tokenizer.image_token, tokenizer.eoi_token = "<boi>", "<image>", "<eoi>"
+    tokenizer.boi_token_id = tokenizer.convert_tokens_to_ids("<boi>")
+    tokenizer.image_token_id = tokenizer.convert_tokens_to_ids("<image>")
+    pixels = Gemma3ImageProcessorPil(size={"height": 16, "width": 16})
+    return ImageProcessor(Gemma3Processor(pixels, tokenizer, image_seq_length=4), tokenizer.image_token_id)
+
+
 @cache
 def processor_of(name: str) -> ImageProcessor:
+    if name == "gemma3":
+        return gemma3_processor()
     if name == "tiny_vlm":
         encoder = image_encoder(tiny_vlm_model())
         assert encoder is not None
@@ -64,7 +78,7 @@ def processed(name: str, messages: Sequence[Message]) -> list[int]:
     return list(images.processor(text=[text], images=[shown], add_special_tokens=False)["input_ids"][0])
 
 
-ALL = pytest.mark.parametrize("name", [*VISION_MODELS, "tiny_vlm"])
+ALL = pytest.mark.parametrize("name", [*VISION_MODELS, "tiny_vlm", "gemma3"])
 PARTS = st.lists(st.sampled_from([*TEXTS, *range(len(IMAGES))]), min_size=1, max_size=4).filter(
     lambda parts: all(not (isinstance(a, str) and isinstance(b, str)) for a, b in pairwise(parts))
 )
