@@ -2,11 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runs_for_tests import quiet, small
 from turnwise.cli.main import main
+from turnwise.config.schema import DataConfig
+from turnwise.core.errors import UserError
+from turnwise.recipes.datasets import from_dataset_row, open_source, to_dataset_row
 from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import open_replay, trajectory_from_row
@@ -39,7 +43,7 @@ def test_export_keeps_ids_and_logprobs_exactly(
     run = RunFolder.open(played)
     recorded = [trajectory_from_row(run.read_trajectory(entry)) for entry in run.read_index()]
     rows = [json.loads(line) for line in (folder / "data" / "train.jsonl").read_text().splitlines()]
-    assert [trajectory_from_row(row) for row in rows] == recorded
+    assert [trajectory_from_row(from_dataset_row(row)) for row in rows] == recorded
     assert all("action" in turn and "context" in turn for row in rows for turn in row["turns"])
     assert main(["data", "export", str(played), "--to", str(folder)]) == 2
 
@@ -89,21 +93,68 @@ def test_dataset_files_need_pyarrow(tmp_path: Path, ending: str, capsys: pytest.
     assert "needs pyarrow: pip install 'turnwise[datasets]'" in error or "is damaged" in error
 
 
-def test_dataset_files_are_read_with_pyarrow(tmp_path: Path, played: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
+def collect_types(value: Any, path: str, found: dict[str, set[type]]) -> None:
+    """Add the types of a JSON value and of its parts by path, nulls aside."""
+    if value is not None:
+        found.setdefault(path, set()).add(type(value))
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else [("[]", each) for each in value]
+        if isinstance(value, list)
+        else ()
+    )
+    for name, each in items:
+        collect_types(each, f"{path}.{name}", found)
+
+
+def test_dataset_row_has_one_type_per_column() -> None:
+    turn = {
+        "action_ids": [5, 6],
+        "policy_version": 3,
+        "spans": [["answer", 0, 2]],
+        "message": {"role": "assistant", "content": "up"},
+        "info": {"success": True, "actions": ["up"]},
+        "picture": None,
+    }
+    other = {**turn, "policy_version": [3, 4], "info": {"success": 0.5}, "images": [{"start": 0}]}
+    row = {
+        "task": {"env": "sokoban", "seed": 1, "split": "train", "params": {"size": 5}},
+        "status": "succeeded",
+        "rewards": {"env": 1.0},
+        "timings": {},
+        "start": {"rows": [["wall"]]},
+        "turns": [turn, other],
+    }
+    renamed = {**row, "task": {**row["task"], "params": {"size": "large"}}, "rewards": {"judge": "NaN"}, "start": None}
+    found: dict[str, set[type]] = {}
+    exported = [to_dataset_row(each) for each in (row, renamed)]
+    for each in exported:
+        collect_types(each, "", found)
+    assert {path: kinds for path, kinds in found.items() if len(kinds) > 1} == {}
+    exported[0]["turns"][0]["images"] = None  # as Arrow returns it
+    again = from_dataset_row(exported[0])
+    assert again["task"] == row["task"] and again["turns"][0]["info"] == turn["info"]
+    assert "images" not in again["turns"][0] and again["turns"][1]["policy_version"] == [3, 4]
+    with pytest.raises(UserError, match="Not a trajectory"):
+        from_dataset_row({**exported[0], "rewards": "{"})
+
+
+def test_exported_dataset_survives_arrow(tmp_path: Path, played: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    read_json = pytest.importorskip("pyarrow.json").read_json  # as datasets.load_dataset does
     parquet, ipc = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow.ipc")
-    lines = (played / "trajectories" / "step_000001.jsonl").read_text().splitlines()
-    kept = ("status", "task", "reward", "turns")
-    rows = [{name: row[name] for name in kept} for row in map(json.loads, lines)]
-    for row in rows:
-        row["task"] = {"env": "bandit", "seed": row["task"]["seed"]}
-        row["turns"] = [{name: turn[name] for name in ("action_ids", "policy_version")} for turn in row["turns"]]
-    table = pyarrow.Table.from_pylist(rows)
+    assert main(["data", "export", str(played), "--to", str(tmp_path / "dataset")]) == 0
+    table = read_json(tmp_path / "dataset" / "data" / "train.jsonl")
     for name in ("parquet", "arrow"):
         (tmp_path / name).mkdir()
     parquet.write_table(table, tmp_path / "parquet" / "a.parquet")
     with ipc.new_stream(str(tmp_path / "arrow" / "a.arrow"), table.schema) as writer:
         writer.write_table(table)
+    run = RunFolder.open(played)
+    recorded = [trajectory_from_row(run.read_trajectory(entry)) for entry in run.read_index()]
+    capsys.readouterr()
     for name in ("parquet", "arrow"):
+        rows = [row for _, row in open_source(tmp_path / name, DataConfig()).rows]
+        assert [trajectory_from_row(from_dataset_row(row)) for row in rows] == recorded
         assert main(["data", "inspect", str(tmp_path / name)]) == 0
-        assert f"{len(rows)}" in capsys.readouterr().out
+        assert "0 to 7" in capsys.readouterr().out

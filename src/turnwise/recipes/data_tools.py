@@ -23,7 +23,14 @@ from turnwise.models.forward import batch_attention
 from turnwise.models.loading.load import device_of
 from turnwise.models.loading.save import atomic_folder
 from turnwise.recipes.build import build_renderer, model_loader
-from turnwise.recipes.datasets import TOKENS_FILE, StoredEpisode, find_data, open_source, read_episodes
+from turnwise.recipes.datasets import (
+    TOKENS_FILE,
+    StoredEpisode,
+    find_data,
+    open_source,
+    read_episodes,
+    to_dataset_row,
+)
 from turnwise.recipes.resources import MICRO_TOKENS
 from turnwise.recipes.sources import find_checkpoint
 from turnwise.record.jsonl import encode_row
@@ -36,8 +43,9 @@ task_categories: [reinforcement-learning]
 ---
 Episodes of {run}, exported by `turnwise data export`: one row per episode.
 
-turns: context and action as text and as token ids, log-probabilities of the sampler, rewards. `tokens.jsonl` names the
-ids. Train on it with `turnwise train ENV --data FOLDER`, or read it with `datasets.load_dataset(FOLDER)`.
+turns: context and action as text and as token ids, log-probabilities of the sampler, rewards. Columns without a fixed
+type, such as info, are JSON text. `tokens.jsonl` names the ids. Train on it with `turnwise train ENV --data FOLDER`, or
+read it with `datasets.load_dataset(FOLDER)`.
 """
 
 
@@ -106,14 +114,19 @@ def export_data(run: str, to: Path, episodes: Episodes) -> int:
     with atomic_folder(to) as folder:
         (folder / "data").mkdir()
         with (folder / "data" / "train.jsonl").open("wb") as file:
-            for _, row in _rows(str(path), episodes):
-                texts = [{"action": turn["message"]["content"], **turn} for turn in row["turns"]]
-                success = row["status"] == "succeeded"
-                file.write(encode_row({**row, "success": success, "turns": texts}) + b"\n")
+            for where, row in _rows(str(path), episodes):
+                file.write(encode_row(_dataset_row(row, where)) + b"\n")
                 count += 1
         (folder / TOKENS_FILE).write_bytes(names.read_bytes())
         (folder / "README.md").write_text(CARD.format(run=path.name), encoding="utf-8")
     return count
+
+
+def _dataset_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    try:
+        return to_dataset_row(row)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{where} is not a trajectory ({error!r}). Restore the file from a copy.") from None
 
 
 def evaluate_offline(run: str, sources: Sequence[str], episodes: Episodes) -> OffPolicyEstimate:
