@@ -1,4 +1,7 @@
-"""Driver with a Ray cluster of its own and an environment worker, whose environment is in the middle of a long step."""
+"""Driver with a Ray cluster of its own and an environment worker, whose environment is in the middle of a long step.
+
+Without `EnvWorkerPool`, which imports torch.
+"""
 
 import asyncio
 import os
@@ -6,8 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from turnwise.cluster.env_worker import WorkerParts
-from turnwise.cluster.env_worker_pool import EnvWorkerPool
+import ray
+
+from turnwise.cluster.env_worker import EnvLease, EnvWorker, WorkerParts
 from turnwise.cluster.session import open_session
 from turnwise.config.resources import ClusterConfig
 from turnwise.core.messages import Message, assistant, user
@@ -41,20 +45,20 @@ def build(mark: Path) -> WorkerParts:
     return WorkerParts(make_env=make, close=close)
 
 
-async def step_on_a_worker(workers: EnvWorkerPool, mark: Path) -> None:
-    async with workers.lease() as lease:
-        env = lease.make(Task(env="stuck", seed=0, split="train"), 0, 0)
-        await env.start()
-        step = asyncio.ensure_future(env.step(assistant("hi")))
-        while not mark.exists():
-            await asyncio.sleep(0.01)
-        sys.stdout.write("stuck\n")
-        sys.stdout.flush()
-        await step
+async def step_on_a_worker(lease: EnvLease, mark: Path) -> None:
+    env = lease.make(Task(env="stuck", seed=0, split="train"), 0, 0)
+    await env.start()
+    step = asyncio.ensure_future(env.step(assistant("hi")))
+    while not mark.exists():
+        await asyncio.sleep(0.01)
+    sys.stdout.write("stuck\n")
+    sys.stdout.flush()
+    await step
 
 
 if __name__ == "__main__":
     mark = Path(f"stuck-{os.getpid()}").absolute()
     with open_session(ClusterConfig(env_workers=1), uses_gpus=False) as session:
-        pool = EnvWorkerPool(session, lambda: build(mark), timeout_s=LONG_S, note=print)
-        asyncio.run(step_on_a_worker(pool, mark))
+        worker = session.launch(EnvWorker, session.placement.env_workers[0], LONG_S)
+        ray.get(worker.start.remote(lambda: build(mark)))
+        asyncio.run(step_on_a_worker(EnvLease(actor=worker, number=0), mark))

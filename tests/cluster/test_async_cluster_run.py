@@ -53,6 +53,7 @@ def planned(config: Config) -> Counter[tuple[int, int, int]]:
     return Counter((step + 1, seed, member) for step, seed in drawn for member in range(rollout.group_size))
 
 
+@pytest.mark.soak  # test_async_run.py stops and resumes a run without a cluster
 def test_stopped_asynchronous_cluster_run_resumes_without_loss(ray_cluster: Any, tmp_path: Path) -> None:
     rng, engines = random.Random(SOAK), 1 if SOAK == 1 else 2
     config = small(
