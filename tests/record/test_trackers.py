@@ -25,9 +25,12 @@ ROWS = [
 LATER = [{"step": 2, "rollout/success": 0.625}, {"step": 3, "rollout/success": 0.75}]
 
 
+OWN_VARIABLES = ("WANDB_", "TRACKIO_")
+
+
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("WANDB_", "TRACKIO_"))]:
+    for name in [name for name in os.environ if name.startswith(OWN_VARIABLES)]:
         monkeypatch.delenv(name)
 
 
@@ -52,27 +55,32 @@ PROGRAM = """
 import json, sys, time
 from pathlib import Path
 from turnwise.record.trackers import Trackers
-name, folder, config, parts = sys.argv[1], Path(sys.argv[2]), *map(json.loads, sys.argv[3:])
+folder, names, config, parts = Path(sys.argv[1]), *map(json.loads, sys.argv[2:])
 for rows, resumed in parts:
-    if resumed and name == "wandb":
+    if resumed and "wandb" in names:
         time.sleep(1)  # it names folders by the second
-    sink = Trackers([name], config=config, name="lake", folder=folder, warn=print, resumed_after=resumed)
+    sink = Trackers(names, config=config, name="lake", folder=folder, warn=print, resumed_after=resumed)
     for row in rows:
         sink.log(row)
     sink.close()
 """
 
 
-def track_twice(name: str, folder: Path) -> None:
-    """Log a run and its resumption in a separate process, which prints nothing."""
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Log a run and its resumption with W&B and trackio in a separate process, which prints nothing."""
+    folder = tmp_path_factory.mktemp("tracked")
+    names = [name for name in ("wandb", "trackio") if importlib.util.find_spec(name)]
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(OWN_VARIABLES)}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, name, str(folder), *map(json.dumps, (CONFIG, ((ROWS, None), (LATER, 1))))],
-        env={**os.environ, "TRACKIO_DIR": str(folder / "trackio"), "HF_HUB_OFFLINE": "1"},
+        [sys.executable, "-c", PROGRAM, str(folder), *map(json.dumps, (names, CONFIG, ((ROWS, None), (LATER, 1))))],
+        env={**variables, "TRACKIO_DIR": str(folder / "trackio"), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    return folder
 
 
 def test_tensorboard_logs_every_number_and_resumes(tmp_path: Path, optional_part: Any) -> None:
@@ -89,10 +97,9 @@ def test_tensorboard_logs_every_number_and_resumes(tmp_path: Path, optional_part
     assert "advantage" in str(found.Tensors("config/text_summary")[0].tensor_proto.string_val[0])
 
 
-def test_wandb_is_offline_and_keeps_its_id_on_resume(tmp_path: Path, optional_part: Any) -> None:
+def test_wandb_is_offline_and_keeps_its_id_on_resume(tracked: Path, optional_part: Any) -> None:
     needs("wandb", optional_part)
-    track_twice("wandb", tmp_path)
-    files = sorted((tmp_path / "trackers/wandb").glob("offline-run-*/run-*.wandb"))
+    files = sorted((tracked / "trackers/wandb").glob("offline-run-*/run-*.wandb"))
     assert len(files) == 2 and len({file.name for file in files}) == 1
     read = [wandb_records(file) for file in files]
     rows = [row for records in read for row in records["rows"]]
@@ -139,10 +146,9 @@ def logged_records(data: bytes) -> Iterator[bytes]:
             whole = b""
 
 
-def test_trackio_logs_every_number_and_resumes(tmp_path: Path, optional_part: Any) -> None:
+def test_trackio_logs_every_number_and_resumes(tracked: Path, optional_part: Any) -> None:
     needs("trackio", optional_part)
-    track_twice("trackio", tmp_path)
-    with sqlite3.connect(tmp_path / "trackio/turnwise.db") as base:
+    with sqlite3.connect(tracked / "trackio/turnwise.db") as base:
         found = base.execute("select run_name, run_id, step, metrics from metrics order by id").fetchall()
     assert {name for name, *_ in found} == {"lake"} and len({run for _, run, *_ in found}) == 1
     logged = [(step, json.loads(metrics)) for *_, step, metrics in found]
