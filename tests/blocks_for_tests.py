@@ -47,8 +47,8 @@ LIMITS = {
 STOPS_EARLY = {"sft.count": 64, "train.steps": 2}
 """Limits of runs that their page stops by --max_minutes, to resume them."""
 EARLY_MINUTES = 0.1
-LAST_TOKENS = range(300, 800)
-"""Tokens of tiny that end a turn here as well: untrained, it would use up rollout.max_new_tokens in each turn."""
+LAST_TOKENS = range(256, 1590)
+"""Tokens of tiny that end a turn here too, five of six: untrained, it would sample rollout.max_new_tokens of them."""
 
 ENDPOINT = re.compile(r"http://localhost:8000/v1\b")
 UNMET = {
