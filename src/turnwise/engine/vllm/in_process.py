@@ -183,7 +183,8 @@ def engine_arguments(
     }
     if parameter.device.type == "cuda":
         return arguments | {"gpu_memory_utilization": gpu_memory_utilization, "enable_sleep_mode": True}
-    return arguments | {"enforce_eager": True, "kv_cache_memory_bytes": cache_bytes}
+    # On a CPU, vLLM dies when it prefills a prompt in parts and the request has a seed.
+    return arguments | {"enforce_eager": True, "kv_cache_memory_bytes": cache_bytes, "enable_chunked_prefill": False}
 
 
 def _lora_arguments(model: Any) -> dict[str, Any]:
