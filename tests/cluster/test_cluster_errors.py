@@ -98,6 +98,7 @@ def test_actor_with_another_version_is_reported(package: str) -> None:
     [
         (RuntimeError(MISMATCH), "Version mismatch: The cluster was started with: Ray: 2.59.0 Python: 3.11.9 This"),
         (ConnectionError("no answer.\nTraceback"), "Cannot start a Ray cluster on this machine: no answer."),
+        (Exception("The current node timed out."), "Cannot start a Ray cluster on this machine: The current node"),
     ],
 )
 def test_ray_that_does_not_start_is_reported_in_one_line(

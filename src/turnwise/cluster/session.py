@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -86,7 +86,7 @@ def _connect(address: str | None) -> Iterator[bool]:
                 ray.init(address="local", include_dashboard=False, **common)
             else:
                 ray.init(address=address, **common)
-    except (RuntimeError, ValueError, OSError, RayError) as error:
+    except Exception as error:  # also bare ones, if Ray's processes do not start in time
         raise _connection_error(address, error) from error
     try:
         yield address is None
