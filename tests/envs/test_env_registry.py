@@ -1,5 +1,7 @@
 import asyncio
 import json
+import os
+import random
 import subprocess
 import sys
 from typing import ClassVar
@@ -7,6 +9,7 @@ from typing import ClassVar
 import pytest
 
 from turnwise.core.errors import UserError
+from turnwise.core.messages import assistant
 from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Task
 from turnwise.envs.catalogue import CATALOGUE, EnvEntry
@@ -206,34 +209,35 @@ def test_seeds_and_splits_give_different_tasks(name):
     assert not starts["train"] & starts["test"] and not starts["train"] & starts["validation"]
 
 
-SCRIPT = """
-import asyncio, random
-from turnwise.core.messages import assistant
-from turnwise.core.task import Task
-from turnwise.envs.registry import ENVIRONMENTS, load_spec
-async def episode(name, params):
-    runner = load_spec(name).make(Task(env=name, seed=5, params=params), member=1)
-    print((await runner.start()).messages, runner.env.solve())
-    rng, over = random.Random(0), False
-    while not over:
-        result = await runner.step(assistant(runner.env.random_answer(rng)))
-        print(result)
-        over = result.over
-variants = [("frozen_lake", {"slippery": True}), ("sokoban", {"size": 8, "boxes": 2})]
-built_in = [name for name in ENVIRONMENTS if not load_spec(name).cls.needs and not load_spec(name).required_params]
-for name, params in [*((name, {}) for name in built_in), *variants]:
-    asyncio.run(episode(name, params))
-"""
+def play_built_in_environments() -> list[str]:
+    """Return what an episode of random play in each environment shows."""
+    variants = [("frozen_lake", {"slippery": True}), ("sokoban", {"size": 8, "boxes": 2})]
+
+    async def episode(name, params):
+        runner = load_spec(name).make(Task(env=name, seed=5, params=params), member=1)
+        shown = [f"{(await runner.start()).messages} {runner.env.solve()}"]
+        rng, over = random.Random(0), False
+        while not over:
+            result = await runner.step(assistant(runner.env.random_answer(rng)))
+            shown.append(str(result))
+            over = result.over
+        await runner.close()
+        return "\n".join(shown)
+
+    async def episodes():
+        return [await episode(name, params) for name, params in [*((name, {}) for name in BUILT_IN), *variants]]
+
+    return asyncio.run(episodes())
 
 
-def test_episodes_are_equal_in_every_process():
-    outputs = []
-    for hash_seed in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT],
-            env={"PYTHONHASHSEED": hash_seed, "PYTHONUTF8": "1"},
-            capture_output=True,
-            check=True,
-        )
-        outputs.append(done.stdout)
-    assert len(outputs[0]) > 500 and outputs[0] == outputs[1]
+def test_episodes_are_equal_in_every_process(request):
+    script = "import json, test_env_registry as test; print(json.dumps(test.play_built_in_environments()))"
+    path = os.pathsep.join([str(request.path.parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PYTHONHASHSEED": "1", "PYTHONUTF8": "1", "PYTHONPATH": path},
+        capture_output=True,
+        check=True,
+    )
+    here = play_built_in_environments()
+    assert len(here) == len(BUILT_IN) + 2 and json.loads(done.stdout) == here

@@ -69,18 +69,18 @@ def test_problems_depend_on_seed_and_level(maker: Any, level: int) -> None:
     assert len({maker(random.Random(seed), level).question for seed in range(40)}) > 10
 
 
-def submit(*codes: str, **params: Any) -> tuple[list[StepResult], CodeTests]:
+def submit(*codes: str) -> tuple[list[StepResult], CodeTests]:
+    return asyncio.run(submit_in_an_episode(*codes))
+
+
+async def submit_in_an_episode(*codes: str, **params: Any) -> tuple[list[StepResult], CodeTests]:
     kind = load_spec("code_tests")
-
-    async def run() -> tuple[list[StepResult], CodeTests]:
-        env = kind.make(Task(env="code_tests", seed=seed_for("train", 4), params=kind.check_params(params)))
-        await env.start()
-        assert isinstance(env.env, CodeTests)
-        results = [await env.step(assistant(f"```python\n{code or env.env.exercise.code}\n```")) for code in codes]
-        await env.close()
-        return results, env.env
-
-    return asyncio.run(run())
+    env = kind.make(Task(env="code_tests", seed=seed_for("train", 4), params=kind.check_params(params)))
+    await env.start()
+    assert isinstance(env.env, CodeTests)
+    results = [await env.step(assistant(f"```python\n{code or env.env.exercise.code}\n```")) for code in codes]
+    await env.close()
+    return results, env.env
 
 
 def test_submission_rewards_sum_to_the_best_share() -> None:
@@ -117,7 +117,11 @@ CHEATS = {
 }
 
 
-@pytest.mark.parametrize("cheat", CHEATS)
-def test_cheating_code_does_not_pass(cheat: str) -> None:
-    (result,), _ = submit(CHEATS[cheat], timeout_s=1.0)
-    assert not result.success and result.reward < 0.7
+def test_cheating_code_does_not_pass() -> None:
+    """All in one event loop, which has one sandbox: it takes longer to start than an episode."""
+
+    async def run() -> list[tuple[list[StepResult], CodeTests]]:
+        return await asyncio.gather(*(submit_in_an_episode(code, timeout_s=1.0) for code in CHEATS.values()))
+
+    for cheat, ((result,), _) in zip(CHEATS, asyncio.run(run()), strict=True):
+        assert not result.success and result.reward < 0.7, cheat

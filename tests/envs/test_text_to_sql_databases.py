@@ -4,6 +4,7 @@ import random
 import re
 from collections import Counter
 from contextlib import closing
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from turnwise.envs.text_to_sql.questions import PlantedRows, SqlQuestion
 from turnwise.envs.text_to_sql.schemas import SCHEMAS, TINY
 
 
+@cache  # an answer changes nothing in it but the last query
 def make_env(level: str, seed: int) -> TextToSql:
     env = TextToSql({"level": level})
     env.reset(random.Random(seed))

@@ -70,7 +70,7 @@ def played(env: WebShop) -> list[Outcome]:
 @pytest.mark.parametrize("params", [{}, {"products": 60, "per_page": 5}, {"shop": 3}], ids=str)
 def test_player_buys_the_goal_within_the_turns(params: dict[str, Any]) -> None:
     won = 0
-    for index in range(100):
+    for index in range(50):
         runner, results = make(index, **params), list[StepResult]()
         while not (results and results[-1].over):
             (action,) = runner.env.solve()
@@ -78,7 +78,7 @@ def test_player_buys_the_goal_within_the_turns(params: dict[str, Any]) -> None:
         assert not any(result.invalid for result in results)
         won += results[-1].success
         assert sum(result.reward for result in results) == results[-1].reward
-    assert won >= 98
+    assert won >= 49
 
 
 def test_player_uses_only_what_its_pages_show() -> None:
