@@ -1,3 +1,4 @@
+import ctypes
 import gc
 import resource
 import sys
@@ -12,16 +13,23 @@ from turnwise.models.memory.allocator import configure_allocator
 
 BLOCK = 40 << 20
 """Bytes. glibc keeps smaller blocks by itself once some were freed: up to 32 MiB."""
+MALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(("malloc", ctypes.CDLL(None)))
+FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("free", ctypes.CDLL(None)))
+STRIDE = 64 << 10
+"""Bytes from one write to the next. A write is a page fault, unless the process has the page."""
 
 
 def allocate_tensor() -> None:
     """Allocate from PyTorch's allocator: that of the C library on x86, mimalloc on ARM."""
-    torch.empty(BLOCK, dtype=torch.uint8).fill_(1)
+    torch.empty(BLOCK, dtype=torch.uint8)[::STRIDE].fill_(1)
 
 
 def allocate_bytes() -> None:
     """Allocate from the C library's allocator."""
-    bytearray(b"1") * BLOCK
+    block = MALLOC(BLOCK)
+    for offset in range(0, BLOCK, STRIDE):
+        ctypes.memset(block + offset, 1, 1)
+    FREE(block)
 
 
 def count_faults(allocate: Callable[[], None], settled: bool) -> int:
@@ -33,10 +41,10 @@ def count_faults(allocate: Callable[[], None], settled: bool) -> int:
 def print_faults(allocate: Callable[[], None], settled: bool) -> None:
     if settled:
         configure_allocator()
-    for _ in range(2):  # warm-up
+    for _ in range(4):  # warm-up
         allocate()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(8):
+    for _ in range(12):
         allocate()
         time.sleep(0.03)  # mimalloc, PyTorch's allocator on ARM, purges freed memory after 10 ms
     sys.stdout.write(str(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before))

@@ -1,3 +1,4 @@
+import hashlib
 import subprocess
 import zipfile
 from collections.abc import Callable
@@ -8,7 +9,9 @@ from unittest.mock import patch
 import gguf
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
+from gguf_for_tests import STOP, TEMPLATE, small_llama, write_gguf
 from turnwise.core.errors import UserError
 from turnwise.models.loading import pretrained, smollm2
 from turnwise.models.loading.catalogue import SMOLLM2, SMOLLM2_KEY, cached_model_folder
@@ -35,6 +38,7 @@ def prompt(real: LoadedModel, messages: list[dict[str, str]]) -> str:
     return real.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
+@pytest.mark.soak
 def test_smollm2_answers_a_question(real: LoadedModel) -> None:
     text = prompt(real, [{"role": "user", "content": "What is the capital of France?"}])
     ids = real.tokenizer.encode(text, return_tensors="pt", add_special_tokens=False)
@@ -43,6 +47,7 @@ def test_smollm2_answers_a_question(real: LoadedModel) -> None:
     assert real.tokenizer.decode(output) == "The capital of France is Paris.<|im_end|>"
 
 
+@pytest.mark.soak
 def test_smollm2_template_is_chatml_with_a_system_prompt(real: LoadedModel) -> None:
     hello = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     default = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
@@ -51,12 +56,14 @@ def test_smollm2_template_is_chatml_with_a_system_prompt(real: LoadedModel) -> N
     assert prompt(real, given) == f"<|im_start|>system\nBe brief.<|im_end|>\n{hello}"
 
 
+@pytest.mark.soak
 def test_smollm2_stop_ids_and_size(real: LoadedModel) -> None:
     assert real.stop_ids == (real.tokenizer.convert_tokens_to_ids("<|im_end|>"),)
     assert sum(parameter.numel() for parameter in real.model.parameters()) == 134_515_008
     assert real.model.config.rope_parameters["rope_theta"] == 100_000.0
 
 
+@pytest.mark.soak
 def test_smollm2_tokenizer_splits_digits_and_is_exact(real: LoadedModel) -> None:
     text = "a  12\n\n  345 é√ <|im_end|"
     pieces = [real.tokenizer.decode([token]) for token in real.tokenizer.encode("a  12")]
@@ -64,11 +71,32 @@ def test_smollm2_tokenizer_splits_digits_and_is_exact(real: LoadedModel) -> None
     assert real.tokenizer.decode(real.tokenizer.encode(text)) == text
 
 
-def test_smollm2_is_converted_once(real: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LlamaForCausalLM:
+    """Empty cache; the installed package has a small model in the same format. Return that, with its exact weights."""
+    monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / smollm2.MODULE / smollm2.FILE
+    file.parent.mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write_gguf(model := small_llama(), file, gguf.GGMLQuantizationType.Q4_1)
+    monkeypatch.setattr(smollm2, "SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
+    return model
+
+
+def test_smollm2_is_converted_once(small_package: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    with patch.object(gguf.GGUFReader, "_build_fields", autospec=True, side_effect=BUILD_FIELDS) as parsed:
+        loaded = load_model(SMOLLM2)
+    assert parsed.call_count == 1
+    for name, weights in small_package.state_dict().items():
+        torch.testing.assert_close(loaded.model.state_dict()[name], weights, atol=0.01, rtol=0.01)
+    assert loaded.tokenizer.convert_ids_to_tokens(loaded.tokenizer.encode("ab12")) == ["ab", "1", "2"]
+    assert (loaded.tokenizer.chat_template, loaded.stop_ids) == (TEMPLATE, (STOP,))
     monkeypatch.setattr(smollm2, "find_gguf", lambda scratch: pytest.fail("fetched again"))
     folder = smollm2.smollm2_folder()
     assert folder == cached_model_folder(SMOLLM2_KEY)
     assert [entry.name for entry in folder.parent.iterdir() if entry.name.endswith(".partial")] == []
+    again = load_model(SMOLLM2).model.state_dict()
+    assert all(torch.equal(weights, again[name]) for name, weights in loaded.model.state_dict().items())
 
 
 @pytest.fixture
