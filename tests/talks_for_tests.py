@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -53,6 +54,12 @@ def run_talks(engine: NativeEngine, talks: Talks, sampling: Sampling) -> list[li
     return asyncio.run(together())
 
 
+@cache
+def plain_model(family: str) -> Any:
+    """Return a model that nobody changes: making one takes longer than a forward."""
+    return random_model(family, "eager")
+
+
 def full_forward_logprobs(
     family: str, contexts: list[list[int]], said: list[Completion], temperature: float
 ) -> torch.Tensor:
@@ -64,7 +71,7 @@ def full_forward_logprobs(
         sampled += range(len(ids), len(ids) + len(completion.ids))
         ids += completion.ids
     with torch.no_grad():
-        logits = random_model(family, "eager")(torch.tensor([ids])).logits[0]
+        logits = plain_model(family)(torch.tensor([ids])).logits[0]
     positions = torch.tensor(sampled)
     logprobs = (logits / temperature).log_softmax(-1)
     return logprobs[positions - 1, torch.tensor(ids)[positions]]
