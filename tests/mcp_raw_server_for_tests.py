@@ -60,6 +60,8 @@ def do(how: str, number: int) -> None:
         send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
     elif how.startswith("says "):  # text that an agent cannot write into a call
         answer["result"] = text(bytes.fromhex(how.removeprefix("says ")).decode())
+    elif how == "environment":
+        answer["result"] = text(json.dumps(dict(os.environ)))
     elif how == "count":
         COUNTED.append(how)
         answer["result"] = text(str(len(COUNTED)))

@@ -1,7 +1,6 @@
 """MCP server made with the SDK, with tools that refuse, hang and crash. `python FILE` serves over stdio."""
 
 import asyncio
-import json
 import os
 import sys
 from collections import Counter
@@ -45,11 +44,6 @@ def make_server() -> MCPServer:
     def say(text: str = HOSTILE) -> str:
         """Repeats the text."""
         return text
-
-    @server.tool()
-    def environment() -> str:
-        """Environment variables of the server."""
-        return json.dumps(dict(os.environ))
 
     @server.tool()
     async def hang() -> str:

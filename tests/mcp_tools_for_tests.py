@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.core.messages import ToolCall
+from turnwise.tools import process_guard
 from turnwise.tools.mcp.options import make_mcp_source
 from turnwise.tools.tool import ToolResult
 from turnwise.tools.toolbox import EpisodeTools, ToolBox
@@ -17,6 +18,15 @@ from work_for_tests import wait_until
 HERE = Path(__file__).parent
 SERVER = shlex.join([sys.executable, str(HERE / "mcp_server_for_tests.py")])
 RAW = shlex.join([sys.executable, "-I", "-S", str(HERE / "mcp_raw_server_for_tests.py")])
+GRACE_S = 0.1
+QUICK_GUARD = (sys.executable, "-I", "-S", "-c", f"""
+import sys
+sys.path.insert(0, {str(Path(process_guard.__file__).parent)!r})
+import process_guard
+process_guard.GRACE_S = {GRACE_S}
+sys.exit(process_guard.main(int(sys.argv[1]), sys.argv[2:]))
+""")  # fmt: skip
+"""Process guard that kills servers after a tenth of the usual time. The fixture `quick_guard` uses it."""
 
 
 class ToolCaller:

@@ -48,7 +48,7 @@ class FaultyProxy:
 @contextmanager
 def serve(port: int, json_response: bool = False) -> Iterator[FaultyProxy]:
     proxy = FaultyProxy(make_server().streamable_http_app(json_response=json_response))
-    config = uvicorn.Config(proxy, host="127.0.0.1", port=port, log_level="critical", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(proxy, host="127.0.0.1", port=port, log_level="critical", timeout_graceful_shutdown=0)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mcp_tools_for_tests import HERE, RAW, SERVER, ToolCaller, alive, all_gone, open_server, read_pids
+from mcp_tools_for_tests import GRACE_S, QUICK_GUARD, RAW, ToolCaller, alive, all_gone, open_server, read_pids
+from processes_for_tests import forked_with_output
 from turnwise.core.errors import InfrastructureFailure
-from turnwise.core.messages import ToolCall
 from turnwise.tools.mcp import transports
 from turnwise.tools.mcp.options import make_mcp_source
 from turnwise.tools.process_tree import MARKER, PROCESS_GUARD, kill_marked
@@ -24,16 +24,17 @@ pytestmark = [
     pytest.mark.usefixtures("quick_guard"),
 ]
 
-HOST = f"""
-import asyncio, sys
-sys.path.insert(0, {str(HERE)!r})
-from mcp_tools_for_tests import RAW, open_server
-async def run():
-    async with open_server(sys.argv[1], shared=sys.argv[2] == "shared") as tools:
-        print("ready", flush=True)
-        await tools("do", how="silent")
-asyncio.run(run())
-"""
+
+def wait_for_server(command: str, shared: bool) -> None:
+    """Call a server that does not answer, after printing `ready`. In a process of its own."""
+    transports.PROCESS_GUARD, transports.GRACE_S = QUICK_GUARD, GRACE_S
+
+    async def run() -> None:
+        async with open_server(command, shared=shared) as tools:
+            sys.stdout.write("ready\n")
+            await tools("do", how="silent")
+
+    asyncio.run(run())
 
 
 def test_process_tree_of_stubborn_server_is_killed(tmp_path: Path) -> None:
@@ -128,17 +129,19 @@ def test_servers_end_with_the_event_loop(tmp_path: Path, shared: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "shared"), [(signal.SIGKILL, "own"), (signal.SIGINT, "own"), (signal.SIGINT, "shared")]
+    ("number", "shared"),
+    [(signal.SIGKILL, False), pytest.param(signal.SIGINT, False, marks=pytest.mark.soak), (signal.SIGINT, True)],
 )
-def test_servers_end_when_host_is_killed(tmp_path: Path, number: int, shared: str) -> None:
-    command = [sys.executable, "-c", HOST, f"{RAW} {tmp_path / 'pids'}", shared]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as host:
-        assert host.stdout is not None and host.stdout.readline() == b"ready\n"
-        pids = read_pids(tmp_path / "pids")
-        assert all(map(alive, pids))
-        host.send_signal(number)
-        host.wait(timeout=120)
-        assert all_gone(pids)
+def test_servers_end_when_host_is_killed(tmp_path: Path, number: int, shared: bool) -> None:
+    with (tmp_path / "stderr").open("w") as stderr:
+        arguments = f"{RAW} {tmp_path / 'pids'}", shared
+        with forked_with_output(wait_for_server, *arguments, stderr=stderr.fileno()) as (host, output):
+            assert output.readline() == "ready\n"
+            pids = read_pids(tmp_path / "pids")
+            assert all(map(alive, pids))
+            os.kill(host.pid, number)
+            host.wait(timeout=120)
+            assert all_gone(pids)
 
 
 def test_cancelled_start_leaves_no_process(tmp_path: Path) -> None:
@@ -182,12 +185,12 @@ def test_server_sees_only_its_key_and_output_is_redacted(monkeypatch: pytest.Mon
     monkeypatch.setenv("MY_KEY", "sk-canary-of-the-server")
 
     async def run() -> tuple[str, str, str]:
-        box = ToolBox([], [source := make_mcp_source({"mcp": SERVER, "env": {"KEY": "MY_KEY"}})])
-        async with open_server(RAW, env={"KEY": "MY_KEY"}) as raw:
+        box = ToolBox([], [source := make_mcp_source({"mcp": RAW, "env": {"KEY": "MY_KEY"}})])
+        async with box.open(0) as episode_tools:
+            tools = ToolCaller(episode_tools)
+            seen = await tools("do", how="environment")
             with pytest.raises(InfrastructureFailure) as failure:
-                await raw("do", how="die")
-        async with box.open(0) as tools:
-            seen = await tools.call(ToolCall(name="environment", arguments="{}"))
+                await tools("do", how="die")
         return seen.text, str(failure.value), repr(vars(source))
 
     seen, failure, shown = asyncio.run(run())

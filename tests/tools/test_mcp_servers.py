@@ -15,6 +15,8 @@ import pytest
 from mcp_tools_for_tests import all_gone, open_server
 from turnwise.sandbox.processes import descendants
 
+pytestmark = pytest.mark.usefixtures("quick_guard")
+
 NPM = Path(sys.prefix) / "npm"
 """Folder where `make test` installs servers from npm."""
 
@@ -47,6 +49,7 @@ def test_time_server(optional_part: Callable) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.soak
 def test_git_server(tmp_path: Path, optional_part: Callable) -> None:
     if shutil.which("git") is None:
         optional_part("git is not installed")
@@ -93,6 +96,7 @@ def test_filesystem_server_leaves_no_process(tmp_path: Path, optional_part: Call
     assert all_gone(processes)
 
 
+@pytest.mark.soak
 def test_everything_server(monkeypatch: pytest.MonkeyPatch, optional_part: Callable) -> None:
     monkeypatch.setenv("CANARY_API_KEY", "sk-canary")
 
