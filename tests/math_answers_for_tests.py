@@ -8,6 +8,18 @@ worker.TIME_LIMIT_S = {}
 worker.main()
 """
 """Program of a worker of math-verify that gives up after so many seconds."""
+QUICK_WORKER = r"""
+import re, sys, time, types
+def parse(text, *_, **__):
+    if "sum" in text:
+        time.sleep(600)
+    return sorted(re.findall(r"\d", text))
+verify = lambda one, other, **_: one == other
+stand_in = types.SimpleNamespace(LatexExtractionConfig=lambda: None, parse=parse, verify=verify)
+sys.modules["math_verify"] = stand_in
+from turnwise.rewards.math_verify_worker import main; main()
+"""
+"""Program of a worker that starts at once, without math-verify: it compares digits, and hangs on sums."""
 
 RIGHT = [
     ("123456789.0", "123456789"),

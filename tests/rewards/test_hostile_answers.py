@@ -34,7 +34,8 @@ SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 MATH = ["7", "-3/4", "1/3", "0.333333", "sqrt(2)", "2 pi", "x^2 + 1", "sqrt(x)/3", "(1, 2)", r"\frac{1}{2}", "no sum"]
 LATEX = r"\{1, \sqrt{2}, \sin(x)\}"
 """A reference that math-verify compares, if it is installed."""
-SERVICES = RewardServices()
+SERVICES, PLAIN = RewardServices(), RewardServices()
+PLAIN.math_verifier.is_installed = False
 IN_PROCESS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     *(({"use": "math"}, {"answer": reference}) for reference in MATH),
     ({"use": "math", "close": 0.1}, {"answer": MATH}),
@@ -55,7 +56,9 @@ def score(table: dict[str, Any], row: dict[str, Any], answer: str) -> float:
 
 
 async def _scored(table: dict[str, Any], row: dict[str, Any], answers: list[str]) -> list[float]:
-    rubric = build_rubric([table], lambda given: pytest.fail(given), SERVICES)
+    """Score answers. math-verify, which uses all its time on most of them, compares with two references only."""
+    verified = SOAK > 1 or row.get("answer") in (MATH[0], LATEX)
+    rubric = build_rubric([table], lambda given: pytest.fail(given), SERVICES if verified else PLAIN)
 
     async def scored(answer: str) -> float:
         messages = (user("?"), assistant(answer))
@@ -72,6 +75,7 @@ def closed_services() -> Any:
         patch.setattr(math_verifier, "WORKER", HASTY_WORKER.format(0.1))
         yield
         asyncio.run(SERVICES.close())
+        asyncio.run(PLAIN.close())
 
 
 def check(values: list[float]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from math_answers_for_tests import HASTY_WORKER, RIGHT, WRONG
+from math_answers_for_tests import HASTY_WORKER, QUICK_WORKER, RIGHT, WRONG
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.rewards import math_verifier
 from turnwise.rewards.factory import build_rubric
@@ -171,6 +171,13 @@ def test_hostile_answers_score_zero_and_leave_the_worker_usable(monkeypatch: pyt
     asyncio.run(services.close())
 
 
+@pytest.fixture
+def quick_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start workers without math-verify, whose import takes a second."""
+    monkeypatch.setattr(math_verifier, "WORKER", QUICK_WORKER)
+
+
+@pytest.mark.usefixtures("quick_worker")
 def test_verifier_restarts_a_killed_worker() -> None:
     verifier = MathVerifier()
     assert asyncio.run(verifier.verify(r"\{2, 1\}", r"\{1, 2\}"))
@@ -181,6 +188,7 @@ def test_verifier_restarts_a_killed_worker() -> None:
     verifier.close()
 
 
+@pytest.mark.usefixtures("quick_worker")
 def test_verifier_blames_no_answer_for_a_worker_killed_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     verifier = MathVerifier()
 
@@ -194,6 +202,7 @@ def test_verifier_blames_no_answer_for_a_worker_killed_from_outside(monkeypatch:
     verifier.close()
 
 
+@pytest.mark.usefixtures("quick_worker")
 def test_verifier_kills_a_worker_that_does_not_reply(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,6 +214,7 @@ def test_verifier_kills_a_worker_that_does_not_reply(
     verifier.close()
 
 
+@pytest.mark.usefixtures("quick_worker")
 def test_services_close_ends_the_worker() -> None:
     services = RewardServices()
     assert score(services, r"\{2, 1\}", r"\{1, 2\}") == 1
@@ -216,16 +226,18 @@ def test_services_close_ends_the_worker() -> None:
     asyncio.run(services.close())
 
 
+@pytest.mark.usefixtures("quick_worker")
 def test_worker_exits_when_the_run_dies() -> None:
     worker = _Worker()
     worker._connection.close()
     deadline = time.monotonic() + 60
     while worker._process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(0.01)
     assert worker._process.returncode == 0
     worker.end()
 
 
+@pytest.mark.usefixtures("quick_worker")
 def test_worker_sees_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     worker = _Worker()
