@@ -64,7 +64,9 @@ def _prototype(family: str, attention: str, dtype: torch.dtype, layers: int) -> 
     """Copying it takes a fraction of the time that making it takes."""
     config = copy.deepcopy(FAMILIES[family])
     if layers != config.num_hidden_layers:
-        config.num_hidden_layers, config.layer_types = layers, config.layer_types[:layers]
+        config.num_hidden_layers = layers
+        if getattr(config, "layer_types", None) is not None:
+            config.layer_types = config.layer_types[:layers]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)

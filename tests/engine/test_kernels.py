@@ -175,6 +175,7 @@ def test_sampling_batch_adds_consecutive_rows_and_counters() -> None:
 def test_missing_compiler_falls_back_to_torch_and_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("turnwise.recipes.doctor.sandbox_report", lambda: ["sandbox: none"])  # which takes seconds
     kernels.optional_kernels.cache_clear()
     assert kernels.optional_kernels() is None
     (finding,) = [each for each in check_machine(tmp_path) if each.name == "kernels"]

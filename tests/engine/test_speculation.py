@@ -1,3 +1,6 @@
+from functools import cache
+from unittest.mock import patch
+
 import pytest
 import torch
 
@@ -9,11 +12,12 @@ from turnwise.engine.native.engine import NativeEngine
 from turnwise.engine.native.sampling import MAX_DRAFT_TOKENS, NgramDrafter, min_draft_probability
 
 NEVER, ALWAYS = 2.0, 0.0
+GREEDY = Sampling(max_tokens=20, temperature=0.0)
 SAMPLINGS = (
-    Sampling(max_tokens=30, temperature=0.3),
-    Sampling(max_tokens=9, temperature=0.2),
-    Sampling(max_tokens=30, temperature=0.0),
-    Sampling(max_tokens=30, temperature=0.4, top_p=0.9, stop=("AB", "C")),
+    Sampling(max_tokens=20, temperature=0.3),
+    pytest.param(Sampling(max_tokens=9, temperature=0.2), marks=pytest.mark.soak),
+    GREEDY,
+    Sampling(max_tokens=20, temperature=0.4, top_p=0.9, stop=("AB", "C")),
 )
 
 
@@ -41,23 +45,24 @@ def test_min_draft_probability_grows_with_sessions_and_parameters() -> None:
     assert min_draft_probability(8, 10**6) < min_draft_probability(8, 10**8)
 
 
-def _talked(family: str, least: float, sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> tuple[list, dict]:
-    monkeypatch.setattr(runner, "min_draft_probability", lambda sessions, parameters: least)
+@cache
+def _talked(family: str, least: float, sampling: Sampling, seeds: int = 3) -> tuple[list, dict]:
     shared = prompt(1, 21)
     talks = [
         (key(seed, member), [[*shared, *prompt(seed, 3 * seed)], prompt(50 + member, 4), prompt(60 + seed, 12)])
-        for seed in range(3)
+        for seed in range(seeds)
         for member in range(2)
     ]
     engine = make_engine(family, slots=4)
-    said = run_talks(engine, talks, sampling)
+    with patch.object(runner, "min_draft_probability", lambda sessions, parameters: least):
+        said = run_talks(engine, talks, sampling)
     return list(zip(talks, said, strict=True)), engine.stats().counts
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_speculation_does_not_change_what_is_sampled(sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, _ = _talked("llama", NEVER, sampling, monkeypatch)
-    drafted, counts = _talked("llama", ALWAYS, sampling, monkeypatch)
+def test_speculation_does_not_change_what_is_sampled(sampling: Sampling) -> None:
+    plain, _ = _talked("llama", NEVER, sampling)
+    drafted, counts = _talked("llama", ALWAYS, sampling)
     assert 0 < counts["accepted_tokens"] < counts["drafted_tokens"]  # both right and wrong drafts occur
     for (_, one), (_, other) in zip(plain, drafted, strict=True):
         assert [(each.ids, each.stop) for each in one] == [(each.ids, each.stop) for each in other]
@@ -66,9 +71,9 @@ def test_speculation_does_not_change_what_is_sampled(sampling: Sampling, monkeyp
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_speculation_logprobs_match_a_full_forward(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speculation_logprobs_match_a_full_forward(family: str) -> None:
     said: list[Completion]
-    talked, counts = _talked(family, ALWAYS, Sampling(max_tokens=12, temperature=0.3), monkeypatch)
+    talked, counts = _talked(family, ALWAYS, Sampling(max_tokens=10, temperature=0.3), seeds=2)
     assert counts["drafted_tokens"] > 0
     for (_, contexts), said in talked:
         ours = torch.tensor([value for completion in said for value in completion.logprobs])
@@ -94,10 +99,9 @@ def test_speculation_draft_is_shared_by_a_group(monkeypatch: pytest.MonkeyPatch)
     assert engine.stats().counts["accepted_tokens"] == 3 * MAX_DRAFT_TOKENS
 
 
-def test_speculation_saves_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampling = Sampling(max_tokens=30, temperature=0.0)
-    _, plain = _talked("llama", NEVER, sampling, monkeypatch)
-    _, drafted = _talked("llama", ALWAYS, sampling, monkeypatch)
+def test_speculation_saves_passes() -> None:
+    _, plain = _talked("llama", NEVER, GREEDY)
+    _, drafted = _talked("llama", ALWAYS, GREEDY)
     assert plain["drafted_tokens"] == 0
     assert drafted["sampled_tokens"] == plain["sampled_tokens"]
     assert drafted["passes"] < 0.8 * plain["passes"]

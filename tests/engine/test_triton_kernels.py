@@ -51,7 +51,7 @@ def blocks_of(tokens: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size", "window", "softcap"),
-    [(9, 3, 64, None, None), (4, 4, 80, 70, None), (8, 1, 32, None, 20.0), (4, 2, 16, 3, 5.0)],
+    [(6, 2, 64, None, None), (2, 2, 80, 70, None), (8, 1, 32, None, 20.0), (4, 2, 16, 3, 5.0)],
 )
 def test_write_and_attend_kernels_match_the_reference(
     kernels: Any, heads: int, kv_heads: int, size: int, window: int | None, softcap: float | None
@@ -103,14 +103,15 @@ def test_sample_kernel_matches_the_reference(kernels: Any, seed: int) -> None:
 
 def test_sample_kernel_with_a_vocabulary_of_several_blocks(kernels: Any) -> None:
     """All probability is on two distant tokens; the random number decides."""
-    sessions = SessionState.empty(64, 1, DEVICE)
+    count = 24
+    sessions = SessionState.empty(count, 1, DEVICE)
     sessions.left.fill_(1)
-    sessions.addresses.copy_(torch.arange(65) * 7919)
-    logits = torch.full((64, 9000), -30.0, device=DEVICE)
+    sessions.addresses.copy_(torch.arange(count + 1) * 7919)
+    logits = torch.full((count, 9000), -30.0, device=DEVICE)
     logits[:, [100, 8500]] = torch.tensor([1.0, 0.0], device=DEVICE)
-    rows, stops = torch.arange(64, dtype=torch.int32, device=DEVICE), torch.tensor([-1], device=DEVICE)
-    ours, theirs = (SampledTokens.empty(1, 64, DEVICE) for _ in range(2))
+    rows, stops = torch.arange(count, dtype=torch.int32, device=DEVICE), torch.tensor([-1], device=DEVICE)
+    ours, theirs = (SampledTokens.empty(1, count, DEVICE) for _ in range(2))
     kernels.sample_step(logits, rows, copy.deepcopy(sessions), stops, ours)
     reference.sample_step(logits, rows, copy.deepcopy(sessions), stops, theirs)
     assert torch.equal(ours.tokens, theirs.tokens)
-    assert 35 < int((ours.tokens == 100).sum()) < 58
+    assert 0.55 < int((ours.tokens == 100).sum()) / count < 0.9

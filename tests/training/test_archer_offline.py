@@ -53,7 +53,7 @@ def groups() -> list[Group]:
 
 
 def make_offline(folder: Path, sampler: UtteranceSampler | None = None, critic_updates: int = 2) -> OfflineArcher:
-    critic = UtteranceCritic(random_model("llama", ATTENTION), seed=1)
+    critic = UtteranceCritic(random_model("llama", ATTENTION, layers=1), seed=1)
     settings = OptimizerSettings(learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
     optimizer = Optimizer(list(critic.parameters()), settings, lambda step: 0.1**step)  # the noise of the last updates
     replay = open_replay(folder, 100)
