@@ -19,7 +19,7 @@ from turnwise.sandbox.processes import descendants
 from turnwise.sandbox.types import RunResult, SandboxLimits, SandboxUnavailable
 
 LIMITS = SandboxLimits(timeout_s=60.0, memory_mb=256, output_chars=2000, scratch_mb=48, grace_s=1.0)
-AT_ONCE = 6
+AT_ONCE = 12
 Tier = Literal["namespaces", "landlock"]
 
 

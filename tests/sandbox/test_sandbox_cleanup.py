@@ -22,7 +22,7 @@ from turnwise.sandbox.zygote_process import ZygoteProcess, ZygoteStartError
 from work_for_tests import HANG_S, wait_until
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
-SESSIONS = {"namespaces": 120, "landlock": 60} if SOAK == 1 else {"namespaces": 1000 * SOAK, "landlock": 200 * SOAK}
+SESSIONS = {"namespaces": 60, "landlock": 40} if SOAK == 1 else {"namespaces": 1000 * SOAK, "landlock": 200 * SOAK}
 """Sessions in total; eight live at a time."""
 
 
@@ -234,7 +234,7 @@ def test_process_forked_after_the_answer_is_killed() -> None:
     """
 
     async def fork_late(box: Sandbox) -> None:
-        sessions = [box.session() for _ in range(24)]
+        sessions = [box.session() for _ in range(12 if SOAK == 1 else 24)]
         for number, session in enumerate(sessions):
             await session.run(FORK_AFTER_ANSWER.replace("DELAY", str(number % 12 * 0.00005)))
         while any(session.pid and descendants(session.pid) for session in sessions):

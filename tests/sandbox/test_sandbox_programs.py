@@ -18,7 +18,7 @@ from turnwise.sandbox.processes import descendants
 from turnwise.sandbox.types import SandboxLimits
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
-PROGRAMS = 40 if SOAK == 1 else 500 * SOAK
+PROGRAMS = 25 if SOAK == 1 else 500 * SOAK
 """Programs per tier and test."""
 LIMITS = SandboxLimits(timeout_s=0.3, memory_mb=128, output_chars=500, grace_s=0.1, scratch_mb=16)
 
