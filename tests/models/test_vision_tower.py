@@ -7,10 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from transformers import AutoModelForImageTextToText
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import load_model
 from turnwise.models.vision.encoder import image_encoder
+from turnwise.models.vision.patches import Patches
+from turnwise.models.vision.processor import decode_image
 from turnwise.models.vision.tower import batched_attention, sequence_lengths
 from vision_models_for_tests import png, write_vision_model
 
@@ -54,6 +57,29 @@ def test_sequences_of_one_length_are_attended_without_copies(
     assert bool(copied) == copies
     ends.zero_()  # layers after the first do not read it again
     assert sequence_lengths(ends) == list(lengths)
+
+
+def test_patches_take_their_values_from_a_processor_of_either_backend() -> None:
+    """A model that is loaded has its processor on torchvision if that is installed. Here: one with other values."""
+    processor_class = type("Qwen2VLImageProcessor", (Qwen2VLImageProcessorPil,), {})
+    processor = processor_class(patch_size=4, merge_size=2, min_pixels=64, max_pixels=4096, image_mean=[0.1, 0.2, 0.3])
+    image = decode_image(png(24, 16))
+    patches = Patches.of(processor)
+    assert patches is not None
+    found = patches.cut(image)
+    assert found is not None and found["pixel_values"].dtype == torch.uint8
+    assert torch.equal(patches.expand(found["pixel_values"]), processor([image], return_tensors="pt")["pixel_values"])
+
+
+def test_patches_are_refused_for_a_processor_that_does_more() -> None:
+    class Qwen2VLImageProcessor(Qwen2VLImageProcessorPil):
+        def __call__(self, *args: Any, **options: Any) -> Any:
+            found = super().__call__(*args, **options)
+            found["pixel_values"][0, 0] += 1
+            return found
+
+    assert Patches.of(Qwen2VLImageProcessor(patch_size=4, min_pixels=64)) is None
+    assert Patches.of(Qwen2VLImageProcessorPil(patch_size=4, min_pixels=64, do_normalize=False)) is None
 
 
 def count_attention(monkeypatch: pytest.MonkeyPatch) -> list[None]:

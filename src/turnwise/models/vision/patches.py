@@ -5,39 +5,58 @@ computed: equal values, in a twentieth of the processor's time, and an image in 
 an eighth where the processor repeats it in time.
 """
 
+from math import ceil, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from turnwise.core.image_encoding import import_pillow
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+PROCESSORS = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorPil")
+"""The first is on torchvision and cannot be imported without it. A model that is loaded has it wherever it can."""
 STEPS = ("do_resize", "do_convert_rgb", "do_rescale", "do_normalize")
 
 
 class Patches:
     """Does the work of an image processor on images that it would not resize."""
 
-    def __init__(self, processor: Qwen2VLImageProcessorPil) -> None:
+    def __init__(self, processor: Any) -> None:
         self._size, self._merge, self._repeats = (
             processor.patch_size,
             processor.merge_size,
             processor.temporal_patch_size,
         )
         self._limits = processor.size["shortest_edge"], processor.size["longest_edge"]
-        values = np.broadcast_to(np.arange(256, dtype=np.uint8), (3, 1, 256))
-        scaled = processor.rescale(values, processor.rescale_factor)
-        normalized = processor.normalize(scaled, processor.image_mean, processor.image_std)
-        self._table = torch.from_numpy(np.ascontiguousarray(normalized, dtype=np.float32).reshape(-1))
+        self._table = torch.zeros(3 * 256)
+        """Value of each byte, by channel."""
 
     @classmethod
     def of(cls, processor: Any) -> "Patches | None":
         """Return the patches of an image processor, or None if it is another one or leaves steps out."""
-        known = isinstance(processor, Qwen2VLImageProcessorPil) and all(getattr(processor, step) for step in STEPS)
-        return cls(processor) if known else None
+        if type(processor).__name__ not in PROCESSORS or not all(getattr(processor, step) for step in STEPS):
+            return None
+        patches = cls(processor)
+        return patches if patches._read_table(processor) else None
+
+    def _read_table(self, processor: Any) -> bool:
+        """Let the processor compute the values of all bytes. Returns whether it does what `cut` and `expand` do."""
+        unit = self._size * self._merge
+        side = unit * ceil(sqrt(max(256, self._limits[0])) / unit)
+        pixels = np.arange(side * side * 3) // 3 % 256
+        image = import_pillow().Image.fromarray(pixels.astype(np.uint8).reshape(side, side, 3))
+        found = self.cut(image)
+        if found is None:
+            return False
+        values = processor([image], return_tensors="pt")["pixel_values"]
+        patches = found["pixel_values"]
+        first = values.view(len(values), 3, self._repeats, -1)[:, :, 0]
+        self._table[self._places(patches)[:, :, 0]] = first
+        return torch.equal(self.expand(patches), values)
 
     def cut(self, image: "Image") -> dict[str, Tensor] | None:
         """Return the bytes of an RGB image, patch by patch, and its grid; None if it has to be resized."""
@@ -54,7 +73,10 @@ class Patches:
         """Return the pixel values of bytes, on their device. [P, 3 * size * size] -> [P, 3 * repeats * size * size]"""
         if self._table.device != patches.device:
             self._table = self._table.to(patches.device)
-        by_channel = patches.view(len(patches), 3, 1, -1)
-        offsets = torch.arange(0, 3 * 256, 256, device=patches.device).view(1, 3, 1, 1)
-        values = self._table[by_channel.int() + offsets]
+        values = self._table[self._places(patches)]
         return values.expand(-1, -1, self._repeats, -1).reshape(len(patches), -1)
+
+    def _places(self, patches: Tensor) -> Tensor:
+        """Return the index of each byte in the table. [P, 3 * size * size] -> [P, 3, 1, size * size]"""
+        offsets = torch.arange(0, 3 * 256, 256, device=patches.device).view(1, 3, 1, 1)
+        return patches.view(len(patches), 3, 1, -1).int() + offsets

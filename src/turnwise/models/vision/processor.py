@@ -50,6 +50,7 @@ class ImageProcessor:
         self._settings = {**getattr(processor, "images_kwargs", {}), **defaults}  # since transformers 5.23, and before
         self._patches = None if self._settings else Patches.of(processor.image_processor)
         self._encode = lru_cache(maxsize=256)(self._encode_text)
+        self._tokens_of_grid = lru_cache(maxsize=256)(self._encode_grid)
         self._processed: OrderedDict[str, ProcessedImage] = OrderedDict()
         self._bytes = 0
 
@@ -73,8 +74,9 @@ class ImageProcessor:
         found = None if self._patches is None else self._patches.cut(image)
         if found is None:
             found = self.processor.image_processor([image], return_tensors="pt", **self._settings)
-        text = self.processor.replace_image_token(found, image_idx=0)
-        tokens = list(self._encode(text))
+            tokens = list(self._encode(self.processor.replace_image_token(found, image_idx=0)))
+        else:
+            tokens = list(self._tokens_of_grid(*found["image_grid_thw"][0].tolist()))
         places = [position for position, token in enumerate(tokens) if token == self.placeholder_id]
         if len(places) > 1 << INDEX_BITS:
             raise UserError(f"An image has {len(places)} tokens, more than {1 << INDEX_BITS}. Return smaller images.")
@@ -91,6 +93,10 @@ class ImageProcessor:
     def _encode_text(self, text: str) -> list[int]:
         """Encode what stands for an image, which is the same for all images of its size."""
         return self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _encode_grid(self, *grid: int) -> list[int]:
+        """Encode what stands for an image that was cut into patches, which depends on its grid alone."""
+        return self._encode(self.processor.replace_image_token({"image_grid_thw": torch.tensor([grid])}, image_idx=0))
 
     def save(self, folder: Any) -> None:
         """Write the processor's files beside the model's."""
