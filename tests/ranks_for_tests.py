@@ -28,23 +28,23 @@ from turnwise.training.learner import LocalLearner
 from turnwise.training.sharded import ShardedLearner
 from turnwise.training.update import train_samples
 
-MOST = 4
 HANG_S = 600
 
 
 class Ranks:
-    """Four processes, started once, since each takes seconds; a call uses the first n of them as a group of n ranks."""
+    """Processes, each started when it is first needed; a call uses the first n of them as a group of n ranks."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._calls = folder, 0
-        self._pipes, self._processes = [], []
-        for _ in range(MOST):
-            ours, theirs = CONTEXT.Pipe()
-            self._pipes.append(ours)
-            self._processes.append(start_process(_serve, theirs, daemon=True))
+        self._pipes: list[Any] = []
+        self._processes: list[Any] = []
 
     def run(self, count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Return the results of `function(rank, *args)` on each of `count` ranks; raise if one fails or hangs."""
+        while len(self._processes) < count:
+            ours, theirs = CONTEXT.Pipe()
+            self._pipes.append(ours)
+            self._processes.append(start_process(_serve, theirs, daemon=True))
         self._calls += 1
         store = self._folder / f"store{self._calls}"
         for rank, pipe in enumerate(self._pipes[:count]):
@@ -158,11 +158,11 @@ def train_and_save_with(
     learner: LocalLearner, case: str, folder: Path, continued_steps: int
 ) -> tuple[Trained, Trained]:
     config = config_of(case)
-    steps_of(learner, config, 0, 1)
+    first = steps_of(learner, config, 0, 1)
     learner.check_finite("now")
     learner.save_model(folder, tiny_tokenizer())
     learner.save_state(folder)
-    return result_of(learner, []), result_of(learner, steps_of(learner, config, 1, 1 + continued_steps))
+    return result_of(learner, first), result_of(learner, steps_of(learner, config, 1, 1 + continued_steps))
 
 
 def save_untrained(rank: int, case: str, folder: Path) -> Trained:
