@@ -99,7 +99,8 @@ def test_import_error_of_a_package_is_a_user_error(odd: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("code", ["time.sleep(3600)", "os._exit(3)", "os.kill(os.getpid(), 9)", "'x' * 2**23"])
 def test_process_death_fails_only_the_running_call(remote_env: Callable[..., RemoteEnv], code: str) -> None:
-    guilty, beside = remote_env(timeout_s=2.0), remote_env()
+    guilty, beside = remote_env(), remote_env()
+    guilty._timeout_s = 0.3  # once it is there
     first = pid(beside)
     with hang_guard(), pytest.raises(EnvironmentFailure):
         guilty.call("run", code=code)
@@ -120,13 +121,13 @@ def test_crash_leaves_other_episodes_unchanged(remote_env: Callable[..., RemoteE
         assert draws(other, 3) == drawn[:3]
     with pytest.raises(ValueError):
         others[0].call("step", action="illegal")
-    guilty = remote_env(timeout_s=1.0)
     for _ in range(2):
+        guilty = remote_env()
+        guilty._timeout_s = 0.3  # once it is there
         with pytest.raises(EnvironmentFailure):
             guilty.call("run", code=code)
         for other in others[:2]:
             assert other.call("run", code="self.seed") == 1
-        guilty = remote_env(timeout_s=1.0)
     assert all(draws(other, 3) == drawn[3:] for other in others), "with the same state and randomness"
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import os
+import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -128,8 +129,9 @@ TESTS: list[Any] = [["assert f(1) == 2", "assert f(2) == {1: 2}"], [{"input": [1
 
 @pytest.mark.parametrize("tests", TESTS, ids=["asserts", "pairs"])
 def test_unit_tests_score_hostile_code(tests: Any, optional_part: Callable[..., NoReturn]) -> None:
+    answers = [text for text in NASTY if SOAK > 1 or tests is TESTS[0] or re.search("def|class|exit|```|raise", text)]
     try:
-        check(asyncio.run(_scored({"use": "unit_tests", "timeout_s": 2.0}, {"tests": tests}, list(NASTY))))
+        check(asyncio.run(_scored({"use": "unit_tests", "timeout_s": 2.0}, {"tests": tests}, answers)))
     except SandboxUnavailable as error:
         optional_part(str(error))
 

@@ -148,10 +148,10 @@ def test_math_asks_math_verify_only_where_our_parser_fails(monkeypatch: pytest.M
     assert not asked and score(RewardServices(), r"7\text{ cm}", "7") == 1 and asked
 
 
+UNINTERRUPTIBLE = [r"\{10^{10^{10}}\}", r"\{9^{9^{9^{9}}}\}", r"\left(10^{10^{10}}\right)!\text{ cm}"]
+"""Each ends its worker, and the next takes a second to start: one of them, and in `make soak` all."""
 HOSTILE = [
-    r"\{10^{10^{10}}\}",
-    r"\{9^{9^{9^{9}}}\}",
-    r"\left(10^{10^{10}}\right)!\text{ cm}",
+    *UNINTERRUPTIBLE[: 1 if SOAK == 1 else None],
     r"\{" + r"\frac{1}{" * 80 + "x" + "}" * 80 + r"\}",
     r"\{" + "(" * 300 + "1" + ")" * 300 + r"\}",
     r"\sqrt[99999999]{" + "9" * 300 + "}",
