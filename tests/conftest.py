@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from browser_fixtures_for_tests import browser_address, browser_path, connected_browser  # noqa: F401
 from turnwise.engine.openai.dialect import dialect_for
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports huggingface_hub

@@ -1,31 +1,16 @@
 """The report in a real browser: hostile text is not executed, nothing is fetched, nothing overflows the page."""
 
-import importlib.util
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from browser_fixtures_for_tests import ConnectedBrowser
 from turnwise.report.html_report import write_report
 
 HOSTILE = "<script>document.title = 'run'</script><img src=x onerror=\"document.title = 'run'\">" + "wide" * 400
 PICTURE = {"rows": [["wall", HOSTILE[:60]]], "caption": HOSTILE, "info": {}}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if importlib.util.find_spec("playwright") is None or chromium is None:
-        pytest.skip("no browser: apt-get install chromium, pip install playwright")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        chromium_browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield chromium_browser
-        chromium_browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +31,14 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_report_in_a_browser_shows_hostile_text_as_text(browser: Any, report: Path, width: int, scheme: Any) -> None:
+def test_report_in_a_browser_shows_hostile_text_as_text(
+    connected_browser: ConnectedBrowser, report: Path, width: int, scheme: Any
+) -> None:
+    with connected_browser.in_use() as browser:
+        check_report(browser, report, width, scheme)
+
+
+def check_report(browser: Any, report: Path, width: int, scheme: Any) -> None:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
     fetched: list[str] = []
@@ -58,7 +50,8 @@ def test_report_in_a_browser_shows_hostile_text_as_text(browser: Any, report: Pa
     assert fetched == [report.as_uri()]
     assert page.locator("pre.message").count() == 3
     assert page.locator("pre.message").first.inner_text().startswith("<script>document.title")
-    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.evaluate("innerWidth") == width
+    assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 28)"
     assert dark == (scheme == "dark")
     context.close()

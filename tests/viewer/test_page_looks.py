@@ -48,6 +48,8 @@ def test_views_do_not_scroll_sideways(viewer: Viewer, width: int, scheme: Any) -
 
 def test_tab_key_reaches_everything_with_visible_focus(viewer: Viewer) -> None:
     viewer.open("curves", run=ONE)
+    viewer.page.reload()  # so that the first key reaches the first element
+    viewer.page.wait_for_selector("main[aria-busy=false]")
     reached = set()
     for _ in range(40):
         viewer.page.keyboard.press("Tab")
