@@ -252,9 +252,7 @@ def test_run_with_every_kind_of_tool_and_a_rubric(tmp_path: Path) -> None:
             "reward": ["exact_match", judge],
         }
         given = {"env__kind": "tools", "env__params": params, "rollout__max_tokens": 1024, "eval__episodes": 4}
-        train(
-            small(tmp_path, **given, train__steps=2, rollout__max_new_tokens=20, model__warmup_steps=8), console=console
-        )
+        train(small(tmp_path, **given, train__steps=2, rollout__max_new_tokens=20), console=console)
     assert 0 < len(server.requests) <= 2 * 8 + 3 * 4, "nobody pays for the warm-up"
     (first, _) = steps_of(tmp_path / "run")
     assert {"reward/exact_match", "reward/judge", "reward/env"} <= first.keys()
