@@ -24,6 +24,7 @@ SMALL = {
 FEW_TURNS = {"taxi": {"env.params.max_turns": "10"}, "text_arena": {"env.params.max_turns": "3"}}
 
 
+@pytest.mark.soak  # docs/adapters.md trains each of them too
 @pytest.mark.parametrize("name", RECIPES)
 def test_adapter_recipe_trains(name: str, tmp_path: Path, optional_part) -> None:
     kind = load_spec(find_recipe(name).environment)

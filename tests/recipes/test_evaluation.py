@@ -69,7 +69,7 @@ def start_of(env: str, index: int) -> int:
 def some_faults(said: list[int]) -> list[str]:
     """Up to three of them before an answer, by what was said: the same each time."""
     chance = random.Random(sum(said))
-    return chance.choices(FAULTS, k=chance.randrange(4)) + ["late"] * (chance.randrange(12) == 0)
+    return chance.choices(FAULTS, k=chance.randrange(4)) + ["late"] * (chance.randrange(40) == 0)
 
 
 def run(
@@ -145,7 +145,7 @@ class Killed(BaseException):
     """Raised like a signal that nothing catches."""
 
 
-@pytest.mark.parametrize("again", ["resume", "same command"])
+@pytest.mark.parametrize("again", ["resume", pytest.param("same command", marks=pytest.mark.soak)])
 def test_interrupted_evaluation_is_resumed(
     env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str
 ) -> None:

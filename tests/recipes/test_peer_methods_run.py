@@ -40,7 +40,13 @@ METHODS: dict[str, tuple[dict[str, Any], str]] = {
 """Settings, and a metric that only they bring."""
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.soak if name in ("kl_cov", "vespo") else ())  # test_algorithms_run.py too
+        for name in METHODS
+    ],
+)
 def test_peer_method_learns_in_the_loop(name: str, tmp_path: Path) -> None:
     settings, own = METHODS[name]
     base = {"algo__old_logprobs": "learner", "train__steps": 2, "eval__every": 0, "eval__episodes": 1}

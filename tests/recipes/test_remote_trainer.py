@@ -146,7 +146,10 @@ def kill_before_reply() -> None:
     LocalBackend.step = step_and_die  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(("prepare", "saved"), [(kill_before_checkpoint, 1), (kill_before_reply, 2)])
+@pytest.mark.parametrize(
+    ("prepare", "saved"),
+    [pytest.param(kill_before_checkpoint, 1, marks=pytest.mark.soak), (kill_before_reply, 2)],
+)
 def test_remote_trainer_resumes_a_server_that_was_killed_in_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[], None], saved: int
 ) -> None:
