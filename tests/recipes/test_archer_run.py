@@ -48,7 +48,7 @@ def lake(folder: Path, **settings: Any) -> Config:
         "archer.token_baseline": True,
         "critic.warmup_steps": 1,
         "eval.every": 0,
-        "eval.episodes": 2,
+        "eval.episodes": 1,
     }
     return small(folder, **({name.replace(".", "__"): value for name, value in given.items()} | settings))
 

@@ -18,7 +18,7 @@ from turnwise.rollout.tasks import EnvMixEntry, TaskSource
 from turnwise.training.asynchronous import AsyncRolloutStage, LearnerThread
 from turnwise.training.loop import Loop
 
-GRPO = {"algo__advantage": "grpo", "eval__every": 0, "train__mini_batch": 8}
+GRPO = {"algo__advantage": "grpo", "eval__every": 0, "eval__episodes": 1, "train__mini_batch": 8}
 STALE = GRPO | {"rollout__max_staleness": 2, "algo__correction": "truncated", "algo__old_logprobs": "learner"}
 
 
@@ -29,7 +29,7 @@ def test_staleness_zero_trains_to_the_bits_of_the_synchronous_loop(
 
     Without evaluations: they share batches with the next step's rollout, and on x86 a row's bits depend on its batch.
     """
-    settings = {"train__steps": 3, "eval__every": 0}
+    settings = {"train__steps": 3, "eval__every": 0, "eval__episodes": 1}
     train(small(tmp_path / "synchronous", **settings), console=quiet())
     stage = partial(AsyncRolloutStage, max_staleness=0, steps=3, in_flight=256)
     monkeypatch.setattr(recipe, "RolloutStage", stage)

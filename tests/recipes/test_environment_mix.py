@@ -101,7 +101,7 @@ class Rows(Bandit):
 
 
 def test_curriculum_draws_and_measures_rows_of_a_file(tmp_path: Path) -> None:
-    config, console = small(tmp_path, **CURRICULUM, env__kind="rows"), quiet()
+    config, console = small(tmp_path, **CURRICULUM, env__kind="rows", eval__every=0, model__warmup_steps=2), quiet()
     train(config, spec=spec_of(Rows), console=console)
     assert "note: curriculum.pool 8 trains on 8 of 30 rows" in printed(console)
     rows = {row["seed"] for row in episodes(tmp_path / "run", only_training=True)}

@@ -79,9 +79,10 @@ def test_run_releases_the_kv_cache_before_each_update(tmp_path: Path, monkeypatc
         slept.append(engine.policy_version)
 
     monkeypatch.setattr(NativeEngine, "sleep", sleep)
-    train(small(tmp_path, train__steps=2), console=quiet())
+    short = {"train__steps": 2, "eval__every": 0, "eval__episodes": 1}
+    train(small(tmp_path, **short), console=quiet())
     assert slept == []
-    train(small(tmp_path / "other", train__steps=2, system__keep_cache="off"), console=quiet())
+    train(small(tmp_path / "other", **short, system__keep_cache="off"), console=quiet())
     assert slept == [0, 1]
     steps = [row for row in RunFolder.open(tmp_path / "other" / "run").read_metrics() if "rollout/episodes" in row]
     assert [row["time/capture_s"] for row in steps] == [0.0, 0.0]

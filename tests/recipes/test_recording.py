@@ -13,7 +13,7 @@ from turnwise.record.run_folder import RunFolder
 
 def test_run_writes_pictures_report_and_tracker_metrics(tmp_path: Path) -> None:
     given = {"record__pictures_every": 2, "record__pictures_per_step": 2, "record__trackers": ("tensorboard",)}
-    train(small(tmp_path, train__steps=3, **given), console=quiet())
+    train(small(tmp_path, train__steps=2, eval__every=0, eval__episodes=1, **given), console=quiet())
     run = tmp_path / "run"
     pictures = sorted(path.name for path in (run / "trajectories").glob("*.png"))
     assert len(pictures) == 2 and all(name.startswith("step_000002_group_") for name in pictures)

@@ -39,7 +39,7 @@ BASE = {"env__kind": "frozen_lake", "eval__every": 2, "rollout__max_tokens": 512
 
 def settings(folder: Path, **others: object) -> Config:
     given = {**BASE, "sft__demos": "solver", "sft__count": 16, "sft__batch": 4, "sft__think": False}
-    return small(folder, **{**given, "sft__learning_rate": 1e-3, **others})
+    return small(folder, **{**given, "sft__learning_rate": 1e-3, "eval__episodes": 2, **others})
 
 
 def weights(run: Path, step: int = 4) -> dict[str, object]:

@@ -95,7 +95,13 @@ def test_run_trains_on_the_tokens_of_a_server(tmp_path: Path) -> None:
 
     with fake_vllm(sample) as server:
         config = small(
-            tmp_path, engine__kind="vllm", engine__urls=(server.url,), algo__advantage="grpo", algo__kl_coef=0.0
+            tmp_path,
+            engine__kind="vllm",
+            engine__urls=(server.url,),
+            algo__advantage="grpo",
+            algo__kl_coef=0.0,
+            eval__every=0,
+            eval__episodes=1,
         )
         assert train(config, console=quiet())["finished"]
         versions = [body["weight_version"] for body in server.bodies("/finish_weight_update")]
