@@ -149,8 +149,8 @@ class ImageEncoder:
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the host to the device without waiting for the transfer."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    """Return the tensor on the device. One of the host is copied without waiting for the transfer."""
+    return tensor if tensor.device == device else tensor.pin_memory().to(device, non_blocking=True)
 
 
 @lru_cache(maxsize=256)
@@ -178,8 +178,17 @@ def image_encoder(model: Any) -> ImageEncoder | None:
 
 def vision_parameters(model: Any) -> list[nn.Parameter]:
     """Return the parameters of the vision tower and of its projection: all that are not the language model's."""
-    language = {id(each) for each in model.base_model.get_decoder().parameters()}
-    return [each for each in model.base_model.parameters() if id(each) not in language]
+    decoder = model.base_model.get_decoder()
+    found: dict[int, nn.Parameter] = {}
+
+    def collect(module: nn.Module) -> None:
+        if module is not decoder:
+            found.update((id(each), each) for each in module.parameters(recurse=False))
+            for child in module.children():
+                collect(child)
+
+    collect(model.base_model)
+    return list(found.values())
 
 
 @contextmanager
@@ -195,24 +204,24 @@ def embed_images(model: Any, ids: Tensor) -> Iterator[Tensor]:
     embeddings, is_image = model.get_input_embeddings(), ids < 0
     device = ids.device if ids.is_cuda else embeddings.weight.device
     if not bool(is_image.any()):
-        yield ids.to(device)
+        yield send(ids, device)
         return
     found = is_image.nonzero()[:, 0]
     first, *deeper = encoder.features(model.base_model, ids[found]).split(embeddings.weight.shape[1], dim=1)
-    tokens = found.to(device)
+    tokens = send(found, device)
 
     def replace(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return output.index_copy(1, tokens, first.to(output.dtype)[None])
 
     def add_to_layers(_: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-        return inputs, options | {"visual_pos_masks": is_image.to(device)[None], "deepstack_visual_embeds": deeper}
+        return inputs, options | {"visual_pos_masks": send(is_image, device)[None], "deepstack_visual_embeds": deeper}
 
     hooks = [embeddings.register_forward_hook(replace)]
     if deeper:
         decoder = model.base_model.get_decoder()
         hooks.append(decoder.register_forward_pre_hook(add_to_layers, with_kwargs=True))
     try:
-        yield ids.clamp(min=0).to(device)
+        yield send(ids.clamp(min=0), device)
     finally:
         for hook in hooks:
             hook.remove()
