@@ -15,6 +15,8 @@ from work_for_tests import wait_until
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+PATIENCE_MS = 600_000
+"""Timeout for the browser to be ready: on a busy machine that takes more than half a minute."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -75,7 +77,7 @@ def connected_browser(browser_address: str) -> Iterator[ConnectedBrowser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        connected = ConnectedBrowser(playwright.chromium.connect_over_cdp(browser_address))
+        connected = ConnectedBrowser(playwright.chromium.connect_over_cdp(browser_address, timeout=PATIENCE_MS))
         yield connected
         connected.resume()  # until the driver has ended
         connected.browser.close()
