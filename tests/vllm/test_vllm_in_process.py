@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from turnwise.core.errors import UserError
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.trajectory import Stop
 from turnwise.engine.vllm.engine import VllmEngine
@@ -53,6 +54,21 @@ def test_later_turns_extend_the_context(runner: asyncio.Runner, engine: VllmEngi
 def test_equal_episodes_sample_equal_tokens(runner: asyncio.Runner, engine: VllmEngine) -> None:
     first, again = (runner.run(turn(engine, Sampling(max_tokens=24))) for _ in range(2))
     assert first.ids == again.ids
+
+
+def test_prompt_that_vllm_changed_is_refused(
+    runner: asyncio.Runner, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner.run(turn(engine, Sampling(max_tokens=2)))
+    llm: Any = engine._states[0].replica._llm  # type: ignore[attr-defined]
+    plain = llm.generate
+
+    def generate_from_more(prompt: dict[str, Any], *arguments: Any, **options: Any) -> Any:
+        return plain(prompt | {"prompt_token_ids": [*prompt["prompt_token_ids"], 9]}, *arguments, **options)
+
+    monkeypatch.setattr(llm, "generate", generate_from_more)
+    with pytest.raises(UserError, match="changed the tokens of a prompt"):
+        runner.run(turn(engine, Sampling(max_tokens=2)))
 
 
 def test_stop_string_cuts_the_turn_at_its_last_token(runner: asyncio.Runner, engine: VllmEngine) -> None:
