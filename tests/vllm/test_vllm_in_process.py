@@ -41,6 +41,23 @@ def test_logprobs_are_the_models_own(runner: asyncio.Runner, engine: VllmEngine,
     assert len({each.ids for each in found}) == (1 if temperature == 0 else 6)
 
 
+def test_more_prompt_tokens_than_fit_one_pass(runner: asyncio.Runner, engine: VllmEngine) -> None:
+    """vLLM prefills 2,048 tokens at a time. On a CPU it dies if a prompt of a request with a seed is cut there."""
+    prompts = [[5 + member, *(5 + number % 400 for number in range(899))] for member in range(4)]
+
+    async def long_turn(member: int) -> Completion:
+        async with engine.open(key(member)) as session:
+            return await session.generate(prompts[member], Sampling(max_tokens=4))
+
+    async def scenario() -> list[Completion]:
+        return await asyncio.gather(*map(long_turn, range(4)))
+
+    runner.run(engine.publish(0, OLD))
+    for prompt, found in zip(prompts, runner.run(scenario()), strict=True):
+        assert max_error(OLD, prompt, found) < TOLERANCE
+    assert engine.stats().counts["restarts"] == 0
+
+
 def test_later_turns_extend_the_context(runner: asyncio.Runner, engine: VllmEngine) -> None:
     async def scenario() -> tuple[Completion, Completion]:
         async with engine.open(key()) as session:
