@@ -90,8 +90,6 @@ IN_DATA = (
         ("the oldest are kept", "self._all[-self.capacity :]", "self._all[: self.capacity]"),
         ("the step itself is kept", "entry.step >= step)", "entry.step > step)"),
         ("a part that is still needed is deleted", "behind > total - self.capacity", "behind > total"),
-        ("the state of the segment before", "segment = at", "segment = 0"),
-        ("log-probabilities of the first turn", "logprobs[before : before + end - start]", "logprobs[: end - start]"),
         ("a pair may be closer than the gap", " and max(rewards) - min(rewards) >= gap", ""),
         (
             "the worse one comes first",
@@ -116,9 +114,10 @@ IN_DATA = (
         ("data/test_text_episodes.py",),
         (
             "a failure counts as a success",
-            'Status.FAILED if row.get("success") is False else',
-            "Status.FAILED if False else",
+            "Status.SUCCEEDED if success else Status.FAILED",
+            "Status.SUCCEEDED",
         ),
+        ("a reward of 0 counts as a success", "rewards[-1] > 0", "rewards[-1] >= 0"),
         ("the reward comes first", "(*[0.0] * (answers - 1), total)", "(total, *[0.0] * (answers - 1))"),
         (
             "every episode is a task of its own",

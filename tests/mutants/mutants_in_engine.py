@@ -95,6 +95,6 @@ IN_ENGINE = (
     *mutants(
         "models/vision/processor.py",
         VISION,
-        ("all tokens of an image are its first", "image_token_id(key, index)", "image_token_id(key, 0)"),
+        ("all tokens of an image are its first", "first - index", "first"),
     ),
 )

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from turnwise.core.errors import UserError, read_failure
 
 MEMORY_BYTES = 256 << 20
@@ -56,6 +54,8 @@ def image_of_token(token: int) -> tuple[str, int]:
 
 def find_images(ids: Sequence[int]) -> tuple[ImageSpan, ...]:
     """Return the images among the ids, in order."""
+    import numpy as np  # here: commands that only print something start without it
+
     array = np.asarray(ids, dtype=np.int64)
     places = np.flatnonzero(array < 0)
     if not len(places):
