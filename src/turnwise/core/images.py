@@ -12,6 +12,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from turnwise.core.errors import UserError, read_failure
@@ -54,17 +55,13 @@ def image_of_token(token: int) -> tuple[str, int]:
 
 def find_images(ids: Sequence[int]) -> tuple[ImageSpan, ...]:
     """Return the images among the ids, in order."""
-    import numpy as np  # here: commands that only print something start without it
-
-    array = np.asarray(ids, dtype=np.int64)
-    places = np.flatnonzero(array < 0)
-    if not len(places):
-        return ()
-    breaks = np.flatnonzero(np.diff(array[places]) != -1) + 1  # between tokens of different images
-    starts, ends = places[[0, *breaks]], places[[*(breaks - 1), -1]] + 1
-    hashes = [image_of_token(token)[0] for token in array[starts].tolist()]
-    spans = zip(hashes, starts.tolist(), ends.tolist(), strict=True)
-    return tuple(ImageSpan(hash=key, start=start, end=end) for key, start, end in spans)
+    places = [position for position, token in enumerate(ids) if token < 0]
+    follows = [ids[later] == ids[earlier] - 1 for earlier, later in pairwise(places)]  # the same image
+    starts = [index for index, same in enumerate([False, *follows]) if not same] if places else []
+    return tuple(
+        ImageSpan(hash=image_of_token(ids[places[start]])[0], start=places[start], end=places[end - 1] + 1)
+        for start, end in pairwise([*starts, len(places)])
+    )
 
 
 def count_images(ids: Iterable[int]) -> int:
