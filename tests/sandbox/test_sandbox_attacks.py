@@ -4,12 +4,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from sandbox_canaries_for_tests import MARK, Canaries
 from sandbox_driver_for_tests import fill
+
+from work_for_tests import wait_until
 
 HERE = Path(__file__).parent
 DRIVER = HERE / "sandbox_driver_for_tests.py"
@@ -79,9 +80,8 @@ def test_canaries_report_damage(line: str) -> None:
     try:
         code = fill(f"import os, socket\nprint({line})", canaries.words())
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-        time.sleep(0.05)
         secret = "a secret of the host came out" if MARK in done.stdout else None
-        assert (secret or canaries.damage() or "").startswith(DAMAGES[line])
+        assert wait_until(lambda: (secret or canaries.damage() or "").startswith(DAMAGES[line]))
     finally:
         canaries.close()
 

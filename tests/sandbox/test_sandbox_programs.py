@@ -16,6 +16,7 @@ from sync_sandbox_for_tests import TIERS, SyncSandbox, start_sandbox
 
 from turnwise.sandbox.processes import descendants
 from turnwise.sandbox.types import SandboxLimits
+from work_for_tests import wait_until
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 PROGRAMS = 25 if SOAK == 1 else 500 * SOAK
@@ -102,7 +103,7 @@ def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         before, children = count_resources(), set(descendants(os.getpid()))
         with start_sandbox(request.param, LIMITS) as running:
             yield running
-        assert set(descendants(os.getpid())) <= children
+        assert wait_until(lambda: set(descendants(os.getpid())) <= children)
         assert count_resources() == before
         assert not list(folder.iterdir())
 
