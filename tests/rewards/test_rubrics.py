@@ -34,6 +34,19 @@ def score(given: Any, answer: str, row: Mapping[str, Any] | None = None, said: t
     return asyncio.run(score_submission(rubric, submission)).reward
 
 
+@pytest.mark.parametrize(("success_at", "succeeds"), [(0.5, True), (0.51, False)])
+def test_answer_succeeds_from_the_given_score_of_the_first_part(success_at: float, succeeds: bool) -> None:
+    async def half(submission: Submission) -> float:
+        return 0.5
+
+    async def whole(submission: Submission) -> float:
+        return 1.0
+
+    rubric = Rubric(parts={"half": half, "whole": whole}, weights={"half": 1.0, "whole": 1.0})
+    scored = asyncio.run(score_submission(rubric, Submission(question="", answer="", row={}), success_at))
+    assert scored.success is succeeds
+
+
 @pytest.mark.parametrize(
     ("use", "answer", "gold", "value"),
     [
