@@ -507,10 +507,14 @@ IN_TRAINING = (
         ("training/test_archer.py",),
         (
             "the stored utterance is part of the state",
-            "return [*before, *turns[self.turn].context_ids]",
-            "return [*before, *turns[self.turn].context_ids, *turns[self.turn].action_ids]",
+            "return [*before, *acting.context_ids]",
+            "return [*before, *acting.context_ids, *acting.action_ids]",
         ),
-        ("the state includes an earlier context", "if index == 0 or not turns[index].extends", "if index == 0"),
+        (
+            "the state includes an earlier context",
+            "segment.turns[: self.turn - segment.first_turn + 1]",
+            "self.trajectory.turns[: self.turn + 1]",
+        ),
         ("a fresh utterance at the state of another decision", "decision=decision)", "decision=0)"),
         ("the baseline is added", "per_token - baseline", "per_token + baseline"),
         ("fresh utterances repeat in every step", "round=step,", "round=0,"),

@@ -61,10 +61,11 @@ class ReplayState:
     @property
     def ids(self) -> list[int]:
         """Every token before the utterance."""
-        turns = self.trajectory.turns
-        first = next(index for index in range(self.turn, -1, -1) if index == 0 or not turns[index].extends)
-        before = [token for turn in turns[first : self.turn] for token in (*turn.context_ids, *turn.action_ids)]
-        return [*before, *turns[self.turn].context_ids]
+        segments = self.trajectory.segments()
+        segment = next(each for each in segments if self.turn < each.first_turn + len(each.turns))
+        *earlier, acting = segment.turns[: self.turn - segment.first_turn + 1]
+        before = [token for turn in earlier for token in (*turn.context_ids, *turn.action_ids)]
+        return [*before, *acting.context_ids]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
