@@ -270,7 +270,7 @@ def test_dead_engine_is_restarted_once_for_all_sessions(caplog: pytest.LogCaptur
     ]
 
 
-def test_engine_that_died_before_it_slept_is_restarted_with_the_next_weights() -> None:
+def test_engine_that_dies_in_its_sleep_is_restarted_by_publish() -> None:
     async def scenario(engine: VllmEngine, replica: DyingReplica) -> None:
         await turn(engine)
         replica.dies_asleep = True

@@ -64,7 +64,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 class SleepingLlm:
-    """As vLLM's engine: memory that is awake cannot be woken, and weights are loaded into memory that is awake."""
+    """Stand-in for vLLM's engine: memory that is awake cannot be woken, and weights need memory that is awake."""
 
     def __init__(self) -> None:
         self.awake = {"weights", "kv_cache"}

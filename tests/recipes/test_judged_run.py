@@ -152,7 +152,7 @@ class Rubric(NamedTuple):
 
     judge: Tiring
     params: dict[str, Any]
-    """Of the environment `tools`. They are the same in all tests, so that tiny is warmed up for them once."""
+    """env.params of `tools`, the same in all tests, so that tiny is warmed up for them once."""
 
     def config(self, folder: Path, **settings: Any) -> Config:
         given = {"env__kind": "tools", "env__params": self.params, "eval__every": 0, "eval__episodes": 4}
