@@ -10,6 +10,7 @@ import ray
 import torch
 import torch.distributed as dist
 from ray.exceptions import GetTimeoutError, RayTaskError
+from ray.util.serialization import deregister_serializer
 from torch import Tensor
 
 from turnwise.cluster.placement import ActorSlot
@@ -23,7 +24,14 @@ from turnwise.cluster.session import (
     process_info,
     start_error,
 )
-from turnwise.cluster.weights import PackedWeights, ReceivedWeights, RemoteWeights, pack_weights, put_weights
+from turnwise.cluster.weights import (
+    PackedWeights,
+    ReceivedWeights,
+    RemoteWeights,
+    pack_weights,
+    put_weights,
+    send_tensors_as_arrays,
+)
 from turnwise.core.errors import LearnerLost
 from turnwise.core.learner import Learner, LossTerm, Needs, Scores, StepSettings
 from turnwise.core.protocols import WeightSource
@@ -48,6 +56,7 @@ class LearnerRank:
 
     def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
+        send_tensors_as_arrays()
         self._learner: Learner | None = None
 
     def open_store(self, ranks: int) -> tuple[str, int]:
@@ -78,7 +87,7 @@ class LearnerRank:
     def call(self, method: str, *arguments: Any, **options: Any) -> tuple[Any, int]:
         """Call the learner; return rank 0's result and the number of skipped steps."""
         result = getattr(self._ready, method)(*arguments, **options)
-        return _to_cpu(result) if self._rank == 0 else None, self._ready.skipped_steps
+        return result if self._rank == 0 else None, self._ready.skipped_steps
 
     def load_weights(self, packed: PackedWeights | None) -> None:
         self._ready.load_weights(ReceivedWeights(packed or {}))
@@ -107,6 +116,7 @@ class RemoteLearner:
 
     def _start(self, attempts: int) -> None:
         for attempt in range(1, attempts + 1):
+            send_tensors_as_arrays()
             self.actors = [self._launch(slot) for slot in self._session.placement.learners]
             try:
                 self._join_and_build()
@@ -135,6 +145,7 @@ class RemoteLearner:
         self._start(attempts=RESTARTS)
 
     def close(self) -> None:
+        deregister_serializer(Tensor)  # the program around this run may send tensors of its own
         for actor in self.actors:
             ray.kill(actor)
 
@@ -220,12 +231,3 @@ class RemoteLearner:
                 ray.get(done)
             except LOSSES as error:
                 raise LearnerLost(describe_loss(error)) from error
-
-
-def _to_cpu(result: Any) -> Any:
-    """Copy the tensors of a result to the CPU: the driver may have no GPU."""
-    if isinstance(result, Tensor):
-        return result.detach().cpu()
-    if isinstance(result, list):
-        return [_to_cpu(each) for each in result]
-    return {name: _to_cpu(value) for name, value in result.items()} if isinstance(result, dict) else result

@@ -1,4 +1,4 @@
-"""Weights between processes: packed as numpy views, which Ray shares on a machine without copies."""
+"""Tensors between processes: as numpy arrays, which Ray writes once and shares on a machine."""
 
 import warnings
 from collections.abc import Iterable
@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 import ray
 import torch
+from ray.util.serialization import register_serializer
 from torch import Tensor
 
 from turnwise.core.protocols import WeightSource
@@ -39,7 +40,7 @@ class ReceivedWeights:
                 warnings.simplefilter(
                     "ignore", UserWarning
                 )  # torch has no read-only tensors; these are never written to
-                yield name, torch.from_numpy(array).view(getattr(torch, dtype))
+                yield name, unpack_tensor(array, dtype)
 
 
 def put_weights(weights: WeightSource) -> RemoteWeights:
@@ -55,3 +56,20 @@ def pack_tensor(tensor: Tensor) -> tuple[numpy.ndarray, str]:
     tensor = tensor.detach().cpu()
     dtype = str(tensor.dtype).removeprefix("torch.")
     return (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy(), dtype
+
+
+def unpack_tensor(array: numpy.ndarray, dtype: str) -> Tensor:
+    return torch.from_numpy(array).view(getattr(torch, dtype))
+
+
+def send_tensors_as_arrays() -> None:
+    """Let this process send tensors as arrays, once Ray runs: Ray's own way takes many times as long.
+
+    They arrive on the CPU, as copies, since a loss may write to its inputs; weights are not copied.
+    """
+    register_serializer(Tensor, serializer=pack_tensor, deserializer=_copy_tensor)
+
+
+def _copy_tensor(packed: tuple[numpy.ndarray, str]) -> Tensor:
+    array, dtype = packed
+    return unpack_tensor(array.copy(), dtype)
