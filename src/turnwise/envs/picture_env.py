@@ -1,4 +1,4 @@
-"""PictureEnv: a TextEnv that shows its state as text, as an image of `draw()`, or as both."""
+"""VisualEnv: a TextEnv that shows its state as text, image or both. PictureEnv: the state is a grid of named cells."""
 
 from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from turnwise.core.image_encoding import import_pillow
-from turnwise.core.messages import Content, Picture
+from turnwise.core.messages import Content, ImagePart, Picture
 from turnwise.envs.grid import describe_cells
 from turnwise.envs.text_env import TextEnv
 from turnwise.pictures.observation import draw_observation
@@ -15,22 +15,15 @@ Observation = Literal["text", "image", "both"]
 CellPixels = Annotated[int, Field(ge=4, le=128)]
 
 
-class PictureEnv(TextEnv):
-    """Rules of an environment whose state is a grid of named cells; see `TextEnv`."""
+class VisualEnv(TextEnv):
+    """Rules of an environment that shows its state as text, as an image, or as both; see `TextEnv`."""
 
-    view_params = (*TextEnv.view_params, "observation", "cell_pixels")
-    plain_cells: ClassVar[frozenset[str]] = frozenset({"empty"})
-    """Names of cells that descriptions of the state leave out."""
-    fact_example = "player at row 1 col 2"
+    view_params = (*TextEnv.view_params, "observation")
 
     @classmethod
     def common_params(cls) -> dict[str, Any]:
-        observation = "Form of the observation: text, image, or both."
-        cell_pixels = "Pixels on a side of each cell in images; 28 is one token of Qwen2.5-VL."
-        return super().common_params() | {
-            "observation": (Observation, Field("text", description=observation)),
-            "cell_pixels": (CellPixels, Field(28, description=cell_pixels)),
-        }
+        description = "Form of the observation: text, image, or both."
+        return super().common_params() | {"observation": (Observation, Field("text", description=description))}
 
     @classmethod
     def check(cls, params: Any) -> None:
@@ -53,8 +46,28 @@ class PictureEnv(TextEnv):
         if not self.shows_images(self.params):
             return text
         rest = "\n".join(part for part in (state if self.shows_text else "", after) if part)
-        image = draw_observation(self.draw(), self.params.cell_pixels)
-        return (f"{before}\n" if before else "", image, f"\n{rest}" if rest else "")
+        return (f"{before}\n" if before else "", self.draw_image(), f"\n{rest}" if rest else "")
+
+    @abstractmethod
+    def draw_image(self) -> ImagePart:
+        """Return the image of the current state that the model sees."""
+
+
+class PictureEnv(VisualEnv):
+    """Rules of an environment whose state is a grid of named cells."""
+
+    view_params = (*VisualEnv.view_params, "cell_pixels")
+    plain_cells: ClassVar[frozenset[str]] = frozenset({"empty"})
+    """Names of cells that descriptions of the state leave out."""
+    fact_example = "player at row 1 col 2"
+
+    @classmethod
+    def common_params(cls) -> dict[str, Any]:
+        description = "Pixels on a side of each cell in images; 28 is one token of Qwen2.5-VL."
+        return super().common_params() | {"cell_pixels": (CellPixels, Field(28, description=description))}
+
+    def draw_image(self) -> ImagePart:
+        return draw_observation(self.draw(), self.params.cell_pixels)
 
     @abstractmethod
     def draw(self) -> Picture:

@@ -4,6 +4,7 @@ Each cell of a gridworld is drawn once, apart from its neighbours: equal cells h
 images are put together ten times as fast as they are drawn.
 """
 
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,27 +22,30 @@ Rows = tuple[tuple[str, ...], ...]
 
 
 class StateImage(ImagePart):
-    """Image of a state, drawn when its bytes are first read: of several actions, only the last one's is shown."""
+    """Image of a state, drawn when its bytes are first read: of several actions, only the last one's is shown.
 
-    __slots__ = ("_cell_pixels", "_picture")
-    _picture: Picture
-    _cell_pixels: int
+    `draw` returns the PNG file of its arguments. It is called at every read, so it should be cached.
+    """
 
-    def __init__(self, picture: Picture, cell_pixels: int) -> None:
-        object.__setattr__(self, "_picture", picture)
-        object.__setattr__(self, "_cell_pixels", cell_pixels)
+    __slots__ = ("_arguments", "_draw")
+    _draw: Callable[..., bytes]
+    _arguments: tuple[Hashable, ...]
+
+    def __init__(self, draw: Callable[..., bytes], *arguments: Hashable) -> None:
+        object.__setattr__(self, "_draw", draw)
+        object.__setattr__(self, "_arguments", arguments)
 
     @property
     def data(self) -> bytes:
-        return _draw(self._picture.rows, self._picture.caption, self._cell_pixels)
+        return self._draw(*self._arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StateImage, (self._picture, self._cell_pixels)
+        return StateImage, (self._draw, *self._arguments)
 
 
 def draw_observation(picture: Picture, cell_pixels: int) -> StateImage:
     """Return an image of the cells, `cell_pixels` on a side. Equal states give equal bytes on every machine."""
-    return StateImage(picture, cell_pixels)
+    return StateImage(_draw, picture.rows, picture.caption, cell_pixels)
 
 
 @lru_cache(maxsize=4096)

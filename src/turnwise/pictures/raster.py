@@ -25,11 +25,12 @@ PAPER = "#ffffff"
 
 
 def drawing_to_image(
-    drawing: Drawing, scale: float = 2.0, paper: str = PAPER, *, installed_fonts: bool = True
+    drawing: Drawing, scale: float = 2.0, paper: str = PAPER, *, installed_fonts: bool = True, sharpen: bool = True
 ) -> "Image":
     """Draw at `scale` pixels per unit, or fewer if the image would exceed MAX_PIXELS.
 
     Without `installed_fonts`, texts are drawn in Pillow's built-in font, so that every machine gets the same pixels.
+    Without `sharpen`, pixels are averaged, which takes a tenth of the time and suffices for straight edges.
     """
     margin = drawing.margin
     width, height = drawing.width + 2 * margin, drawing.height + 2 * margin
@@ -40,6 +41,8 @@ def drawing_to_image(
     pen = _Pen(large, fine, margin, installed_fonts)
     for shape in drawing.shapes:
         pen.draw(shape)
+    if not sharpen:
+        return large.reduce(SUPERSAMPLING)
     return large.resize((max(round(width * scale), 1), max(round(height * scale), 1)), pil.Image.Resampling.LANCZOS)
 
 
@@ -293,16 +296,24 @@ def _missing_glyph(path: Path) -> tuple[tuple[int, int], bytes]:
 @lru_cache(maxsize=256)
 def _load_font(path: Path | None, size: int) -> tuple["FreeTypeFont", int]:
     """Return the font and its size, which differs from `size` for bitmap fonts."""
+    if path is None:
+        return load_built_in_font(size), size
     from PIL import ImageFont
 
-    if path is None:
-        font = ImageFont.load_default(size)
-        if not isinstance(font, ImageFont.FreeTypeFont):
-            raise UserError("Pillow was built without FreeType: pip install --force-reinstall pillow.")
-        return font, size
     for font_size in (size, *BITMAP_SIZES):
         try:
             return ImageFont.truetype(str(path), font_size), font_size
         except OSError:
             continue
     raise UserError(f"Cannot read the font {path}. Remove or replace it.")
+
+
+@lru_cache(maxsize=256)
+def load_built_in_font(size: int) -> "FreeTypeFont":
+    """Return Pillow's own font."""
+    from PIL import ImageFont
+
+    font = ImageFont.load_default(size)
+    if not isinstance(font, ImageFont.FreeTypeFont):
+        raise UserError("Pillow was built without FreeType: pip install --force-reinstall pillow.")
+    return font

@@ -1,7 +1,11 @@
 """Untrusted text on one line or in columns: what is printable, how wide it is, where it wraps."""
 
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+Measure = Callable[[str], float]
+"""Width of a text, in the unit of the caller's columns."""
 
 EMOJI_JOINER = "\N{ZERO WIDTH JOINER}"
 """Joins several emoji into one. Not printable by itself, but kept."""
@@ -40,50 +44,50 @@ def _columns(letter: str) -> int:
     return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
 
 
-def clip(text: str, columns: int) -> str:
+def clip(text: str, columns: int, measure: Measure = display_width) -> str:
     """Cut text that is wider than `columns` and end it with an ellipsis."""
     text = text[: 4 * columns + 4]
-    if display_width(text) <= columns:
+    if measure(text) <= columns:
         return text
-    kept, used = [], 1
+    kept, used = [], measure(ELLIPSIS)
     for letter in text:
-        used += _columns(letter)
+        used += measure(letter)
         if used > columns:
             break
         kept.append(letter)
     return "".join(kept) + ELLIPSIS
 
 
-def wrap(text: str, columns: int, lines: int) -> list[str]:
+def wrap(text: str, columns: int, lines: int, measure: Measure = display_width) -> list[str]:
     """Wrap at words, and inside words that are too long. An ellipsis marks text beyond `lines` lines."""
-    wrapped = list(_wrap(text[: 4 * columns * lines + 4], columns))
+    wrapped = list(islice(_wrap(text[: 4 * columns * lines + 4], columns, measure), lines + 1))
     if len(wrapped) <= lines:
         return wrapped or [""]
-    return [*wrapped[: lines - 1], clip(f"{wrapped[lines - 1]}{ELLIPSIS}{ELLIPSIS}", max(columns, 2))]
+    return [*wrapped[: lines - 1], clip(f"{wrapped[lines - 1]}{ELLIPSIS}{ELLIPSIS}", max(columns, 2), measure)]
 
 
-def _wrap(text: str, columns: int) -> Iterator[str]:
+def _wrap(text: str, columns: int, measure: Measure) -> Iterator[str]:
     line = ""
     for word in text.split():
         joined = f"{line} {word}" if line else word
-        if display_width(joined) <= columns:
+        if measure(joined) <= columns:
             line = joined
             continue
         if line:
             yield line
-        pieces = list(_split_word(word, columns))
+        pieces = list(_split_word(word, columns, measure))
         yield from pieces[:-1]
         line = pieces[-1]
     if line:
         yield line
 
 
-def _split_word(word: str, columns: int) -> Iterator[str]:
-    piece, used = "", 0
+def _split_word(word: str, columns: int, measure: Measure) -> Iterator[str]:
+    piece, used = "", 0.0
     for letter in word:
-        wide = _columns(letter)
-        if piece and used + wide > columns:
+        width = measure(letter)
+        if piece and used + width > columns:
             yield piece
-            piece, used = "", 0
-        piece, used = piece + letter, used + wide
+            piece, used = "", 0.0
+        piece, used = piece + letter, used + width
     yield piece

@@ -7,9 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from turnwise.core.messages import Picture
+from turnwise.core.messages import Content, ImagePart, Picture
+from turnwise.envs.picture_env import VisualEnv
 from turnwise.envs.seeds import split_of_state
-from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost, won
+from turnwise.envs.text_env import Outcome, StrictParams, goes_on, lost, won
 from turnwise.envs.web_shop.catalogue import Goal, Product, make_catalogue, make_goal, score_purchase, shared_index
 from turnwise.envs.web_shop.pages import (
     BACK,
@@ -23,6 +24,8 @@ from turnwise.envs.web_shop.pages import (
     SearchPage,
     next_action,
 )
+from turnwise.envs.web_shop.screenshot import page_blocks
+from turnwise.pictures.web_page import show_page
 
 ACTION = re.compile(r"\A(search|click)\s*\[([^\[\]]*)\]\Z", re.IGNORECASE)
 """An action. Brackets do not nest."""
@@ -30,14 +33,23 @@ MAX_ARGUMENT_CHARS = 300
 """Longest text in the brackets."""
 
 
-class WebShop(TextEnv):
-    """Buy what is asked for in a web shop.
+TEXT_ACTIONS = "Actions: search[words] on the search page, click[name] for anything in brackets."
+IMAGE_ACTIONS = (
+    "The image shows a page of the shop. Actions: search[words] on the page with the search field, click[name] for a "
+    "button, such as click[Next >]; a product's button shows its code. A chosen option is green and has a check mark."
+)
+ADVICE = (
+    "Choose every option before you buy. Features tell what the title does not. Each part of the wish that the "
+    "purchase fulfils counts."
+)
 
-    Actions: search[words] on the search page, click[name] for anything in brackets. Choose every option before you
-    buy. Features tell what the title does not. Each part of the wish that the purchase fulfils counts."""
+
+class WebShop(VisualEnv):
+    """Buy what is asked for in a web shop."""
 
     max_turns = 15
     split_start_states = True
+    view_params = (*VisualEnv.view_params, "image_width")
 
     class Params(StrictParams):
         products: Annotated[int, Field(ge=50, le=5000)] = 500
@@ -46,10 +58,15 @@ class WebShop(TextEnv):
         """Seed of the catalogue. All splits use the same catalogue."""
         per_page: Annotated[int, Field(ge=3, le=50)] = 10
         """Search results per page, 3 to 50."""
+        image_width: Annotated[int, Field(ge=336, le=896)] = 448
+        """Width of images in pixels, 336 to 896; the text grows with it. 448 is 16 tokens of Qwen2.5-VL."""
 
     params: Params
 
-    def reset(self, rng: random.Random) -> str:
+    def rules(self) -> str:
+        return f"{super().rules()}\n\n{TEXT_ACTIONS if self.shows_text else IMAGE_ACTIONS} {ADVICE}"
+
+    def reset(self, rng: random.Random) -> Content:
         self.goal = self._draw_goal(rng)
         self.page: Page = SearchPage()
         self.pages_seen: dict[str, str] = {}
@@ -71,8 +88,11 @@ class WebShop(TextEnv):
     def _product_key(self, product: Product) -> str:
         return f"{self.params.shop}, {self.params.products}: {product.code}"
 
-    def observe(self) -> str:
-        return f"{self.goal.text}\n{self.page.text}"
+    def observe(self) -> Content:
+        return self.show(self.page.text, before=self.goal.text)
+
+    def draw_image(self) -> ImagePart:
+        return show_page("Web Shop", page_blocks(self.page), self.params.image_width)
 
     def step(self, action: str) -> Outcome:
         match = ACTION.match(action.strip())
@@ -127,7 +147,7 @@ class WebShop(TextEnv):
         return [next_action(self.goal.text, self.page.text, self.pages_seen)]
 
     def state_key(self) -> str:
-        return self.observe()
+        return f"{self.goal.text}\n{self.page.text}"
 
     def draw(self) -> Picture:
         return Picture(rows=tuple((line,) for line in self.page.text.splitlines()), caption=self.goal.text)

@@ -43,18 +43,20 @@ class ResultsPage:
 
     @property
     def text(self) -> str:
-        head = f"Page {self.page_number} of {self.num_pages}, {len(self.found)} results"
-        return "\n".join(
-            [head, _button_row(self._navigation), *(f"[{each.code}] {each.title} {each.price}" for each in self.shown)]
-        )
+        items = (f"[{each.code}] {each.title} {each.price}" for each in self.shown)
+        return "\n".join([self.head, _button_row(self.navigation), *items])
 
     @property
-    def _navigation(self) -> tuple[str, ...]:
+    def head(self) -> str:
+        return f"Page {self.page_number} of {self.num_pages}, {len(self.found)} results"
+
+    @property
+    def navigation(self) -> tuple[str, ...]:
         return (BACK, *[PREVIOUS] * (self.page_number > 1), *[NEXT] * (self.page_number < self.num_pages))
 
     @property
     def buttons(self) -> tuple[str, ...]:
-        return (*self._navigation, *(product.code for product in self.shown))
+        return (*self.navigation, *(product.code for product in self.shown))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
