@@ -5,11 +5,14 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from transformers import Gemma3Processor
+from transformers import Gemma3Processor, PaliGemmaProcessor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from turnwise.core.images import find_images
 from turnwise.core.messages import ImagePart, Message, TextPart, assistant
@@ -34,10 +37,32 @@ def gemma3_processor() -> ImageProcessor:
     return ImageProcessor(Gemma3Processor(pixels, tokenizer, image_seq_length=4), tokenizer.image_token_id)
 
 
+PALIGEMMA_CHAT = (
+    "{% for m in messages %}{% if m.content is string %}{% set parts = [{'type': 'text', 'text': m.content}] %}"
+    "{% else %}{% set parts = m.content %}{% endif %}"
+    "{% for p in parts if p.type == 'image' %}IMAGE{% endfor %}{% if loop.first %}<bos>{% endif %}"
+    "{% for p in parts if p.type == 'text' %}{{ p.text }}{% endfor %}"
+    "{% if m.role == 'assistant' %}<|end|>{% else %}{{ '\\n' }}{% endif %}{% endfor %}"
+)
+"""Images, <bos> at the start, text and a line break, as PaliGemma's processor writes a prompt. It has no template."""
+
+
+def paligemma_processor() -> ImageProcessor:
+    """Return the processor of another model whose attention is not causal."""
+    tokenizer = tokenizer_with("<bos>", "<image>", marker="<image>", chat=PALIGEMMA_CHAT)
+    tokenizer.bos_token, tokenizer.image_token = "<bos>", "<image>"
+    tokenizer.image_token_id = tokenizer.convert_tokens_to_ids("<image>")
+    pixels = SiglipImageProcessorPil(size={"height": 16, "width": 16})
+    pixels.image_seq_length = 4
+    return ImageProcessor(PaliGemmaProcessor(pixels, tokenizer), tokenizer.image_token_id)
+
+
 @cache
 def processor_of(name: str) -> ImageProcessor:
     if name == "gemma3":
         return gemma3_processor()
+    if name == "paligemma":
+        return paligemma_processor()
     if name == "tiny_vlm":
         encoder = image_encoder(tiny_vlm_model())
         assert encoder is not None
@@ -78,7 +103,8 @@ def processed(name: str, messages: Sequence[Message]) -> list[int]:
     return list(images.processor(text=[text], images=[shown], add_special_tokens=False)["input_ids"][0])
 
 
-ALL = pytest.mark.parametrize("name", [*VISION_MODELS, "tiny_vlm", "gemma3"])
+APPEND_ONLY = [*VISION_MODELS, "tiny_vlm", "gemma3"]
+"""Processors whose ids for a conversation start with those for its beginning; see PaliGemma's below."""
 PARTS = st.lists(st.sampled_from([*TEXTS, *range(len(IMAGES))]), min_size=1, max_size=4).filter(
     lambda parts: all(not (isinstance(a, str) and isinstance(b, str)) for a, b in pairwise(parts))
 )
@@ -88,7 +114,7 @@ EPISODES = st.lists(PARTS, min_size=1, max_size=3).filter(
 )
 
 
-@ALL
+@pytest.mark.parametrize("name", APPEND_ONLY)
 @settings(max_examples=15)
 @given(turns=EPISODES)
 def test_extended_contexts_have_the_ids_of_the_processor(name: str, turns: list[list[str | int]]) -> None:
@@ -103,7 +129,7 @@ def test_extended_contexts_have_the_ids_of_the_processor(name: str, turns: list[
     assert [placeholder if token < 0 else token for token in ids] == processed(name, messages)
 
 
-@ALL
+@pytest.mark.parametrize("name", [*APPEND_ONLY, "paligemma"])
 @settings(max_examples=15)
 @given(parts=PARTS)
 def test_every_image_has_its_tokens_once_and_in_order(name: str, parts: list[str | int]) -> None:
@@ -113,3 +139,44 @@ def test_every_image_has_its_tokens_once_and_in_order(name: str, parts: list[str
     assert [span.hash for span in spans] == expected
     ids = renderer_of(name).start([observation(parts)])
     assert sum(token < 0 for token in ids) == sum(images.process(key).count for key in expected)
+
+
+def paligemma(text: str, shown: Sequence[int]) -> Any:
+    """Return the output of PaliGemma's processor for a prompt with these images, marked by <image>."""
+    images = [decode_image(IMAGES[number]) for number in shown]
+    return processor_of("paligemma").processor(text=[text], images=[images], return_tensors="np")
+
+
+def prompt_of(parts: Sequence[str | int]) -> tuple[str, list[int]]:
+    """Return an observation as a prompt of PaliGemma: all images come before the text."""
+    shown = [part for part in parts if isinstance(part, int)]
+    return "<image>" * len(shown) + "".join(part for part in parts if isinstance(part, str)), shown
+
+
+WITH_IMAGE = PARTS.filter(lambda parts: any(isinstance(part, int) for part in parts))
+
+
+@settings(max_examples=15)
+@given(first=WITH_IMAGE, second=WITH_IMAGE)
+def test_paligemma_turns_have_the_ids_and_pixels_of_its_processor(
+    first: list[str | int], second: list[str | int]
+) -> None:
+    images, renderer = processor_of("paligemma"), renderer_of("paligemma")
+    bos = images.processor.tokenizer.bos_token_id
+    turns = [renderer.start([observation(first)]), renderer.extend([observation(second)], Stop.EOS)]
+    for parts, ids in zip((first, second), turns, strict=True):
+        text, shown = prompt_of(parts)
+        found = paligemma(text, shown)
+        expected = [token for token in found["input_ids"][0].tolist() if token != bos or parts is first]
+        assert [images.placeholder_id if token < 0 else token for token in ids] == expected
+        pixels = [images.process(span.hash).inputs["pixel_values"] for span in find_images(ids)]
+        assert np.array_equal(torch.cat(pixels), found["pixel_values"])
+
+
+def test_paligemma_processor_moves_bos_behind_the_last_image() -> None:
+    """So its own ids for a conversation do not start with those for the first turn, which were sampled from."""
+    bos = processor_of("paligemma").processor.tokenizer.bos_token_id
+    one = paligemma("<image>Look", [0])["input_ids"][0].tolist()
+    two = paligemma("<image>Look\nUp<|end|><image>What now?", [0, 1])["input_ids"][0].tolist()
+    assert (one.index(bos), two.count(bos)) == (4, 1)
+    assert two[: len(one)] != one and [token for token in one if token != bos] == two[: len(one) - 1]
