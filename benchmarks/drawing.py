@@ -1,6 +1,6 @@
 """CPU time of drawing the images that models see, and their sizes.
 
-    python benchmarks/drawing.py [NAME ...] [--states 100]
+    python benchmarks/drawing.py [NAME ...] [--states 100] [--picture FILE.png]
 
 Each environment is played at random; states that were drawn before are not counted. Times are CPU times of one thread,
 which other load affects little.
@@ -24,6 +24,8 @@ from turnwise.envs.registry import ENVIRONMENTS, load_spec
 from turnwise.envs.text_env import Outcome
 
 COLUMNS = ("environment", "states", "ms (median)", "90 % below", "kB (median)", "largest, pixels")
+GAP = 16
+"""Pixels between the images of a picture."""
 
 
 def images(cls: type[VisualEnv]) -> Iterator[ImagePart]:
@@ -71,16 +73,47 @@ def measure(name: str, num_states: int) -> list[str]:
     ]
 
 
+def last_image(cls: type[VisualEnv], seed: int = 1) -> Image.Image:
+    """Return what the model sees before the solver's last action."""
+    env = cls()
+    env.reset(random.Random(seed))
+    while True:
+        image, actions = env.draw_image(), env.solve()
+        assert actions, f"{cls.__name__} has no solution"
+        outcome = env.step(actions[0])
+        assert isinstance(outcome, Outcome), f"{cls.__name__}.step is async"
+        if outcome.over:
+            return Image.open(io.BytesIO(image.data))
+
+
+def draw_side_by_side(names: Sequence[str]) -> Image.Image:
+    """Return one image per environment, in its own size."""
+    drawn = [last_image(cls) for name in names if (cls := visual_class(name)) is not None]
+    joined = Image.new(
+        "RGB", (sum(each.width + GAP for each in drawn) - GAP, max(each.height for each in drawn)), "white"
+    )
+    x = 0
+    for each in drawn:
+        joined.paste(each, (x, 0))
+        x += each.width + GAP
+    return joined
+
+
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("environments", nargs="*", metavar="NAME", help="default: all that draw their state")
     parser.add_argument("--states", type=int, default=100, help="different states to draw per environment")
+    parser.add_argument("--picture", metavar="FILE.png", help="write a state of each environment instead")
     return parser.parse_args(words)
 
 
 def run(args: argparse.Namespace, console: Console) -> None:
+    names = args.environments or [name for name in ENVIRONMENTS if visual_class(name) is not None]
+    if args.picture:
+        draw_side_by_side(names).save(args.picture)
+        return
     table = Table(*COLUMNS)
-    for name in args.environments or filter(visual_class, ENVIRONMENTS):
+    for name in names:
         table.add_row(*measure(name, args.states))
     console.print(table)
 
