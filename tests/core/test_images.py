@@ -47,6 +47,13 @@ def test_image_store_reports_a_missing_image(tmp_path):
             store.get("0" * 32)
 
 
+def test_image_store_reports_a_changed_image(tmp_path):
+    key = ImageStore(tmp_path).put(b"one")
+    (tmp_path / f"{key}.png").write_bytes(b"two")
+    with pytest.raises(UserError, match=f"{key}.png has changed since it was written"):
+        ImageStore(tmp_path).get(key)
+
+
 def test_image_store_reports_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "images").write_text("a file")
     with pytest.raises(UserError, match="Cannot write"):

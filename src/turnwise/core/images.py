@@ -99,7 +99,7 @@ class ImageStore:
             self._write(self._file(folder, key), data)
 
     def get(self, key: str) -> bytes:
-        """Return the encoded image. Raises UserError if the store never had it or its file is gone."""
+        """Return the encoded image. Raises UserError if the store never had it, or its file is gone or has changed."""
         if key in self._images:
             self._images.move_to_end(key)
             return self._images[key]
@@ -110,6 +110,8 @@ class ImageStore:
             data = file.read_bytes()
         except OSError as error:
             raise UserError(f"The image {read_failure(file, error)}. Restore the run's images/ folder.") from error
+        if image_hash(data) != key:
+            raise UserError(f"The image {file} has changed since it was written. Restore the run's images/ folder.")
         self._remember(key, data)
         return data
 
