@@ -55,6 +55,15 @@ def test_replay_keeps_the_ids_of_images(tmp_path: Path) -> None:
     assert replay.read(replay.entries[0]).turns[0].context_ids == (1, image, 2)
 
 
+def test_replay_finds_the_images_of_its_entries(tmp_path: Path) -> None:
+    replay, keys = open_replay(tmp_path, 2), [f"{number:013x}" for number in (0, 1, 2, (1 << 49) - 1)]
+    shown = [keys[:1], [], keys[1:3], [keys[3], keys[3], keys[1]]]
+    for number, images in enumerate(shown):
+        ids = [image_token_id(key, index) for key in images for index in range(3)]
+        replay.add(trajectory_of([turn_of([1, *ids, 2], [number, 3])], member=number))
+    assert replay.find_images() == set(keys[1:]), "of the newest two alone"
+
+
 def test_replay_ignores_duplicates(tmp_path: Path) -> None:
     replay = open_replay(tmp_path, 10)
     assert replay.add(single(1))

@@ -90,6 +90,11 @@ IN_DATA = (
         ("the oldest are kept", "self._all[-self.capacity :]", "self._all[: self.capacity]"),
         ("the step itself is kept", "entry.step >= step)", "entry.step > step)"),
         ("a part that is still needed is deleted", "behind > total - self.capacity", "behind > total"),
+        (
+            "images of episodes that left are kept",
+            "for entry in self.entries:\n            codes",
+            "for entry in self._all:\n            codes",
+        ),
         ("a pair may be closer than the gap", " and max(rewards) - min(rewards) >= gap", ""),
         (
             "the worse one comes first",
@@ -124,6 +129,27 @@ IN_DATA = (
             'address("opening", list(turns[0].context_ids))',
             'address("opening", [list(each.action_ids) for each in turns])',
         ),
+    ),
+    *mutants(
+        "recipes/stored_images.py",
+        ("recipes/test_visual_data.py",),
+        ("a changed image passes", " or image_hash(data) != file.stem", ""),
+        ("the ids of another processor pass", "if recorded != given:", "if False:"),
+        ("the list of images is not read", "if turn.images != find_images(turn.context_ids):", "if False:"),
+        ("images of all episodes are copied", "self._files.keys() & set(hashes)", "self._files.keys()"),
+    ),
+    *mutants(
+        "recipes/datasets.py",
+        ("recipes/test_visual_data.py",),
+        ("tokens of images are imitated", "min(turn.action_ids, default=0) < 0", "False"),
+        ("the placeholder of images is a token", " and each != placeholder", ""),
+        ("a killed fill keeps its episodes", "        replay.discard_from(0)  # of a run that was killed here\n", ""),
+        ("the buffer grows on disk", "            replay.prune(0)\n", ""),
+    ),
+    *mutants(
+        "core/images.py",
+        ("core/test_images.py",),
+        ("a changed image passes", "if image_hash(data) != key:", "if False:"),
     ),
     *mutants(
         "core/trajectory.py",

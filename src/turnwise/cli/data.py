@@ -73,6 +73,9 @@ def _print_summary(run: str, episodes: Episodes) -> None:
         ("sampled tokens", f"{found.sampled_tokens:,}"),
         ("policy versions", "unknown" if found.versions is None else f"{found.versions[0]} to {found.versions[1]}"),
     ]
+    if found.images:
+        missing = f", {found.missing_images:,} of them missing" if found.missing_images else ""
+        rows.append(("images", f"{found.images:,}{missing}"))
     print_table(("", ""), rows)
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.core.errors import UserError
+from turnwise.core.images import INDEX_BITS, image_of_token
 from turnwise.core.random_streams import address, random_stream
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.replay_files import (
@@ -176,6 +177,15 @@ class Replay:
             raise UserError(f"{part.folder} line {entry.line} has changed since it was written. Delete {self.folder}.")
         put_arrays(row, ids, logprobs)
         return row
+
+    def find_images(self) -> set[str]:
+        """Return the hashes of the images in the contexts of the buffer."""
+        found: set[str] = set()
+        for entry in self.entries:
+            codes = -1 - self._parts[entry.part].arrays(entry)[0]
+            first = codes[(codes >= 0) & (codes % (1 << INDEX_BITS) == 0)]  # of each image's tokens
+            found.update(image_of_token(-1 - code)[0] for code in np.unique(first).tolist())
+        return found
 
     def read_logprobs(self, entry: Entry) -> Logprobs:
         return self._parts[entry.part].arrays(entry)[1]

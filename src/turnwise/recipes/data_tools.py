@@ -25,6 +25,7 @@ from turnwise.models.loading.save import atomic_folder
 from turnwise.recipes.build import build_renderer, model_loader
 from turnwise.recipes.datasets import (
     TOKENS_FILE,
+    Source,
     StoredEpisode,
     find_data,
     open_source,
@@ -33,6 +34,8 @@ from turnwise.recipes.datasets import (
 )
 from turnwise.recipes.resources import MICRO_TOKENS
 from turnwise.recipes.sources import find_checkpoint
+from turnwise.recipes.stored_images import StoredImages, find_images_folder, read_stored_image
+from turnwise.record.images import IMAGES_FOLDER, image_hashes
 from turnwise.record.jsonl import encode_row
 from turnwise.training.estimate import env_turn_ids, turn_matrix
 from turnwise.training.learner import token_logprobs
@@ -40,12 +43,15 @@ from turnwise.training.learner import token_logprobs
 CARD = """\
 ---
 task_categories: [reinforcement-learning]
+configs: [{{config_name: default, data_files: data/train.jsonl}}]
 ---
 Episodes of {run}, exported by `turnwise data export`: one row per episode.
 
 turns: context and action as text and as token ids, log-probabilities of the sampler, rewards. Columns without a fixed
-type, such as info, are JSON text. `tokens.jsonl` names the ids. Train on it with `turnwise train ENV --data FOLDER`, or
-read it with `datasets.load_dataset(FOLDER)`.
+type, such as info, are JSON text. `tokens.jsonl` names the ids. A turn's images list the hash of each image in its
+context and the range of its ids there; the image is `images/HASH.png`.
+
+Train on it with `turnwise train ENV --data FOLDER`, or read it with `datasets.load_dataset(FOLDER)`.
 """
 
 
@@ -67,10 +73,18 @@ class DataSummary:
     statuses: Mapping[str, int]
     versions: tuple[int, int] | None
     """Oldest and newest version of the weights that sampled them. None if unknown."""
+    images: int
+    """Different images in the contexts."""
+    missing_images: int
+    """Those of them that have no file."""
+
+
+def _open(source: str, episodes: Episodes) -> Source:
+    return open_source(find_data(source), DataConfig(episodes=episodes))
 
 
 def _rows(source: str, episodes: Episodes) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for where, row in open_source(find_data(source), DataConfig(episodes=episodes)).rows:
+    for where, row in _open(source, episodes).rows:
         if not isinstance(row, Mapping) or not isinstance(row.get("turns"), list):
             raise UserError(f"{where} is not a trajectory of a run. Give a run, or what `turnwise data export` wrote.")
         yield where, row
@@ -80,7 +94,7 @@ def inspect_data(source: str, episodes: Episodes) -> DataSummary:
     """Summarise the recorded episodes of a run or an exported dataset, without a model."""
     statuses: Counter[str] = Counter()
     rewards: dict[str, list[float]] = {}
-    versions: set[int] = set()
+    versions, images = set[int](), set[str]()
     turns = tokens = 0
     for where, row in _rows(source, episodes):
         try:
@@ -90,8 +104,10 @@ def inspect_data(source: str, episodes: Episodes) -> DataSummary:
             for turn in row["turns"]:
                 found = turn["policy_version"]
                 versions.update(found if isinstance(found, list) else [] if found is None else [found])
+                images.update(image_hashes(turn))
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{where} is not a trajectory ({error!r}). Restore the file from a copy.") from None
+    folder = find_images_folder(_open(source, episodes).folder)
     return DataSummary(
         episodes=statuses.total(),
         succeeded=statuses["succeeded"],
@@ -102,6 +118,8 @@ def inspect_data(source: str, episodes: Episodes) -> DataSummary:
         rewards=sorted(reward for each in rewards.values() for reward in each),
         statuses=dict(statuses.most_common()),
         versions=(min(versions), max(versions)) if versions else None,
+        images=len(images),
+        missing_images=sum(not (folder / f"{each}.png").is_file() for each in images),
     )
 
 
@@ -109,7 +127,7 @@ def export_data(run: str, to: Path, episodes: Episodes) -> int:
     """Write the recorded episodes of a run as a dataset folder; return their number. Ids stay as they were sampled."""
     if to.exists():
         raise UserError(f"{to} already exists. Choose another folder, or remove it first.")
-    path, count = find_run(run), 0
+    path, count, images = find_run(run), 0, set[str]()
     names = path / "trajectories" / TOKENS_FILE
     with atomic_folder(to) as folder:
         (folder / "data").mkdir()
@@ -117,9 +135,22 @@ def export_data(run: str, to: Path, episodes: Episodes) -> int:
             for where, row in _rows(str(path), episodes):
                 file.write(encode_row(_dataset_row(row, where)) + b"\n")
                 count += 1
+                new = {image for turn in row["turns"] for image in image_hashes(turn)} - images
+                _copy_images(sorted(new), path / IMAGES_FOLDER, folder / IMAGES_FOLDER, where)
+                images |= new
         (folder / TOKENS_FILE).write_bytes(names.read_bytes())
         (folder / "README.md").write_text(CARD.format(run=path.name), encoding="utf-8")
     return count
+
+
+def _copy_images(hashes: Sequence[str], source: Path, to: Path, where: str) -> None:
+    for each in hashes:
+        try:
+            data = read_stored_image(source / f"{each}.png")
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+        to.mkdir(exist_ok=True)
+        (to / f"{each}.png").write_bytes(data)
 
 
 def _dataset_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -135,9 +166,10 @@ def evaluate_offline(run: str, sources: Sequence[str], episodes: Episodes) -> Of
     config: Config = build(read_run(str(path)))
     loaded = model_loader(config)(str(find_checkpoint(path, None)))
     vocabulary, renderer = loaded.model.get_input_embeddings().num_embeddings, build_renderer(config, loaded)
-    data = DataConfig(episodes=episodes)
-    read = (read_episodes(find_data(each), data, renderer, vocabulary) for each in sources)
+    data, images = DataConfig(episodes=episodes), StoredImages(renderer.images)
+    read = (read_episodes(find_data(each), data, renderer, vocabulary, images) for each in sources)
     trajectories = [_check_evaluable(episode) for stored in read for episode in stored]
+    images.keep()
     if not trajectories:
         raise UserError(f"{', '.join(sources)}: no episode to evaluate on. Give other sources.")
     samples = build_samples(trajectories)

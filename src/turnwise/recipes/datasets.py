@@ -6,7 +6,8 @@
     NAME-v0           a Minari dataset with text or discrete spaces, read with the `minari` package
 
 Ids are trained as they were sampled, so a source with ids has to name them (tokens.jsonl): the names must be those of
-the model's tokenizer. One bad row stops the run before it trains on anything, with its file and line.
+the model's tokenizer. Images come from images/HASH.png (`stored_images.py`). One bad row stops the run before it trains
+on anything, with its file and line.
 """
 
 import json
@@ -25,6 +26,7 @@ from turnwise.core.trajectory import Trajectory, Turn
 from turnwise.data.episodes import build_episode, parse_episode
 from turnwise.data.replay import Replay
 from turnwise.recipes.build_learner import advantage_traits
+from turnwise.recipes.stored_images import StoredImages, check_images_reach, find_images_folder
 from turnwise.record.disk import wrap_disk_errors, write_atomic
 from turnwise.record.run_folder import RUNS_FOLDER
 from turnwise.record.trajectories import trajectory_from_row
@@ -50,6 +52,8 @@ class Source:
     rows: Rows
     tokens: Path
     """File that names the token ids of the rows."""
+    folder: Path
+    """Folder of the rows, or of their run."""
     knows_sampler: bool
     """False: episodes were not drawn from the distribution of their log-probabilities, as in a greedy evaluation."""
 
@@ -90,14 +94,14 @@ def open_source(path: Path, data: DataConfig) -> Source:
         if not is_table_file(str(path)):
             raise UserError(f"data.sources: {path} does not end in {', '.join(READERS)}. Convert it, or give a run.")
         rows = READERS[path.suffix.lower()](path)
-        return Source(rows=rows, tokens=path.with_name(TOKENS_FILE), knows_sampler=True)
+        return Source(rows=rows, tokens=path.with_name(TOKENS_FILE), folder=path.parent, knows_sampler=True)
     if is_minari(path):
-        return Source(rows=_read_minari(path), tokens=path / TOKENS_FILE, knows_sampler=True)
+        return Source(rows=_read_minari(path), tokens=path / TOKENS_FILE, folder=path, knows_sampler=True)
     files = sorted(file for file in path.rglob("*") if file.suffix in DATASET_FILES and file.name != TOKENS_FILE)
     if not files:
         raise UserError(f"data.sources: {path} has no {', '.join(DATASET_FILES)} file. Give a run, a file or a folder.")
     rows = (row for file in files for row in _read_dataset_file(file))
-    return Source(rows=rows, tokens=path / TOKENS_FILE, knows_sampler=True)
+    return Source(rows=rows, tokens=path / TOKENS_FILE, folder=path, knows_sampler=True)
 
 
 def _open_run(path: Path, data: DataConfig) -> Source:
@@ -114,6 +118,7 @@ def _open_run(path: Path, data: DataConfig) -> Source:
     return Source(
         rows=(row for file in files for row in read_jsonl_rows(file)),
         tokens=folder / TOKENS_FILE,
+        folder=path,
         knows_sampler=plain or data.episodes == "training",
     )
 
@@ -168,9 +173,12 @@ def _plain(values: Any) -> Any:
     return values.tolist() if hasattr(values, "tolist") else values
 
 
-def read_episodes(path: Path, data: DataConfig, renderer: Renderer, vocabulary: int) -> Iterator[StoredEpisode]:
-    """Read the episodes of a source."""
+def read_episodes(
+    path: Path, data: DataConfig, renderer: Renderer, vocabulary: int, images: StoredImages
+) -> Iterator[StoredEpisode]:
+    """Read the episodes of a source. `images` checks those that they show, and knows them from then on."""
     source, checked = open_source(path, data), False
+    images_folder = find_images_folder(source.folder)
     try:
         for where, row in source.rows:
             if not (isinstance(row, Mapping) and "turns" in row):
@@ -179,7 +187,8 @@ def read_episodes(path: Path, data: DataConfig, renderer: Renderer, vocabulary: 
             if not checked:
                 _check_tokens(source.tokens, where, renderer)
                 checked = True
-            trajectory = _read_trajectory(row, where, vocabulary)
+            trajectory = _read_trajectory(row, where, vocabulary, renderer)
+            images.check(trajectory, images_folder, where)
             yield StoredEpisode(trajectory=trajectory, where=where, sampled=source.knows_sampler, scored=True)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{read_failure(path, error)}. Restore it, or give another source.") from error
@@ -255,23 +264,30 @@ def _parse_text(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
 
 
-def _read_trajectory(row: Mapping[str, Any], where: str, vocabulary: int) -> Trajectory:
+def _read_trajectory(row: Mapping[str, Any], where: str, vocabulary: int, renderer: Renderer) -> Trajectory:
     try:
         trajectory = trajectory_from_row(from_dataset_row({"rewards": {}, "timings": {}, **row}))
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     if not all(map(math.isfinite, trajectory.turn_rewards)):
         raise UserError(f"{where}: a reward is not finite. Restore the file from a copy.")
+    placeholder = None if renderer.images is None else renderer.images.placeholder_id
     for number, turn in enumerate(trajectory.turns, start=1):
-        if problem := _find_problem(turn, vocabulary, first=number == 1):
+        if problem := _find_problem(turn, vocabulary, placeholder, first=number == 1):
             raise UserError(f"{where}: turn {number} {problem}. Restore the file from a copy.")
     return trajectory
 
 
-def _find_problem(turn: Turn, vocabulary: int, *, first: bool) -> str | None:
-    """Return what makes the turn unfit for training; None if nothing does."""
-    if not all(type(each) is int and 0 <= each < vocabulary for each in (*turn.context_ids, *turn.action_ids)):
+def _find_problem(turn: Turn, vocabulary: int, placeholder: int | None, *, first: bool) -> str | None:
+    """Return what makes the turn unfit for training; None if nothing does.
+
+    `placeholder`: token that stands for images in the model's own format. It is never sampled, and no context has it.
+    """
+    ids = (*turn.context_ids, *turn.action_ids)
+    if not all(type(each) is int and each < vocabulary and each != placeholder for each in ids):
         return "has ids that are not tokens of this model"
+    if min(turn.action_ids, default=0) < 0:
+        return "has sampled ids that are not tokens of this model"
     if not turn.context_ids and (first or not turn.extends):
         return "has no context"
     if len(turn.action_logprobs) != len(turn.action_ids):
@@ -280,8 +296,6 @@ def _find_problem(turn: Turn, vocabulary: int, *, first: bool) -> str | None:
         return f"has {len(turn.action_ids)} sampled ids and {len(turn.policy_versions)} policy versions"
     if not all(-math.inf < logprob <= 0 for logprob in turn.action_logprobs):
         return "has a log-probability that is not a finite number of at most 0"
-    if turn.images:
-        return "has images, and stored episodes with images cannot be trained on"
     if not 0 < turn.temperature < math.inf:
         return "has a temperature that is not a finite number above 0"
     return None
@@ -290,19 +304,26 @@ def _find_problem(turn: Turn, vocabulary: int, *, first: bool) -> str | None:
 def fill_replay(
     replay: Replay, config: Config, renderer: Renderer, vocabulary: int, note: Callable[[str], None]
 ) -> None:
-    """Put the episodes of all sources into the buffer, unless a run that is resumed has done so."""
-    marker, data = replay.folder / FILLED, config.data
+    """Put the episodes of all sources into the buffer, unless a run that is resumed has done so.
+
+    Images of the episodes that are in the buffer at the end are copied into the run's images/ folder.
+    """
+    marker, data, images = replay.folder / FILLED, config.data, StoredImages(renderer.images)
     if marker.is_file():
         return
     with wrap_disk_errors(replay.folder, "start again (nothing was trained)"):
+        replay.discard_from(0)  # of a run that was killed here
         for source in data.sources:
             counts: Counter[str] = Counter()
-            for episode in read_episodes(find_data(source), data, renderer, vocabulary):
+            for episode in read_episodes(find_data(source), data, renderer, vocabulary, images):
                 _check_length(episode, config.rollout.max_tokens)
+                check_images_reach(episode.trajectory, config, episode.where)
                 _check_reward(episode, config)
                 counts[_add(replay, episode, data)] += 1
             note(_describe(source, counts))
+            replay.prune(0)
         _check_filled(replay, config)
+        images.keep(replay.find_images())
         write_atomic(marker, json.dumps({"sources": data.sources, "episodes": len(replay)}).encode())
 
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer
 
@@ -15,6 +17,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.random_streams import random_stream
 from turnwise.core.samples import Sample
 from turnwise.core.table_files import READERS, is_table_file
+from turnwise.core.trajectory import Trajectory
 from turnwise.data.conversations import read_conversations
 from turnwise.data.demonstrations import Exchange, build_demonstration, format_calls
 from turnwise.data.samples import build_samples
@@ -24,6 +27,8 @@ from turnwise.envs.tool_env import ToolEnv
 from turnwise.models.loading.load import LoadedModel
 from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.recipes.sources import find_checkpoint
+from turnwise.recipes.stored_images import StoredImages
+from turnwise.record.images import IMAGES_FOLDER
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer
@@ -132,13 +137,22 @@ def hold_out(samples: Sequence[Sample], share: float, seed: int) -> tuple[list[S
 def _read_successes(run: Path, loaded: LoadedModel, count: int) -> list[Sample]:
     """Build samples of the token ids that the run sampled, so its tokenizer must be the model's."""
     folder = RunFolder.open(run)
-    rows = [entry for entry in folder.read_index() if entry["status"] == "succeeded"][-count:]
+    rows, lines = list[tuple[str, dict[str, Any]]](), Counter[int]()
+    for entry in folder.read_index():
+        lines[entry["step"]] += 1
+        if entry["status"] == "succeeded":
+            rows.append((f"{folder.trajectories_path(entry['step'])} line {lines[entry['step']]}", entry))
     if not rows:
         raise UserError(f"{run} has no recorded successful episode. Train it further, or give another run.")
     tokenizer = AutoTokenizer.from_pretrained(find_checkpoint(run, None))
     if tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise UserError(f"{run} used another tokenizer than {loaded.name}. Give the model that the run started from.")
-    return build_samples([trajectory_from_row(folder.read_trajectory(entry)) for entry in rows])
+    trajectories, images = list[Trajectory](), StoredImages(loaded.images)
+    for where, entry in rows[-count:]:
+        trajectories.append(trajectory_from_row(folder.read_trajectory(entry)))
+        images.check(trajectories[-1], run / IMAGES_FOLDER, where)
+    images.keep()
+    return build_samples(trajectories)
 
 
 def _check_lengths(samples: Sequence[Sample], config: Config, demos: str, *, samples_answers: bool) -> None:

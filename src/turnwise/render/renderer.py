@@ -59,7 +59,7 @@ class Renderer:
         `prefix`: start of every answer; it is not sampled but context (mask 0). `images`: processor of a model that
         reads images, whose tokens are ids below 0 (`core/images.py`).
         """
-        self._images = images
+        self.images = images
         self._template = ChatTemplate(tokenizer, None if images is None else images.marker)
         backend_of(tokenizer)
         self._markers = find_markers(self._template, match_any(added_tokens(tokenizer)), tokenizer.eos_token)
@@ -76,7 +76,7 @@ class Renderer:
     @property
     def reads_images(self) -> bool:
         """Whether messages may contain images."""
-        return self._images is not None
+        return self.images is not None
 
     @cached_property
     def renders_tools(self) -> bool:
@@ -167,18 +167,18 @@ class Renderer:
 
         An image becomes the text that stands for it in the chat template.
         """
-        if self._images is None or min(ids, default=0) >= 0:
+        if self.images is None or min(ids, default=0) >= 0:
             return self._codec.decode(ids)
         decoded = ""
         for is_text, group in groupby(ids, key=lambda token: token >= 0):
             tokens = list(group)
-            decoded += self._codec.decode(tokens) if is_text else self._images.marker * count_images(tokens)
+            decoded += self._codec.decode(tokens) if is_text else self.images.marker * count_images(tokens)
         return decoded
 
     def name_token(self, token_id: int) -> TokenName:
         """Return the text of one id; bytes that are not a whole character are written as \\xe4."""
-        if token_id < 0 and self._images is not None:
-            return TokenName(id=token_id, text=self._images.marker, special=True)
+        if token_id < 0 and self.images is not None:
+            return TokenName(id=token_id, text=self.images.marker, special=True)
         text = self._codec.pieces([token_id])[0].decode(errors="backslashreplace")
         return TokenName(id=token_id, text=text, special=token_id in self._codec.control_ids)
 
@@ -198,7 +198,7 @@ class Renderer:
 
     def _compile(self, parts: Sequence[TemplatePart], before: Before, swallows: bool = False) -> CompiledTemplate:
         return CompiledTemplate(
-            self._codec, parts, before, swallows, encode_image=None if self._images is None else self._images.ids
+            self._codec, parts, before, swallows, encode_image=None if self.images is None else self.images.ids
         )
 
     def _extend_program(self, shape: ConversationShape, ended: bool) -> CompiledTemplate:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from turnwise.core.errors import EnvironmentFailure, UserError
-from turnwise.core.images import INDEX_BITS, ImageStore, image_token_id
+from turnwise.core.images import INDEX_BITS, ImageStore, image_hash, image_token_id
 from turnwise.models.vision.patches import Patches
 
 if TYPE_CHECKING:
@@ -58,19 +58,23 @@ class ImageProcessor:
         """Put an encoded image into the store; return its ids. Raises EnvironmentFailure if it cannot be read."""
         return self.process(self.store.put(data)).ids
 
+    def preview_ids(self, data: bytes) -> tuple[int, ...]:
+        """Return the ids of an encoded image without keeping it. Raises EnvironmentFailure if it cannot be read."""
+        return self._process(image_hash(data), data).ids
+
     def process(self, key: str) -> ProcessedImage:
         """Return the processed image with this hash."""
         if key in self._processed:
             self._processed.move_to_end(key)
             return self._processed[key]
-        processed = self._processed[key] = self._process(key)
+        processed = self._processed[key] = self._process(key, self.store.get(key))
         self._bytes += processed.size_bytes
         while self._bytes > MEMORY_BYTES and len(self._processed) > 1:
             self._bytes -= self._processed.popitem(last=False)[1].size_bytes
         return processed
 
-    def _process(self, key: str) -> ProcessedImage:
-        image = decode_image(self.store.get(key))
+    def _process(self, key: str, data: bytes) -> ProcessedImage:
+        image = decode_image(data)
         found = None if self._patches is None else self._patches.cut(image)
         if found is None:
             found = self.processor.image_processor([image], return_tensors="pt", **self._settings)
