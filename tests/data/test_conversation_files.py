@@ -9,7 +9,7 @@ import pytest
 
 from episodes_for_tests import renderer
 from turnwise.core.errors import UserError
-from turnwise.core.messages import ToolCall
+from turnwise.core.messages import TextPart, ToolCall
 from turnwise.core.trajectory import Stop
 from turnwise.data.conversations import parse_conversation, read_conversations
 from turnwise.data.demonstrations import build_demonstration
@@ -43,6 +43,15 @@ TOOL_TALK = [
 ]
 
 
+PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+)
+
+
+def picture(url: str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+
+
 def write(folder: Path, *lines: object) -> Path:
     file = folder / "talks.jsonl"
     file.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
@@ -51,7 +60,7 @@ def write(folder: Path, *lines: object) -> Path:
 
 def shape(row: dict[str, Any]) -> list[Any]:
     """Return [roles before, answer, whether it is trained] of every exchange."""
-    exchanges = parse_conversation(row, "line 1")
+    exchanges = parse_conversation(row, "line 1", Path())
     return [[[message.role for message in each.messages], each.answer, each.trained] for each in exchanges]
 
 
@@ -84,7 +93,7 @@ def test_conversation_of_each_format(row: dict[str, Any], expected: list[Any]) -
 
 
 def test_tool_calls_and_tools_are_read() -> None:
-    first, second = parse_conversation({"messages": TOOL_TALK, "tools": [TOOL]}, "line 1")
+    first, second = parse_conversation({"messages": TOOL_TALK, "tools": [TOOL]}, "line 1", Path())
     assert first.calls == (ToolCall(name="price", arguments='{"item":  "fig"}', call_id="abc"),)
     assert (first.answer, second.answer, second.messages[0].call_id) == ("", "14", "abc")
     assert [(spec.name, spec.description) for spec in first.tools] == [("price", "The price.")]
@@ -98,7 +107,9 @@ def test_calls_of_sharegpt_are_read() -> None:
         {"from": "observation", "value": "none"},
         {"from": "gpt", "value": "14"},
     ]
-    first, second = parse_conversation({"conversations": talk, "tools": json.dumps([TOOL["function"]])}, "line 1")
+    first, second = parse_conversation(
+        {"conversations": talk, "tools": json.dumps([TOOL["function"]])}, "line 1", Path()
+    )
     assert [(call.name, json.loads(call.arguments)) for call in first.calls] == [
         ("price", {"item": "fig"}),
         ("stock", {}),
@@ -108,7 +119,7 @@ def test_calls_of_sharegpt_are_read() -> None:
 
 
 def test_calls_use_the_hermes_format_if_the_template_has_none() -> None:
-    exchanges = parse_conversation({"messages": TOOL_TALK, "tools": [TOOL]}, "line 1")
+    exchanges = parse_conversation({"messages": TOOL_TALK, "tools": [TOOL]}, "line 1", Path())
     sample = build_demonstration(0, exchanges, renderer())
     trained = [renderer().parse(sample.ids[sample.turn_ids == turn].tolist(), Stop.EOS) for turn in (0, 1)]
     (call,) = parse_calls(trained[0].message.content, "hermes").calls
@@ -119,8 +130,8 @@ def test_calls_use_the_hermes_format_if_the_template_has_none() -> None:
 
 
 def test_answers_that_are_only_context_are_not_trained() -> None:
-    exchanges = parse_conversation({"prompt": TALK[:4], "completion": TALK[4:]}, "line 1")
-    whole = build_demonstration(0, parse_conversation({"messages": TALK}, "line 1"), renderer())
+    exchanges = parse_conversation({"prompt": TALK[:4], "completion": TALK[4:]}, "line 1", Path())
+    whole = build_demonstration(0, parse_conversation({"messages": TALK}, "line 1", Path()), renderer())
     sample = build_demonstration(0, exchanges, renderer())
     assert sample.ids.tolist() == whole.ids.tolist()
     assert renderer().parse(sample.ids[sample.mask].tolist(), Stop.EOS).message.content == "7"
@@ -147,8 +158,18 @@ def test_answers_that_are_only_context_are_not_trained() -> None:
             "line 2, message 2 has the role 'robot'. Use one of",
         ),
         ({"messages": [{"role": ["user"], "content": "x"}]}, r"line 2, message 1 has the role \['user'\]"),
-        ({"messages": [{"role": "user"}]}, "line 2, message 1 has no text content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "images cannot be trained on"),
+        ({"messages": [{"role": "user"}]}, "line 2, message 1 has no content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "has a part of type 'image_url'. Write"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "line 2, message 1 has a part of type None"),
+        ({"messages": [picture("https://x.org/a.png")]}, "line 2, message 1: the image https.* is not fetched"),
+        ({"messages": [picture("data:image/png;base64,a")]}, "an image is not a data URL with base64"),
+        ({"messages": [picture("data:image/png,aaaa")]}, "an image is not a data URL with base64"),
+        ({"messages": [picture("data:image/png;base64,aaaa")]}, "line 2, message 1: .* that are not a PNG, JPEG"),
+        ({"messages": [picture("none.png")]}, "the image .*none.png does not exist"),
+        ({"messages": [picture("../talks.jsonl")]}, "the image '../talks.jsonl' is not in .* Move it there"),
+        ({"messages": [picture("/etc/hostname")]}, "the image '/etc/hostname' is not in"),
+        ({"messages": [picture("a\0b")]}, "line 2, message 1: the image .* is not in"),
+        ({"messages": [TALK[1], picture(PIXEL) | {"role": "assistant"}]}, "message 2 has an image, and an assistant"),
         (
             {"messages": [*TALK[:2], {**TALK[2], "reasoning_content": "hm"}]},
             "message 3 has reasoning_content, .*<think>",
@@ -182,6 +203,16 @@ def test_invalid_row_is_one_line_with_its_number(tmp_path: Path, row: object, pr
     ) as error:
         list(read_conversations(write(tmp_path, {"messages": TALK}, row)))
     assert "talks.jsonl line 2" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_images_keep_their_order_among_the_texts() -> None:
+    texts = [{"type": "text", "text": each} for each in ("a", "b", "c")]
+    content = [*texts[:2], *picture(PIXEL)["content"], texts[2]]
+    row = {"messages": [{"role": "user", "content": content}, TALK[2]]}
+    (exchange,) = parse_conversation(row, "line 1", Path())
+    before, image, after = exchange.messages[0].parts
+    assert (before, after) == (TextPart(text="ab"), TextPart(text="c"))
+    assert exchange.messages[0].images == (image,)
 
 
 def test_json_lists_and_csv_files_are_read(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Episodes that others recorded as text."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,18 +36,18 @@ STEPS = {"observations": ["Where?", "And now?", "The end."], "actions": ["left",
     ],
 )
 def test_conversation_may_have_rewards(columns: dict[str, Any], rewards: Any, status: Status) -> None:
-    found = parse_episode({"messages": TALK, **columns}, "line 1")
+    found = parse_episode({"messages": TALK, **columns}, "line 1", Path())
     assert (found.turn_rewards, found.status) == (rewards, status)
 
 
 def test_steps_are_a_conversation_with_rewards() -> None:
-    steps, talk = parse_episode(STEPS, "line 1"), parse_episode({"messages": TALK}, "line 1")
+    steps, talk = parse_episode(STEPS, "line 1", Path()), parse_episode({"messages": TALK}, "line 1", Path())
     assert list(steps.exchanges) == list(talk.exchanges)
     assert steps.turn_rewards == (0.5, 1.0)
     assert steps.status is Status.SUCCEEDED
-    assert parse_episode({**STEPS, "truncations": [False, True]}, "line 1").status is Status.TRUNCATED_TURNS
-    assert parse_episode({**STEPS, "rewards": [1, 0]}, "line 1").status is Status.FAILED
-    opened = parse_episode({**STEPS, "system": "Be brief."}, "line 1").exchanges[0]
+    assert parse_episode({**STEPS, "truncations": [False, True]}, "line 1", Path()).status is Status.TRUNCATED_TURNS
+    assert parse_episode({**STEPS, "rewards": [1, 0]}, "line 1", Path()).status is Status.FAILED
+    opened = parse_episode({**STEPS, "system": "Be brief."}, "line 1", Path()).exchanges[0]
     assert [message.role for message in opened.messages] == ["system", "user"]
 
 
@@ -67,14 +68,14 @@ def test_steps_are_a_conversation_with_rewards() -> None:
 )
 def test_unusable_rows_are_named(row: Any, message: str) -> None:
     with pytest.raises(UserError) as error:
-        parse_episode(row, "line 7")
+        parse_episode(row, "line 7", Path())
     assert str(error.value).startswith(message)
 
 
 def test_built_episode_has_the_ids_of_the_demonstration() -> None:
     weighted = [{**TALK[1], "weight": 0} if message is TALK[1] else message for message in TALK]
     for messages, turns in ((TALK, 2), (weighted, 1)):
-        episode = parse_episode({"messages": messages, "reward": 1.0}, "line 1")
+        episode = parse_episode({"messages": messages, "reward": 1.0}, "line 1", Path())
         trajectory = build_episode(episode, "demos", renderer())
         (sample,) = build_samples([trajectory])
         expected = build_demonstration(0, episode.exchanges, renderer())
@@ -86,7 +87,7 @@ def test_built_episode_has_the_ids_of_the_demonstration() -> None:
 
 def test_episodes_with_one_opening_are_one_task() -> None:
     first, second, other = (
-        build_episode(parse_episode({"messages": messages, "reward": 1.0}, "line 1"), "demos", renderer())
+        build_episode(parse_episode({"messages": messages, "reward": 1.0}, "line 1", Path()), "demos", renderer())
         for messages in (TALK, [TALK[0], {"role": "assistant", "content": "up"}], TALK[2:])
     )
     assert first.task == second.task

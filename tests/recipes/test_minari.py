@@ -57,7 +57,7 @@ def test_minari_episodes_are_rows_of_steps(datasets: Path, data_format: str) -> 
     folder = write_dataset(datasets, data_format, gymnasium.spaces.Text(max_length=20), seen)
     rows = list(open_source(folder, DataConfig()).rows)
     assert [where for where, _ in rows] == [f"{folder} episode 0", f"{folder} episode 1"]
-    found = [parse_episode(row, where) for where, row in rows]
+    found = [parse_episode(row, where, Path()) for where, row in rows]
     assert [each.turn_rewards for each in found] == [(0.5, 0.0), (0.5, 1.0)]
     assert [each.status for each in found] == [Status.FAILED, Status.TRUNCATED_TURNS]
     turns = [[(turn.messages[-1].content, turn.answer) for turn in each.exchanges] for each in found]
@@ -75,4 +75,4 @@ def test_minari_numbers_are_refused_by_episode(datasets: Path) -> None:
     folder = write_dataset(datasets, "hdf5", space, [[space.sample() for _ in range(3)]])
     ((where, row),) = open_source(folder, DataConfig()).rows
     with pytest.raises(UserError, match=r"talks-v0 episode 0: observations has a list\. Write texts"):
-        parse_episode(row, where)
+        parse_episode(row, where, Path())

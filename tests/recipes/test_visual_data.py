@@ -1,5 +1,6 @@
 """Stored episodes with images: exact ids and pixels in every offline method, and one line for what does not fit."""
 
+import base64
 import json
 import shutil
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from runs_for_tests import learnt, metrics, quiet, rewind, small
 from turnwise.cli.main import main
 from turnwise.config.schema import Config, DataConfig
 from turnwise.core.errors import UserError
-from turnwise.core.images import image_hash, image_token_id
+from turnwise.core.images import find_images, image_hash, image_token_id
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.replay import Replay
 from turnwise.data.samples import build_samples
@@ -27,6 +28,7 @@ from turnwise.recipes.datasets import StoredEpisode, fill_replay, read_episodes
 from turnwise.recipes.demos import build_demonstrations
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.run import train
+from turnwise.recipes.sft import sft
 from turnwise.recipes.stored_images import StoredImages
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import open_replay
@@ -369,6 +371,42 @@ def test_exported_images_survive_parquet(tmp_path: Path, played: Path, policy: L
     pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "dataset" / "train.parquet")
     whole = [each.trajectory for each in read(played, renderer_of(policy))]
     assert [each.trajectory for each in read(tmp_path / "dataset", renderer_of(policy))] == whole
+
+
+def conversation(url: str, answer: str, reward: float) -> dict[str, Any]:
+    """Return a row with a conversation about one image."""
+    shown = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": url}}]
+    messages = [{"role": "user", "content": shown}, {"role": "assistant", "content": answer}]
+    return {"messages": messages, "reward": reward}
+
+
+def write_conversations(folder: Path) -> Path:
+    """Write two conversations about the same image, in a data URL and in a file."""
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "lake.png").write_bytes(png(32, 32))
+    url = f"data:image/png;base64,{base64.b64encode(png(32, 32)).decode()}"
+    rows = [conversation(url, "ice", 1.0), conversation("pictures/lake.png", "water", 0.0)]
+    (folder / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "talks.jsonl"
+
+
+def test_conversations_with_images_are_trained_on(tmp_path: Path, policy: LoadedModel) -> None:
+    file, key = write_conversations(tmp_path), image_hash(png(32, 32))
+    first, second = (each.trajectory for each in read(file, renderer_of(policy)))
+    assert [(span.hash, span.end - span.start) for span in first.turns[0].images] == [(key, 16)]
+    assert first.turns[0].context_ids == second.turns[0].context_ids and first.task == second.task
+    assert find_images(first.turns[0].context_ids) == first.turns[0].images
+    train(offline(tmp_path, [file], "dpo"), console=quiet())
+    assert key in files_in(tmp_path / "run" / "images")
+    text_only = Renderer(policy.tokenizer, policy.stop_ids)
+    assert f"{file} line 1 has images, and the model reads text only" in refused(file, text_only)
+
+
+def test_sft_trains_on_conversations_with_images(tmp_path: Path) -> None:
+    given = {"model__name": "tiny_vlm", "rollout__max_tokens": 512, "eval__every": 0, "sft__held_out": 0.5}
+    file = write_conversations(tmp_path)
+    assert sft(small(tmp_path, **given, env__kind="none", sft__demos=str(file)), console=quiet())["finished"]
+    assert files_in(tmp_path / "run" / "images") == {image_hash(png(32, 32))}
 
 
 def test_sft_trains_on_a_run_with_images(tmp_path: Path, played: Path, policy: LoadedModel) -> None:

@@ -4,9 +4,13 @@
     prompt, completion  two texts, or two lists of such messages; only the completion is trained
     conversations       [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}], and perhaps `system`
 
-A column `tools` lists the tools, as in an OpenAI request; it may be JSON text.
+A column `tools` lists the tools, as in an OpenAI request; it may be JSON text. The content of a message, except of the
+assistant's, may be a list of parts with images, {"type": "image_url", "image_url": {"url": "..."}}. The URL is a data
+URL, or the path of a file in the folder of the conversations.
 """
 
+import base64
+import binascii
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.core.errors import UserError, read_failure
-from turnwise.core.messages import Message, Role, ToolCall, ToolSpec, system, text_parts
+from turnwise.core.image_encoding import Image
+from turnwise.core.messages import ContentPart, ImagePart, Message, Role, ToolCall, ToolSpec, content_parts, system
 from turnwise.core.table_files import READERS
 from turnwise.data.demonstrations import Exchange
 
@@ -43,18 +48,18 @@ def read_conversations(file: Path) -> Iterator[list[Exchange]]:
         raise UserError(f"{file} is not a file of conversations. Give one that ends in {', '.join(READERS)}.")
     try:
         for where, row in reader(file):
-            yield parse_conversation(row, where)
+            yield parse_conversation(row, where, file.parent)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{read_failure(file, error)}. Give a file of conversations.") from error
 
 
-def parse_conversation(row: Any, where: str) -> list[Exchange]:
-    """Return the exchanges of a row. `where` names it in errors."""
+def parse_conversation(row: Any, where: str, folder: Path) -> list[Exchange]:
+    """Return the exchanges of a row. `where` names it in errors; paths of images begin in `folder`."""
     columns = _columns(row, where)
     if columns == ("prompt", "completion"):
-        context, answers = _prompt_and_completion(row, where)
+        context, answers = _prompt_and_completion(row, where, folder)
     else:
-        context, answers = [], _messages(row[columns[0]], where)
+        context, answers = [], _messages(row[columns[0]], where, folder)
     opening = row.get("system") if columns == ("conversations",) else None
     if isinstance(opening, str) and opening:
         answers = [(system(opening), True), *answers]
@@ -82,23 +87,23 @@ Turns = list[tuple[Message, bool]]
 """Messages, and whether they are trained if they are an assistant's."""
 
 
-def _prompt_and_completion(row: Mapping[str, Any], where: str) -> tuple[Turns, Turns]:
+def _prompt_and_completion(row: Mapping[str, Any], where: str, folder: Path) -> tuple[Turns, Turns]:
     prompt, completion = row["prompt"], row["completion"]
     if isinstance(prompt, str) and isinstance(completion, str):
         texts = ({"role": "user", "content": prompt}, {"role": "assistant", "content": completion})
-        return _messages([texts[0]], where), _messages([texts[1]], where)
+        return _messages([texts[0]], where, folder), _messages([texts[1]], where, folder)
     if isinstance(prompt, list) and isinstance(completion, list):
-        return _messages(prompt, where), _messages(completion, where)
+        return _messages(prompt, where, folder), _messages(completion, where, folder)
     raise UserError(f"{where}: prompt and completion must both be texts, or both be lists of messages.")
 
 
-def _messages(rows: Any, where: str) -> Turns:
+def _messages(rows: Any, where: str, folder: Path) -> Turns:
     if not isinstance(rows, list) or not rows:
         raise UserError(f'{where}: expected a list of messages such as {{"role": "user", "content": "..."}}.')
-    return [_message(row, f"{where}, message {number}") for number, row in enumerate(rows, start=1)]
+    return [_message(row, f"{where}, message {number}", folder) for number, row in enumerate(rows, start=1)]
 
 
-def _message(row: Any, where: str) -> tuple[Message, bool]:
+def _message(row: Any, where: str, folder: Path) -> tuple[Message, bool]:
     """Return the message, and whether its OpenAI `weight` lets it be trained."""
     names = ("from", "value") if isinstance(row, Mapping) and "from" in row else ("role", "content")
     if not isinstance(row, Mapping) or names[0] not in row:
@@ -111,20 +116,64 @@ def _message(row: Any, where: str) -> tuple[Message, bool]:
         if row.get(lost):
             raise UserError(f"{where} has {lost}, which would be lost. {fix}.")
     calls = _calls(value if name == "function_call" else row.get("tool_calls"), where)
-    content = "" if name == "function_call" or (value is None and calls) else _content(value, where)
+    parts = () if name == "function_call" or (value is None and calls) else _parts(value, where, folder)
     if calls and role != "assistant":
         raise UserError(f"{where} has calls, and its role is {name}. Only an assistant calls tools.")
-    call_id = str(row.get("tool_call_id") or "")
-    return Message(role=role, parts=text_parts(content), tool_calls=calls, call_id=call_id), row.get("weight") != 0
+    message = Message(role=role, parts=parts, tool_calls=calls, call_id=str(row.get("tool_call_id") or ""))
+    if message.images and role == "assistant":
+        raise UserError(f"{where} has an image, and an assistant writes text only. Move it into a message before.")
+    return message, row.get("weight") != 0
 
 
-def _content(value: Any, where: str) -> str:
-    """Return the text of a message, which may be a list of text parts as in an OpenAI request."""
-    if isinstance(value, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in value):
-        value = "".join(str(part.get("text", "")) for part in value)
-    if not isinstance(value, str):
-        raise UserError(f"{where} has no text content. Write a text; images cannot be trained on.")
-    return value
+def _parts(value: Any, where: str, folder: Path) -> tuple[ContentPart, ...]:
+    """Return the parts of a content: a text, or a list of texts and images as in an OpenAI request."""
+    if isinstance(value, str):
+        return content_parts(value)
+    if not isinstance(value, list):
+        raise UserError(f"{where} has no content. Write a text, or a list of texts and images.")
+    found = list[str | ImagePart]()
+    for part in value:
+        item = _part(part, where, folder)
+        if isinstance(item, str) and found and isinstance(found[-1], str):
+            found[-1] += item  # texts that follow each other are one, as in a content that is a text
+        else:
+            found.append(item)
+    return content_parts(found)
+
+
+def _part(part: Any, where: str, folder: Path) -> str | ImagePart:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "text":
+        return str(part.get("text", ""))
+    image = part.get("image_url") if kind == "image_url" else None
+    url = image.get("url") if isinstance(image, Mapping) else image
+    if not isinstance(url, str):
+        raise UserError(
+            f'{where} has a part of type {kind!r}. Write {{"type": "text", "text": ...}} or '
+            '{"type": "image_url", "image_url": {"url": ...}}.'
+        )
+    try:
+        return Image(_read_image(url, folder))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _read_image(url: str, folder: Path) -> bytes:
+    """Return the bytes of a data URL, or of a file in the folder."""
+    if url.startswith("data:"):
+        head, _, data = url.partition(",")
+        try:
+            return base64.b64decode(data if head.endswith(";base64") else "?", validate=True)
+        except (binascii.Error, ValueError):
+            raise UserError("an image is not a data URL with base64. Write data:image/png;base64,...") from None
+    if "://" in url:
+        raise UserError(f"the image {url[:80]} is not fetched. Save it beside the file and write its path.")
+    if "\0" in url or not (folder / url).resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"the image {url[:80]!r} is not in {folder}. Move it there and write its path.")
+    try:
+        return (folder / url).read_bytes()
+    except OSError as error:
+        raise UserError(f"the image {read_failure(folder / url, error)}. Write a path that begins there.") from error
 
 
 def _calls(rows: Any, where: str) -> tuple[ToolCall, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from turnwise.core.images import find_images
 from turnwise.core.messages import Message, ToolCall, ToolSpec, text_parts, tool_schema
 from turnwise.core.samples import Sample
 from turnwise.core.trajectory import Stop, Turn
@@ -79,6 +80,7 @@ def build_turns(exchanges: Sequence[Exchange], renderer: Renderer) -> list[Turn]
                 message=Message(role="assistant", parts=text_parts(exchange.answer), tool_calls=exchange.calls),
                 stop=Stop.EOS,
                 reward=0.0,
+                images=find_images(context),
             )
         )
         context = []

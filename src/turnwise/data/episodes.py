@@ -13,6 +13,7 @@ Texts are encoded once, with the model's chat template. The probability with whi
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from turnwise.core.errors import UserError
@@ -37,11 +38,11 @@ class WrittenEpisode:
     status: Status
 
 
-def parse_episode(row: Any, where: str) -> WrittenEpisode:
-    """Return the episode of a row. `where` names it in errors."""
+def parse_episode(row: Any, where: str, folder: Path) -> WrittenEpisode:
+    """Return the episode of a row. `where` names it in errors; paths of images begin in `folder`."""
     if isinstance(row, Mapping) and all(row.get(name) is not None for name in STEP_COLUMNS):
         return _parse_steps(row, where)
-    exchanges, success = parse_conversation(row, where), _parse_success(row, where)
+    exchanges, success = parse_conversation(row, where, folder), _parse_success(row, where)
     answers = sum(exchange.trained for exchange in exchanges)
     rewards = _parse_rewards(row, success, answers, where)
     return WrittenEpisode(exchanges=exchanges, turn_rewards=rewards, status=_find_status(row, success, rewards))

@@ -53,7 +53,7 @@ class Source:
     tokens: Path
     """File that names the token ids of the rows."""
     folder: Path
-    """Folder of the rows, or of their run."""
+    """Folder of the rows, in which paths of images begin."""
     knows_sampler: bool
     """False: episodes were not drawn from the distribution of their log-probabilities, as in a greedy evaluation."""
 
@@ -182,7 +182,7 @@ def read_episodes(
     try:
         for where, row in source.rows:
             if not (isinstance(row, Mapping) and "turns" in row):
-                yield _render(row, where, path.stem, renderer)
+                yield _render(row, where, path.stem, source.folder, renderer)
                 continue
             if not checked:
                 _check_tokens(source.tokens, where, renderer)
@@ -194,8 +194,10 @@ def read_episodes(
         raise UserError(f"{read_failure(path, error)}. Restore it, or give another source.") from error
 
 
-def _render(row: Any, where: str, env: str, renderer: Renderer) -> StoredEpisode:
-    episode = parse_episode(row, where)
+def _render(row: Any, where: str, env: str, folder: Path, renderer: Renderer) -> StoredEpisode:
+    episode = parse_episode(row, where, folder)
+    if not renderer.reads_images and any(message.images for each in episode.exchanges for message in each.messages):
+        raise UserError(f"{where} has images, and the model reads text only. Choose one that reads images.")
     trajectory = build_episode(episode, env, renderer)
     return StoredEpisode(trajectory=trajectory, where=where, sampled=False, scored=episode.turn_rewards is not None)
 
