@@ -58,7 +58,7 @@ IN_DATA = (
     *mutants(
         "data/samples.py",
         ("training/test_masks.py",),
-        ("the thinking is the answer", '_in_spans(turn, "think")', '_in_spans(turn, "answer")'),
+        ("other parts are selected", "if span.name in names:", "if span.name not in names:"),
         (
             "a span lacks its last token",
             "chosen[span.start : span.end] = [True] * (span.end - span.start)",

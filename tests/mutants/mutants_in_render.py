@@ -13,7 +13,10 @@ IN_RENDER = (
         PARSE,
         ("a span begins with its tag", "bisect_right(ends, block.begin)", "bisect_left(ends, block.begin)"),
         ("a span ends with its tag", "bisect_left(begins, block.end)", "bisect_right(begins, block.end)"),
-        ("an open think block in the prompt is not seen", '(b"think", 0) if opens_think else (b"", 0)', '(b"", 0)'),
+        ("an open think block in the prompt is not seen", 'b"think" if opens_think else b""', 'b""'),
+        ("sections are at the start of the reply", "begin=block.begin + section.begin", "begin=section.begin"),
+        ("a section ends with the thinking", "end=block.begin + section.end)", "end=block.end)"),
+        ("sections outside the thinking", 'if block.name == "think":', 'if block.name != "call":'),
         ("unclosed calls are made", 'if block.name == "call" and block.closed', 'if block.name == "call"'),
         ("empty blocks have spans", "if block.begin < block.end", "if block.begin <= block.end"),
         (

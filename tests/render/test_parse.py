@@ -21,10 +21,13 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_c
 TEXTS = st.lists(st.one_of(st.sampled_from([*TAGS, "a", " ", "é", "🧊", "<", "ok"]), st.text(max_size=4)), max_size=12)
 
 
+PLAIN = st.lists(st.sampled_from(["a", " ", "é", "🧊", "<", ">", "\n"]), max_size=8)
+
+
 @st.composite
-def cut_texts(draw: st.DrawFn) -> list[bytes]:
-    """A text with tags, split into tokens anywhere, also within characters and tags."""
-    data = "".join(draw(TEXTS)).encode(errors="replace")
+def cut_texts(draw: st.DrawFn, texts: st.SearchStrategy[list[str]] = TEXTS) -> list[bytes]:
+    """A text, split into tokens anywhere, also within characters and tags."""
+    data = "".join(draw(texts)).encode(errors="replace")
     cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=20)))
     return [data[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
@@ -62,6 +65,42 @@ def test_tags_inside_a_closed_block_are_text() -> None:
 
 def test_empty_blocks_have_no_span() -> None:
     assert parse_pieces([b"<answer>", b"</answer>"], opens_think=False).spans == ()
+
+
+SECTIONS = (b"<observation>", b"o", b"</observation>", b"<reasoning>", b"r", b"</reasoning>", b"<prediction>", b"p")
+
+
+def test_sections_of_the_thinking_have_spans() -> None:
+    pieces = [b"<think>", *SECTIONS, b"</prediction>", b"</think>", b"<answer>", b"Left", b"</answer>"]
+    assert parse_pieces(pieces, opens_think=False).spans == (
+        Span(name="think", start=1, end=10),
+        Span(name="answer", start=12, end=13),
+        Span(name="observation", start=2, end=3),
+        Span(name="reasoning", start=5, end=6),
+        Span(name="prediction", start=8, end=9),
+    )
+    continued = parse_pieces(pieces[1:], opens_think=True).spans
+    assert [(span.name, span.start) for span in continued][2:] == [
+        ("observation", 1),
+        ("reasoning", 4),
+        ("prediction", 7),
+    ]
+
+
+def test_section_that_is_not_closed_ends_with_the_thinking() -> None:
+    pieces = [b"<think>", *SECTIONS, b"</think>", b"<answer>", b"<observation>", b"</answer>"]
+    spans = parse_pieces(pieces, opens_think=False).spans
+    assert spans[-1] == Span(name="prediction", start=8, end=9)
+    assert [span.name for span in spans] == ["think", "answer", "observation", "reasoning", "prediction"]
+
+
+@settings(max_examples=50, deadline=None)
+@given(before=cut_texts(PLAIN), inside=cut_texts(PLAIN))
+def test_section_covers_exactly_the_tokens_of_its_text(before: list[bytes], inside: list[bytes]) -> None:
+    pieces = [b"<think>", *before, b"<observation>", *inside, b"</observation>", b"</think>"]
+    found = [span for span in parse_pieces(pieces, opens_think=False).spans if span.name == "observation"]
+    text = b"".join(inside)
+    assert [b"".join(pieces[span.start : span.end]) for span in found] == ([text] if text else [])
 
 
 def test_action_continues_a_think_block_of_the_prompt() -> None:

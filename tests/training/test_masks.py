@@ -11,8 +11,9 @@ from learners_for_tests import estimate_of, gradients, learn, make_learner, sett
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.core.errors import UserError
 from turnwise.core.trajectory import Group, Span, Turn
-from turnwise.data.samples import TOKEN_RULES, rule_masks
-from turnwise.recipes.build_learner import update_settings
+from turnwise.data.samples import PARTS, rule_masks
+from turnwise.recipes.build_learner import token_rule, update_settings
+from turnwise.render.parse import parse_pieces
 from turnwise.training.update import train_samples
 
 THINK, ANSWER = Span(name="think", start=0, end=2), Span(name="answer", start=2, end=4)
@@ -31,11 +32,69 @@ def thinkers() -> Group:
     return group_of([[thoughtful(1.0), silent(0.0)], [thoughtful(0.0), silent(0.5)], [thoughtful(0.0)]])
 
 
+def mask_of(turn: Turn, rule: str) -> list[int]:
+    return rule_masks([trajectory_of([turn])], token_rule(rule))[0].long().tolist()
+
+
 def test_rules_choose_by_span_turn_by_turn() -> None:
     chosen = {
-        name: rule_masks(thinkers().trajectories[:1], rule)[0].long().tolist() for name, rule in TOKEN_RULES.items()
+        name: rule_masks(thinkers().trajectories[:1], token_rule(name))[0].long().tolist()
+        for name in ("sampled", "think", "answer", "think+answer")
     }
-    assert chosen == {"sampled": [1] * 7, "think": [1, 1, 0, 0, 0, 0, 0], "answer": [0, 0, 1, 1, 0, 0, 0]}
+    assert chosen == {
+        "sampled": [1] * 7,
+        "think": [1, 1, 0, 0, 0, 0, 0],
+        "answer": [0, 0, 1, 1, 0, 0, 0],
+        "think+answer": [1, 1, 1, 1, 0, 0, 0],
+    }
+
+
+SECTIONED = (
+    "<think>", "<observation>", "o", "p", "</observation>", "<reasoning>", "r", "</reasoning>",
+    "<prediction>", "q", "</prediction>", "</think>", "<answer>", "Left", "</answer>", "end",
+)  # fmt: skip
+
+
+def sectioned(reward: float = 0.0) -> Turn:
+    """A reply that describes, reasons, predicts and answers, with the spans that the parser finds."""
+    pieces = [piece.encode() for piece in SECTIONED]
+    spans = parse_pieces(pieces, opens_think=False).spans
+    return turn_of([3] * 9, list(range(20, 20 + len(pieces))), extends=False, reward=reward, spans=spans)
+
+
+@pytest.mark.parametrize(
+    ("rule", "selected"),
+    [
+        ("observation", "o p"),
+        ("reasoning", "r"),
+        ("prediction", "q"),
+        ("answer", "Left"),
+        ("observation+prediction", "o p q"),
+        ("prediction+answer", "q Left"),
+        ("think", " ".join(SECTIONED[1:11])),
+        ("+".join(PARTS), " ".join((*SECTIONED[1:11], "Left"))),
+    ],
+)
+def test_rules_choose_exactly_the_sections_of_a_reply(rule: str, selected: str) -> None:
+    mask = mask_of(sectioned(), rule)
+    assert " ".join(piece for piece, chosen in zip(SECTIONED, mask, strict=True) if chosen) == selected
+
+
+@pytest.mark.parametrize("rule", ["observation+", "sampled+answer", "observation,answer"])
+def test_rule_of_unknown_parts_is_reported(rule: str) -> None:
+    with pytest.raises(UserError, match='neither "sampled" nor "think"'):
+        token_rule(rule)
+
+
+def test_loss_and_advantage_follow_the_sections_of_a_reply() -> None:
+    config = settings_of(algo__loss_tokens="prediction", algo__advantage_tokens="prediction+answer", algo__kl_coef=0.0)
+    groups = [group_of([[sectioned(1.0)], [sectioned(0.0)]])]
+    estimated = estimate_of(groups, make_learner(config), config)
+    assert estimated is not None
+    for each in train_samples(estimated, {0, 1}, update_settings(config)):
+        sampled = each.sample.mask
+        assert [SECTIONED[place] for place in each.weights[sampled].nonzero().flatten().tolist()] == ["q"]
+        assert [SECTIONED[place] for place in each.advantages[sampled].nonzero().flatten().tolist()] == ["q", "Left"]
 
 
 def test_token_rule_with_too_few_values_is_reported() -> None:

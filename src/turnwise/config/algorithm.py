@@ -58,7 +58,7 @@ class AlgoConfig(
     gamma_turn: Share | Literal["adaptive"] = 1.0  # type: ignore[assignment]
     """Discount per turn; "adaptive" fits it to how far ahead the critic predicts."""
     loss_tokens: str = "sampled"
-    """Sampled tokens in the loss: sampled (all), think, answer, or FILE.py:function of a turn."""
+    """Tokens in the loss: sampled (all), parts such as answer or prediction+answer, or FILE.py:function of a turn."""
     advantage_tokens: str = "sampled"
     """Sampled tokens that get advantages, chosen as for loss_tokens; the others get 0."""
     value_clip: Annotated[float, Field(gt=0)] = 0.5

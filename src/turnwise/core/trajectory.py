@@ -45,7 +45,10 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A named range [start, end) of a turn's action ids: "think", "answer" or "call"."""
+    """A named range [start, end) of a turn's action ids: "think", "answer", "call" or a section of the thinking.
+
+    Sections ("observation", "reasoning", "prediction") come after the other spans of a turn, inside a "think".
+    """
 
     name: str
     start: int

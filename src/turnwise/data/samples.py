@@ -6,9 +6,17 @@ turn       <think> a b </think> <answer> c </answer> end
 sampled       1    1 1     1        1    1     1      1
 think         .    1 1     .        .    .     .      .
 answer        .    . .     .        .    1     .      .
+
+The sections of replies that describe and predict states (`envs/reasoning.py`) are parts of the thinking:
+
+turn         <think> <observation> a </observation> <reasoning> b </reasoning> <prediction> c </prediction> </think>
+think           .         1        1       1            1       1      1            1       1       1          .
+observation     .         .        1       .            .       .      .            .       .       .          .
+prediction      .         .        .       .            .       .      .            .       1       .          .
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -55,30 +63,30 @@ TokenRule = Callable[[Turn], Sequence[bool]]
 """Turn -> one bool per action id."""
 
 
+PARTS = ("think", "answer", "observation", "reasoning", "prediction")
+"""Parts of a turn by name."""
+
+
 def sampled(turn: Turn) -> Sequence[bool]:
     """All sampled tokens."""
     return [True] * len(turn.action_ids)
 
 
-def think(turn: Turn) -> Sequence[bool]:
-    """The thinking, without tags."""
-    return _in_spans(turn, "think")
+@cache
+def part_rule(names: frozenset[str]) -> TokenRule:
+    """Return the rule that selects these parts, without their tags.
 
+    A turn without any of them trains nothing: with "answer" alone, the format is not learnt.
+    """
 
-def answer(turn: Turn) -> Sequence[bool]:
-    """The answer, without tags. A turn without an answer trains nothing, so the format is not learnt."""
-    return _in_spans(turn, "answer")
+    def in_parts(turn: Turn) -> Sequence[bool]:
+        chosen = [False] * len(turn.action_ids)
+        for span in turn.spans:
+            if span.name in names:
+                chosen[span.start : span.end] = [True] * (span.end - span.start)
+        return chosen
 
-
-def _in_spans(turn: Turn, name: str) -> list[bool]:
-    chosen = [False] * len(turn.action_ids)
-    for span in turn.spans:
-        if span.name == name:
-            chosen[span.start : span.end] = [True] * (span.end - span.start)
-    return chosen
-
-
-TOKEN_RULES: dict[str, TokenRule] = {"sampled": sampled, "think": think, "answer": answer}
+    return in_parts
 
 
 def rule_masks(trajectories: Sequence[Trajectory], rule: TokenRule) -> list[Tensor]:

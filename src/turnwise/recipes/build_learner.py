@@ -17,7 +17,7 @@ from turnwise.config.schema import Config, TrainConfig
 from turnwise.core.learner import Needs
 from turnwise.core.protocols import EngineControl, ValueEngine
 from turnwise.core.references import load_function
-from turnwise.data.samples import TOKEN_RULES, TokenRule
+from turnwise.data.samples import PARTS, TokenRule, part_rule, sampled
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.layers import compile_unfused_layers, copy_model, recompute_layers
 from turnwise.models.loading.load import resolve_device
@@ -243,7 +243,10 @@ def build_coefficients(config: Config) -> AdaptiveCoefficients:
 
 
 def token_rule(name: str) -> TokenRule:
-    """Return a rule of TOKEN_RULES, or load FILE.py:function."""
-    if name in TOKEN_RULES:
-        return TOKEN_RULES[name]
-    return load_function(name, "algo.loss_tokens or algo.advantage_tokens", TOKEN_RULES)
+    """Return the rule of "sampled", of parts joined by "+", or of FILE.py:function."""
+    if name == "sampled":
+        return sampled
+    names = frozenset(name.split("+"))
+    if names <= set(PARTS):
+        return part_rule(names)
+    return load_function(name, "algo.loss_tokens or algo.advantage_tokens", ("sampled", *PARTS))

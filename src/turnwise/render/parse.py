@@ -1,6 +1,8 @@
 """Parse an action: its text, its tool calls, and which of its tokens think, answer or call.
 
-A tool call is written `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+A tool call is written `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Thinking may have sections:
+
+<think> <observation> a b </observation> <reasoning> c </reasoning> <prediction> d </prediction> </think>
 """
 
 import json
@@ -64,7 +66,9 @@ def _expect(text: str, at: int, sign: str) -> int:
 
 
 _TAG = re.compile(rb"<(/?)(think|answer|tool_call|call)>")
-_NAMES = {b"think": "think", b"answer": "answer", b"tool_call": "call", b"call": "call"}
+_SECTION_TAG = re.compile(rb"<(/?)(observation|reasoning|prediction)>")
+_NAMES = {b"tool_call": "call"}
+"""Names of spans that differ from their tag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +99,9 @@ def parse_pieces(pieces: Sequence[bytes], opens_think: bool) -> ParsedAction:
     text = data.decode(errors="replace")
     if not opens_think and b"<" not in data:
         return ParsedAction(message=Message(role="assistant", parts=text_parts(text)))
-    blocks = list(_blocks(data, opens_think))
+    blocks = list(_blocks(data, _TAG, b"think" if opens_think else b""))
     message = Message(role="assistant", parts=text_parts(text), tool_calls=_calls(data, blocks))
-    return ParsedAction(message=message, spans=_spans(pieces, blocks))
+    return ParsedAction(message=message, spans=_spans(pieces, [*blocks, *_sections(data, blocks)]))
 
 
 _THOUGHT = re.compile(rb"<think>.*?</think>", re.DOTALL)
@@ -131,26 +135,38 @@ def tokens_outside_thinking(pieces: Sequence[bytes], opens_think: bool) -> list[
     return kept
 
 
-def _blocks(data: bytes, opens_think: bool) -> Iterator[_TaggedBlock]:
+def _blocks(data: bytes, pattern: re.Pattern[bytes], open_tag: bytes = b"") -> Iterator[_TaggedBlock]:
     """Yield blocks from left to right, without nesting.
 
     A block extends to its closing tag, whatever is in between; a block that is never closed extends to the next
-    opening tag or to the end.
+    opening tag or to the end. `open_tag`: name of a tag that was opened before the data.
     """
-    tags = list(_TAG.finditer(data))
+    tags = list(pattern.finditer(data))
     last_close = {tag[2]: tag.start() for tag in tags if tag[1]}
-    open_tag, begin = (b"think", 0) if opens_think else (b"", 0)
+    begin = 0
     for tag in tags:
         closing, name = bool(tag[1]), tag[2]
         if closing and name == open_tag:
-            yield _TaggedBlock(_NAMES[open_tag], begin, tag.start(), closed=True)
+            yield _TaggedBlock(_name(open_tag), begin, tag.start(), closed=True)
             open_tag = b""
         elif not closing and (not open_tag or last_close.get(open_tag, -1) < begin):
             if open_tag:
-                yield _TaggedBlock(_NAMES[open_tag], begin, tag.start(), closed=False)
+                yield _TaggedBlock(_name(open_tag), begin, tag.start(), closed=False)
             open_tag, begin = name, tag.end()
     if open_tag:
-        yield _TaggedBlock(_NAMES[open_tag], begin, len(data), closed=False)
+        yield _TaggedBlock(_name(open_tag), begin, len(data), closed=False)
+
+
+def _name(tag: bytes) -> str:
+    return _NAMES.get(tag, tag.decode())
+
+
+def _sections(data: bytes, blocks: Sequence[_TaggedBlock]) -> Iterator[_TaggedBlock]:
+    """Yield the sections inside the thinking. One that is not closed there ends with it."""
+    for block in blocks:
+        if block.name == "think":
+            for section in _blocks(data[block.begin : block.end], _SECTION_TAG):
+                yield section._replace(begin=block.begin + section.begin, end=block.begin + section.end)
 
 
 def _calls(data: bytes, blocks: Sequence[_TaggedBlock]) -> tuple[ToolCall, ...]:
