@@ -1,6 +1,7 @@
 """A judge for tests: an HTTP server that answers from a script and fails on request."""
 
 import asyncio
+import base64
 import json
 import re
 import threading
@@ -20,7 +21,7 @@ from turnwise.rewards.judge.client import AnswerCache, JudgeClient
 from turnwise.rewards.judge.endpoint import EndpointJudgeModel
 from turnwise.rewards.judge.settings import JudgeSettings
 
-Script = Callable[[list[dict[str, str]]], str]
+Script = Callable[[list[dict[str, Any]]], str]
 """(messages of a request) -> answer of the judge."""
 BLOCK = r"<<<BEGIN (\w+) {number}>>>\n(.*?)\n<<<END \1 {number}>>>"
 
@@ -132,11 +133,21 @@ def client_of(settings: JudgeSettings, slept: list[float] | None = None) -> Judg
     return JudgeClient(settings, EndpointJudgeModel(settings, budget, sleep), AnswerCache(settings.cache), counts)
 
 
-def fenced(messages: list[dict[str, str]]) -> tuple[list[tuple[str, str]], str]:
+def shown(message: dict[str, Any]) -> tuple[str, list[bytes]]:
+    """Return the text of a message of a request, and its images."""
+    content = message["content"]
+    if isinstance(content, str):
+        return content, []
+    urls = [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
+    images = [base64.b64decode(url.removeprefix("data:image/png;base64,"), validate=True) for url in urls]
+    return "\n".join(part["text"] for part in content if part["type"] == "text"), images
+
+
+def fenced(messages: list[dict[str, Any]]) -> tuple[list[tuple[str, str]], str]:
     """Return the fenced texts of a request, and the rest of its user message."""
     numbers = re.findall(r"<<<BEGIN \.\.\. (\w+)>>>", messages[0]["content"])
-    block = re.compile(BLOCK.format(number=numbers[0]), re.DOTALL)
-    return block.findall(messages[1]["content"]), block.sub("", messages[1]["content"])
+    block, text = re.compile(BLOCK.format(number=numbers[0]), re.DOTALL), shown(messages[1])[0]
+    return block.findall(text), block.sub("", text)
 
 
 def attempts(messages: list[dict[str, str]]) -> list[str]:

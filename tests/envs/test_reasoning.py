@@ -13,7 +13,7 @@ from turnwise.core.protocols import StepResult
 from turnwise.core.task import Task
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.picture_env import PictureEnv
-from turnwise.envs.reasoning import MAX_SECTION_CHARS, fact_f1, read_section, score_section
+from turnwise.envs.reasoning import MAX_SECTION_CHARS, fact_f1, read_section
 from turnwise.envs.registry import load_spec
 
 NAMES = ("frozen_lake", "sokoban", "sudoku", "game_2048", "rubiks_cube", "connect_four", "tic_tac_toe")
@@ -48,7 +48,7 @@ def test_read_section_takes_the_last_complete_one() -> None:
     text = "<observation>no</observation> <observation>yes</observation><observation>open"
     assert read_section(text, "observation") == "yes"
     assert read_section("</observation><observation>", "observation") is None
-    assert score_section(f"<observation>a{' ' * MAX_SECTION_CHARS}</observation>", "observation", "a") == 0.0
+    assert read_section(f"<observation>a{' ' * MAX_SECTION_CHARS}</observation>", "observation") is None
 
 
 def step(name: str, params: dict[str, Any], reply: str | None = None) -> StepResult:

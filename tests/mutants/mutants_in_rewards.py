@@ -16,6 +16,7 @@ SQL = (*WORTH, "rewards/test_sql_results.py")
 REASONING = ("envs/test_reasoning.py",)
 SVG = ("envs/test_svg_reconstruction.py",)
 JUDGES = ("rewards/test_judge_groups.py",)
+STATES = ("envs/test_state_judge.py",)
 
 IN_REWARDS = (
     *mutants(
@@ -30,6 +31,41 @@ IN_REWARDS = (
         ("any fact counts", "(described_facts & state_facts)", "(described_facts | state_facts)"),
         ("the first section counts", 'text.rfind(f"<{name}>", 0, max(end, 0))', 'text.find(f"<{name}>")'),
         ("a section may be of any length", "len(section) > MAX_SECTION_CHARS", "False"),
+    ),
+    *mutants(
+        "envs/runner.py",
+        STATES,
+        (
+            "a prediction is compared with the state before",
+            '"observation": before, "prediction": after',
+            '"observation": before, "prediction": before',
+        ),
+        (
+            "a description is compared with the state after",
+            '"observation": before, "prediction": after',
+            '"observation": after, "prediction": after',
+        ),
+        ("the weights of states are not read", 'getattr(self._env.params, f"{name}_reward") * score', "score"),
+        ("an invalid turn's prediction is scored", 'if turn.problem and "prediction" in texts:', "if False:"),
+        ("all states are described", 'predicted=name == "prediction"', "predicted=False"),
+        within="StateRewards",
+    ),
+    *mutants(
+        "rewards/judge/client.py",
+        (*STATES, "rewards/test_judge_endpoint.py"),
+        ("images are not part of the key", "hashlib.sha256(part.data).hexdigest()", '"image"'),
+    ),
+    *mutants(
+        "rewards/judge/prompts.py",
+        STATES,
+        ("a description is not fenced", "fence.wrap(AGENT, description.text, settings.max_chars)", "description.text"),
+        within="state_prompt",
+    ),
+    *mutants(
+        "rewards/scoring.py",
+        STATES,
+        ("states are judged where success alone is read", "if _first_part_only.get():", "if False:"),
+        within="score_states",
     ),
     *mutants(
         "envs/svg_reconstruction/worker.py",

@@ -88,7 +88,7 @@ def test_sections_of_the_thinking_have_spans() -> None:
 
 
 def test_section_that_is_not_closed_ends_with_the_thinking() -> None:
-    pieces = [b"<think>", *SECTIONS, b"</think>", b"<answer>", b"<observation>", b"</answer>"]
+    pieces = [b"<think>", *SECTIONS, b"</think>", b"<answer>", b"<observation>", b"x", b"</answer>"]
     spans = parse_pieces(pieces, opens_think=False).spans
     assert spans[-1] == Span(name="prediction", start=8, end=9)
     assert [span.name for span in spans] == ["think", "answer", "observation", "reasoning", "prediction"]

@@ -14,8 +14,8 @@ from endpoint_for_tests import ReasoningModel, Refusal, Server, completion
 from endpoint_for_tests import serving as serving_model
 from judges_for_tests import JudgeServer, client_of, fenced, serving, settings_for
 from turnwise.core.errors import InfrastructureFailure, Outage, UserError
-from turnwise.core.messages import Message, assistant, system, user
-from turnwise.rewards.judge.client import JudgeClient, request_key
+from turnwise.core.messages import ImagePart, Message, assistant, system, user
+from turnwise.rewards.judge.client import IMAGE_TOKENS, JudgeClient, estimate_tokens, request_key
 from turnwise.rewards.judge.judges import AnswerJudge, AnswerJudgeSettings
 from turnwise.rewards.judge.prompts import UnreadableVerdict, absolute_prompt, read_score
 from turnwise.rewards.judge.registry import JudgeRegistry
@@ -290,6 +290,20 @@ OTHERS: dict[str, Any] = {
     "another temperature": {"temperature": 0.5},
     "another length": {"max_tokens": 11},
 }
+
+
+ONE, OTHER = (ImagePart(data=b"\x89PNG" + name) for name in (b"one", b"other"))
+IMAGES = ([ONE, "u"], [OTHER, "u"], ["u", ONE], [ONE, ONE, "u"], ["u"])
+
+
+def test_request_key_differs_for_different_images() -> None:
+    keys = {request_key(**{**REQUEST, "messages": [user(each)]}) for each in IMAGES}
+    assert len(keys) == len(IMAGES)
+    assert request_key(**{**REQUEST, "messages": [user([ImagePart(data=ONE.data), "u"])]}) in keys
+
+
+def test_token_estimate_counts_images() -> None:
+    assert estimate_tokens([user([ONE, OTHER, "u"])]) == estimate_tokens([user("u")]) + 2 * IMAGE_TOKENS
 
 
 @pytest.mark.parametrize("other", OTHERS)

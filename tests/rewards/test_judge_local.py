@@ -3,9 +3,12 @@
 import asyncio
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from turnwise.core.errors import InfrastructureFailure
+from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.core.image_encoding import Image
+from turnwise.core.messages import user
 from turnwise.core.task import EpisodeKey
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.models.loading.tiny import tiny_tokenizer
@@ -54,3 +57,17 @@ def test_local_judge_runs_the_native_engine(tmp_path: Path) -> None:
     assert counts.tokens > 2 * 100 and judges.metrics()["judge/unreadable"] == 2
     with pytest.raises(InfrastructureFailure):
         asyncio.run(judge(ANSWERED))  # another event loop: the model is not loaded again
+
+
+def test_local_judge_reads_images_if_its_model_does(tmp_path: Path) -> None:
+    def model_of(name: str) -> LocalJudgeModel:
+        settings = AnswerJudgeSettings(model=name, rubric="is right", endpoint="local", max_tokens=1, device="cpu")
+        return LocalJudgeModel(settings, JudgeBudget(10, 100_000, counts))
+
+    counts = JudgeCounts()
+    shown = [user([Image(np.zeros((8, 16, 3), np.uint8)), "What is this?"])]
+    with pytest.raises(UserError, match="the judge tiny reads text only, but observations contain images"):
+        asyncio.run(model_of("tiny")(shown))
+    assert counts.calls == 0
+    asyncio.run(model_of("tiny_vlm")(shown))
+    assert counts.calls == 1

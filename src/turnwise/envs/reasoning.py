@@ -6,6 +6,7 @@
 
 A state is a set of facts, one per line, as `TextEnv.state_text` returns them. Each turn pays weight * F1 of the facts
 in a section against those of the true state: before the actions for `<observation>`, after them for `<prediction>`.
+Without `state_text` a judge, who sees the observation, scores the sections instead of the F1.
 """
 
 import re
@@ -20,21 +21,18 @@ SECTIONS: dict[ReasoningFormat, tuple[str, ...]] = {
     "both": ("observation", "prediction"),
 }
 """Sections of the reply that hold a state."""
+REWARD_NAMES = {"observation": "grounding", "prediction": "prediction"}
+"""Name of each section's reward."""
 MAX_SECTION_CHARS = 20_000
 """A longer section scores 0."""
 
 
 def read_section(text: str, name: str) -> str | None:
-    """Return the last `<name>...</name>` of a reply; None if there is none."""
+    """Return the last `<name>...</name>` of a reply; None if there is none, or if it is too long to be scored."""
     end = text.rfind(f"</{name}>")
     start = text.rfind(f"<{name}>", 0, max(end, 0))
-    return None if start < 0 else text[start + len(name) + 2 : end]
-
-
-def score_section(text: str, name: str, state: str) -> float:
-    """Return the F1 of a section's facts against the state's; 0 without the section."""
-    section = read_section(text, name)
-    return 0.0 if section is None or len(section) > MAX_SECTION_CHARS else fact_f1(section, state)
+    section = text[start + len(name) + 2 : end]
+    return None if start < 0 or len(section) > MAX_SECTION_CHARS else section
 
 
 def fact_f1(described: str, state: str) -> float:
@@ -61,6 +59,8 @@ def format_reasoning(form: ReasoningFormat, thought: str, observation: str, pred
 
 
 def describe_format(form: ReasoningFormat, answer: str, example: str) -> str:
-    """Return the line of the prompt that states the format. `answer`: the answer's form; `example`: a fact."""
+    """Return the line of the prompt that states the format. `answer`: the answer's form; `example`: a fact, or none."""
     inside = format_reasoning(form, "thoughts", "facts you see", "facts after your actions")
-    return f"Answer: <think>{inside}</think>{answer}. Write one fact per line, as in: {example}"
+    return (
+        f"Answer: <think>{inside}</think>{answer}. Write one fact per line{f', as in: {example}' if example else '.'}"
+    )

@@ -35,10 +35,10 @@ class RubricEnv(ToolEnv):
         cls.build_rubric(params)
 
     @classmethod
-    def judges(cls, params: Any) -> list[NeedsServer]:
+    def judges(cls, params: Any, services: "RewardServices | None" = None) -> list[NeedsServer]:
         from turnwise.rewards.factory import rubric_judges
 
-        return [*rubric_judges(cls.build_rubric(params))]
+        return [*super().judges(params, services), *rubric_judges(cls.build_rubric(params, services))]
 
     async def score(
         self,

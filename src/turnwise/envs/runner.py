@@ -6,17 +6,23 @@ from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from turnwise.core.errors import EnvironmentFailure, UserError, failure_boundary
 from turnwise.core.messages import Content, ImagePart, Message, Picture, content_parts, system, user
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.source_location import describe_bug, is_raised_by_user
 from turnwise.envs.answers import Answer, format_answer, invalid_action_line, match_name, read_answer
-from turnwise.envs.reasoning import SECTIONS, ReasoningFormat, describe_format, score_section
+from turnwise.envs.reasoning import REWARD_NAMES, SECTIONS, describe_format, fact_f1, read_section
 from turnwise.envs.seeds import split_of_state
-from turnwise.envs.text_env import Outcome, TextEnv
+from turnwise.envs.text_env import Outcome, TextEnv, reasoning_format
 from turnwise.rewards.functions import describe_value, to_float
+from turnwise.rewards.rubric import StateDescription
+from turnwise.rewards.scoring import score_states
+
+if TYPE_CHECKING:
+    from turnwise.rewards.judge.judges import StateJudge
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +61,7 @@ class TextEnvRunner:
         self.env = env
         self._start_rng = start_rng
         self._observation: Content | None = None
+        self._states = StateRewards(env)
         self._turns = 0
         self._actions = 0
         self._over = False
@@ -84,8 +91,10 @@ class TextEnvRunner:
             raise RuntimeError("step before start, or after the end of the episode")
         with self._attribute_errors("state_key"):
             state = self.env.state_key()
-        reasoning = StateReasoning(self.env, action.content)
-        turn = reasoning.add_rewards(await self._run(self._read(action.content)))
+        before = self._states.observe(self._observation)
+        turn = await self._run(self._read(action.content))
+        after = self._states.observe(self._observation)
+        turn = await self._states.add_rewards(turn, action.content, before=before, after=after)
         self._turns += 1
         self._actions += len(turn.actions)
         truncated = not turn.over and bool(self._limit_reached())
@@ -229,28 +238,58 @@ def join_lines(lines: Sequence[Content]) -> Content:
     return parts
 
 
-class StateReasoning:
-    """Scores the states that one reply describes and predicts, if `env.params.reasoning` asks for them."""
+class StateRewards:
+    """Scores the states that an episode's replies describe and predict, if `env.params.reasoning` asks for them."""
 
-    def __init__(self, env: TextEnv, reply: str) -> None:
-        """Call it before the reply's actions run."""
-        self._env, self._reply = env, reply
-        self._sections = SECTIONS[reasoning_format(env)]
-        self._before = self._state() if self._sections else ""
+    def __init__(self, env: TextEnv) -> None:
+        self._env = env
+        self._sections = SECTIONS[reasoning_format(type(env), env.params)]
 
-    def add_rewards(self, turn: TurnOutcome) -> TurnOutcome:
-        """Add the rewards of the sections. A prediction without a valid action scores 0: nothing followed from it."""
+    @cached_property
+    def _judge(self) -> "StateJudge | None":
+        return type(self._env).state_judge(self._env.params, self._env.services)
+
+    def observe(self, observation: Content) -> Content:
+        """Return what descriptions are compared with: the facts of the state, or the observation for the judge."""
+        if not self._sections:
+            return ""
+        return self._facts() if type(self._env).knows_state() else observation
+
+    async def add_rewards(self, turn: TurnOutcome, reply: str, *, before: Content, after: Content) -> TurnOutcome:
+        """Add the rewards of the sections. `before`, `after`: what `observe` returned around the turn's actions.
+
+        A prediction without a valid action scores 0: nothing followed from it.
+        """
         if not self._sections:
             return turn
-        scores = {}
-        if "observation" in self._sections:
-            scores["grounding"] = score_section(self._reply, "observation", self._before)
-        if "prediction" in self._sections:
-            scores["prediction"] = 0.0 if turn.problem else score_section(self._reply, "prediction", self._state())
+        states = {"observation": before, "prediction": after}
+        texts = {name: read_section(reply, name) for name in self._sections}
+        if turn.problem and "prediction" in texts:
+            texts["prediction"] = None
+        scores = {REWARD_NAMES[name]: 0.0 for name, text in texts.items() if text is None}
+        described = {name: text for name, text in texts.items() if text is not None}
+        if self._judge is None:
+            scores |= {REWARD_NAMES[name]: fact_f1(text, str(states[name])) for name, text in described.items()}
+        else:
+            scores |= await self._ask(self._judge, described, states)
         reward = sum(getattr(self._env.params, f"{name}_reward") * score for name, score in scores.items())
         return replace(turn, reward=turn.reward + reward, parts={**turn.parts, **scores})
 
-    def _state(self) -> str:
+    async def _ask(
+        self, judge: "StateJudge", described: Mapping[str, str], states: Mapping[str, Content]
+    ) -> dict[str, float]:
+        """Return the judge's scores. An empty text scores 0; where nothing was shown, there is no score."""
+        empty = {REWARD_NAMES[name]: 0.0 for name, text in described.items() if not text.strip()}
+        asked = {
+            REWARD_NAMES[name]: StateDescription(
+                text=text, observation=states[name], predicted=name == "prediction", rules=self._env.rules()
+            )
+            for name, text in described.items()
+            if text.strip() and content_parts(states[name])
+        }
+        return empty | await score_states(judge, asked)
+
+    def _facts(self) -> str:
         with failure_boundary(f"{type(self._env).__name__}.state_text"):
             state = self._env.state_text()
         if not isinstance(state, str):
@@ -295,12 +334,7 @@ def limits_text(env: TextEnv) -> str:
 
 
 def shows_examples(env: TextEnv) -> bool:
-    return bool(getattr(env.params, "examples", False)) and reasoning_format(env) == "free"
-
-
-def reasoning_format(env: TextEnv) -> ReasoningFormat:
-    form: ReasoningFormat = getattr(env.params, "reasoning", "free")  # environments without state_text have none
-    return form
+    return bool(getattr(env.params, "examples", False)) and reasoning_format(type(env), env.params) == "free"
 
 
 def format_text(env: TextEnv) -> str:
@@ -310,7 +344,7 @@ def format_text(env: TextEnv) -> str:
             answers.append(format_answer([*env.action_names, *env.action_names][:2]))
         return f"Answer with {', '.join(answers[:-1])} or {answers[-1]}."
     example = format_answer(["action"] * min(env.max_actions_per_turn, 2))
-    if (form := reasoning_format(env)) != "free":
+    if (form := reasoning_format(type(env), env.params)) != "free":
         return describe_format(form, example, env.fact_example)
     return f"Answer: {example}. You may think first: <think>thoughts</think>."
 

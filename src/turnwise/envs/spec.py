@@ -26,6 +26,7 @@ from turnwise.rewards.functions import accepts_arguments
 
 if TYPE_CHECKING:
     from turnwise.rewards.services import RewardServices
+    from turnwise.tools.tool import NeedsServer
 
 EnvRunner = TextEnvRunner | ProtocolEnvRunner
 """One episode of an environment. `env` is the environment as its author wrote it."""
@@ -121,7 +122,15 @@ class EnvSpec:
     def check_resources(self, params: Mapping[str, Any]) -> None:
         """Check what the parameters refer to, such as files. Raises UserError."""
         if (text_env := self.text_env) is not None:
-            text_env.check(self.params_model.model_validate(dict(params)))
+            validated = self.params_model.model_validate(dict(params))
+            text_env.check(validated)
+            text_env.state_judge(validated)
+
+    def judges(self, params: Mapping[str, Any], services: "RewardServices | None" = None) -> "list[NeedsServer]":
+        """Build the judges that score the environment's episodes. Raises UserError."""
+        if (text_env := self.text_env) is None:
+            return []
+        return text_env.judges(self.params_model.model_validate(dict(params)), services)
 
     def shows_images(self, params: Mapping[str, Any]) -> bool:
         """Return whether observations contain images, as far as that is known before an episode."""

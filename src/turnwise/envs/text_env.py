@@ -32,7 +32,9 @@ from turnwise.envs.answers import format_answer
 from turnwise.envs.reasoning import SECTIONS, ReasoningFormat, format_reasoning
 
 if TYPE_CHECKING:
+    from turnwise.rewards.judge.judges import StateJudge
     from turnwise.rewards.services import RewardServices
+    from turnwise.tools.tool import NeedsServer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,7 @@ class TextEnv(ABC):
     class Params(StrictParams):
         """The environment's own parameters, available as `self.params`."""
 
-    view_params: ClassVar[tuple[str, ...]] = ("reasoning", "grounding_reward", "prediction_reward")
+    view_params: ClassVar[tuple[str, ...]] = ("reasoning", "grounding_reward", "prediction_reward", "state_judge")
     """Parameters of how a task is shown and answered, not of the task: random streams do not depend on them. Values
     equal to the defaults are left out of tasks."""
     fact_example: ClassVar[str] = ""
@@ -107,7 +109,7 @@ class TextEnv(ABC):
     index: int = 0
     """Index of the task in its split, for environments with a fixed number of tasks."""
     services: "RewardServices | None" = None
-    """Judges of the run, for environments that score answers with a rubric."""
+    """Judges of the run, for environments whose answers or states a judge scores."""
     split: Split | None = None
     """Split of the task, for environments whose splits differ in more than seeds; None without a task."""
 
@@ -155,7 +157,43 @@ class TextEnv(ABC):
         if cls.action_names:
             description = "Show each action as a complete answer in the prompt, for small models that mostly copy."
             limits["examples"] = (bool, Field(False, description=description))
-        return limits if cls.state_text is TextEnv.state_text else limits | _reasoning_params()
+        return limits | reasoning_params(knows_state=cls.knows_state())
+
+    @classmethod
+    def knows_state(cls) -> bool:
+        """Return whether the environment defines `state_text`."""
+        return cls.state_text is not TextEnv.state_text
+
+    @classmethod
+    def state_judge(cls, params: Any, services: "RewardServices | None" = None) -> "StateJudge | None":
+        """Build the judge of described states; None if they are scored exactly, or if replies describe none.
+
+        Raises UserError if it is missing, has no effect, or has wrong settings.
+        """
+        form = reasoning_format(cls, params)
+        if cls.knows_state() or "state_judge" not in params_model(cls).model_fields:
+            return None
+        if form == "free" and params.state_judge is not None:
+            raise UserError(
+                "env.params.state_judge has no effect: it scores the states that replies describe, and "
+                "env.params.reasoning is free"
+            )
+        if form == "free":
+            return None
+        if params.state_judge is None:
+            raise UserError(
+                f"env.params.reasoning {form}: {cls.__name__} has no state_text() to compare descriptions with. Define "
+                "it, or name a judge: --env.params.state_judge '{model = \"gpt-5-mini\"}'"
+            )
+        from turnwise.rewards.factory import build_state_judge
+
+        return build_state_judge(params.state_judge, services)
+
+    @classmethod
+    def judges(cls, params: Any, services: "RewardServices | None" = None) -> "list[NeedsServer]":
+        """Build the judges that score episodes, with the budgets of `services`, or with their own."""
+        judge = cls.state_judge(params, services)
+        return [] if judge is None else [judge.client]
 
     @abstractmethod
     def reset(self, rng: random.Random) -> Content | Awaitable[Content]:
@@ -188,11 +226,15 @@ class TextEnv(ABC):
         return f"Next: {', '.join(actions)}."
 
     def reply(self, actions: Sequence[str], think: str | None = None) -> str:
-        """Return a whole assistant reply with these actions, for demonstrations. Call it before they run."""
-        form: ReasoningFormat = getattr(self.params, "reasoning", "free")
+        """Return a whole assistant reply with these actions, for demonstrations. Call it before they run.
+
+        Its sections are empty if the state is not known.
+        """
+        form = reasoning_format(type(self), self.params)
         if form == "free":
             return format_answer(actions, think)
-        prediction = self._predict(actions) if "prediction" in SECTIONS[form] else ""
+        predicts = "prediction" in SECTIONS[form] and type(self).knows_state()
+        prediction = self._predict(actions) if predicts else ""
         return format_answer(actions, format_reasoning(form, think or "", self.state_text() or "", prediction))
 
     def _predict(self, actions: Sequence[str]) -> str:
@@ -218,9 +260,9 @@ class TextEnv(ABC):
         return None
 
     def state_text(self) -> str | None:
-        """Describe the state exactly: one fact per line. With it, replies may be asked to describe or predict states.
+        """Describe the state exactly: one fact per line. It scores replies that describe or predict states.
 
-        See `env.params.reasoning`, which an environment with this method has.
+        See `env.params.reasoning`. Without this method, a judge scores them.
         """
         return None
 
@@ -259,15 +301,33 @@ PROMPT_PARAMS = ("examples",)
 """Parameters that change only the prompt, not the task: they do not affect random streams."""
 
 
-def _reasoning_params() -> dict[str, Any]:
+def reasoning_params(knows_state: bool) -> dict[str, Any]:
+    """Return the parameters of replies that describe states, as arguments of `create_model`."""
     reasoning = (
         "Form of the thinking: free, grounding (describe the state), world_modelling (predict the next) or both."
     )
-    return {
+    state_judge = "Judge of described states, such as {model = ...}; required by reasoning without state_text()."
+    params: dict[str, Any] = {
         "reasoning": (ReasoningFormat, Field("free", description=reasoning)),
-        "grounding_reward": (float, Field(0.1, description="Reward per turn of a correct description; times its F1.")),
-        "prediction_reward": (float, Field(0.1, description="Reward per turn of a correct prediction; times its F1.")),
+        "grounding_reward": (
+            float,
+            Field(0.1, description="Reward per turn of a correct description; times its score."),
+        ),
+        "prediction_reward": (
+            float,
+            Field(0.1, description="Reward per turn of a correct prediction; times its score."),
+        ),
     }
+    judged = {"state_judge": (dict[str, Any] | None, Field(None, description=state_judge))}
+    return params if knows_state else params | judged
+
+
+def reasoning_format(cls: type[TextEnv], params: Any) -> ReasoningFormat:
+    """Return the format of replies; free for environments that have no such parameter, or another one of that name."""
+    if "reasoning" in cls.Params.model_fields or "reasoning" not in params_model(cls).model_fields:
+        return "free"
+    form: ReasoningFormat = params.reasoning
+    return form
 
 
 @cache

@@ -32,7 +32,7 @@ from turnwise.core.section import Positive
 from turnwise.core.truncation import truncate_middle
 from turnwise.envs.answers import format_answer
 from turnwise.envs.runner import TextEnvRunner, TurnOutcome, pluralize, turn_info
-from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
+from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, reasoning_params
 from turnwise.tools.call_formats import ParsedCalls, format_call, parse_calls
 from turnwise.tools.function import FunctionTool, from_function
 from turnwise.tools.signature import example_arguments, format_signature, random_arguments, sole_text_argument
@@ -172,6 +172,12 @@ class ToolEnv(TextEnv):
         """Maximum number of tool calls per episode."""
         max_output: Positive = 2000
         """Characters of a tool's output that the agent sees; longer output is truncated in the middle."""
+
+    @classmethod
+    def common_params(cls) -> dict[str, Any]:
+        """Return the limits. Replies with tool calls have no sections that describe states."""
+        reasoning = reasoning_params(cls.knows_state())
+        return {name: field for name, field in super().common_params().items() if name not in reasoning}
 
     @classmethod
     @abstractmethod

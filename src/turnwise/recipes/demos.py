@@ -22,7 +22,7 @@ from turnwise.data.conversations import read_conversations
 from turnwise.data.demonstrations import Exchange, build_demonstration, format_calls
 from turnwise.data.samples import build_samples
 from turnwise.envs.spec import EnvSpec
-from turnwise.envs.text_env import TextEnv
+from turnwise.envs.text_env import TextEnv, reasoning_format
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.models.loading.load import LoadedModel
 from turnwise.recipes.environment_mix import EnvironmentMix
@@ -53,6 +53,7 @@ def check_demos(demos: str, count: int, environments: EnvironmentMix) -> None:
             raise UserError(
                 f"{without[0]} has no solver. Name a run with successes or a file of conversations in sft.demos."
             )
+        _check_states(environments)
     elif is_table_file(demos):
         _check_call_formats(demos, count, environments)
     else:
@@ -61,6 +62,20 @@ def check_demos(demos: str, count: int, environments: EnvironmentMix) -> None:
 
 def has_solver(spec: EnvSpec) -> bool:
     return spec.text_env is not None and spec.text_env.solve is not TextEnv.solve
+
+
+def _check_states(environments: EnvironmentMix) -> None:
+    """Raise UserError if the solver would have to describe states that the environment does not know."""
+    for spec, params in environments.with_params:
+        text_env = spec.text_env
+        if text_env is None or text_env.knows_state():
+            continue
+        form = reasoning_format(text_env, spec.params_model.model_validate(params))
+        if form != "free":
+            raise UserError(
+                f"env.params.reasoning {form}: a solver's demonstrations describe states, and {spec.name} has no "
+                "state_text(). Define it, or name a run with successes in sft.demos."
+            )
 
 
 def _check_call_formats(demos: str, count: int, environments: EnvironmentMix) -> None:

@@ -11,7 +11,6 @@ from turnwise.core.errors import UserError
 from turnwise.core.task import Split, Task
 from turnwise.envs.agent.tasks import AGENT_SPEC
 from turnwise.envs.registry import load_spec
-from turnwise.envs.rubric_env import RubricEnv
 from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.evaluation.statistics import wilson_interval
@@ -43,10 +42,9 @@ class EnvironmentMix:
         return [(self.specs[entry.env], dict(entry.params)) for entry in self.entries]
 
     def with_services(self, services: RewardServices) -> "EnvironmentMix":
-        """Return the same environments with rubrics that use `services`, built once now so that errors come early."""
+        """Return the same environments with rewards that use `services`, built once now so that errors come early."""
         for spec, params in self.with_params:
-            if (rubric_env := spec.subclass_of(RubricEnv)) is not None:
-                rubric_env.build_rubric(spec.params_model.model_validate(params), services)
+            spec.judges(params, services)
         return replace(self, specs={name: replace(spec, services=services) for name, spec in self.specs.items()})
 
     def make(self, task: Task, member: int = 0, attempt: int = 0) -> EnvRunner:

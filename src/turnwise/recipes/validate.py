@@ -27,7 +27,6 @@ from turnwise.core.references import is_reference, load_function
 from turnwise.core.suggestions import suggest
 from turnwise.engine.engines import ENGINES
 from turnwise.envs.games.env import GameEnv
-from turnwise.envs.rubric_env import RubricEnv
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
@@ -108,10 +107,9 @@ def check_cluster(config: Config, environments: EnvironmentMix) -> None:
             "cluster.engines, cluster.learners and cluster.env_workers need Ray: pip install 'turnwise[ray]'"
         )
     for spec, params in environments.with_params:
-        rubric_env = spec.subclass_of(RubricEnv) if settings.engines or settings.env_workers else None
-        if rubric_env is not None and rubric_env.judges(spec.params_model.model_validate(params)):
+        if (settings.engines or settings.env_workers) and spec.judges(params):
             raise UserError(
-                f"env.params.reward of {spec.name} has a judge, whose budget counts requests of one process. Set "
+                f"env.params of {spec.name} has a judge, whose budget counts requests of one process. Set "
                 "cluster.engines and cluster.env_workers to 0, or use reward.judges."
             )
     has_gpus = resolve_device(config.model.device).type == "cuda"
@@ -229,6 +227,7 @@ def check_servers(
     """Ask each server of tools and judges once, all at the same time."""
     servers = [*judges]
     for spec, params in environments:
+        servers += spec.judges(params)
         if (tool_env := spec.subclass_of(ToolEnv)) is not None:
             servers += tool_env.servers(spec.params_model.model_validate(dict(params)))
     if servers:

@@ -19,7 +19,13 @@ from turnwise.core.protocols import GroupReward
 from turnwise.core.suggestions import suggest
 from turnwise.rewards.functions import answer_reward
 from turnwise.rewards.judge.client import JudgeClient
-from turnwise.rewards.judge.judges import AnswerJudge, AnswerJudgeSettings, GroupJudge
+from turnwise.rewards.judge.judges import (
+    AnswerJudge,
+    AnswerJudgeSettings,
+    GroupJudge,
+    StateJudge,
+    StateJudgeSettings,
+)
 from turnwise.rewards.judge.prompts import Decode
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.judge.settings import JudgeSettings
@@ -132,6 +138,12 @@ def read_weight(table: Mapping[str, Any], use: str) -> float:
 
 def rubric_judges(rubric: Rubric) -> list[JudgeClient]:
     return [part.client for part in rubric.parts.values() if isinstance(part, AnswerJudge)]
+
+
+def build_state_judge(table: Mapping[str, Any], services: RewardServices | None = None) -> StateJudge:
+    """Build the judge of `env.params.state_judge`. Without `services` it has a budget of its own."""
+    settings = read_options(StateJudgeSettings, table, "env.params.state_judge")
+    return StateJudge(settings=settings, client=(services or RewardServices()).judges.client(settings))
 
 
 def judge_weights(tables: Sequence[Mapping[str, Any]]) -> dict[str, float]:

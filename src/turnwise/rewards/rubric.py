@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
-from turnwise.core.messages import Message
+from turnwise.core.messages import Content, Message
 from turnwise.core.section import Section
 from turnwise.core.suggestions import suggest_and_list
 from turnwise.tools.tool import ToolResult
@@ -39,6 +39,19 @@ class Submission:
     """The whole episode; the answer is the last message."""
     run_tool: Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]] | None = None
     """Calls a tool of the episode by name. None if the episode has no tools."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateDescription:
+    """What an agent wrote about a state, and what it saw of that state."""
+
+    text: str
+    observation: Content
+    """Texts and images that show the state: before the agent's actions, or after them for a prediction."""
+    predicted: bool
+    """True if it was written before the actions that led to the state."""
+    rules: str = ""
+    """Rules of the environment."""
 
 
 class RubricPart(Protocol):

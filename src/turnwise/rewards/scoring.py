@@ -1,6 +1,7 @@
 """The one place where rewards are computed: of submitted answers, of trajectories and of groups.
 
     answer:        sum of weight * score over the parts of its rubric; becomes the environment's reward of the turn
+    state:         score of a description or prediction by a judge; the environment weights and adds it
     turn:          environment reward - format penalty, times the weight ENV, + weight * reward of each reward function
                    and judge
 
@@ -10,18 +11,19 @@ Rewards are always computed from the turns' own rewards, so scoring a trajectory
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any, TypeVar
 
 from turnwise.core.blocking import allow_interrupts, blocking_limit
 from turnwise.core.errors import FOREIGN_ERRORS, EnvironmentFailure, InfrastructureFailure, RewardFailure, UserError
 from turnwise.core.loop_clock import LoopClock, current_clock
 from turnwise.core.protocols import GroupReward, Reward, RewardResult
 from turnwise.core.trajectory import Group, Trajectory
-from turnwise.rewards.rubric import Rubric, RubricPart, Submission
+from turnwise.rewards.rubric import Rubric, StateDescription, Submission
 
 ENV, FORMAT = "env", "format"
 """Names of the environment's reward and of the format penalty."""
@@ -30,6 +32,8 @@ MIN_MEMBERS = 2
 MAX_CHECKS = 100
 """Times that a call's clock is checked within one time limit, at most."""
 
+Subject = TypeVar("Subject")
+DescriptionJudge = Callable[[StateDescription], Awaitable[float]]
 TurnRewards = dict[str, tuple[float, ...]]
 """Turn rewards by the name of the reward."""
 
@@ -86,17 +90,32 @@ async def score_submission(rubric: Rubric, submission: Submission, success_at: f
     A part that fails cancels the others: the episode is retried.
     """
     parts = dict(islice(rubric.parts.items(), 1)) if _first_part_only.get() else rubric.parts
+    scores = await _gather_scores({name: _score_part(name, part, submission) for name, part in parts.items()})
+    (reward,) = _weighted_sum({name: (score,) for name, score in scores.items()}, rubric.weights)
+    return AnswerScore(reward=reward, success=next(iter(scores.values())) >= success_at, parts=scores)
+
+
+async def score_states(judge: DescriptionJudge, descriptions: Mapping[str, StateDescription]) -> dict[str, float]:
+    """Return the judge's scores by the names of the descriptions; 0 if only the episode's success is read.
+
+    A description without a verdict raises RewardFailure: the episode is retried.
+    """
+    if _first_part_only.get():
+        return dict.fromkeys(descriptions, 0.0)
+    return await _gather_scores({name: _score_part(name, judge, each) for name, each in descriptions.items()})
+
+
+async def _gather_scores(scores: Mapping[str, Coroutine[Any, Any, float]]) -> dict[str, float]:
+    """Await all scores concurrently; the first failure cancels the others."""
     tasks: dict[str, asyncio.Task[float]] = {}
     try:
         with _noting_late(tasks):
             async with asyncio.TaskGroup() as group:
-                for name, part in parts.items():
-                    tasks[name] = group.create_task(_score_part(name, part, submission))
+                for name, score in scores.items():
+                    tasks[name] = group.create_task(score)
     except* (UserError, EnvironmentFailure, InfrastructureFailure) as failures:
         raise failures.exceptions[0] from None
-    scores = {name: task.result() for name, task in tasks.items()}
-    (reward,) = _weighted_sum({name: (score,) for name, score in scores.items()}, rubric.weights)
-    return AnswerScore(reward=reward, success=next(iter(scores.values())) >= success_at, parts=scores)
+    return {name: task.result() for name, task in tasks.items()}
 
 
 @contextmanager
@@ -110,9 +129,9 @@ def _noting_late(tasks: Mapping[str, asyncio.Task[float]]) -> Iterator[None]:
         raise
 
 
-async def _score_part(name: str, part: RubricPart, submission: Submission) -> float:
+async def _score_part(name: str, part: Callable[[Subject], Awaitable[float]], subject: Subject) -> float:
     try:
-        score = float(await part(submission))
+        score = float(await part(subject))
     except (UserError, EnvironmentFailure):
         raise
     except (InfrastructureFailure, OSError) as failure:

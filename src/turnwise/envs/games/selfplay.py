@@ -15,7 +15,7 @@ from turnwise.core.task import Task
 from turnwise.envs.answers import invalid_action_line, match_name, read_answer
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.games.game import Game, result_for
-from turnwise.envs.runner import StateReasoning, TurnOutcome, join_lines, system_prompt, turn_info
+from turnwise.envs.runner import StateRewards, TurnOutcome, join_lines, system_prompt, turn_info
 from turnwise.envs.spec import EnvSpec
 
 BEGINS = ("agent", "opponent")
@@ -75,6 +75,7 @@ class SelfPlayEnv:
     def __init__(self, env: GameEnv, shared: SharedGame, player: int) -> None:
         self._env, self._shared = env, shared
         self._turns = 0
+        self._states = StateRewards(env)
         env.player, env.game = player, shared.game
 
     async def start(self) -> Observation:
@@ -83,7 +84,7 @@ class SelfPlayEnv:
         return Observation(messages=messages, picture=self._env.draw())
 
     async def step(self, action: Message) -> StepResult:
-        state, reasoning = self._env.state_key(), StateReasoning(self._env, action.content)
+        state, before = self._env.state_key(), self._states.observe("")  # a game knows its state
         move, problem = self._play(action.content)
         if move:
             await self._wait_for_turn()
@@ -92,7 +93,8 @@ class SelfPlayEnv:
         out_of_turns = not outcome.over and self._turns >= self._env.max_turns
         lines = [problem, outcome.text, "No turns left." if out_of_turns else ""]
         reward = self._env.params.loss_reward if out_of_turns else outcome.reward
-        turn = reasoning.add_rewards(TurnOutcome(reward=reward, success=outcome.success, problem=problem))
+        turn = TurnOutcome(reward=reward, success=outcome.success, problem=problem)
+        turn = await self._states.add_rewards(turn, action.content, before=before, after=self._states.observe(""))
         return StepResult(
             messages=(user(join_lines(lines)),),
             reward=turn.reward,

@@ -28,7 +28,7 @@ from turnwise.rewards.rubric import RewardSettings
 from turnwise.rewards.text_answers import exact_match, thresholded_f1
 from turnwise.tools.call_formats import parse_calls
 from turnwise.tools.search.types import Passage
-from turnwise.tools.tool import NeedsServer, Tool
+from turnwise.tools.tool import Tool
 from turnwise.tools.toolbox import EpisodeTools
 
 MIN_F1 = 0.3
@@ -198,10 +198,6 @@ class DeepSearch(RubricEnv, SearchQA):
             return self
 
     params: Params
-
-    @classmethod
-    def servers(cls, params: Any) -> list[NeedsServer]:
-        return cls.judges(params)
 
     def draw_hops(self, rng: random.Random) -> int:
         return rng.randint(self.params.fewest_hops, self.params.hops)

@@ -30,7 +30,7 @@ from turnwise.envs.tool_env import ToolEnv, ToolEnvRunner
 from turnwise.envs.tools.task_rows import get_question, read_rows, rows_of_split
 from turnwise.rewards.rubric import Forgeable, RewardSettings
 from turnwise.tools.call_formats import strip_thinking
-from turnwise.tools.tool import NeedsServer, Tool, ToolSource
+from turnwise.tools.tool import Tool, ToolSource
 from turnwise.tools.toolbox import EpisodeTools
 
 ROWS_TO_CHECK = 100
@@ -121,10 +121,6 @@ class Tools(RubricEnv):
         from turnwise.envs.tools.tool_factory import make_sources
 
         return make_sources(params.tools)
-
-    @classmethod
-    def servers(cls, params: Any) -> list[NeedsServer]:
-        return [*super().servers(params), *cls.judges(params)]
 
     @classmethod
     def size(cls, params: Any, split: Split) -> int:

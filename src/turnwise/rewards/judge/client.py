@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from turnwise.core.errors import InfrastructureFailure, UserError, format_times
-from turnwise.core.messages import Message, assistant, user
+from turnwise.core.messages import ContentPart, Message, TextPart, assistant, user
 from turnwise.models.loading.catalogue import cache_folder
 from turnwise.rewards.judge.budget import JudgeCounts
 from turnwise.rewards.judge.prompts import RETRY_REQUEST, UnreadableVerdict, escape_markers
@@ -27,6 +27,8 @@ CHARS_PER_TOKEN = 2
 """For estimates. Low, so that a budget also holds in languages with short tokens."""
 TEMPLATE_TOKENS = 16
 """Tokens that a chat template adds to a message, about."""
+IMAGE_TOKENS = 1500
+"""Tokens of an image, for estimates. More than most endpoints count for the images of environments."""
 
 Verdict = TypeVar("Verdict")
 
@@ -47,13 +49,29 @@ class JudgeModel(Protocol):
 
 
 def estimate_tokens(messages: Sequence[Message]) -> int:
-    return sum(TEMPLATE_TOKENS + math.ceil(len(message.content.encode()) / CHARS_PER_TOKEN) for message in messages)
+    return sum(
+        TEMPLATE_TOKENS
+        + math.ceil(len(message.content.encode()) / CHARS_PER_TOKEN)
+        + IMAGE_TOKENS * len(message.images)
+        for message in messages
+    )
+
+
+def identify_messages(messages: Sequence[Message]) -> list[Any]:
+    """Return JSON that is equal for equal messages alone. Images are represented by a hash."""
+    return [
+        (message.role, [*map(_identify_part, message.parts)] if message.images else message.content)
+        for message in messages
+    ]
+
+
+def _identify_part(part: ContentPart) -> tuple[str, str]:
+    return ("text", part.text) if isinstance(part, TextPart) else ("image", hashlib.sha256(part.data).hexdigest())
 
 
 def request_key(identity: tuple[str, str], messages: Sequence[Message], temperature: float, max_tokens: int) -> str:
     """Return the cache key, which is equal for equal requests in every process."""
-    conversation = [(message.role, message.content) for message in messages]
-    text = json.dumps([*identity, conversation, temperature, max_tokens], ensure_ascii=True)
+    text = json.dumps([*identity, identify_messages(messages), temperature, max_tokens], ensure_ascii=True)
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
 

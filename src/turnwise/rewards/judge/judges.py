@@ -1,4 +1,5 @@
-"""Rewards that a judge gives: of one answer (a part of a rubric), or of the members of a group (`reward.judges`).
+"""Rewards that a judge gives: of one answer (a part of a rubric), of a description of a state, or of the members of a
+group (`reward.judges`).
 
 A group is judged member by member (absolute), all members in one call (relative), or two at a time (pairwise).
 Members with equal transcripts get equal rewards and are judged once; a group of equal members costs no call. The order
@@ -12,9 +13,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Self, TypeVar
+from typing import Annotated, Self, TypeVar
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.protocols import RewardResult
@@ -32,11 +33,12 @@ from turnwise.rewards.judge.prompts import (
     read_scores,
     read_winner,
     relative_prompt,
+    state_prompt,
     transcript_of_messages,
     transcript_of_trajectory,
 )
 from turnwise.rewards.judge.settings import JudgeSettings
-from turnwise.rewards.rubric import Submission, reference_answers, select_text
+from turnwise.rewards.rubric import StateDescription, Submission, reference_answers, select_text
 
 TIE = 0.5
 """Reward of members that are equal."""
@@ -49,7 +51,7 @@ _judges_skipped: ContextVar[bool] = ContextVar("judges_skipped", default=False)
 
 @contextmanager
 def skip_judges() -> Iterator[None]:
-    """Let judges in rubrics score 0 without being asked, for episodes whose rewards are not used (warm-up)."""
+    """Let judges of answers and states score 0 unasked, for episodes whose rewards are not used (warm-up)."""
     token = _judges_skipped.set(True)
     try:
         yield
@@ -84,6 +86,36 @@ class AnswerJudge:
         accepted = reference_answers(submission.row, settings.against) if settings.against else []
         messages = absolute_prompt(transcript, submission.question, "\nor: ".join(accepted), settings)
         return await self.client.ask(messages, lambda text: read_score(text, settings.scale))
+
+
+class StateJudgeSettings(JudgeSettings):
+    """Options of a judge of descriptions and predictions of states."""
+
+    rubric: Annotated[str, Field(min_length=1)] = (
+        "states everything that is shown and matters for acting, and nothing that is not shown"
+    )
+    """Criterion in plain words."""
+
+    @model_validator(mode="after")
+    def _has_no_answer(self) -> Self:
+        unused = [name for name in ("mode", "shows", "against") if name in self.model_fields_set]
+        if unused:
+            raise ValueError(f"{unused[0]} has no effect: the judge always sees one description and the observation")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateJudge:
+    """The judge's score of a described or predicted state, 0 to 1."""
+
+    settings: StateJudgeSettings
+    client: JudgeClient
+
+    async def __call__(self, description: StateDescription) -> float:
+        if _judges_skipped.get():
+            return 0.0
+        settings = self.settings
+        return await self.client.ask(state_prompt(description, settings), lambda text: read_score(text, settings.scale))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from turnwise.models.loading.hub import is_hub_name
 from turnwise.models.loading.load import load_model
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.budget import JudgeBudget
+from turnwise.rewards.judge.client import identify_messages
 from turnwise.rewards.judge.settings import LOCAL, JudgeSettings
 from turnwise.rewards.per_loop import PerLoop
 
@@ -61,6 +62,11 @@ class LocalJudgeModel:
 
     async def __call__(self, messages: Sequence[Message]) -> str:
         judge = self._judge.get()
+        if not judge.renderer.reads_images and any(message.images for message in messages):
+            raise UserError(
+                f"the judge {self._settings.model} reads text only, but observations contain images: choose a "
+                "vision-language model"
+            )
         ids = judge.renderer.start(messages)
         reservation = await self._budget.reserve(len(ids) + self._sampling.max_tokens)
         cost = len(ids)
@@ -86,7 +92,7 @@ class LocalJudgeModel:
         """Loaded once, also if several event loops use it."""
         loaded = load_model(self._settings.model, device=self._settings.device, attn_implementation=ATTENTION)
         loaded.model.requires_grad_(False)
-        return Renderer(loaded.tokenizer, loaded.stop_ids), loaded.model
+        return Renderer(loaded.tokenizer, loaded.stop_ids, images=loaded.images), loaded.model
 
 
 def _check_model(name: str) -> None:
@@ -98,5 +104,5 @@ def _check_model(name: str) -> None:
 
 def _key(messages: Sequence[Message]) -> EpisodeKey:
     """Return a key that depends on the request alone: equal requests sample equal tokens."""
-    seed = address("judge", [(message.role, message.content) for message in messages])
+    seed = address("judge", identify_messages(messages))
     return EpisodeKey(run_seed=0, round=0, task=Task(env="judge", seed=seed))
