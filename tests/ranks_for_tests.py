@@ -17,16 +17,19 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import DivergedError
 from turnwise.core.learner import Needs
 from turnwise.core.samples import TrainBatch
+from turnwise.core.trajectory import Group, Turn
 from turnwise.data.packing import micro_batches, pack_train
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import load_model
 from turnwise.models.loading.lora import LoraSettings, add_lora
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.models.sharding import local_of
+from turnwise.models.vision.encoder import image_encoder
 from turnwise.recipes.build_learner import build_learner, build_sharded_learner, update_settings
 from turnwise.training.learner import LocalLearner
 from turnwise.training.sharded import ShardedLearner
 from turnwise.training.update import train_samples
+from vision_models_for_tests import png
 
 HANG_S = 600
 
@@ -92,8 +95,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("no critic", {}),
     "bfloat16": ("trunk", {"model__dtype": "bfloat16"}),
     "offload": ("no critic", {"train__optimizer_state": "host"}),
+    "frozen vision": ("head", {"model__name": "tiny_vlm"}),
+    "vision": ("trunk", {"model__name": "tiny_vlm", "model__train_vision": True, "algo__old_logprobs": "learner"}),
+    "vision lora": (
+        "no critic",
+        {"model__name": "tiny_vlm", "lora__rank": 2, "lora__part": "both", "algo__old_logprobs": "learner"},
+    ),
 }
-"""Name -> critic and settings of a learner. All have a KL reference and samples with shared prompts."""
+"""Name -> critic and settings of a learner. All have a KL reference and samples with shared prompts.
+
+With tiny_vlm, one of three groups shows images, so that some micro-batches have none.
+"""
 
 
 def config_of(case: str) -> Config:
@@ -104,9 +116,14 @@ def config_of(case: str) -> Config:
 
 def model_of(config: Config) -> Any:
     dtype = torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32
-    model = random_model("qwen2", ATTENTION, dtype, layers=2)  # the time of a test grows with the number of tensors
+    if config.model.name == "tiny_vlm":
+        train_vision = bool(config.model.train_vision)
+        model = load_model("tiny_vlm", attn_implementation=ATTENTION, train_vision=train_vision).model
+    else:
+        model = random_model("qwen2", ATTENTION, dtype, layers=2)  # the time grows with the number of tensors
     if config.lora.rank:
-        add_lora(model, "base", LoraSettings(rank=config.lora.rank, alpha=4.0, targets=(), seed=0))
+        part = config.lora.part or "language"
+        add_lora(model, "base", LoraSettings(rank=config.lora.rank, alpha=4.0, targets=(), seed=0, part=part))
         with torch.no_grad():  # peft starts with zeros, for which half of the adapter gets no gradient
             for name, parameter in model.named_parameters():
                 if "lora_B" in name:
@@ -124,9 +141,25 @@ def sharded_learner(rank: int, config: Config) -> ShardedLearner:
 
 def steps_of(learner: LocalLearner, config: Config, first: int, last: int) -> list[dict[str, float]]:
     """Take training steps of several micro-batches; return their metrics."""
-    return [
-        learn(learner, random_groups(step, groups=3), config, step=step, micro_tokens=60) for step in range(first, last)
+    return [learn(learner, groups_of(learner, step), config, step=step, micro_tokens=60) for step in range(first, last)]
+
+
+def groups_of(learner: LocalLearner, seed: int) -> list[Group]:
+    """Return three groups. If the model reads images, turns of the second begin with the same ones in all steps."""
+    groups = random_groups(seed, groups=3)
+    encoder = image_encoder(learner.model)
+    if encoder is None:
+        return groups
+
+    def show(turn: Turn, number: int) -> Turn:
+        assert encoder is not None
+        return replace(turn, context_ids=(*encoder.processor.ids(png(16, 24, seed=number)), *turn.context_ids))
+
+    shown = [
+        replace(each, turns=tuple(show(turn, number) for number, turn in enumerate(each.turns)))
+        for each in groups[1].trajectories
     ]
+    return [groups[0], replace(groups[1], trajectories=tuple(shown)), groups[2]]
 
 
 Trained = tuple[list[dict[str, float]], int, dict[str, torch.Tensor], dict[str, torch.Tensor]]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,21 @@ def test_rendered_ids_match_the_processor(name: str, folders: Path) -> None:
     expected = processor(text=[text], images=[[decode_image(WIDE)]], add_special_tokens=False)["input_ids"][0]
     assert [loaded.images.placeholder_id if token < 0 else token for token in ids] == list(expected)
     assert len(find_images(ids)) == 1
+
+
+@ALL
+def test_pickled_model_reads_images_of_its_own_store(name: str, folders: Path) -> None:
+    loaded = load(name, folders)
+    copied = pickle.loads(pickle.dumps(loaded.model))
+    encoder = image_encoder(copied)
+    assert loaded.images is not None and encoder is not None
+    ids = [*loaded.images.ids(WIDE), 5, 6]
+    with pytest.raises(UserError, match="not in the store"):
+        encoder.processor.process(find_images(ids)[0].hash)
+    assert encoder.processor.ids(WIDE) == loaded.images.ids(WIDE)
+    batch = pack([sample_of(ids, 1)])
+    first, second = (packed_logits(each, batch, batch.sources)[0] for each in (loaded.model, copied))
+    assert torch.equal(first, second)
 
 
 @ALL

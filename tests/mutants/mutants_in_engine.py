@@ -84,7 +84,7 @@ IN_ENGINE = (
     *mutants(
         "models/head.py",
         VISION,
-        ("image tokens are sampled", "module.never_sampled, NEVER)", "module.never_sampled, 0.0)"),
+        ("image tokens are sampled", "layer.never_sampled, NEVER)", "layer.never_sampled, 0.0)"),
         ("image tokens are sampled from the output head", "self.never_sampled, NEVER)", "self.never_sampled, 0.0)"),
     ),
     *mutants(

@@ -267,6 +267,7 @@ IN_TRAINING = (
         ("gradients are averaged over the ranks", "            each.set_gradient_divide_factor(1.0)\n", ""),
         ("ranks keep their own sums", "        if self.ranks > 1:\n", "        if False:\n"),
         ("shards are read from the wrong rank", "src_data_rank=source)", "src_data_rank=0)"),
+        ("features outlive the shards of their tower", "sum(each._version + local_of(each)._version", "sum(0"),
     ),
     *mutants(
         "training/sharded.py",

@@ -73,28 +73,38 @@ def trained_locally(case: str, steps: int = STEPS) -> Trained:
     return result_of(learner, steps_of(learner, config, 0, steps))
 
 
-def assert_close(ours: Trained, theirs: Trained) -> None:
-    """Compare to the tolerance of a few float32 steps whose sums have another order."""
+def assert_close(ours: Trained, theirs: Trained, *, outliers: float = 0.0) -> None:
+    """Compare to the tolerance of a few float32 steps whose sums have another order.
+
+    `outliers`: share of a tensor's elements that may differ by more, as Adam divides gradients near 0 by their size.
+    """
     for mine, other in zip(ours[0], theirs[0], strict=True):
         assert mine == pytest.approx(other, rel=1e-3, abs=1e-4)
     assert ours[1] == theirs[1]
     for tensors, expected in zip(ours[2:], theirs[2:], strict=True):
         assert tensors.keys() == expected.keys()
         for name, tensor in expected.items():
+            differs = ~torch.isclose(tensors[name], tensor, atol=2e-5, rtol=1e-3)
+            if differs.sum() <= outliers * tensor.numel():
+                continue
             torch.testing.assert_close(
                 tensors[name], tensor, atol=2e-5, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
             )
 
 
-COUNTS_AND_CASES = [(count, case) for count in (1, 2, 4) for case in ("head critic", "trunk critic", "lora")]
+CASES_WITH_IMAGES = ("frozen vision", "vision", "vision lora")
+COUNTS_AND_CASES = [
+    (count, case) for count in (1, 2, 4) for case in ("head critic", "trunk critic", "lora", *CASES_WITH_IMAGES)
+]
 if not SOAK:  # tests of saved states train a trunk critic
-    COUNTS_AND_CASES = [(2, "head critic"), (2, "lora")]
+    COUNTS_AND_CASES = [(2, "head critic"), (2, "lora"), (1, "vision"), *((2, case) for case in CASES_WITH_IMAGES)]
 
 
 @pytest.mark.parametrize(("count", "case"), COUNTS_AND_CASES)
 def test_sharded_learner_trains_like_the_local_one(ranks: Ranks, case: str, count: int) -> None:
     results = ranks.run(count, train_steps, case, STEPS)
-    assert_close(results[0], trained_locally(case))
+    outliers = 1e-3 if case in CASES_WITH_IMAGES else 0.0  # most tokens of its large vocabulary hardly have a gradient
+    assert_close(results[0], trained_locally(case), outliers=outliers)
     assert all(each[:2] == results[0][:2] for each in results), "all ranks return the same numbers"
 
 

@@ -81,6 +81,9 @@ class ImageStore:
         self._images: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._images or (self._folder is not None and self._file(self._folder, key).exists())
+
     def put(self, data: bytes) -> str:
         """Keep the image; return its hash."""
         key = image_hash(data)

@@ -49,7 +49,11 @@ def mask_output(model: Any, token_ids: Sequence[int]) -> None:
     """Give these tokens the logit NEVER, for the engine and the learner alike."""
     layer = model.get_output_embeddings()
     layer.register_buffer("never_sampled", torch.tensor(list(token_ids)), persistent=False)
-    layer.register_forward_hook(lambda module, _, logits: logits.index_fill(-1, module.never_sampled, NEVER))
+    layer.register_forward_hook(_mask_logits)
+
+
+def _mask_logits(layer: Any, _: tuple[Tensor, ...], logits: Tensor) -> Tensor:
+    return logits.index_fill(-1, layer.never_sampled, NEVER)
 
 
 def matmul_float32(left: Tensor, right: Tensor) -> Tensor:

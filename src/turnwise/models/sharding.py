@@ -33,6 +33,7 @@ from torch.utils._pytree import tree_map_only
 from turnwise.core.protocols import WeightSource
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.layers import decoder_layers
+from turnwise.models.vision.encoder import image_encoder, vision_parameters
 
 PLACEMENTS = (Shard(0),)
 
@@ -62,6 +63,7 @@ class Sharding:
     def shard_model(self, model: Any, weights: WeightSource | None) -> None:
         """Shard a causal LM on the meta device, and load the weights of rank 0."""
         self._shard(model, {layer: model_dtype(model) for layer in decoder_layers(model) or ()}, model_dtype(model))
+        _watch_vision_shards(model)
         self.load(model, weights)
 
     @torch.no_grad()
@@ -71,6 +73,7 @@ class Sharding:
             dtype = model_dtype(critic.trunk)
             layers = dict.fromkeys(decoder_layers(critic.trunk) or (), dtype)
             self._shard(critic, {**layers, critic.head: torch.float32}, dtype)
+            _watch_vision_shards(critic.trunk)
             self.load(critic.trunk, None if policy is None else policy.base_model)
         else:
             self._shard(critic, {}, torch.float32)
@@ -211,6 +214,18 @@ def _run(module: Any, function: Callable[..., Any], *inputs: Any) -> Any:
     """Return `function(module, *inputs)`. As a forward method, so that the parameters are whole in the function."""
     outputs = function(module, *inputs)
     return tree_map_only(Tensor, lambda each: each.clone() if each._is_view() else each, outputs)  # FSDP wants no views
+
+
+def _watch_vision_shards(model: Any) -> None:
+    """Let features be computed anew when the shards of the vision tower change.
+
+    The tower is whole wherever the outermost module is, so a rank may run it on its own images alone. Gathering does
+    not count as a write to the whole parameters. Writes to a sharded one count there, or in its local tensor.
+    """
+    encoder = image_encoder(model)
+    if encoder is not None:
+        shards = vision_parameters(model)
+        encoder.tower_version = lambda: sum(each._version + local_of(each)._version for each in shards)
 
 
 def _check_names(module: nn.Module, source: dict[str, Tensor]) -> None:

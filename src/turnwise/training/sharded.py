@@ -15,10 +15,12 @@ from torch import Tensor
 from turnwise.core.learner import Needs, Scores
 from turnwise.core.protocols import WeightSource
 from turnwise.core.samples import Batch, TrainBatch, on_device
+from turnwise.models.critic import TrunkCritic
 from turnwise.models.forward import batch_attention
 from turnwise.models.loading.lora import has_adapter
 from turnwise.models.loading.save import write_model
 from turnwise.models.sharding import Sharding, fill_skeleton, sharded_modules
+from turnwise.models.vision.encoder import image_encoder
 from turnwise.training.learner import LocalLearner, Result
 from turnwise.training.learner_state import load_tensors, save_shards
 from turnwise.training.objective import Objective
@@ -48,6 +50,8 @@ class ShardedLearner(LocalLearner):
         self.reduce_once_per_step = reduce_once_per_step
         modules = [each for each in (model, self.critic, self.reference) if each is not None]
         self._sharded_modules = [part for module in modules for part in sharded_modules(module)]
+        trained = [model, *([self.critic.trunk] if isinstance(self.critic, TrunkCritic) else [])]
+        self._image_encoders = [each for each in map(image_encoder, trained) if each is not None]
 
     @property
     def ranks(self) -> int:  # type: ignore[override]
@@ -76,6 +80,9 @@ class ShardedLearner(LocalLearner):
         """Accumulate the batches' gradients, as `LocalLearner` does. A padding batch has weights of 0."""
         batches = list(batches)
         score_names = set[str]()
+        has_images = any(bool((each.batch.ids < 0).any()) for each in batches)
+        for encoder in self._image_encoders:  # the ranks must reduce the same gradients
+            encoder.reaches_all_batches = has_images
 
         def compute(index: int, padding: bool) -> dict[str, Tensor]:
             batch = _without_weights(batches[index]) if padding else batches[index]

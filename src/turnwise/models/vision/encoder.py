@@ -1,7 +1,7 @@
 """Features of images in place of the embeddings of their tokens, and positions in models with a grid for images."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from inspect import signature
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers.vision_utils import get_vision_position_ids
 
 from turnwise.core.images import INDEX_BITS, find_images
@@ -36,6 +37,10 @@ class ImageEncoder:
         """`merge_size`: patches per token and side, in models with multimodal rotary positions; None in others."""
         self.processor = processor
         self.merge_size = merge_size
+        self.tower_version: Callable[[], int] | None = None
+        """Number that changes with the vision tower's weights, if these are sharded; None counts writes to them."""
+        self.reaches_all_batches = False
+        """Whether a trained vision tower gets a gradient, of 0, also from batches without an image."""
         self._features: OrderedDict[str, Tensor] = OrderedDict()
         self._bytes = 0
         self._version = -1
@@ -51,7 +56,7 @@ class ImageEncoder:
         """
         codes = -1 - tokens.cpu()
         images, inverse = (codes >> INDEX_BITS).unique(return_inverse=True)
-        keys = [f"{code:013x}" for code in images.tolist()]
+        keys = _hashes(images)
         tower = vision_parameters(trunk)
         trained = any(each.requires_grad for each in tower)
         if trained and torch.is_grad_enabled():
@@ -63,9 +68,20 @@ class ImageEncoder:
         rows = (sizes.cumsum(0) - sizes)[inverse] + (codes & ((1 << INDEX_BITS) - 1))
         return torch.cat(tables).index_select(0, send(rows, tables[0].device))
 
+    def zero_features(self, trunk: Any) -> Tensor | None:
+        """Return 0, with the gradients of 0 that the vision tower gets from a batch without an image, or None."""
+        if not self.reaches_all_batches or not torch.is_grad_enabled():
+            return None
+        if not any(each.requires_grad for each in vision_parameters(trunk)):
+            return None
+        blank = self.processor.blank
+        names = [name for name in blank.inputs if name in signature(trunk.get_image_features).parameters]
+        (table,) = self._forward(trunk, [blank], names)
+        return 0 * table.sum()
+
     def _forget_if_changed(self, tower: Iterable[nn.Parameter]) -> None:
         """Drop all features if the weights that computed them were written since."""
-        version = sum(each._version for each in tower)
+        version = sum(each._version for each in tower) if self.tower_version is None else self.tower_version()
         if version != self._version:
             self._features.clear()
             self._bytes, self._version = 0, version
@@ -153,6 +169,15 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor if tensor.device == device else tensor.pin_memory().to(device, non_blocking=True)
 
 
+def image_hashes(ids: Tensor) -> list[str]:
+    """Return the hashes of the images among the ids, without duplicates."""
+    return _hashes(((-1 - ids[ids < 0]) >> INDEX_BITS).unique())
+
+
+def _hashes(codes: Tensor) -> list[str]:
+    return [f"{code:013x}" for code in codes.tolist()]
+
+
 @lru_cache(maxsize=256)
 def patch_positions(merge_size: int, *grid: int) -> Tensor:
     """Return row and column of each patch of an image, in the order in which a tower of the Qwen family reads them."""
@@ -203,10 +228,24 @@ def embed_images(model: Any, ids: Tensor) -> Iterator[Tensor]:
         return
     embeddings, is_image = model.get_input_embeddings(), ids < 0
     device = ids.device if ids.is_cuda else embeddings.weight.device
-    if not bool(is_image.any()):
-        yield send(ids, device)
-        return
-    found = is_image.nonzero()[:, 0]
+    if bool(is_image.any()):
+        hooks = _embed_features(model, encoder, ids, is_image, device)
+    elif (zero := encoder.zero_features(model.base_model)) is not None:
+        hooks = [embeddings.register_forward_hook(lambda _, __, output: output + zero)]
+    else:
+        hooks = []
+    try:
+        yield send(ids.clamp(min=0) if hooks else ids, device)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _embed_features(
+    model: Any, encoder: ImageEncoder, ids: Tensor, is_image: Tensor, device: torch.device
+) -> list[RemovableHandle]:
+    """Let the model's embeddings of image tokens be their features; return hooks to remove."""
+    embeddings, found = model.get_input_embeddings(), is_image.nonzero()[:, 0]
     first, *deeper = encoder.features(model.base_model, ids[found]).split(embeddings.weight.shape[1], dim=1)
     tokens = send(found, device)
 
@@ -220,11 +259,7 @@ def embed_images(model: Any, ids: Tensor) -> Iterator[Tensor]:
     if deeper:
         decoder = model.base_model.get_decoder()
         hooks.append(decoder.register_forward_pre_hook(add_to_layers, with_kwargs=True))
-    try:
-        yield send(ids.clamp(min=0), device)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    return hooks
 
 
 def place_rows(model: Any, ids: Tensor, positions: Tensor, lengths: Sequence[int], parents: Sequence[int]) -> Tensor:

@@ -3,13 +3,14 @@
 import io
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from turnwise.core.errors import EnvironmentFailure, UserError
+from turnwise.core.image_encoding import import_pillow
 from turnwise.core.images import INDEX_BITS, ImageStore, image_hash, image_token_id
 from turnwise.models.vision.patches import Patches
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 MEMORY_BYTES = 1 << 30
 """Pixel tensors kept in memory; those of other images are computed again when needed."""
+BLANK_SIDE = 56
 PARTS = ("image_processor", "tokenizer")
 
 
@@ -54,27 +56,35 @@ class ImageProcessor:
         self._processed: OrderedDict[str, ProcessedImage] = OrderedDict()
         self._bytes = 0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the settings alone: another process has its own images."""
+        return ImageProcessor, (self.processor, self.placeholder_id)
+
     def ids(self, data: bytes) -> tuple[int, ...]:
         """Put an encoded image into the store; return its ids. Raises EnvironmentFailure if it cannot be read."""
         return self.process(self.store.put(data)).ids
 
     def preview_ids(self, data: bytes) -> tuple[int, ...]:
         """Return the ids of an encoded image without keeping it. Raises EnvironmentFailure if it cannot be read."""
-        return self._process(image_hash(data), data).ids
+        return self._process(image_hash(data), decode_image(data)).ids
 
     def process(self, key: str) -> ProcessedImage:
         """Return the processed image with this hash."""
         if key in self._processed:
             self._processed.move_to_end(key)
             return self._processed[key]
-        processed = self._processed[key] = self._process(key, self.store.get(key))
+        processed = self._processed[key] = self._process(key, decode_image(self.store.get(key)))
         self._bytes += processed.size_bytes
         while self._bytes > MEMORY_BYTES and len(self._processed) > 1:
             self._bytes -= self._processed.popitem(last=False)[1].size_bytes
         return processed
 
-    def _process(self, key: str, data: bytes) -> ProcessedImage:
-        image = decode_image(data)
+    @cached_property
+    def blank(self) -> ProcessedImage:
+        """A white image, which is in no context."""
+        return self._process(f"{0:013x}", import_pillow().Image.new("RGB", (BLANK_SIDE, BLANK_SIDE), "white"))
+
+    def _process(self, key: str, image: "Image") -> ProcessedImage:
         found = None if self._patches is None else self._patches.cut(image)
         if found is None:
             found = self.processor.image_processor([image], return_tensors="pt", **self._settings)
@@ -137,5 +147,15 @@ def images_only(processor_class: Any) -> Any:
             found = super()._get_arguments_from_pretrained(*arguments, **options)
             return [*found, *[None] * (len(parts) - len(kept))]
 
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _restore_images_only, (processor_class, self.__dict__)
+
     ImagesOnly.__name__ = processor_class.__name__  # which is saved
     return ImagesOnly
+
+
+def _restore_images_only(processor_class: Any, state: dict[str, Any]) -> Any:
+    """Return a pickled processor. Its class, which is made when needed, has no name to be found by."""
+    restored = object.__new__(images_only(processor_class))
+    restored.__dict__.update(state)
+    return restored
