@@ -22,5 +22,5 @@ def test_single_rank_is_sharded_only_to_offload(
     built = build_rank(config, plan_without_limits(config), None, 0)
     assert isinstance(built, tuple) == sharded
     assert sharded or type(built) is LocalLearner
-    model = built[1] if isinstance(built, tuple) else built.model  # type: ignore[attr-defined]
+    model = built[1] if isinstance(built, tuple) else built.model
     assert isinstance(model, torch.nn.Module)

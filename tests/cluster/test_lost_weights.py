@@ -57,7 +57,8 @@ class FakeActor:
         if self.dead:
             raise ActorDiedError
         jobs, self.jobs = self.jobs, []
-        return FinishedJobs(results=[(job.number, pickle.dumps([self.version])) for job in jobs], stats=EngineStats())
+        results = [(job.number, pickle.dumps([self.version])) for job in jobs]
+        return FinishedJobs(results=results, images=set(), stats=EngineStats())
 
 
 class Cluster:
@@ -71,7 +72,9 @@ class Cluster:
         monkeypatch.setattr(actor_pool, "ray", ray)
         session: Any = SimpleNamespace(placement=SimpleNamespace(engines=[None] * replicas))
         self.notes: list[str] = []
-        self.pool = ReplicaPool(session, lambda: pytest.fail("not here"), timeout_s=60, note=self.notes.append)
+        self.pool = ReplicaPool(
+            session, lambda: pytest.fail("not here"), timeout_s=60, images=None, note=self.notes.append
+        )
 
     def _launch(self) -> FakeActor:
         self.actors.append(FakeActor(self.lost))

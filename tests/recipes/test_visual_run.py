@@ -86,12 +86,6 @@ def test_text_model_given_images_is_a_user_error(tmp_path: Path) -> None:
         train(small(tmp_path, **SETTINGS | {"model__name": "tiny"}), console=quiet())
 
 
-@pytest.mark.parametrize("setting", ["cluster__engines", "cluster__learners"])
-def test_images_on_a_cluster_are_a_user_error(setting: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="frozen_lake shows images, and actors on a cluster do not exchange images"):
-        train(small(tmp_path, **SETTINGS | {setting: 1}), console=quiet())
-
-
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from turnwise.cluster.env_worker import EnvLease
+from turnwise.cluster.images import EpisodeImages, shown_images
 from turnwise.cluster.results import encode_result
 from turnwise.cluster.session import ProcessInfo, process_info
 from turnwise.cluster.weights import PackedWeights, ReceivedWeights
@@ -32,6 +33,8 @@ class ReplicaParts:
     close: Callable[[], Awaitable[None]]
     load_value_head: Callable[[WeightSource], None]
     """Loads the parameters of a critic on the policy's trunk, whose values then come with the sampled tokens."""
+    images: EpisodeImages | None
+    """Where the renderer puts images; None if the model reads text only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,8 @@ class EpisodeJob:
 class FinishedJobs:
     results: list[tuple[int, bytes]]
     """Number of the job, and its pickled trajectories or exception."""
+    images: set[str]
+    """Hashes of the images in the results. The replica has them until `collect` is called again."""
     stats: EngineStats
 
 
@@ -59,6 +64,12 @@ class EngineReplica:
         torch.set_num_threads(threads)
         self._running: dict[int, asyncio.Task[None]] = {}
         self._finished: list[tuple[int, bytes]] = []
+        self._shown: set[str] = set()
+        """Images of the finished jobs."""
+        self._marks: dict[int, int] = {}
+        """Mark of the images at the start of each job whose images the driver may lack."""
+        self._sent: list[int] = []
+        """Jobs of the last answer to `collect`."""
 
     async def start(self, build: Callable[[], ReplicaParts]) -> ProcessInfo:
         """Build the engine. Not part of `__init__`, whose errors Ray reports as text only."""
@@ -72,6 +83,8 @@ class EngineReplica:
             if (task := self._running.get(number)) is not None:
                 task.cancel()
         for job in jobs:
+            if self._parts.images is not None:
+                self._marks[job.number] = self._parts.images.mark()
             self._running[job.number] = asyncio.create_task(self._run(job))
 
     async def _run(self, job: EpisodeJob) -> None:
@@ -80,7 +93,12 @@ class EngineReplica:
             assert isinstance(collector, Collector), "check_conflicts rejects self-play and agents here"
             collector = replace(collector, make_env=job.lease.make)
         try:
-            result: Sequence[Trajectory] | Exception = list(await collector.episodes(job.keys))
+            found = list(await collector.episodes(job.keys))
+            self._shown |= shown_images(found)
+            result: Sequence[Trajectory] | Exception = found
+        except asyncio.CancelledError:
+            self._marks.pop(job.number, None)
+            raise
         except Exception as error:
             result = error
         finally:
@@ -89,7 +107,11 @@ class EngineReplica:
         self._changed.set()
 
     async def collect(self) -> FinishedJobs:
-        """Wait for finished episodes; unblocked by the end of one, and after POLL_S."""
+        """Wait for finished episodes; unblocked by the end of one, and after POLL_S.
+
+        The driver has the images of the episodes that it got before.
+        """
+        self._forget_images()
         if not self._finished:
             self._changed.clear()
             try:
@@ -98,7 +120,22 @@ class EngineReplica:
             except TimeoutError:
                 pass
         results, self._finished = self._finished, []
-        return FinishedJobs(results=results, stats=self._parts.engine.stats())
+        shown, self._shown = self._shown, set()
+        self._sent = [number for number, _ in results]
+        return FinishedJobs(results=results, images=shown, stats=self._parts.engine.stats())
+
+    def _forget_images(self) -> None:
+        """Forget images that neither a running episode nor one that has to be sent shows."""
+        for number in self._sent:
+            self._marks.pop(number, None)
+        self._sent = []
+        if (images := self._parts.images) is not None:
+            images.forget_until(min(self._marks.values(), default=images.mark()))
+
+    async def send_images(self, keys: Sequence[str]) -> list[bytes]:
+        """Return these of the images that `collect` named last."""
+        assert self._parts.images is not None
+        return [self._parts.images.get(key) for key in keys]
 
     async def publish(self, version: int, packed: PackedWeights, value_head: PackedWeights) -> None:
         """Load the weights; `value_head` is empty without a critic whose values are needed."""

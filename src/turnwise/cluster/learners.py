@@ -13,6 +13,7 @@ from ray.exceptions import GetTimeoutError, RayTaskError
 from ray.util.serialization import deregister_serializer
 from torch import Tensor
 
+from turnwise.cluster.images import ImageParcel, ParcelSender, ReceivedImages
 from turnwise.cluster.placement import ActorSlot
 from turnwise.cluster.session import (
     LOSSES,
@@ -33,9 +34,12 @@ from turnwise.cluster.weights import (
     send_tensors_as_arrays,
 )
 from turnwise.core.errors import LearnerLost
-from turnwise.core.learner import Learner, LossTerm, Needs, Scores, StepSettings
+from turnwise.core.images import ImageStore
+from turnwise.core.learner import LossTerm, Needs, Scores, StepSettings
 from turnwise.core.protocols import WeightSource
 from turnwise.core.samples import Batch, TrainBatch
+from turnwise.models.vision.encoder import image_encoder
+from turnwise.training.learner import LocalLearner
 
 START_S = 900.0
 """Longest time for the ranks to be placed and to load the model."""
@@ -47,7 +51,7 @@ PING_S = 10.0
 RESTARTS = 5
 """Attempts to restart the ranks: a dead node is not known as such at once."""
 
-BuildRank = Callable[[int], Learner]
+BuildRank = Callable[[int], LocalLearner]
 """Builds the learner of a rank, once the process group exists."""
 
 
@@ -57,7 +61,8 @@ class LearnerRank:
     def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
         send_tensors_as_arrays()
-        self._learner: Learner | None = None
+        self._learner: LocalLearner | None = None
+        self._images = ReceivedImages()
 
     def open_store(self, ranks: int) -> tuple[str, int]:
         """Open the store through which the ranks find each other; return its address. For rank 0."""
@@ -82,12 +87,17 @@ class LearnerRank:
     def build(self, build: BuildRank) -> float:
         """Build the learner; return its `max_grad_norm`."""
         self._learner = build(self._rank)
+        if (encoder := image_encoder(self._learner.model)) is not None:
+            encoder.processor.store = self._images
         return self._learner.max_grad_norm
 
     def call(self, method: str, *arguments: Any, **options: Any) -> tuple[Any, int]:
         """Call the learner; return rank 0's result and the number of skipped steps."""
         result = getattr(self._ready, method)(*arguments, **options)
         return result if self._rank == 0 else None, self._ready.skipped_steps
+
+    def receive_images(self, parcel: ImageParcel) -> None:
+        self._images.receive(parcel)
 
     def load_weights(self, packed: PackedWeights | None) -> None:
         self._ready.load_weights(ReceivedWeights(packed or {}))
@@ -101,7 +111,7 @@ class LearnerRank:
         return os.getpid()
 
     @property
-    def _ready(self) -> Learner:
+    def _ready(self) -> LocalLearner:
         assert self._learner is not None, "build comes first"
         return self._learner
 
@@ -109,8 +119,9 @@ class LearnerRank:
 class RemoteLearner:
     """The `Learner` of the training loop. If a rank is lost it raises LearnerLost; `restart` then makes new ranks."""
 
-    def __init__(self, session: ClusterSession, build: BuildRank) -> None:
-        self._session, self._build = session, build
+    def __init__(self, session: ClusterSession, build: BuildRank, images: ImageStore | None) -> None:
+        """`images`: has the images of all batches; None if the model reads text only."""
+        self._session, self._build, self._images = session, build, images
         self._skipped_steps = 0
         self._start(attempts=1)
 
@@ -127,6 +138,7 @@ class RemoteLearner:
                     raise start_error("A learner rank", error) from error
 
     def _join_and_build(self) -> None:
+        self._parcels = None if self._images is None else ParcelSender(self._images)
         ranks = len(self.actors)
         host, port = ray.get(self.actors[0].open_store.remote(ranks), timeout=START_S)
         joining = [each.join.remote(rank, ranks, host, port) for rank, each in enumerate(self.actors)]
@@ -165,16 +177,26 @@ class RemoteLearner:
         self._call("begin_step", settings)
 
     def score(self, batches: Sequence[Batch], needs: Needs) -> list[Scores]:
+        self._send_images(batches)
         return self._call("score", list(batches), needs)
 
     def forward_backward(self, batches: Iterable[TrainBatch], *, tokens: bool = False) -> list[dict[str, Tensor]]:
-        return self._call("forward_backward", list(batches), tokens=tokens)
+        batches = list(batches)
+        self._send_images([each.batch for each in batches])
+        return self._call("forward_backward", batches, tokens=tokens)
 
     def step(self, *, rate_scale: float = 1.0) -> dict[str, float]:
         return self._call("step", rate_scale=rate_scale)
 
     def gradient_norm(self, batches: Sequence[TrainBatch], term: LossTerm) -> float:
+        self._send_images([each.batch for each in batches])
         return self._call("gradient_norm", list(batches), term)
+
+    def _send_images(self, batches: Sequence[Batch]) -> None:
+        parcel = None if self._parcels is None else self._parcels.pack(batches)
+        if parcel is not None:
+            stored = ray.put(parcel)
+            self._wait([each.receive_images.remote(stored) for each in self.actors])
 
     def weights(self) -> WeightSource:
         """Collect the weights on rank 0. They stay in the object store until someone reads them."""

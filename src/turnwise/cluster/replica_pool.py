@@ -18,6 +18,7 @@ from turnwise.cluster.results import decode_result
 from turnwise.cluster.session import ClusterSession
 from turnwise.cluster.weights import PackedWeights, RemoteWeights, pack_tensor, put_weights
 from turnwise.core.errors import InfrastructureFailure, LearnerLost
+from turnwise.core.images import ImageStore
 from turnwise.core.protocols import EngineStats, WeightSource
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Trajectory
@@ -63,9 +64,14 @@ class ReplicaPool(ActorPool[_Replica]):
         build: Callable[[], ReplicaParts],
         *,
         timeout_s: float,
+        images: ImageStore | None,
         note: Callable[[str], None],
     ) -> None:
-        """Start the replicas and wait until they are ready. `timeout_s`: longest time that an episode may block."""
+        """Start the replicas and wait until they are ready. `timeout_s`: longest time that an episode may block.
+
+        `images`: gets the images of all episodes; None if the model reads text only.
+        """
+        self._images, self._requested = images, set[str]()
         self._hang_s = POLL_S + timeout_s + GRACE_S
         self._numbers = count()
         self._value_head: Callable[[], Mapping[str, Tensor]] = dict
@@ -122,6 +128,7 @@ class ReplicaPool(ActorPool[_Replica]):
             while replica.running and replica.actor is actor:
                 finished: FinishedJobs = await self._call(actor.collect.remote(), self._hang_s)
                 replica.stats = finished.stats
+                await self._receive_images(actor, finished.images)
                 for number, result in finished.results:
                     replica.losses = 0
                     if (done := replica.running.pop(number, None)) is not None and not done.done():
@@ -130,6 +137,26 @@ class ReplicaPool(ActorPool[_Replica]):
             self._lose(replica, actor, loss)
         except Exception as error:
             self._fail(replica, error)
+
+    async def _receive_images(self, actor: Any, keys: set[str]) -> None:
+        """Wait until all these images of a replica are in the store; unblocked by its answer, and by other replicas'.
+
+        Replicas that have the same image are not both asked for it. If one is lost, the other is asked.
+        """
+        if self._images is None:
+            return
+        while missing := [key for key in sorted(keys) if key not in self._images]:
+            asked = [key for key in missing if key not in self._requested]
+            if not asked:
+                await self._wait_for_change()
+                continue
+            self._requested.update(asked)
+            try:
+                for data in await self._call(actor.send_images.remote(asked), self._hang_s):
+                    self._images.put(data)
+            finally:
+                self._requested.difference_update(asked)
+                self._report_change()
 
     def _lose(self, replica: _Replica, actor: Any, loss: ActorLost | ObjectLost) -> None:
         """Fail the jobs of a lost replica and start its replacement. Does nothing if it is replaced already."""

@@ -132,21 +132,14 @@ def check_sees_images(loaded: LoadedModel, environments: EnvironmentMix) -> None
 
 
 def check_engine_reads_images(config: Config, environments: EnvironmentMix) -> None:
-    """Raise UserError if an environment shows images and the engine takes text only, or runs in another process."""
+    """Raise UserError if an environment shows images and the engine takes text only."""
     spec = next((spec for spec, params in environments.with_params if spec.shows_images(params)), None)
-    if spec is None:
-        return
-    if not ENGINES[config.engine.kind].reads_images(config.engine):
+    if spec is not None and not ENGINES[config.engine.kind].reads_images(config.engine):
         kinds = " or ".join(name for name, kind in ENGINES.items() if kind.reads_images(config.engine))
         on_servers = " with engine.urls" if config.engine.urls else ""
         raise UserError(
             f"{spec.name} shows images, and engine.kind {config.engine.kind}{on_servers} reads text only. Choose "
             f"engine.kind {kinds}{_or_text(spec)}."
-        )
-    if config.cluster.engines or config.cluster.learners:
-        raise UserError(
-            f"{spec.name} shows images, and actors on a cluster do not exchange images. Set cluster.engines and "
-            f"cluster.learners to 0{_or_text(spec)}."
         )
 
 

@@ -13,12 +13,14 @@ import torch
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.cluster.engine_replica import ReplicaParts
 from turnwise.cluster.env_worker_pool import EnvWorkerPool, WorkerCollector
+from turnwise.cluster.images import EpisodeImages
 from turnwise.cluster.learners import BuildRank, RemoteLearner
 from turnwise.cluster.replica_pool import ReplicaCollector, ReplicaPool
 from turnwise.cluster.session import ClusterSession, open_session
 from turnwise.cluster.weights import RemoteWeights, put_weights
 from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost, Outage
+from turnwise.core.images import ImageStore
 from turnwise.core.learner import Learner
 from turnwise.core.protocols import ValueEngine, WeightSource
 from turnwise.envs.spec import EnvSpec
@@ -79,7 +81,7 @@ def build_actors(
     with ExitStack() as opened:
         session = opened.enter_context(open_cluster(config))
         if config.cluster.learners:
-            remote = RemoteLearner(session, _rank_builder(config, loaded, plan, run))
+            remote = RemoteLearner(session, _rank_builder(config, loaded, plan, run), _image_store(loaded))
             opened.callback(remote.close)
         learner = remote if config.cluster.learners else build_learner(config, loaded.model, plan)
         workers = None
@@ -141,7 +143,11 @@ def _rank_builder(config: Config, loaded: LoadedModel, plan: MemoryPlan, run: Pa
     return partial(build_rank, _actor_config(config, run), plan, weights)
 
 
-def build_rank(config: Config, plan: MemoryPlan, weights: RemoteWeights | None, rank: int) -> Learner:
+def _image_store(loaded: LoadedModel) -> ImageStore | None:
+    return None if loaded.images is None else loaded.images.store
+
+
+def build_rank(config: Config, plan: MemoryPlan, weights: RemoteWeights | None, rank: int) -> LocalLearner:
     """Build the learner of a rank in its process.
 
     A single rank has nothing to shard, and takes as long as the learner of one process only without FSDP2. With
@@ -173,7 +179,7 @@ def open_replica_stack(
     build = partial(
         build_replica, _actor_config(config, run, in_flight=in_flight), _unnamed_spec(environments), Path.cwd()
     )
-    pool = ReplicaPool(session, build, timeout_s=config.rollout.timeout_s, note=note)
+    pool = ReplicaPool(session, build, timeout_s=config.rollout.timeout_s, images=_image_store(loaded), note=note)
 
     def collector(name: str, run_seed: int) -> ReplicaCollector:
         rollout = config.rollout
@@ -220,6 +226,9 @@ def build_replica(config: Config, spec: EnvSpec | None, folder: Path) -> Replica
     """Build engine and environments in a replica's process. `folder`: where relative paths start."""
     environments, services = build_actor_environments(config, spec, folder)
     loaded, _ = load_policy(config, environments, lambda done, total: None)
+    images = None
+    if loaded.images is not None:
+        loaded.images.store = images = EpisodeImages()
     stack = build_policy_stack(config, environments, loaded)
     critic = HeadCritic(loaded.model).requires_grad_(False)
 
@@ -233,4 +242,5 @@ def build_replica(config: Config, spec: EnvSpec | None, folder: Path) -> Replica
         collectors={TRAINING: stack.collector, GREEDY: stack.greedy, EVALUATION: stack.evaluator},
         close=services.close,
         load_value_head=load_value_head,
+        images=images,
     )

@@ -90,14 +90,9 @@ class StoredImages:
 
 
 def check_images_reach(trajectory: Trajectory, config: Config, where: str) -> None:
-    """Raise UserError if the episode has images, and a process without them would train on it or answer to it."""
+    """Raise UserError if the episode has images, and an engine that reads text only would answer to it."""
     if not any(turn.images for turn in trajectory.turns):
         return
-    if config.cluster.engines or config.cluster.learners:
-        raise UserError(
-            f"{where} has images, and actors on a cluster do not exchange images. Set cluster.engines and "
-            "cluster.learners to 0."
-        )
     if config.algo.method == "awac" and not ENGINES[config.engine.kind].reads_images(config.engine):
         raise UserError(
             f"{where} has images, and engine.kind {config.engine.kind} with these settings reads text only. Choose "

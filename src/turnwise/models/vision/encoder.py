@@ -169,7 +169,7 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor if tensor.device == device else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def image_hashes(ids: Tensor) -> list[str]:
+def hashes_in(ids: Tensor) -> list[str]:
     """Return the hashes of the images among the ids, without duplicates."""
     return _hashes(((-1 - ids[ids < 0]) >> INDEX_BITS).unique())
 

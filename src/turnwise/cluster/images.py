@@ -1,0 +1,115 @@
+"""Images between processes. Episodes and batches name them by content hash; each is sent once to who lacks it.
+
+    replica --> driver: those of finished episodes that the run's store lacks, before the episodes count as finished
+    driver --> ranks:   those of batches that the ranks lack, before the batches
+
+Features are not sent: whoever reads an image computes them.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy
+
+from turnwise.core.images import MEMORY_BYTES, ImageStore
+from turnwise.core.samples import Batch
+from turnwise.core.trajectory import Trajectory
+from turnwise.models.vision.encoder import hashes_in
+
+
+def shown_images(trajectories: Iterable[Trajectory]) -> set[str]:
+    """Return the hashes of all images in the contexts of the episodes."""
+    return {image.hash for each in trajectories for turn in each.turns for image in turn.images}
+
+
+class EpisodeImages(ImageStore):
+    """Images of a replica's episodes, until the driver has them.
+
+    An episode puts every image that it shows, also one that is there already. So an image that was last put before
+    an episode started is not one of its images.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_puts = 0
+        self._last_put: dict[str, int] = {}
+
+    def put(self, data: bytes) -> str:
+        key = super().put(data)
+        self._num_puts += 1
+        self._last_put[key] = self._num_puts
+        return key
+
+    def mark(self) -> int:
+        """Return a number for `forget_until`: images of episodes that start now are put after it."""
+        return self._num_puts
+
+    def forget_until(self, mark: int) -> None:
+        """Forget the images that were last put before the mark."""
+        for key in [key for key, put in self._last_put.items() if put <= mark]:
+            del self._last_put[key]
+            self._bytes -= len(self._images.pop(key))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageParcel:
+    """Images for learner ranks, as arrays: ranks read them in Ray's object store, of which a machine has one."""
+
+    images: dict[str, numpy.ndarray]
+    dropped: tuple[str, ...]
+    """Images of earlier parcels that are not needed any more."""
+
+
+class ParcelSender:
+    """Packs the images of batches that the ranks lack.
+
+    They hold MEMORY_BYTES of images, or those of one call if these are more; the oldest parcels are dropped first.
+    """
+
+    def __init__(self, store: ImageStore) -> None:
+        self._store = store
+        self._held: deque[tuple[frozenset[str], int]] = deque()
+        """Hashes and bytes of each parcel."""
+
+    def pack(self, batches: Sequence[Batch]) -> ImageParcel | None:
+        """Return what the ranks need for the batches besides what they hold, or None."""
+        needed = set(chain.from_iterable(hashes_in(each.ids) for each in batches))
+        missing = needed.difference(*(keys for keys, _ in self._held))
+        if not missing:
+            return None
+        found = {key: self._store.get(key) for key in sorted(missing)}
+        dropped = self._drop(needed, MEMORY_BYTES - sum(map(len, found.values())))
+        self._held.append((frozenset(missing), sum(map(len, found.values()))))
+        return ImageParcel(
+            images={key: numpy.frombuffer(data, numpy.uint8) for key, data in found.items()}, dropped=dropped
+        )
+
+    def _drop(self, needed: set[str], limit: int) -> tuple[str, ...]:
+        """Drop the oldest parcels without needed images while there are more bytes than `limit`."""
+        dropped: list[str] = []
+        held, total = list(self._held), sum(size for _, size in self._held)
+        for parcel in held:
+            keys, size = parcel
+            if total > limit and keys.isdisjoint(needed):
+                self._held.remove(parcel)
+                dropped += keys
+                total -= size
+        return tuple(dropped)
+
+
+class ReceivedImages(ImageStore):
+    """Images that a learner rank received."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._received: dict[str, numpy.ndarray] = {}
+
+    def receive(self, parcel: ImageParcel) -> None:
+        for key in parcel.dropped:
+            del self._received[key]
+        self._received |= parcel.images
+
+    def get(self, key: str) -> bytes:
+        return self._received[key].tobytes()

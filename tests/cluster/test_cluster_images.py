@@ -1,0 +1,289 @@
+"""Images between engine replicas, the driver and learner ranks: each is sent once, and none is missing or kept."""
+
+import asyncio
+import math
+import pickle
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from episodes_for_tests import group_of, turn_of
+from runs_for_tests import metrics, quiet, small
+from turnwise.core.errors import InfrastructureFailure
+from turnwise.core.images import ImageSpan, ImageStore, image_hash, image_token_id
+from turnwise.core.protocols import EngineStats
+from turnwise.core.samples import Batch
+from turnwise.core.task import EpisodeKey, Task
+from turnwise.core.trajectory import Trajectory
+from turnwise.data.packing import pack
+from turnwise.recipes.run import train
+from turnwise.record.run_folder import RunFolder
+
+pytest.importorskip("ray")
+
+from ray.exceptions import ActorDiedError
+from test_cluster_run import addresses, first_fork, numbers
+
+from turnwise.cluster import actor_pool, images
+from turnwise.cluster.engine_replica import EngineReplica, EpisodeJob, FinishedJobs, ReplicaParts
+from turnwise.cluster.images import EpisodeImages, ParcelSender, ReceivedImages
+from turnwise.cluster.replica_pool import ReplicaPool
+from turnwise.cluster.session import process_info
+from visual_talks_for_tests import sample_of
+
+KEY = EpisodeKey(run_seed=0, task=Task(env="look", seed=1), member=0, round=0, attempt=0)
+
+
+def batch_with(*shown: bytes) -> Batch:
+    """Return a batch of one sample with a token of each image."""
+    return pack([sample_of([5, *(image_token_id(image_hash(each), 0) for each in shown), 6, 7], 2)])
+
+
+def episode_with(*shown: bytes) -> Trajectory:
+    """Return an episode with an image in each turn."""
+    spans = [ImageSpan(hash=image_hash(each), start=1, end=2) for each in shown]
+    turns = [replace(turn_of([5, image_token_id(span.hash, 0)], [6]), images=(span,)) for span in spans]
+    return group_of([turns], 0).trajectories[0]
+
+
+def test_parcels_have_each_image_once_and_drop_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "MEMORY_BYTES", 4)
+    store, rank = ImageStore(), ReceivedImages()
+    one, two, three, four = (store.put(data) for data in (b"1", b"22", b"3", b"44"))
+    sender = ParcelSender(store)
+
+    def send(*shown: bytes) -> list[str]:
+        """Return the hashes that are sent, and check that the rank then has all images of the batch."""
+        parcel = sender.pack([batch_with(*shown), batch_with(*shown)])
+        if parcel is not None:
+            rank.receive(pickle.loads(pickle.dumps(parcel)))
+        assert [rank.get(image_hash(each)) for each in shown] == list(shown)
+        return [] if parcel is None else list(parcel.images)
+
+    assert send(b"1", b"22") == sorted([one, two])
+    assert send(b"1", b"22") == send() == []
+    assert send(b"1", b"3") == [three]
+    assert send(b"44") == [four]  # 6 bytes with the first parcel
+    assert send(b"44", b"3") == []
+    assert send(b"1") == [one]
+    with pytest.raises(KeyError):
+        rank.get(two)
+
+
+def test_episode_images_are_forgotten_unless_a_later_episode_shows_them() -> None:
+    store = EpisodeImages()
+    old, again = store.put(b"old"), store.put(b"again")
+    mark = store.mark()
+    new = store.put(b"new")
+    store.put(b"again")
+    store.forget_until(mark)
+    assert [key in store for key in (old, again, new)] == [False, True, True]
+    store.forget_until(store.mark())
+    assert [key in store for key in (old, again, new)] == [False] * 3
+
+
+class Scripted:
+    """A collector whose episodes show images, and end when `end` is set."""
+
+    def __init__(self, store: EpisodeImages, *shown: bytes) -> None:
+        self.store, self.shown, self.end = store, shown, asyncio.Event()
+
+    async def episodes(self, keys: Sequence[EpisodeKey]) -> list[Trajectory]:
+        for each in self.shown:
+            self.store.put(each)
+        await self.end.wait()
+        return [episode_with(*self.shown)]
+
+
+def test_replica_keeps_images_until_the_driver_has_them() -> None:
+    async def scenario() -> None:
+        store = EpisodeImages()
+        collectors: dict[str, Any] = {"a": Scripted(store, b"both", b"a"), "b": Scripted(store, b"both", b"b")}
+
+        async def close() -> None: ...
+
+        replica = EngineReplica(torch.get_num_threads())
+        engine: Any = SimpleNamespace(stats=EngineStats)
+        parts = ReplicaParts(
+            engine=engine, collectors=collectors, close=close, load_value_head=lambda _: None, images=store
+        )
+        await replica.start(lambda: parts)
+
+        def held() -> set[bytes]:
+            return {each for each in (b"a", b"b", b"both") if image_hash(each) in store}
+
+        async def start(number: int, name: str) -> None:
+            await replica.submit([EpisodeJob(number=number, collector=name, keys=(KEY,), lease=None)], [])
+            await asyncio.sleep(0)
+
+        await start(0, "a")
+        await start(1, "b")
+        collectors["a"].end.set()
+        found = await replica.collect()
+        assert found.images == {image_hash(b"both"), image_hash(b"a")}
+        assert await replica.send_images([image_hash(b"a")]) == [b"a"]
+        waiting = asyncio.create_task(replica.collect())
+        await asyncio.sleep(0)
+        assert held() == {b"b", b"both"}
+        collectors["b"].end.set()
+        assert (await waiting).images == {image_hash(b"both"), image_hash(b"b")}
+        assert held() == {b"b", b"both"}
+        await start(2, "a")
+        await replica.collect()
+        assert held() == {b"a", b"both"}
+        collectors["a"].end = asyncio.Event()
+        await start(3, "a")
+        await replica.submit([], [3])
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(replica.collect())
+        await asyncio.sleep(0)
+        assert held() == set()
+        waiting.cancel()
+
+    asyncio.run(scenario())
+
+
+class FakeReplica:
+    """A replica whose episode shows images, and which may be lost before it sends them."""
+
+    def __init__(self, shown: Sequence[bytes], asked: list[bytes]) -> None:
+        self.shown, self.asked, self.lost = {image_hash(each): each for each in shown}, asked, False
+        self.sends = asyncio.Event()
+        self.jobs: list[EpisodeJob] = []
+        for name in ("start", "collect", "send_images"):
+            setattr(self, name, SimpleNamespace(remote=getattr(self, f"_{name}")))
+        self.submit = SimpleNamespace(remote=lambda jobs, cancelled: self.jobs.extend(jobs))
+
+    async def _start(self, build: Any) -> Any:
+        return process_info()
+
+    async def _collect(self) -> FinishedJobs:
+        while not self.jobs:
+            await asyncio.sleep(0.001)
+        results = [(job.number, pickle.dumps(["played"])) for job in self.jobs]
+        self.jobs = []
+        return FinishedJobs(results=results, images=set(self.shown), stats=EngineStats())
+
+    async def _send_images(self, keys: Sequence[str]) -> list[bytes]:
+        await self.sends.wait()
+        if self.lost:
+            raise ActorDiedError
+        self.asked += [self.shown[key] for key in keys]
+        return [self.shown[key] for key in keys]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_image_of_two_replicas_is_sent_by_one(monkeypatch: pytest.MonkeyPatch, lost: bool) -> None:
+    async def scenario() -> None:
+        asked, store = list[bytes](), ImageStore()
+        store.put(b"known")
+        replicas = [FakeReplica([b"known", b"both", b"a"], asked), FakeReplica([b"both", b"b"], asked)]
+        left = iter([*replicas, FakeReplica([], asked)])
+        monkeypatch.setattr(ReplicaPool, "_launch", lambda pool, slot: next(left))
+
+        def get(calls: Sequence[Any], timeout: float) -> list[Any]:
+            for each in calls:
+                each.close()
+            return [process_info()] * len(calls)
+
+        monkeypatch.setattr(actor_pool, "ray", SimpleNamespace(get=get, kill=lambda actor: None))
+        session: Any = SimpleNamespace(placement=SimpleNamespace(engines=[None, None]))
+        pool = ReplicaPool(session, pytest.fail, timeout_s=60, images=store, note=lambda text: None)
+        first = asyncio.create_task(pool.run("training", [KEY]))
+        await asyncio.sleep(0.02)
+        second = asyncio.create_task(pool.run("training", [KEY]))
+        replicas[1].sends.set()
+        await asyncio.sleep(0.02)
+        assert not first.done() and not second.done()  # the second waits for what the first is asked for
+        replicas[0].lost = lost
+        replicas[0].sends.set()
+        if lost:
+            with pytest.raises(InfrastructureFailure):
+                await first
+        else:
+            assert await first == ["played"]
+        assert await second == ["played"]
+        assert Counter(asked) == Counter([b"both", b"b"] if lost else [b"both", b"b", b"a"])
+        assert image_hash(b"both") in store and image_hash(b"b") in store
+
+    asyncio.run(scenario())
+
+
+SETTINGS: dict[str, Any] = {
+    "env__kind": "frozen_lake",
+    "env__params__observation": "image",
+    "env__params__cell_pixels": 8,
+    "env__params__max_turns": 3,
+    "env__params__max_actions_per_turn": 1,
+    "model__name": "tiny_vlm",
+    "model__warmup_steps": 2,
+    "eval__episodes": 2,
+    "eval__every": 0,
+    "train__steps": 2,
+}
+
+
+def shown_in(run: Path) -> set[str]:
+    """Return the hashes of the images in all recorded episodes."""
+    folder = RunFolder.open(run)
+    rows = [folder.read_trajectory(row) for part in (None, "before", "after") for row in folder.read_index(part)]
+    return {image["hash"] for row in rows for turn in row["turns"] for image in turn.get("images", ())}
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, cls: type, name: str, keys: Callable[[Any], Sequence[str]]) -> Counter:
+    """Count the keys of all results of a method in this process."""
+    counted, method = Counter[str](), getattr(cls, name)
+
+    def count(*arguments: Any) -> Any:
+        result = method(*arguments)
+        counted.update(keys(result))
+        return result
+
+    monkeypatch.setattr(cls, name, count)
+    return counted
+
+
+@pytest.mark.parametrize(
+    ("engines", "learners", "settings"),
+    [
+        pytest.param(2, 2, {"model__train_vision": True}, id="both"),
+        pytest.param(1, 0, {"critic__kind": "head"}, id="engines", marks=pytest.mark.soak),
+        pytest.param(0, 1, {"lora__rank": 2, "lora__part": "both"}, id="learners", marks=pytest.mark.soak),
+    ],
+)
+def test_visual_cluster_run_equals_a_local_run(
+    ray_cluster: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engines: int,
+    learners: int,
+    settings: dict[str, Any],
+) -> None:
+    common = SETTINGS | settings
+    train(small(tmp_path / "local", **common), console=quiet())
+    sent = count_calls(monkeypatch, ParcelSender, "pack", lambda parcel: list(parcel.images) if parcel else [])
+    received = count_calls(monkeypatch, ImageStore, "put", lambda key: [key])
+    cluster = {"cluster__engines": engines, "cluster__learners": learners, "cluster__cpus": 2}
+    cluster |= {"cluster__address": ray_cluster.address}
+    assert train(small(tmp_path / "ray", **common, **cluster), console=quiet())["finished"]
+    ours, theirs = tmp_path / "ray/run", tmp_path / "local/run"
+    assert addresses(ours) == addresses(theirs)
+    fork = first_fork(ours, theirs)
+    assert fork > 1
+    for mine, other in zip(metrics(ours), metrics(theirs), strict=True):
+        if mine["step"] < fork:
+            assert numbers(mine) == pytest.approx(numbers(other), rel=2e-2, abs=2e-3, nan_ok=True)
+    shown = shown_in(ours)
+    assert shown and (shown == shown_in(theirs) or fork < math.inf)
+    assert {f"{key}.png" for key in shown} == {file.name for file in (ours / "images").iterdir()}
+    if engines:
+        assert received == Counter(shown)
+    if learners:
+        assert sent and set(sent) <= shown
+        assert set(sent.values()) == {1}
