@@ -26,6 +26,15 @@ This process on node was started with:
 
 
 @pytest.mark.parametrize("key", ["cluster.engines", "cluster.env_workers"])
+def test_state_judge_in_actors_is_reported(key: str) -> None:
+    pytest.importorskip("ray")
+    params = {"reasoning": "both", "state_judge": {"model": "m", "endpoint": "http://localhost:9/v1"}}
+    config = build({"env": {"kind": "bandit", "params": params}}, [(key, 1)])
+    with pytest.raises(UserError, match=r"env\.params of bandit has a judge, whose budget counts .* of one process"):
+        check_cluster(config, build_environment_mix(config))
+
+
+@pytest.mark.parametrize("key", ["cluster.engines", "cluster.env_workers"])
 def test_missing_ray_is_reported_with_its_extra(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = build({}, [("env.kind", "bandit"), (key, 1)])
     monkeypatch.setattr(validate, "find_spec", lambda name: None)

@@ -76,6 +76,21 @@ def test_group_judge_scores_a_run_and_its_key_is_not_stored(tmp_path: Path) -> N
     assert CANARY not in printed(console)
 
 
+def test_state_judge_rewards_each_turn_of_a_run(tmp_path: Path) -> None:
+    """Every answer begins with a description, which the judge scores 7 of 10; the prediction is missing."""
+    server = JudgeServer(lambda messages: '{"score": 7}')
+    with serving(server) as url:
+        judge = {"model": "m", "endpoint": url, "cache": str(tmp_path / "verdicts")}
+        params = {"reasoning": "both", "state_judge": judge, "grounding_reward": 50}
+        prefix = "<think><observation>two arms</observation></think>"
+        settings = {"env__params": params, "rollout__prefix": prefix, "model__warmup_steps": 0, "train__steps": 1}
+        train(small(tmp_path, **settings, eval__every=0, eval__episodes=1), console=quiet())
+    (row,) = steps_of(tmp_path / "run")
+    assert row["reward/grounding"] == pytest.approx(0.7) and row["reward/prediction"] == 0.0
+    assert row["reward/env"] == pytest.approx(50 * 0.7, abs=2.0), "the bandit itself pays at most 1"
+    assert row["judge/calls"] == len(server.requests) > 0
+
+
 @pytest.mark.usefixtures("keyed")
 def test_spent_judge_budget_stops_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     server = JudgeServer(longest_wins)
