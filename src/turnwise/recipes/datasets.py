@@ -28,7 +28,7 @@ from turnwise.data.replay import Replay
 from turnwise.recipes.build_learner import advantage_traits
 from turnwise.recipes.stored_images import StoredImages, check_images_reach, find_images_folder
 from turnwise.record.disk import wrap_disk_errors, write_atomic
-from turnwise.record.run_folder import RUNS_FOLDER
+from turnwise.record.run_folder import REPLAY_FOLDER, RUNS_FOLDER
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer
 from turnwise.training.offline import compares_members, has_comparable
@@ -76,15 +76,19 @@ def find_data(source: str) -> Path:
     raise UserError(f"data.sources: {source} does not exist. Give a run, a file or a dataset folder.")
 
 
-def check_data(config: Config) -> None:
-    """Check before anything is loaded that the sources exist and have files of episodes."""
+def check_data(config: Config, run: Path | None = None) -> None:
+    """Check before anything is loaded that the sources exist and have files of episodes.
+
+    `run`: one that is resumed; it needs no sources if it has read all of them.
+    """
     if not config.data.sources and not advantage_traits(config).uses_rewards:
         raise UserError(
             f"algo.advantage {config.algo.advantage} imitates every episode, and played ones are the policy's "
             "own. Name stored ones with data.sources."
         )
-    for source in config.data.sources:
-        open_source(find_data(source), config.data)
+    if run is None or not (run / REPLAY_FOLDER / FILLED).is_file():
+        for source in config.data.sources:
+            open_source(find_data(source), config.data)
 
 
 def open_source(path: Path, data: DataConfig) -> Source:

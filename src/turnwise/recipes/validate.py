@@ -85,15 +85,16 @@ def check_run(
         raise UserError('env.kind "none" is for SFT on a file. Name an environment, or run `turnwise sft --data FILE`.')
     if not environments.entries:
         raise UserError('env.kind "agent" needs an agent: set agent.command or agent.function, and agent.tasks.')
-    if resume and config.record.name is not None:
-        config = use_own_adapter(config, Path(config.record.folder) / config.record.name)
+    run = Path(config.record.folder) / config.record.name if resume and config.record.name is not None else None
+    if run is not None:
+        config = use_own_adapter(config, run)
     judges = JudgeRegistry()
     check_settings(config, override_keys, judges)
     check_engine_reads_images(config, environments)
     for spec in environments.specs.values():
         check_environment(config, spec)
     check_cluster(config, environments)
-    check_data(config)
+    check_data(config, run)
     check_servers(environments.with_params, judges=judges.clients)
 
 

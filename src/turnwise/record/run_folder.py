@@ -50,6 +50,7 @@ from turnwise.record.trajectories import TokenNamesFile
 
 JUDGES_FILE = "judges.jsonl"
 CALLS_FILE = "calls.sqlite"
+REPLAY_FOLDER = "replay"
 RUNS_FOLDER = "runs"
 MARKER_FILES = ("config.toml", PLAN)
 """Every run has the first of these files, every evaluation the second."""
@@ -126,7 +127,7 @@ class RunFolder:
         """
         own_files = {"config.toml", "metrics.jsonl", "alarms.jsonl", "report.html", JUDGES_FILE, PROVENANCE, LOCK_NAME}
         own_files |= {f"{CALLS_FILE}{ending}" for ending in ("", "-wal", "-shm")}
-        own_folders = {IMAGES_FOLDER, "base", "checkpoints", "trajectories", "trackers", "past", "replay", SOURCES}
+        own_folders = {IMAGES_FOLDER, "base", "checkpoints", "trajectories", "trackers", "past", REPLAY_FOLDER, SOURCES}
         own_names = own_files | own_folders
         has_foreign = any(file.name not in own_names and not is_leftover(file) for file in self.path.glob("*"))
         if has_foreign or self._write_failed or self._holds_steps():
@@ -166,7 +167,7 @@ class RunFolder:
     @property
     def replay(self) -> Path:
         """Folder of the episodes that an off-policy run trains on."""
-        return self.path / "replay"
+        return self.path / REPLAY_FOLDER
 
     @property
     def trajectories(self) -> Path:
