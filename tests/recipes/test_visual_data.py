@@ -20,6 +20,7 @@ from turnwise.core.trajectory import Trajectory
 from turnwise.data.replay import Replay
 from turnwise.data.samples import build_samples
 from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.critic import UtteranceCritic
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.loading.lora import RUN_BASE
 from turnwise.models.vision.processor import ImageProcessor
@@ -33,6 +34,8 @@ from turnwise.recipes.stored_images import StoredImages
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import open_replay
 from turnwise.render.renderer import Renderer
+from turnwise.training.archer import utterance_sample
+from turnwise.training.utterance_critic import UtteranceCriticLearner
 from vision_models_for_tests import VISION_MODELS, png
 
 LAKE: dict[str, Any] = {
@@ -175,6 +178,20 @@ def test_archer_keeps_images_in_its_replay_and_resumes_exactly(tmp_path: Path) -
     assert all(ours[name].equal(theirs[name]) for name in ours)
 
 
+@pytest.mark.parametrize("own_trunk", [True, False])
+def test_utterance_critic_sees_images(policy: LoadedModel, own_trunk: bool) -> None:
+    assert policy.images is not None
+    critic = UtteranceCritic(policy.model, seed=0, own_trunk=own_trunk)
+    for head in (*critic.q_heads, *critic.v_heads):
+        torch.nn.init.ones_(head[-1].weight)
+    learner = UtteranceCriticLearner(critic, None, target_rate=1.0, expectile=0.5, micro_tokens=4096)  # type: ignore
+    samples = [
+        utterance_sample([5, *policy.images.ids(png(32, 32, seed)), 6], [7, 8], [-1.0] * 2, 1.0) for seed in (1, 2)
+    ]
+    values = learner.estimate_values(samples)
+    assert not torch.allclose(values.q[0], values.q[1]) and not torch.allclose(values.v[0], values.v[1])
+
+
 def fill(folder: Path, renderer: Renderer, sources: Sequence[Path], capacity: int = 100) -> Replay:
     assert renderer.images is not None
     renderer.images.store.keep_in(folder / "images")
@@ -200,26 +217,28 @@ def test_fill_keeps_images_of_the_buffer_once(tmp_path: Path, played: Path, poli
     assert len(list((tmp_path / "one" / "replay").glob("part_*"))) == 1
 
 
-def test_fill_that_was_killed_ends_as_if_it_was_not(tmp_path: Path, played: Path, policy: LoadedModel) -> None:
-    broken = shutil.copytree(played, tmp_path / "broken")
-    lost = next(iter((broken / "images").glob("*.png")))
-    data = lost.read_bytes()
-    lost.unlink()
-    with pytest.raises(UserError, match="does not exist"):
-        fill(tmp_path / "cut", renderer_of(policy), [broken], capacity=2)
-    lost.write_bytes(data)
-    found = [
-        fill(tmp_path / name, renderer_of(policy), [broken], capacity=2).entries for name in ("cut", "whole", "cut")
-    ]
-    assert found[0] == found[1] == found[2]
-
-
 def copy_rows(played: Path, folder: Path) -> Path:
     """Copy the run's file of trajectories into a folder with images and the names of its tokens."""
     shutil.copytree(played / "images", folder / "images")
     for name in ("tokens.jsonl", "step_000001.jsonl"):
         shutil.copy(played / "trajectories" / name, folder / name)
     return folder / "step_000001.jsonl"
+
+
+def test_fill_that_was_killed_ends_as_if_it_was_not(tmp_path: Path, played: Path, policy: LoadedModel) -> None:
+    """Killed when episodes of the first source have left the buffer already."""
+    first, second = (copy_rows(played, tmp_path / name) for name in ("first", "second"))
+    lines = first.read_text().splitlines(keepends=True)
+    first.write_text("".join(lines[:4]))
+    second.write_text(lines[4])
+    (tmp_path / "second" / "images").rename(tmp_path / "hidden")
+    with pytest.raises(UserError, match="does not exist"):
+        fill(tmp_path / "cut", renderer_of(policy), [first, second], capacity=2)
+    (tmp_path / "hidden").rename(tmp_path / "second" / "images")
+    names = ("cut", "whole", "cut")
+    found = [fill(tmp_path / name, renderer_of(policy), [first, second], capacity=2).entries for name in names]
+    assert found[0] == found[1] == found[2]
+    assert [entry.source for entry in found[0]] == [f"{first} line 4", f"{second} line 1"]
 
 
 def test_rows_are_read_with_the_images_beside_them(tmp_path: Path, played: Path, policy: LoadedModel) -> None:
