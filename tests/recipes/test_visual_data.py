@@ -165,6 +165,7 @@ def test_offline_visual_run_resumes_exactly_without_its_source(tmp_path: Path, p
     assert all(ours[name].equal(theirs[name]) for name in ours)
 
 
+@pytest.mark.soak  # the run above resumes a replay with images, and the tests of ArCHer one without
 def test_archer_keeps_images_in_its_replay_and_resumes_exactly(tmp_path: Path) -> None:
     settings = {**LAKE, **CRITIC, "algo__method": "archer", "algo__loss": "reinforce", "archer__states": 4}
     config = {**settings, "train__steps": 2, "rollout__group_size": 2}
@@ -331,10 +332,19 @@ def test_other_models_are_refused(tmp_path: Path, played: Path, policy: LoadedMo
     assert "has 16 ids, and not the 9 that this model's processor gives it" in refused(played, other)
 
 
-def test_run_that_cannot_see_stored_images_is_refused(tmp_path: Path, played: Path, policy: LoadedModel) -> None:
-    config = offline(tmp_path, [played], "awr", model__name="tiny", env__params__observation="text")
-    renderer = Renderer(policy.tokenizer)
-    with pytest.raises(UserError, match=r"line 1.* has images, and the model reads text only"):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model__name": "tiny", "env__params__observation": "text"}, "the model reads text only"),
+        ({**AWAC, "engine__kind": "vllm", "engine__urls": ["http://a"]}, "engine.kind vllm .* reads text only"),
+    ],
+)
+def test_run_that_cannot_see_stored_images_is_refused(
+    tmp_path: Path, played: Path, policy: LoadedModel, settings: dict[str, Any], message: str
+) -> None:
+    config = offline(tmp_path, [played], "awr", **settings)
+    renderer = renderer_of(policy) if "engine__kind" in settings else Renderer(policy.tokenizer)
+    with pytest.raises(UserError, match=rf"line 1.* has images, and {message}"):
         fill_replay(open_replay(tmp_path / "replay", 10), config, renderer, 100_000, lambda note: None)
 
 
