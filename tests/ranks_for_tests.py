@@ -24,12 +24,13 @@ from turnwise.models.loading.load import load_model
 from turnwise.models.loading.lora import LoraSettings, add_lora
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.models.sharding import local_of
-from turnwise.models.vision.encoder import image_encoder
+from turnwise.models.vision.architectures import attention_by_part, equip_model
+from turnwise.models.vision.encoder import freeze_vision, image_encoder
 from turnwise.recipes.build_learner import build_learner, build_sharded_learner, update_settings
 from turnwise.training.learner import LocalLearner
 from turnwise.training.sharded import ShardedLearner
 from turnwise.training.update import train_samples
-from vision_models_for_tests import png
+from vision_models_for_tests import VISION_MODELS, png
 
 HANG_S = 600
 
@@ -95,7 +96,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("no critic", {}),
     "bfloat16": ("trunk", {"model__dtype": "bfloat16"}),
     "offload": ("no critic", {"train__optimizer_state": "host"}),
-    "frozen vision": ("head", {"model__name": "tiny_vlm"}),
+    "frozen vision": ("head", {"model__name": "llava"}),
     "vision": ("trunk", {"model__name": "tiny_vlm", "model__train_vision": True, "algo__old_logprobs": "learner"}),
     "vision lora": (
         "no critic",
@@ -104,7 +105,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Name -> critic and settings of a learner. All have a KL reference and samples with shared prompts.
 
-With tiny_vlm, one of three groups shows images, so that some micro-batches have none.
+With a model that reads images, one of three groups shows some, so that some micro-batches have none.
 """
 
 
@@ -119,6 +120,13 @@ def model_of(config: Config) -> Any:
     if config.model.name == "tiny_vlm":
         train_vision = bool(config.model.train_vision)
         model = load_model("tiny_vlm", attn_implementation=ATTENTION, train_vision=train_vision).model
+    elif config.model.name == "llava":  # its vision tower needs what transformers registers in each process
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model, processor = VISION_MODELS["llava"]()
+        model.set_attn_implementation(attention_by_part(ATTENTION))
+        equip_model(model.eval(), processor)
+        freeze_vision(model)
     else:
         model = random_model("qwen2", ATTENTION, dtype, layers=2)  # the time grows with the number of tensors
     if config.lora.rank:

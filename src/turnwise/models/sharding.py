@@ -29,6 +29,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor import empty as empty_dtensor
 from torch.utils._pytree import tree_map_only
+from transformers.modeling_utils import _CAN_RECORD_REGISTRY, PreTrainedModel
 
 from turnwise.core.protocols import WeightSource
 from turnwise.models.critic import HeadCritic, TrunkCritic
@@ -196,6 +197,10 @@ def share_skeleton(model: Any | None, sharding: Sharding) -> Any:
         on_meta = {id(each): _on_meta(each) for each in cast(nn.Module, model).parameters()}
         shared = [copy.deepcopy(model, dict[int, Any](on_meta))]
     dist.broadcast_object_list(shared, src=0, group=sharding.mesh.get_group(), device=sharding.device)
+    for each in shared[0].modules():
+        # transformers registers which outputs a class records when a model is initialised, not when it is unpickled.
+        if isinstance(each, PreTrainedModel):
+            dict.__setitem__(_CAN_RECORD_REGISTRY, str(type(each)), each._can_record_outputs)
     return shared[0]
 
 
