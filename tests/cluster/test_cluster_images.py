@@ -139,8 +139,10 @@ def test_replica_keeps_images_until_the_driver_has_them() -> None:
         assert held() == {b"a", b"both"}
         collectors["a"].end = asyncio.Event()
         await start(3, "a")
-        await replica.submit([], [3])
-        await asyncio.sleep(0)
+        before = [EpisodeJob(number=4, collector="a", keys=(KEY,), lease=None)]
+        await replica.submit(before, [3, 4])  # 4 is cancelled before it begins
+        await asyncio.sleep(0.01)
+        store.put(b"b")
         waiting = asyncio.create_task(replica.collect())
         await asyncio.sleep(0)
         assert held() == set()

@@ -6,6 +6,7 @@ Heavy environments are on workers instead (`env_worker.py`).
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -79,13 +80,20 @@ class EngineReplica:
 
     async def submit(self, jobs: Sequence[EpisodeJob], cancelled: Sequence[int]) -> None:
         """Start episodes, and cancel others."""
-        for number in cancelled:
-            if (task := self._running.get(number)) is not None:
-                task.cancel()
         for job in jobs:
             if self._parts.images is not None:
                 self._marks[job.number] = self._parts.images.mark()
             self._running[job.number] = asyncio.create_task(self._run(job))
+            self._running[job.number].add_done_callback(partial(self._forget_job, job.number))
+        for number in cancelled:  # among them perhaps new ones
+            if (task := self._running.get(number)) is not None:
+                task.cancel()
+
+    def _forget_job(self, number: int, task: asyncio.Task[None]) -> None:
+        """Called at the end of every job, also of one that was cancelled before it began."""
+        del self._running[number]
+        if task.cancelled():
+            self._marks.pop(number, None)
 
     async def _run(self, job: EpisodeJob) -> None:
         collector = self._parts.collectors[job.collector]
@@ -96,13 +104,8 @@ class EngineReplica:
             found = list(await collector.episodes(job.keys))
             self._shown |= shown_images(found)
             result: Sequence[Trajectory] | Exception = found
-        except asyncio.CancelledError:
-            self._marks.pop(job.number, None)
-            raise
         except Exception as error:
             result = error
-        finally:
-            del self._running[job.number]
         self._finished.append((job.number, encode_result(result)))
         self._changed.set()
 
