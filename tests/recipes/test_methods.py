@@ -110,7 +110,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
     ("already normalise", {"reward__combine": "each", "algo__normalise": "mean"}),
     ("needs one number for the environment's reward", {"reward__weights": (1.0, 2.0)}),
     ("missing.py does not exist", {"reward__functions": ("missing.py:brief",)}),
-    ('neither "sampled" nor "think"', {"algo__loss_tokens": "thinking"}),
+    ('unknown part "thinking": did you mean "think"', {"algo__loss_tokens": "thinking"}),
 ]
 
 

@@ -33,12 +33,12 @@ def thinkers() -> Group:
 
 
 def mask_of(turn: Turn, rule: str) -> list[int]:
-    return rule_masks([trajectory_of([turn])], token_rule(rule))[0].long().tolist()
+    return rule_masks([trajectory_of([turn])], token_rule(rule, "algo.loss_tokens"))[0].long().tolist()
 
 
 def test_rules_choose_by_span_turn_by_turn() -> None:
     chosen = {
-        name: rule_masks(thinkers().trajectories[:1], token_rule(name))[0].long().tolist()
+        name: rule_masks(thinkers().trajectories[:1], token_rule(name, "algo.loss_tokens"))[0].long().tolist()
         for name in ("sampled", "think", "answer", "think+answer")
     }
     assert chosen == {
@@ -80,10 +80,19 @@ def test_rules_choose_exactly_the_sections_of_a_reply(rule: str, selected: str) 
     assert " ".join(piece for piece, chosen in zip(SECTIONED, mask, strict=True) if chosen) == selected
 
 
-@pytest.mark.parametrize("rule", ["observation+", "sampled+answer", "observation,answer"])
-def test_rule_of_unknown_parts_is_reported(rule: str) -> None:
-    with pytest.raises(UserError, match='neither "sampled" nor "think"'):
-        token_rule(rule)
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        ("observation+", 'unknown part "": there are answer, observation'),
+        ("prediction+anser", 'unknown part "anser": did you mean "answer"'),
+        ("sampled+answer", 'unknown part "sampled"'),
+        ("observation,answer", 'parts joined by "\\+" such as'),
+        ("rules:choose", "is not FILE.py:function"),
+    ],
+)
+def test_rule_of_unknown_parts_is_reported(rule: str, reason: str) -> None:
+    with pytest.raises(UserError, match=f"^algo.advantage_tokens .*{reason}"):
+        token_rule(rule, "algo.advantage_tokens")
 
 
 def test_loss_and_advantage_follow_the_sections_of_a_reply() -> None:

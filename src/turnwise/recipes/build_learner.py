@@ -14,9 +14,11 @@ from turnwise.algos.losses import LOSSES
 from turnwise.algos.turn_discount import AdaptiveDiscount
 from turnwise.config.algorithm import AlgoConfig
 from turnwise.config.schema import Config, TrainConfig
+from turnwise.core.errors import UserError
 from turnwise.core.learner import Needs
 from turnwise.core.protocols import EngineControl, ValueEngine
 from turnwise.core.references import load_function
+from turnwise.core.suggestions import suggest
 from turnwise.data.samples import PARTS, TokenRule, part_rule, sampled
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.layers import compile_unfused_layers, copy_model, recompute_layers
@@ -222,8 +224,8 @@ def estimate_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> Estim
             process=config.reward.combine == "process",
             each=reward_weights(config) if config.reward.combine == "each" else None,
         ),
-        advantage_tokens=token_rule(algo.advantage_tokens),
-        loss_tokens=token_rule(algo.loss_tokens),
+        advantage_tokens=token_rule(algo.advantage_tokens, "algo.advantage_tokens"),
+        loss_tokens=token_rule(algo.loss_tokens, "algo.loss_tokens"),
         kl_in_reward=KL_ESTIMATORS[kl_estimator(algo)] if algo.kl_coef > 0 and kl_in_reward(algo) else None,
         needs=Needs(
             logprobs=algo.old_logprobs == "learner",
@@ -242,11 +244,16 @@ def build_coefficients(config: Config) -> AdaptiveCoefficients:
     )
 
 
-def token_rule(name: str) -> TokenRule:
-    """Return the rule of "sampled", of parts joined by "+", or of FILE.py:function."""
-    if name == "sampled":
+def token_rule(value: str, setting: str) -> TokenRule:
+    """Return the rule of "sampled", of parts joined by "+", or of FILE.py:function. Errors name the setting."""
+    if value == "sampled":
         return sampled
-    names = frozenset(name.split("+"))
-    if names <= set(PARTS):
-        return part_rule(names)
-    return load_function(name, "algo.loss_tokens or algo.advantage_tokens", ("sampled", *PARTS))
+    if ":" in value:
+        return load_function(value, setting)
+    names = value.split("+")
+    if unknown := [name for name in names if name not in PARTS]:
+        raise UserError(
+            f'{setting} "{value}": unknown part "{unknown[0]}":{suggest(unknown[0], PARTS)} (write "sampled", parts '
+            'joined by "+" such as "prediction+answer", or FILE.py:function)'
+        )
+    return part_rule(frozenset(names))

@@ -143,8 +143,8 @@ def check_settings(config: Config, override_keys: Iterable[str] = (), judges: Ju
     ENGINES[config.engine.kind].check(config.engine)
     for key in override_keys:
         check_setting_is_used(config, key)
-    for rule in (config.algo.loss_tokens, config.algo.advantage_tokens):
-        token_rule(rule)
+    token_rule(config.algo.loss_tokens, "algo.loss_tokens")
+    token_rule(config.algo.advantage_tokens, "algo.advantage_tokens")
     if config.agent.is_set:
         build_agent(config.agent)
         load_reward(config.agent)
