@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from itertools import accumulate
 
 import pytest
@@ -259,6 +260,15 @@ def test_thinking_is_dropped_by_whole_tokens(tokens: str, opens_think: bool, kep
     pieces = tokens.split("|")
     found = tokens_outside_thinking([piece.encode() for piece in pieces], opens_think)
     assert (None if found is None else "|".join(pieces[index] for index in found)) == kept
+
+
+@pytest.mark.parametrize(
+    ("unit", "kept"), [(b"<think>", None), (b"<think></think>", []), (b"</think>", range(1, 20_000))]
+)
+def test_thinking_is_dropped_in_linear_time(unit: bytes, kept: Sequence[int] | None) -> None:
+    """Quadratic code takes minutes here, during which no other episode goes on."""
+    found = tokens_outside_thinking([unit] * 20_000, opens_think=False)
+    assert found == (None if kept is None else list(kept))
 
 
 @settings(max_examples=200, deadline=None)

@@ -104,33 +104,40 @@ def parse_pieces(pieces: Sequence[bytes], opens_think: bool) -> ParsedAction:
     return ParsedAction(message=message, spans=_spans(pieces, [*blocks, *_sections(data, blocks)]))
 
 
-_THOUGHT = re.compile(rb"<think>.*?</think>", re.DOTALL)
-_THINK_END = b"</think>"
+_THINK, _THINK_END = b"<think>", b"</think>"
+_TEXT = re.compile(rb"\S")
 
 
 def tokens_outside_thinking(pieces: Sequence[bytes], opens_think: bool) -> list[int] | None:
     """Return the indices of the tokens outside closed `<think>` blocks and the white space after them.
 
     None if a block is not closed, or if a token is partly inside. `opens_think`: the prompt ended with an open
-    `<think>`; the tag that closes it is kept, so that it does not stay open.
+    `<think>`; the tag that closes it is kept, so that it does not stay open. Takes linear time: models repeat tags.
     """
     data, blocks = b"".join(pieces), list[tuple[int, int]]()
     close = data.find(_THINK_END)
-    if close >= 0 and not 0 <= data.find(b"<think>") < close:
+    if close >= 0 and not 0 <= data.find(_THINK) < close:
         blocks = [(0, close if opens_think else close + len(_THINK_END))]
     elif opens_think:
         return None
-    blocks += [block.span() for block in _THOUGHT.finditer(data, blocks[0][1] if blocks else 0)]
-    if b"<think>" in data[blocks[-1][1] if blocks else 0 :]:
-        return None
+    begin = data.find(_THINK, blocks[0][1] if blocks else 0)
+    while begin >= 0:
+        close = data.find(_THINK_END, begin)
+        if close < 0:
+            return None
+        blocks.append((begin, close + len(_THINK_END)))
+        begin = data.find(_THINK, blocks[-1][1])
+    edges, begins = [edge for block in blocks for edge in block], [begin for begin, _ in blocks]
+    texts = [_TEXT.search(data, end) for _, end in blocks]
+    hidden_until = [len(data) if text is None else text.start() for text in texts]
     kept, begin = [], 0
     for index, piece in enumerate(pieces):
         end = begin + len(piece)
-        if any(begin < edge < end for block in blocks for edge in block):
+        if bisect_right(edges, begin) < bisect_left(edges, end):
             return None
-        before = [until for since, until in blocks if since < end]
-        inside = bool(before) and (end <= before[-1] or not data[before[-1] : end].strip())
-        kept += [] if inside else [index]
+        before = bisect_left(begins, end)
+        if not before or end > hidden_until[before - 1]:
+            kept.append(index)
         begin = end
     return kept
 
