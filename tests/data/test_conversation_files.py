@@ -169,6 +169,9 @@ def test_answers_that_are_only_context_are_not_trained() -> None:
         ({"messages": [picture("../talks.jsonl")]}, "the image '../talks.jsonl' is not in .* Move it there"),
         ({"messages": [picture("/etc/hostname")]}, "the image '/etc/hostname' is not in"),
         ({"messages": [picture("a\0b")]}, "line 2, message 1: the image .* is not in"),
+        ({"messages": [picture("\ud800.png")]}, "line 2, message 1: the image .* is not in"),
+        ({"messages": [picture("loop.png")]}, "line 2, message 1: the image .*loop.png"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]}, "has a part of type 'text'"),
         ({"messages": [TALK[1], picture(PIXEL) | {"role": "assistant"}]}, "message 2 has an image, and an assistant"),
         (
             {"messages": [*TALK[:2], {**TALK[2], "reasoning_content": "hm"}]},
@@ -198,6 +201,7 @@ def test_answers_that_are_only_context_are_not_trained() -> None:
     ],
 )
 def test_invalid_row_is_one_line_with_its_number(tmp_path: Path, row: object, problem: str) -> None:
+    (tmp_path / "loop.png").symlink_to("loop.png")
     with pytest.raises(
         UserError, match=rf"talks\.jsonl {problem}" if problem.startswith("line 2") else problem
     ) as error:

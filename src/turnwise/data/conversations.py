@@ -143,8 +143,8 @@ def _parts(value: Any, where: str, folder: Path) -> tuple[ContentPart, ...]:
 
 def _part(part: Any, where: str, folder: Path) -> str | ImagePart:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind == "text":
-        return str(part.get("text", ""))
+    if kind == "text" and isinstance(part.get("text"), str):
+        return part["text"]
     image = part.get("image_url") if kind == "image_url" else None
     url = image.get("url") if isinstance(image, Mapping) else image
     if not isinstance(url, str):
@@ -168,7 +168,11 @@ def _read_image(url: str, folder: Path) -> bytes:
             raise UserError("an image is not a data URL with base64. Write data:image/png;base64,...") from None
     if "://" in url:
         raise UserError(f"the image {url[:80]} is not fetched. Save it beside the file and write its path.")
-    if "\0" in url or not (folder / url).resolve().is_relative_to(folder.resolve()):
+    try:
+        is_inside = (folder / url).resolve().is_relative_to(folder.resolve())
+    except (ValueError, RuntimeError):  # no path at all, or a loop of links
+        is_inside = False
+    if not is_inside:
         raise UserError(f"the image {url[:80]!r} is not in {folder}. Move it there and write its path.")
     try:
         return (folder / url).read_bytes()
