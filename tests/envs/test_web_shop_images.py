@@ -27,10 +27,10 @@ from turnwise.envs.web_shop.env import WebShop
 from turnwise.envs.web_shop.pages import Page, ProductPage, ResultsPage, SearchPage
 from turnwise.envs.web_shop.screenshot import page_blocks
 from turnwise.pictures import web_page
-from turnwise.pictures.lettering import paste_text, text_width
+from turnwise.pictures.glyphs import paste_text, text_width
 from turnwise.pictures.raster import load_built_in_font
 from turnwise.pictures.shapes import Label, Polylines, Rect
-from turnwise.pictures.web_page import PAGE_WIDTH, SELECTED_FILL, draw_page, show_page
+from turnwise.pictures.web_page import PAGE_WIDTH, SELECTED_FILL, draw_page, lay_out_page
 
 NAME = "web_shop"
 HOSTILE = (
@@ -81,7 +81,7 @@ def pages(count: int) -> Iterator[Page]:
 
 def boxes(page: Page) -> dict[str, Rect]:
     """Return the drawn buttons by their names: boxes with a text inside."""
-    shapes = draw_page("Web Shop", page_blocks(page)).shapes
+    shapes = lay_out_page("Web Shop", page_blocks(page)).shapes
     frames = [shape for shape in shapes if isinstance(shape, Rect) and shape.stroke == web_page.BUTTON_EDGE]
     texts = [shape for shape in shapes if isinstance(shape, Label)]
     return {" ".join(text.text for text in texts if inside(text, frame)): frame for frame in frames}
@@ -112,7 +112,7 @@ def test_screenshot_has_all_words_of_the_page() -> None:
     for page in pages(12):
         shown = Counter(
             word
-            for shape in draw_page("Web Shop", page_blocks(page)).shapes
+            for shape in lay_out_page("Web Shop", page_blocks(page)).shapes
             if isinstance(shape, Label)
             for word in shape.text.split()
         )
@@ -133,7 +133,7 @@ def test_screenshot_marks_selected_options_alone() -> None:
         selected = set(page.selected.values()) if isinstance(page, ProductPage) else set()
         buttons = boxes(page)
         assert {name for name, box in buttons.items() if box.fill == SELECTED_FILL} == selected
-        checks = [shape for shape in draw_page("", page_blocks(page)).shapes if isinstance(shape, Polylines)]
+        checks = [shape for shape in lay_out_page("", page_blocks(page)).shapes if isinstance(shape, Polylines)]
         assert isinstance(page, SearchPage) or len(checks) == len(selected)
         marked += len(selected)
     assert marked
@@ -153,21 +153,21 @@ def test_hostile_product_texts_stay_inside_the_page_and_apart(texts: list[str]) 
     results = ResultsPage(found=products, page_number=1, per_page=3)
     product_page = ProductPage(product=products[0], results=results, selected={texts[2]: texts[3]}, show_features=True)
     for page in (results, product_page):
-        drawing = draw_page("Web Shop", page_blocks(page))
+        drawing = lay_out_page("Web Shop", page_blocks(page))
         extents = [extent(shape) for shape in drawing.shapes if isinstance(shape, Label)]
         for left, top, right, bottom in extents:
             assert left >= 0 and top >= 0 and right <= PAGE_WIDTH and bottom <= drawing.height
         for a, b in combinations(extents, 2):
             assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1] or a[0] == a[2] or b[0] == b[2]
         assert drawing.height < 1000
-        image = PillowImage.open(io.BytesIO(show_page("Web Shop", page_blocks(page), PAGE_WIDTH).data))
+        image = PillowImage.open(io.BytesIO(draw_page("Web Shop", page_blocks(page), PAGE_WIDTH).data))
         assert image.width == PAGE_WIDTH
 
 
 def test_largest_page_of_hostile_titles_is_a_valid_image() -> None:
     products = tuple(replace(product, title="W" * 999) for product in make_catalogue(0, 50))
     page = ResultsPage(found=products, page_number=1, per_page=50)
-    image = PillowImage.open(io.BytesIO(show_page("Web Shop", page_blocks(page), 896).data))
+    image = PillowImage.open(io.BytesIO(draw_page("Web Shop", page_blocks(page), 896).data))
     assert image.height > 4000 and image.width > 448
 
 

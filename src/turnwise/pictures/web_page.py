@@ -11,7 +11,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from turnwise.core.image_encoding import Image, import_pillow
-from turnwise.pictures.lettering import paste_text, text_width
+from turnwise.pictures.glyphs import paste_text, text_width
 from turnwise.pictures.observation import StateImage
 from turnwise.pictures.raster import drawing_to_image
 from turnwise.pictures.shapes import BASELINE, Drawing, Ellipse, Label, Polylines, Rect, Shape
@@ -92,14 +92,14 @@ Block = Heading | Paragraph | SearchField | Buttons | Item
 Blocks = tuple[Block, ...]
 
 
-def show_page(title: str, blocks: Blocks, width: int) -> StateImage:
+def draw_page(title: str, blocks: Blocks, width: int) -> StateImage:
     """Return the image of a page, `width` pixels wide and as high as its contents. Equal pages give equal bytes."""
     return StateImage(_draw_page_png, title, blocks, width)
 
 
 @lru_cache(maxsize=1024)
 def _draw_page_png(title: str, blocks: Blocks, width: int) -> bytes:
-    return Image(page_to_image(draw_page(title, blocks, HEIGHT_STEP * PAGE_WIDTH / width), width)).data
+    return Image(page_to_image(lay_out_page(title, blocks, HEIGHT_STEP * PAGE_WIDTH / width), width)).data
 
 
 def page_to_image(page: Drawing, width: int) -> "Pixels":
@@ -115,8 +115,8 @@ def page_to_image(page: Drawing, width: int) -> "Pixels":
     return image
 
 
-def draw_page(title: str, blocks: Blocks, height_step: float = 1.0) -> Drawing:
-    """Lay the page out. Its height is a multiple of `height_step`."""
+def lay_out_page(title: str, blocks: Blocks, height_step: float = 1.0) -> Drawing:
+    """Arrange the blocks from top to bottom. The height is a multiple of `height_step`."""
     shapes: list[Shape] = [Rect(x=0, y=0, width=PAGE_WIDTH, height=HEADER_HEIGHT, fill=HEADER_FILL)]
     shown = _fit(title, PAGE_WIDTH - 2 * MARGIN, TITLE_SIZE, lines=1)[0]
     shapes.append(_label(shown, MARGIN, HEADER_HEIGHT / 2, size=TITLE_SIZE, fill=PAPER))

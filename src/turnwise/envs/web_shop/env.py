@@ -25,7 +25,7 @@ from turnwise.envs.web_shop.pages import (
     next_action,
 )
 from turnwise.envs.web_shop.screenshot import page_blocks
-from turnwise.pictures.web_page import show_page
+from turnwise.pictures.web_page import draw_page
 
 ACTION = re.compile(r"\A(search|click)\s*\[([^\[\]]*)\]\Z", re.IGNORECASE)
 """An action. Brackets do not nest."""
@@ -92,7 +92,7 @@ class WebShop(VisualEnv):
         return self.show(self.page.text, before=self.goal.text)
 
     def draw_image(self) -> ImagePart:
-        return show_page("Web Shop", page_blocks(self.page), self.params.image_width)
+        return draw_page("Web Shop", page_blocks(self.page), self.params.image_width)
 
     def step(self, action: str) -> Outcome:
         match = ACTION.match(action.strip())
