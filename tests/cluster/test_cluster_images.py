@@ -32,7 +32,7 @@ from test_cluster_run import addresses, first_fork, numbers
 
 from turnwise.cluster import actor_pool, images
 from turnwise.cluster.engine_replica import EngineReplica, EpisodeJob, FinishedJobs, ReplicaParts
-from turnwise.cluster.images import EpisodeImages, ParcelSender, ReceivedImages
+from turnwise.cluster.images import EpisodeImages, ImagePacker, ReceivedImages
 from turnwise.cluster.replica_pool import ReplicaPool
 from turnwise.cluster.session import process_info
 from visual_talks_for_tests import sample_of
@@ -52,24 +52,24 @@ def episode_with(*shown: bytes) -> Trajectory:
     return group_of([turns], 0).trajectories[0]
 
 
-def test_parcels_have_each_image_once_and_drop_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packer_sends_each_image_once_and_drops_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "MEMORY_BYTES", 4)
     store, rank = ImageStore(), ReceivedImages()
     one, two, three, four = (store.put(data) for data in (b"1", b"22", b"3", b"44"))
-    sender = ParcelSender(store)
+    packer = ImagePacker(store)
 
     def send(*shown: bytes) -> list[str]:
         """Return the hashes that are sent, and check that the rank then has all images of the batch."""
-        parcel = sender.pack([batch_with(*shown), batch_with(*shown)])
-        if parcel is not None:
-            rank.receive(pickle.loads(pickle.dumps(parcel)))
+        packed = packer.pack([batch_with(*shown), batch_with(*shown)])
+        if packed is not None:
+            rank.receive(pickle.loads(pickle.dumps(packed)))
         assert [rank.get(image_hash(each)) for each in shown] == list(shown)
-        return [] if parcel is None else list(parcel.images)
+        return [] if packed is None else list(packed.images)
 
     assert send(b"1", b"22") == sorted([one, two])
     assert send(b"1", b"22") == send() == []
     assert send(b"1", b"3") == [three]
-    assert send(b"44") == [four]  # 6 bytes with the first parcel
+    assert send(b"44") == [four]  # 6 bytes with those of the first call
     assert send(b"44", b"3") == []
     assert send(b"1") == [one]
     with pytest.raises(KeyError):
@@ -269,7 +269,7 @@ def test_visual_cluster_run_equals_a_local_run(
 ) -> None:
     common = SETTINGS | settings
     train(small(tmp_path / "local", **common), console=quiet())
-    sent = count_calls(monkeypatch, ParcelSender, "pack", lambda parcel: list(parcel.images) if parcel else [])
+    sent = count_calls(monkeypatch, ImagePacker, "pack", lambda packed: list(packed.images) if packed else [])
     received = count_calls(monkeypatch, ImageStore, "put", lambda key: [key])
     cluster = {"cluster__engines": engines, "cluster__learners": learners, "cluster__cpus": 2}
     cluster |= {"cluster__address": ray_cluster.address}

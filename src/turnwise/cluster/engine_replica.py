@@ -35,7 +35,7 @@ class ReplicaParts:
     load_value_head: Callable[[WeightSource], None]
     """Loads the parameters of a critic on the policy's trunk, whose values then come with the sampled tokens."""
     images: EpisodeImages | None
-    """Where the renderer puts images; None if the model reads text only."""
+    """Store into which the renderer puts images; None if the model reads text only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class EngineReplica:
     async def collect(self) -> FinishedJobs:
         """Wait for finished episodes; unblocked by the end of one, and after POLL_S.
 
-        The driver has the images of the episodes that it got before.
+        A call also confirms that the driver has the images of the previous answer, so the replica may forget them.
         """
         self._forget_images()
         if not self._finished:
@@ -136,7 +136,7 @@ class EngineReplica:
             images.forget_until(min(self._marks.values(), default=images.mark()))
 
     async def send_images(self, keys: Sequence[str]) -> list[bytes]:
-        """Return these of the images that `collect` named last."""
+        """Return the images with these hashes, which the last answer of `collect` named."""
         assert self._parts.images is not None
         return [self._parts.images.get(key) for key in keys]
 

@@ -1,9 +1,9 @@
-"""Images between processes. Episodes and batches name them by content hash; each is sent once to who lacks it.
+"""Send images between processes. Episodes and batches refer to them by content hash; the bytes are sent separately.
 
-    replica --> driver: those of finished episodes that the run's store lacks, before the episodes count as finished
-    driver --> ranks:   those of batches that the ranks lack, before the batches
+    replica --> driver: images of finished episodes that the run's store lacks, before the episodes count as finished
+    driver --> ranks:   images of batches that the ranks lack, before the batches
 
-Features are not sent: whoever reads an image computes them.
+Features are not sent: replicas and ranks compute them.
 """
 
 from collections import deque
@@ -27,8 +27,8 @@ def shown_images(trajectories: Iterable[Trajectory]) -> set[str]:
 class EpisodeImages(ImageStore):
     """Images of a replica's episodes, until the driver has them.
 
-    An episode puts every image that it shows, also one that is there already. So an image that was last put before
-    an episode started is not one of its images.
+    An episode puts every image that it shows, even one that the store has. So an image that was last put before the
+    oldest running episode started belongs to no running episode, and can be forgotten.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class EpisodeImages(ImageStore):
         return key
 
     def mark(self) -> int:
-        """Return a number for `forget_until`: images of episodes that start now are put after it."""
+        """Return the current position in the sequence of puts, for `forget_until`. Call it when an episode starts."""
         return self._num_puts
 
     def forget_until(self, mark: int) -> None:
@@ -54,27 +54,28 @@ class EpisodeImages(ImageStore):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageParcel:
+class PackedImages:
     """Images for learner ranks, as arrays: ranks read them in Ray's object store, of which a machine has one."""
 
     images: dict[str, numpy.ndarray]
     dropped: tuple[str, ...]
-    """Images of earlier parcels that are not needed any more."""
+    """Hashes of images that the ranks no longer keep."""
 
 
-class ParcelSender:
-    """Packs the images of batches that the ranks lack.
+class ImagePacker:
+    """Packs the images of batches that the ranks lack, and tracks which ones they hold.
 
-    They hold MEMORY_BYTES of images, or those of one call if these are more; the oldest parcels are dropped first.
+    Ranks hold up to MEMORY_BYTES of images, or all those of one call to `pack` if these are more. The images of the
+    oldest calls are dropped first.
     """
 
     def __init__(self, store: ImageStore) -> None:
         self._store = store
         self._held: deque[tuple[frozenset[str], int]] = deque()
-        """Hashes and bytes of each parcel."""
+        """Hashes and bytes of the images of each call."""
 
-    def pack(self, batches: Sequence[Batch]) -> ImageParcel | None:
-        """Return what the ranks need for the batches besides what they hold, or None."""
+    def pack(self, batches: Sequence[Batch]) -> PackedImages | None:
+        """Return the images that the ranks need for the batches and do not hold; None if they hold all."""
         needed = set(chain.from_iterable(hashes_in(each.ids) for each in batches))
         missing = needed.difference(*(keys for keys, _ in self._held))
         if not missing:
@@ -82,18 +83,18 @@ class ParcelSender:
         found = {key: self._store.get(key) for key in sorted(missing)}
         dropped = self._drop(needed, MEMORY_BYTES - sum(map(len, found.values())))
         self._held.append((frozenset(missing), sum(map(len, found.values()))))
-        return ImageParcel(
+        return PackedImages(
             images={key: numpy.frombuffer(data, numpy.uint8) for key, data in found.items()}, dropped=dropped
         )
 
     def _drop(self, needed: set[str], limit: int) -> tuple[str, ...]:
-        """Drop the oldest parcels without needed images while there are more bytes than `limit`."""
+        """Drop the images of the oldest calls that have no needed one, down to `limit` bytes; return their hashes."""
         dropped: list[str] = []
         held, total = list(self._held), sum(size for _, size in self._held)
-        for parcel in held:
-            keys, size = parcel
+        for packed in held:
+            keys, size = packed
             if total > limit and keys.isdisjoint(needed):
-                self._held.remove(parcel)
+                self._held.remove(packed)
                 dropped += keys
                 total -= size
         return tuple(dropped)
@@ -106,10 +107,10 @@ class ReceivedImages(ImageStore):
         super().__init__()
         self._received: dict[str, numpy.ndarray] = {}
 
-    def receive(self, parcel: ImageParcel) -> None:
-        for key in parcel.dropped:
+    def receive(self, packed: PackedImages) -> None:
+        for key in packed.dropped:
             del self._received[key]
-        self._received |= parcel.images
+        self._received |= packed.images
 
     def get(self, key: str) -> bytes:
         return self._received[key].tobytes()

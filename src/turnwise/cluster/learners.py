@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError, RayTaskError
 from ray.util.serialization import deregister_serializer
 from torch import Tensor
 
-from turnwise.cluster.images import ImageParcel, ParcelSender, ReceivedImages
+from turnwise.cluster.images import ImagePacker, PackedImages, ReceivedImages
 from turnwise.cluster.placement import ActorSlot
 from turnwise.cluster.session import (
     LOSSES,
@@ -96,8 +96,8 @@ class LearnerRank:
         result = getattr(self._ready, method)(*arguments, **options)
         return result if self._rank == 0 else None, self._ready.skipped_steps
 
-    def receive_images(self, parcel: ImageParcel) -> None:
-        self._images.receive(parcel)
+    def receive_images(self, packed: PackedImages) -> None:
+        self._images.receive(packed)
 
     def load_weights(self, packed: PackedWeights | None) -> None:
         self._ready.load_weights(ReceivedWeights(packed or {}))
@@ -120,7 +120,7 @@ class RemoteLearner:
     """The `Learner` of the training loop. If a rank is lost it raises LearnerLost; `restart` then makes new ranks."""
 
     def __init__(self, session: ClusterSession, build: BuildRank, images: ImageStore | None) -> None:
-        """`images`: has the images of all batches; None if the model reads text only."""
+        """`images`: store with the images of all batches; None if the model reads text only."""
         self._session, self._build, self._images = session, build, images
         self._skipped_steps = 0
         self._start(attempts=1)
@@ -138,7 +138,7 @@ class RemoteLearner:
                     raise start_error("A learner rank", error) from error
 
     def _join_and_build(self) -> None:
-        self._parcels = None if self._images is None else ParcelSender(self._images)
+        self._packer = None if self._images is None else ImagePacker(self._images)
         ranks = len(self.actors)
         host, port = ray.get(self.actors[0].open_store.remote(ranks), timeout=START_S)
         joining = [each.join.remote(rank, ranks, host, port) for rank, each in enumerate(self.actors)]
@@ -193,9 +193,9 @@ class RemoteLearner:
         return self._call("gradient_norm", list(batches), term)
 
     def _send_images(self, batches: Sequence[Batch]) -> None:
-        parcel = None if self._parcels is None else self._parcels.pack(batches)
-        if parcel is not None:
-            stored = ray.put(parcel)
+        packed = None if self._packer is None else self._packer.pack(batches)
+        if packed is not None:
+            stored = ray.put(packed)
             self._wait([each.receive_images.remote(stored) for each in self.actors])
 
     def weights(self) -> WeightSource:
