@@ -53,6 +53,7 @@ def mask_output(model: Any, token_ids: Sequence[int]) -> None:
 
 
 def _mask_logits(layer: Any, _: tuple[Tensor, ...], logits: Tensor) -> Tensor:
+    """Forward hook. Not a lambda, which cannot be pickled with the model."""
     return logits.index_fill(-1, layer.never_sampled, NEVER)
 
 

@@ -26,7 +26,7 @@ from turnwise.core.trajectory import Trajectory, Turn
 from turnwise.data.episodes import build_episode, parse_episode
 from turnwise.data.replay import Replay
 from turnwise.recipes.build_learner import advantage_traits
-from turnwise.recipes.stored_images import StoredImages, check_images_reach, find_images_folder
+from turnwise.recipes.stored_images import StoredImages, check_sampler_reads_images, find_images_folder
 from turnwise.record.disk import wrap_disk_errors, write_atomic
 from turnwise.record.run_folder import REPLAY_FOLDER, RUNS_FOLDER
 from turnwise.record.trajectories import trajectory_from_row
@@ -180,7 +180,7 @@ def _plain(values: Any) -> Any:
 def read_episodes(
     path: Path, data: DataConfig, renderer: Renderer, vocabulary: int, images: StoredImages
 ) -> Iterator[StoredEpisode]:
-    """Read the episodes of a source. `images` checks those that they show, and knows them from then on."""
+    """Read the episodes of a source. `images` checks and remembers the images that they show."""
     source, checked = open_source(path, data), False
     images_folder = find_images_folder(source.folder)
     try:
@@ -318,12 +318,12 @@ def fill_replay(
     if marker.is_file():
         return
     with wrap_disk_errors(replay.folder, "start again (nothing was trained)"):
-        replay.discard_from(0)  # of a run that was killed here
+        replay.discard_from(0)  # episodes of an earlier attempt that was killed before it wrote the marker
         for source in data.sources:
             counts: Counter[str] = Counter()
             for episode in read_episodes(find_data(source), data, renderer, vocabulary, images):
                 _check_length(episode, config.rollout.max_tokens)
-                check_images_reach(episode.trajectory, config, episode.where)
+                check_sampler_reads_images(episode.trajectory, config, episode.where)
                 _check_reward(episode, config)
                 counts[_add(replay, episode, data)] += 1
             note(_describe(source, counts))

@@ -40,7 +40,7 @@ def read_stored_image(file: Path) -> bytes:
 
 
 class StoredImages:
-    """Images that the episodes of all sources show. Equal images of different sources are one."""
+    """Images of the episodes of all sources. Equal images of different sources are kept once."""
 
     def __init__(self, processor: ImageProcessor | None) -> None:
         """`processor`: that of the model; None if it reads text only."""
@@ -89,8 +89,8 @@ class StoredImages:
             self._processor.store.put(read_stored_image(self._files[key]))
 
 
-def check_images_reach(trajectory: Trajectory, config: Config, where: str) -> None:
-    """Raise UserError if the episode has images, and an engine that reads text only would answer to it."""
+def check_sampler_reads_images(trajectory: Trajectory, config: Config, where: str) -> None:
+    """Raise UserError if the method samples answers to stored states with images, and the engine reads text only."""
     if not any(turn.images for turn in trajectory.turns):
         return
     if config.algo.method == "awac" and not ENGINES[config.engine.kind].reads_images(config.engine):

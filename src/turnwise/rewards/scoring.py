@@ -33,7 +33,6 @@ MAX_CHECKS = 100
 """Times that a call's clock is checked within one time limit, at most."""
 
 Subject = TypeVar("Subject")
-DescriptionJudge = Callable[[StateDescription], Awaitable[float]]
 TurnRewards = dict[str, tuple[float, ...]]
 """Turn rewards by the name of the reward."""
 
@@ -95,7 +94,9 @@ async def score_submission(rubric: Rubric, submission: Submission, success_at: f
     return AnswerScore(reward=reward, success=next(iter(scores.values())) >= success_at, parts=scores)
 
 
-async def score_states(judge: DescriptionJudge, descriptions: Mapping[str, StateDescription]) -> dict[str, float]:
+async def score_states(
+    judge: Callable[[StateDescription], Awaitable[float]], descriptions: Mapping[str, StateDescription]
+) -> dict[str, float]:
     """Return the judge's scores by the names of the descriptions; 0 if only the episode's success is read.
 
     A description without a verdict raises RewardFailure: the episode is retried.

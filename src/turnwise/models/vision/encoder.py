@@ -40,7 +40,7 @@ class ImageEncoder:
         self.tower_version: Callable[[], int] | None = None
         """Number that changes with the vision tower's weights, if these are sharded; None counts writes to them."""
         self.reaches_all_batches = False
-        """Whether a trained vision tower gets a gradient, of 0, also from batches without an image."""
+        """Whether batches without images give a trained tower gradients of 0: ranks must reduce the same ones."""
         self._features: OrderedDict[str, Tensor] = OrderedDict()
         self._bytes = 0
         self._version = -1
@@ -69,7 +69,7 @@ class ImageEncoder:
         return torch.cat(tables).index_select(0, send(rows, tables[0].device))
 
     def zero_features(self, trunk: Any) -> Tensor | None:
-        """Return 0, with the gradients of 0 that the vision tower gets from a batch without an image, or None."""
+        """Return a 0 that gives the vision tower gradients of 0, for a batch without images; None if it needs none."""
         if not self.reaches_all_batches or not torch.is_grad_enabled():
             return None
         if not any(each.requires_grad for each in vision_parameters(trunk)):
