@@ -318,7 +318,7 @@ def fill_replay(
     if marker.is_file():
         return
     with wrap_disk_errors(replay.folder, "start again (nothing was trained)"):
-        replay.discard_from(0)  # episodes of an earlier attempt that was killed before it wrote the marker
+        replay.discard_from(0)  # of an attempt killed before the marker
         for source in data.sources:
             counts: Counter[str] = Counter()
             for episode in read_episodes(find_data(source), data, renderer, vocabulary, images):
