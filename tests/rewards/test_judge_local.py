@@ -8,9 +8,11 @@ import pytest
 
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.image_encoding import Image
+from turnwise.core.images import image_hash
 from turnwise.core.messages import user
 from turnwise.core.task import EpisodeKey
 from turnwise.engine.scripted import ScriptedEngine
+from turnwise.models.loading.load import load_model
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.budget import JudgeBudget, JudgeCounts
@@ -71,3 +73,35 @@ def test_local_judge_reads_images_if_its_model_does(tmp_path: Path) -> None:
     assert counts.calls == 0
     asyncio.run(model_of("tiny_vlm")(shown))
     assert counts.calls == 1
+
+
+def test_local_judge_forgets_images_that_no_request_shows() -> None:
+    settings = AnswerJudgeSettings(model="tiny_vlm", rubric="is right", endpoint="local", max_tokens=1, device="cpu")
+    loaded, held = load_model("tiny_vlm", device="cpu"), list[int]()
+    assert loaded.images is not None
+    renderer, store = Renderer(loaded.tokenizer, loaded.stop_ids, images=loaded.images), loaded.images.store
+    images = [Image(np.full((8, 8, 3), shade, np.uint8)) for shade in range(3)]
+
+    def script(key: EpisodeKey, turn: int, ids: list[int]) -> list[int]:
+        held.append(sum(image_hash(each.data) in store for each in images))
+        return []
+
+    judge = LocalJudgeModel(
+        settings,
+        JudgeBudget(10, 100_000, JudgeCounts()),
+        load=lambda: LoadedJudge(ScriptedEngine(script, renderer.stop_ids), renderer),
+    )
+
+    async def ask() -> None:
+        first, second, third = ([user([image, "What is this?"])] for image in images)
+        await asyncio.gather(judge([*first, *second]), judge(first))
+        await judge(third)
+
+    asyncio.run(ask())
+    assert held[-1] == 1 and max(held) == 2
+    assert not any(image_hash(each.data) in store for each in images)
+    ids = renderer.start([user([images[0], "What is this?"])])
+    with judge._keeping_images(renderer, ids):
+        with judge._keeping_images(renderer, ids):
+            pass
+        assert image_hash(images[0].data) in store  # of a request that still runs

@@ -95,6 +95,11 @@ class ImageStore:
             raise UserError(f"Two images have the hash {key}, which happens once in a million runs. Change the seed.")
         return key
 
+    def forget(self, keys: Iterable[str]) -> None:
+        """Remove these images from the memory."""
+        for key in keys:
+            self._bytes -= len(self._images.pop(key, b""))
+
     def keep_in(self, folder: Path) -> None:
         """Write the images to a folder from now on, those that the store has included."""
         self._folder = folder

@@ -1,6 +1,8 @@
 """A judge that is loaded in this process. Any model that turnwise can train can judge, through the same engine."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 
 from turnwise.config.resources import SystemConfig
 from turnwise.core.errors import UserError
+from turnwise.core.images import find_images
 from turnwise.core.messages import Message
 from turnwise.core.protocols import Policy, Sampling
 from turnwise.core.random_streams import address
@@ -50,6 +53,8 @@ class LocalJudgeModel:
             _check_model(settings.model)
         self._sampling = Sampling(max_tokens=settings.max_tokens, temperature=settings.temperature)
         self._judge = PerLoop(load or self._load)
+        self._shown = Counter[str]()
+        """Running requests by the hash of an image that they show."""
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -68,15 +73,28 @@ class LocalJudgeModel:
                 "vision-language model"
             )
         ids = judge.renderer.start(messages)
-        reservation = await self._budget.reserve(len(ids) + self._sampling.max_tokens)
-        cost = len(ids)
-        try:
-            async with judge.policy.open(_key(messages)) as session:
-                completion = await session.generate(ids, self._sampling)
-            cost += len(completion.ids)
-        finally:
-            reservation.settle(cost)
+        with self._keeping_images(judge.renderer, ids):
+            reservation = await self._budget.reserve(len(ids) + self._sampling.max_tokens)
+            cost = len(ids)
+            try:
+                async with judge.policy.open(_key(messages)) as session:
+                    completion = await session.generate(ids, self._sampling)
+                cost += len(completion.ids)
+            finally:
+                reservation.settle(cost)
         return judge.renderer.parse(completion.ids, completion.stop).message.content
+
+    @contextmanager
+    def _keeping_images(self, renderer: Renderer, ids: Sequence[int]) -> Iterator[None]:
+        """Forget the images of a request after it, except those of other running requests."""
+        shown = {image.hash for image in find_images(ids)}
+        self._shown.update(shown)
+        try:
+            yield
+        finally:
+            self._shown -= Counter(shown)
+            if renderer.images is not None:
+                renderer.images.store.forget(shown - self._shown.keys())
 
     async def close(self) -> None:
         self._judge.take()
