@@ -143,7 +143,7 @@ IN_DATA = (
         ("recipes/test_visual_data.py",),
         ("tokens of images are imitated", "min(turn.action_ids, default=0) < 0", "False"),
         ("the placeholder of images is a token", " and each != placeholder", ""),
-        ("a killed fill keeps its episodes", "        replay.discard_from(0)  # of an attempt killed before the marker\n", ""),
+        ("a killed fill keeps its episodes", "        replay.discard_from(0)  # of a fill that was killed\n", ""),
         ("the buffer grows on disk", "            replay.prune(0)\n", ""),
     ),
     *mutants(

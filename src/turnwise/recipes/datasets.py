@@ -318,7 +318,7 @@ def fill_replay(
     if marker.is_file():
         return
     with wrap_disk_errors(replay.folder, "start again (nothing was trained)"):
-        replay.discard_from(0)  # of an attempt killed before the marker
+        replay.discard_from(0)  # of a fill that was killed
         for source in data.sources:
             counts: Counter[str] = Counter()
             for episode in read_episodes(find_data(source), data, renderer, vocabulary, images):
