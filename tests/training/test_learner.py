@@ -22,6 +22,7 @@ from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import pack
 from turnwise.data.samples import build_samples
 from turnwise.engine.native.engine import NativeEngine
+from turnwise.models.critic import HeadCritic
 from turnwise.training.learner import LocalLearner
 
 
@@ -227,3 +228,18 @@ def test_learner_scores_only_what_is_needed() -> None:
     (scores,) = make_learner(settings_of("trunk")).score([batch], Needs(entropy=True))
     assert scores.values is None and scores.entropy is not None
     assert (scores.entropy > 0).all()
+
+
+def test_values_of_a_head_and_log_probabilities_share_a_forward_pass() -> None:
+    batch = pack(build_samples(random_groups()[0].trajectories))
+    learner = make_learner(settings_of("head"))
+    assert isinstance(learner.critic, HeadCritic)
+    torch.nn.init.normal_(learner.critic.head.weight)
+    passes = list[int]()
+    learner.model.base_model.register_forward_hook(lambda *_: passes.append(1))
+    (both,) = learner.score([batch], Needs(logprobs=True, values=True))
+    assert len(passes) == 1
+    (scores,), (values,) = learner.score([batch], Needs(logprobs=True)), learner.score([batch], Needs(values=True))
+    assert both.values is not None and values.end_values is not None and values.end_values.std() > 0
+    torch.testing.assert_close((both.logprobs, both.entropy), (scores.logprobs, scores.entropy))
+    torch.testing.assert_close((both.values, both.end_values), (values.values, values.end_values))

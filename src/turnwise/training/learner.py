@@ -101,11 +101,15 @@ class LocalLearner:
         logprobs = entropy = values = end_values = ref_logprobs = None
         count = len(batch.sources)
         keep = torch.cat([batch.sources, batch.ends])  # [M + B]
+        head = self.critic if needs.values and isinstance(self.critic, HeadCritic) else None
+        hidden: Tensor | None = None
         if needs.logprobs or needs.entropy:
-            logprobs, entropy, _ = self._run(token_logprobs, self.model, batch)
-        if needs.values and isinstance(self.critic, HeadCritic):
-            hidden = self._run(trunk_hidden, self.model, batch, keep)
-            values, end_values = self.critic(hidden).tensor_split([count])
+            positions = batch.sources if head is None else keep
+            logprobs, entropy, hidden = self._run(token_logprobs, self.model, batch, positions)
+        if head is not None:
+            if hidden is None:
+                hidden = self._run(trunk_hidden, self.model, batch, keep)
+            values, end_values = head(hidden).tensor_split([count])
         if needs.values and isinstance(self.critic, TrunkCritic):
             values, end_values = self.critic(batch, keep).tensor_split([count])
         if needs.ref_logprobs:
@@ -278,11 +282,15 @@ def trunk_hidden(model: Any, batch: Batch, keep: Tensor) -> Tensor:
     return packed_hidden(model.base_model, batch, keep)
 
 
-def token_logprobs(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probabilities and entropies [M] and hidden states [M, H]. Call it inside `batch_attention`."""
+def token_logprobs(model: Any, batch: Batch, keep: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probabilities and entropies [M] and hidden states [K, H]. Call it inside `batch_attention`.
+
+    `keep`: positions of the hidden states, first `batch.sources`; None for these alone.
+    """
+    keep, count = batch.sources if keep is None else keep, len(batch.sources)
     head = output_head(model) if uses_active_plan(batch) else None
     if head is not None:
-        hidden = packed_hidden(model.base_model, batch, batch.sources)
-        return *head_logprobs(head, hidden, batch.targets, batch.temperatures), hidden
-    logits, hidden = packed_logits(model, batch, batch.sources)
-    return *logprobs_and_entropy(logits, batch.targets, batch.temperatures), hidden
+        hidden = packed_hidden(model.base_model, batch, keep)
+        return *head_logprobs(head, hidden[:count], batch.targets, batch.temperatures), hidden
+    logits, hidden = packed_logits(model, batch, keep)
+    return *logprobs_and_entropy(logits[:count], batch.targets, batch.temperatures), hidden
