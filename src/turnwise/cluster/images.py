@@ -48,9 +48,10 @@ class EpisodeImages(ImageStore):
 
     def forget_until(self, mark: int) -> None:
         """Forget the images that were last put before the mark."""
-        for key in [key for key, put in self._last_put.items() if put <= mark]:
+        gone = [key for key, put in self._last_put.items() if put <= mark]
+        for key in gone:
             del self._last_put[key]
-            self._bytes -= len(self._images.pop(key))
+        self.forget(gone)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

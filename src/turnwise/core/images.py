@@ -9,12 +9,12 @@ So equal ids mean equal content, also with images: prefixes are shared, cached a
 """
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from turnwise.core.bounded_cache import BoundedCache
 from turnwise.core.errors import UserError, read_failure
 
 MEMORY_BYTES = 256 << 20
@@ -78,8 +78,7 @@ class ImageStore:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self._images: OrderedDict[str, bytes] = OrderedDict()
-        self._bytes = 0
+        self._images = BoundedCache[bytes](len, None if folder is None else MEMORY_BYTES)
 
     def __contains__(self, key: str) -> bool:
         return key in self._images or (self._folder is not None and self._file(self._folder, key).exists())
@@ -90,7 +89,7 @@ class ImageStore:
         if key not in self._images:
             if self._folder is not None:
                 self._write(self._file(self._folder, key), data)
-            self._remember(key, data)
+            self._images.put(key, data)
         if self.get(key) != data:
             raise UserError(f"Two images have the hash {key}, which happens once in a million runs. Change the seed.")
         return key
@@ -98,19 +97,18 @@ class ImageStore:
     def forget(self, keys: Iterable[str]) -> None:
         """Remove these images from the memory."""
         for key in keys:
-            self._bytes -= len(self._images.pop(key, b""))
+            self._images.drop(key)
 
     def keep_in(self, folder: Path) -> None:
         """Write the images to a folder from now on, those that the store has included."""
-        self._folder = folder
         for key, data in self._images.items():
             self._write(self._file(folder, key), data)
+        self._folder, self._images.max_bytes = folder, MEMORY_BYTES
 
     def get(self, key: str) -> bytes:
         """Return the encoded image. Raises UserError if the store never had it, or its file is gone or has changed."""
-        if key in self._images:
-            self._images.move_to_end(key)
-            return self._images[key]
+        if (kept := self._images.get(key)) is not None:
+            return kept
         if self._folder is None:
             raise UserError(f"Image {key} is not in the store. Keep the run's images/ folder with its trajectories.")
         file = self._file(self._folder, key)
@@ -120,14 +118,8 @@ class ImageStore:
             raise UserError(f"The image {read_failure(file, error)}. Restore the run's images/ folder.") from error
         if image_hash(data) != key:
             raise UserError(f"The image {file} has changed since it was written. Restore the run's images/ folder.")
-        self._remember(key, data)
+        self._images.put(key, data)
         return data
-
-    def _remember(self, key: str, data: bytes) -> None:
-        self._images[key] = data
-        self._bytes += len(data)
-        while self._folder is not None and self._bytes > MEMORY_BYTES and len(self._images) > 1:
-            self._bytes -= len(self._images.popitem(last=False)[1])
 
     @staticmethod
     def _file(folder: Path, key: str) -> Path:

@@ -1,10 +1,10 @@
 """Features of images in place of the embeddings of their tokens, and positions in models with a grid for images."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from inspect import signature
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.vision_utils import get_vision_position_ids
 
+from turnwise.core.bounded_cache import BoundedCache
 from turnwise.core.images import INDEX_BITS, find_images
 from turnwise.models.vision.processor import ImageProcessor, ProcessedImage
 
@@ -41,8 +42,7 @@ class ImageEncoder:
         """Number that changes with the vision tower's weights, if these are sharded; None counts writes to them."""
         self.reaches_all_batches = False
         """Whether batches without images give a trained tower gradients of 0: ranks must reduce the same ones."""
-        self._features: OrderedDict[str, Tensor] = OrderedDict()
-        self._bytes = 0
+        self._features = BoundedCache[Tensor](attrgetter("nbytes"), CACHE_BYTES)
         self._version = -1
 
     def __deepcopy__(self, _: Any) -> "ImageEncoder":
@@ -84,29 +84,19 @@ class ImageEncoder:
         version = sum(each._version for each in tower) if self.tower_version is None else self.tower_version()
         if version != self._version:
             self._features.clear()
-            self._bytes, self._version = 0, version
+            self._version = version
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def _cached(self, trunk: Any, keys: Sequence[str], batch: int) -> list[Tensor]:
-        missing = [key for key in keys if key not in self._features]
-        computed: dict[str, Tensor] = {}
+        found = {key: table for key in keys if (table := self._features.get(key)) is not None}
+        missing = [key for key in keys if key not in found]
         for start in range(0, len(missing), batch):
             chunk = missing[start : start + batch]
-            computed |= zip(chunk, (each.clone() for each in self._encode(trunk, chunk)), strict=True)
-        found = [computed[key] if key in computed else self._features[key] for key in keys]
-        for key, table in zip(keys, found, strict=True):
-            self._keep(key, table)
-        return found
-
-    def _keep(self, key: str, table: Tensor) -> None:
-        if key not in self._features:
-            self._features[key] = table
-            self._bytes += table.numel() * table.element_size()
-        self._features.move_to_end(key)
-        while self._bytes > CACHE_BYTES and len(self._features) > 1:
-            oldest = self._features.popitem(last=False)[1]
-            self._bytes -= oldest.numel() * oldest.element_size()
+            for key, table in zip(chunk, self._encode(trunk, chunk), strict=True):
+                found[key] = table.clone()
+                self._features.put(key, found[key])
+        return [found[key] for key in keys]
 
     def _encode(self, trunk: Any, keys: Sequence[str]) -> list[Tensor]:
         """Return the features of each image, [T, H]. The vision tower runs once on all inputs of equal shape."""

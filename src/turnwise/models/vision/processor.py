@@ -1,14 +1,15 @@
 """Images as a model reads them: the ids that stand for an image in a context, and its pixel tensors."""
 
 import io
-from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from turnwise.core.bounded_cache import BoundedCache
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.image_encoding import import_pillow
 from turnwise.core.images import INDEX_BITS, ImageStore, image_hash, image_token_id
@@ -53,8 +54,7 @@ class ImageProcessor:
         self._patches = None if self._settings else Patches.of(processor.image_processor)
         self._encode = lru_cache(maxsize=256)(self._encode_text)
         self._tokens_of_grid = lru_cache(maxsize=256)(self._encode_grid)
-        self._processed: OrderedDict[str, ProcessedImage] = OrderedDict()
-        self._bytes = 0
+        self._processed = BoundedCache[ProcessedImage](attrgetter("size_bytes"), MEMORY_BYTES)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the settings alone: another process has its own images."""
@@ -70,13 +70,10 @@ class ImageProcessor:
 
     def process(self, key: str) -> ProcessedImage:
         """Return the processed image with this hash."""
-        if key in self._processed:
-            self._processed.move_to_end(key)
-            return self._processed[key]
-        processed = self._processed[key] = self._process(key, decode_image(self.store.get(key)))
-        self._bytes += processed.size_bytes
-        while self._bytes > MEMORY_BYTES and len(self._processed) > 1:
-            self._bytes -= self._processed.popitem(last=False)[1].size_bytes
+        processed = self._processed.get(key)
+        if processed is None:
+            processed = self._process(key, decode_image(self.store.get(key)))
+            self._processed.put(key, processed)
         return processed
 
     @cached_property
