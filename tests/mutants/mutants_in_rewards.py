@@ -33,7 +33,7 @@ IN_REWARDS = (
         ("a section may be of any length", "len(section) > MAX_SECTION_CHARS", "False"),
     ),
     *mutants(
-        "envs/runner.py",
+        "envs/state_rewards.py",
         STATES,
         (
             "a prediction is compared with the state before",
@@ -46,7 +46,7 @@ IN_REWARDS = (
             '"observation": after, "prediction": after',
         ),
         ("the weights of states are not read", 'getattr(self._env.params, f"{name}_reward") * score', "score"),
-        ("an invalid turn's prediction is scored", 'if turn.problem and "prediction" in texts:', "if False:"),
+        ("an invalid turn's prediction is scored", 'if not acted and "prediction" in texts:', "if False:"),
         ("all states are described", 'predicted=name == "prediction"', "predicted=False"),
         within="StateRewards",
     ),

@@ -6,23 +6,18 @@ from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from turnwise.core.errors import EnvironmentFailure, UserError, failure_boundary
 from turnwise.core.messages import Content, ImagePart, Message, Picture, content_parts, system, user
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.source_location import describe_bug, is_raised_by_user
 from turnwise.envs.answers import Answer, format_answer, invalid_action_line, match_name, read_answer
-from turnwise.envs.reasoning import REWARD_NAMES, SECTIONS, describe_format, fact_f1, read_section
+from turnwise.envs.reasoning import describe_format
 from turnwise.envs.seeds import split_of_state
+from turnwise.envs.state_rewards import StateRewards
 from turnwise.envs.text_env import Outcome, TextEnv, reasoning_format
 from turnwise.rewards.functions import describe_value, to_float
-from turnwise.rewards.rubric import StateDescription
-from turnwise.rewards.scoring import score_states
-
-if TYPE_CHECKING:
-    from turnwise.rewards.judge.judges import StateJudge
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +43,10 @@ class TurnOutcome:
     """Number of actions beyond the limit per turn."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Reward components by name, summed over the actions."""
+
+    def add_parts(self, parts: Mapping[str, float], reward: float) -> "TurnOutcome":
+        """Return the outcome with further components, whose weighted sum is `reward`."""
+        return replace(self, reward=self.reward + reward, parts={**self.parts, **parts})
 
 
 class TextEnvRunner:
@@ -94,7 +93,8 @@ class TextEnvRunner:
         before = self._states.observe(self._observation)
         turn = await self._run(self._read(action.content))
         after = self._states.observe(self._observation)
-        turn = await self._states.add_rewards(turn, action.content, before=before, after=after)
+        scores = await self._states.score(action.content, before=before, after=after, acted=not turn.problem)
+        turn = turn.add_parts(scores, self._states.reward(scores))
         self._turns += 1
         self._actions += len(turn.actions)
         truncated = not turn.over and bool(self._limit_reached())
@@ -236,67 +236,6 @@ def join_lines(lines: Sequence[Content]) -> Content:
         parts += ["\n"] * bool(parts)
         parts += [line] if isinstance(line, str | ImagePart) else line
     return parts
-
-
-class StateRewards:
-    """Scores the states that an episode's replies describe and predict, if `env.params.reasoning` asks for them."""
-
-    def __init__(self, env: TextEnv) -> None:
-        self._env = env
-        self._sections = SECTIONS[reasoning_format(type(env), env.params)]
-
-    @cached_property
-    def _judge(self) -> "StateJudge | None":
-        return type(self._env).state_judge(self._env.params, self._env.services)
-
-    def observe(self, observation: Content) -> Content:
-        """Return what descriptions are compared with: the facts of the state, or the observation for the judge."""
-        if not self._sections:
-            return ""
-        return self._facts() if type(self._env).knows_state() else observation
-
-    async def add_rewards(self, turn: TurnOutcome, reply: str, *, before: Content, after: Content) -> TurnOutcome:
-        """Add the rewards of the sections. `before`, `after`: what `observe` returned around the turn's actions.
-
-        A prediction without a valid action scores 0: nothing followed from it.
-        """
-        if not self._sections:
-            return turn
-        states = {"observation": before, "prediction": after}
-        texts = {name: read_section(reply, name) for name in self._sections}
-        if turn.problem and "prediction" in texts:
-            texts["prediction"] = None
-        scores = {REWARD_NAMES[name]: 0.0 for name, text in texts.items() if text is None}
-        described = {name: text for name, text in texts.items() if text is not None}
-        if self._judge is None:
-            scores |= {REWARD_NAMES[name]: fact_f1(text, str(states[name])) for name, text in described.items()}
-        else:
-            scores |= await self._ask(self._judge, described, states)
-        reward = sum(getattr(self._env.params, f"{name}_reward") * score for name, score in scores.items())
-        return replace(turn, reward=turn.reward + reward, parts={**turn.parts, **scores})
-
-    async def _ask(
-        self, judge: "StateJudge", described: Mapping[str, str], states: Mapping[str, Content]
-    ) -> dict[str, float]:
-        """Return the judge's scores. An empty text scores 0; where nothing was shown, there is no score."""
-        empty = {REWARD_NAMES[name]: 0.0 for name, text in described.items() if not text.strip()}
-        asked = {
-            REWARD_NAMES[name]: StateDescription(
-                text=text, observation=states[name], predicted=name == "prediction", rules=self._env.rules()
-            )
-            for name, text in described.items()
-            if text.strip() and content_parts(states[name])
-        }
-        return empty | await score_states(judge, asked)
-
-    def _facts(self) -> str:
-        with failure_boundary(f"{type(self._env).__name__}.state_text"):
-            state = self._env.state_text()
-        if not isinstance(state, str):
-            raise EnvironmentFailure(
-                f"{type(self._env).__name__}.state_text returned {describe_value(state)}: return a text"
-            )
-        return state
 
 
 def turn_info(turn: TurnOutcome, state: str | None) -> dict[str, Any]:

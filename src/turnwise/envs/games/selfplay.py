@@ -15,8 +15,9 @@ from turnwise.core.task import Task
 from turnwise.envs.answers import invalid_action_line, match_name, read_answer
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.games.game import Game, result_for
-from turnwise.envs.runner import StateRewards, TurnOutcome, join_lines, system_prompt, turn_info
+from turnwise.envs.runner import TurnOutcome, join_lines, system_prompt, turn_info
 from turnwise.envs.spec import EnvSpec
+from turnwise.envs.state_rewards import StateRewards
 
 BEGINS = ("agent", "opponent")
 """Value of the task parameter `begins` by player: player 0 moves first."""
@@ -94,7 +95,9 @@ class SelfPlayEnv:
         lines = [problem, outcome.text, "No turns left." if out_of_turns else ""]
         reward = self._env.params.loss_reward if out_of_turns else outcome.reward
         turn = TurnOutcome(reward=reward, success=outcome.success, problem=problem)
-        turn = await self._states.add_rewards(turn, action.content, before=before, after=self._states.observe(""))
+        after, acted = self._states.observe(""), not turn.problem
+        scores = await self._states.score(action.content, before=before, after=after, acted=acted)
+        turn = turn.add_parts(scores, self._states.reward(scores))
         return StepResult(
             messages=(user(join_lines(lines)),),
             reward=turn.reward,

@@ -1,4 +1,4 @@
-"""What a screenshot of a page of the shop shows: all that the page's text says."""
+"""Blocks of a screenshot of a page of the shop: they show all that the page's text says."""
 
 from turnwise.envs.web_shop.pages import BACK, BUY, FEATURES, PREVIOUS, Page, ProductPage, ResultsPage, SearchPage
 from turnwise.pictures.web_page import Block, Blocks, Buttons, Heading, Item, Paragraph, SearchField
