@@ -76,7 +76,7 @@ class DataSummary:
     images: int
     """Different images in the contexts."""
     missing_images: int
-    """Those of them that have no file."""
+    """Images without a file."""
 
 
 def _open(source: str, episodes: Episodes) -> Source:

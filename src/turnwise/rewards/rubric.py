@@ -43,7 +43,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDescription:
-    """What an agent wrote about a state, and what it saw of that state."""
+    """An agent's text about a state, and the observation of that state."""
 
     text: str
     observation: Content
