@@ -30,7 +30,7 @@ def test_state_judge_in_actors_is_reported(key: str) -> None:
     pytest.importorskip("ray")
     params = {"reasoning": "both", "state_judge": {"model": "m", "endpoint": "http://localhost:9/v1"}}
     config = build({"env": {"kind": "bandit", "params": params}}, [(key, 1)])
-    with pytest.raises(UserError, match=r"env\.params of bandit has a judge, whose budget counts .* of one process"):
+    with pytest.raises(UserError, match=r"env\.params has a judge, whose budget counts .* of one process"):
         check_cluster(config, build_environment_mix(config))
 
 

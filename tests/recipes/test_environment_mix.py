@@ -66,6 +66,31 @@ def test_mix_rejects_unknown_environments_parameters_and_duplicates(tmp_path: Pa
         build_environment_mix(small(tmp_path, env__mix={"bandit": 1}))
 
 
+@pytest.mark.parametrize(
+    ("params", "problem"),
+    [
+        ({"reasoning": "both"}, r"env\.mix\.shop\.params\.reasoning both: .* --env\.mix\.shop\.params\.state_judge '"),
+        ({"state_judge": {"model": "m"}}, r"env\.mix\.shop\.params\.state_judge has no effect"),
+        ({"reasoning": "both", "state_judge": {}}, r"env\.mix\.shop\.params\.state_judge lacks"),
+        ({"per_pag": 3}, r"env\.mix\.shop\.params\.per_pag: shop has no such parameter"),
+        ({"per_page": "3"}, r"env\.mix\.shop\.params\.per_page is a text in quotes"),
+    ],
+)
+def test_errors_in_a_mix_name_the_setting_of_the_mix(tmp_path: Path, params: dict[str, object], problem: str) -> None:
+    config = small(tmp_path, env__mix={"shop": {"kind": "web_shop", "params": params}})
+    with pytest.raises(UserError, match=problem) as caught:
+        build_environment_mix(config)
+    assert "env.params" not in str(caught.value)
+
+
+def test_params_setting_names_the_table_of_each_environment(tmp_path: Path) -> None:
+    environments = build_environment_mix(small(tmp_path, env__mix={"frozen_lake": 1.0}))
+    assert [environments.params_setting(name) for name in environments.specs] == [
+        "env.params",
+        "env.mix.frozen_lake.params",
+    ]
+
+
 def test_mix_may_be_set_on_the_command_line() -> None:
     typed = [("env.mix.sokoban", "2"), ("env.mix.big.kind", "frozen_lake"), ("env.mix.big.params.size", "6")]
     worlds = build_environment_mix(build({"env": {"kind": "bandit"}}, typed)).entries

@@ -127,7 +127,7 @@ def check_sees_images(loaded: LoadedModel, environments: EnvironmentMix) -> None
         if spec.shows_images(params):
             raise UserError(
                 f"{spec.name} shows images, and the model {loaded.name} reads text only. Choose a vision-language "
-                f"model{_or_text(spec)}."
+                f"model{_or_text(spec, environments)}."
             )
 
 
@@ -139,12 +139,13 @@ def check_engine_reads_images(config: Config, environments: EnvironmentMix) -> N
         on_servers = " with engine.urls" if config.engine.urls else ""
         raise UserError(
             f"{spec.name} shows images, and engine.kind {config.engine.kind}{on_servers} reads text only. Choose "
-            f"engine.kind {kinds}{_or_text(spec)}."
+            f"engine.kind {kinds}{_or_text(spec, environments)}."
         )
 
 
-def _or_text(spec: EnvSpec) -> str:
-    return ", or set env.params.observation text" if "observation" in spec.params_model.model_fields else ""
+def _or_text(spec: EnvSpec, environments: EnvironmentMix) -> str:
+    setting = f"{environments.params_setting(spec.name)}.observation"
+    return f", or set {setting} text" if "observation" in spec.params_model.model_fields else ""
 
 
 def _keep_base_of_adapter(loaded: LoadedModel, base: Path) -> None:

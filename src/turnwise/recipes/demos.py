@@ -72,9 +72,10 @@ def _check_states(environments: EnvironmentMix) -> None:
             continue
         form = reasoning_format(text_env, spec.params_model.model_validate(params))
         if form != "free":
+            setting = f"{environments.params_setting(spec.name)}.reasoning"
             raise UserError(
-                f"env.params.reasoning {form}: a solver's demonstrations describe states, and {spec.name} has no "
-                "state_text(). Define it, or name a run with successes in sft.demos."
+                f"{setting} {form}: a solver's demonstrations describe states, and {spec.name} has no state_text(). "
+                "Define it, or name a run with successes in sft.demos."
             )
 
 

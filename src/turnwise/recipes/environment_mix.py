@@ -1,6 +1,8 @@
 """The environments of a run: env.kind and those of env.mix."""
 
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,10 @@ class EnvironmentMix:
     def with_params(self) -> list[tuple[EnvSpec, dict[str, Any]]]:
         return [(self.specs[entry.env], dict(entry.params)) for entry in self.entries]
 
+    def params_setting(self, env: str) -> str:
+        """Return the setting that holds an environment's parameters, for error messages."""
+        return "env.params" if env == next(iter(self.specs)) else mix_setting(env)
+
     def with_services(self, services: RewardServices) -> "EnvironmentMix":
         """Return the same environments with rewards that use `services`, built once now so that errors come early."""
         for spec, params in self.with_params:
@@ -66,7 +72,8 @@ def build_environment_mix(config: Config, spec: EnvSpec | None = None) -> Enviro
                 f"env.mix.{name}: this is already the name of env.kind. Choose another, with kind = {mixed.kind}."
             )
         specs[name] = replace(load_spec(mixed.kind), name=name)
-        entries.append(_build_entry(specs[name], mixed.params, mixed.weight))
+        with _named(mix_setting(name)):
+            entries.append(_build_entry(specs[name], mixed.params, mixed.weight))
     return EnvironmentMix(specs=specs, entries=tuple(entries))
 
 
@@ -77,6 +84,19 @@ def load_environment(config: Config) -> tuple[EnvSpec, Mapping[str, Any]]:
     if config.agent.tasks is None:
         raise UserError("agent.tasks is missing: name a JSONL file with a task per line")
     return AGENT_SPEC, {"tasks": config.agent.tasks}
+
+
+def mix_setting(name: str) -> str:
+    return f"env.mix.{name}.params"
+
+
+@contextmanager
+def _named(setting: str) -> Iterator[None]:
+    """Name `setting` in errors about parameters: environments call theirs env.params, wherever the user set them."""
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(re.sub(r"\benv\.params\b", lambda _: setting, str(error))) from error
 
 
 def _build_entry(spec: EnvSpec, settings: Mapping[str, Any], weight: float) -> EnvMixEntry:

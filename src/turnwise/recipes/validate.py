@@ -110,8 +110,8 @@ def check_cluster(config: Config, environments: EnvironmentMix) -> None:
     for spec, params in environments.with_params:
         if (settings.engines or settings.env_workers) and spec.judges(params):
             raise UserError(
-                f"env.params of {spec.name} has a judge, whose budget counts requests of one process. Set "
-                "cluster.engines and cluster.env_workers to 0, or use reward.judges."
+                f"{environments.params_setting(spec.name)} has a judge, whose budget counts requests of one process. "
+                "Set cluster.engines and cluster.env_workers to 0, or use reward.judges."
             )
     has_gpus = resolve_device(config.model.device).type == "cuda"
     if has_gpus and bool(settings.engines) != bool(settings.learners):
