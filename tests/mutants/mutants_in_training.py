@@ -473,8 +473,8 @@ IN_TRAINING = (
         ("the target never moves", "        self.move_target()\n", ""),
         (
             "the target follows at once",
-            "self.critic.parameters()], self.target_rate)",
-            "self.critic.parameters()], 1.0)",
+            "self._trained(self.critic)], self.target_rate)",
+            "self._trained(self.critic)], 1.0)",
         ),
         (
             "the next state of another turn",
@@ -498,8 +498,17 @@ IN_TRAINING = (
         ("V moves away from Q", "expectile_loss(part_v_targets - values.v", "expectile_loss(values.v - part_v_targets"),
         ("the unit of rewards is 1", "and spread > STD_FLOOR", "and spread > 1e9"),
         ("every step has its own unit", "self.critic.unit.tolist() == [0.0, 1.0] and ", ""),
-        ("the target has no unit", "for critic in (self.critic, self.target):", "for critic in (self.critic,):"),
-        ("a restored target has no unit", "        self.target.unit.copy_(self.critic.unit)\n", ""),
+        (
+            "the target has no unit",
+            "            for critic in (self.critic, self.target):",
+            "            for critic in (self.critic,):",
+        ),
+        (
+            "a restored target has no unit",
+            "        for critic in (self.critic, self.target):\n            critic.load_state_dict",
+            "        for critic in (self.critic,):\n            critic.load_state_dict",
+        ),
+        ("frozen parameters are averaged", " if each.requires_grad]", "]"),
         ("the losses have no unit", "q_weights / self.std**2", "q_weights"),
         ("the averages are lost", '            average.copy_(parts["average"][str(number)])\n', "            pass\n"),
     ),

@@ -248,6 +248,40 @@ def test_target_of_bfloat16_averages_in_float32() -> None:
     assert float(slow.float().mean()) == pytest.approx(1 + 0.999**3001, abs=0.01)
 
 
+def freeze_embedding(learner: UtteranceCriticLearner) -> UtteranceCriticLearner:
+    """Return the learner of a critic whose first parameter is frozen, as a vision tower is."""
+    next(learner.critic.parameters()).requires_grad_(False)
+    trained = [each for each in learner.critic.parameters() if each.requires_grad]
+    optimizer = Optimizer(trained, SETTINGS, lambda step: 1.0)
+    return UtteranceCriticLearner(
+        learner.critic, optimizer, target_rate=0.25, expectile=0.5, micro_tokens=learner.micro_tokens
+    )
+
+
+def test_target_averages_only_what_is_trained() -> None:
+    learner = freeze_embedding(make_critic())
+    frozen, first = (next(each.parameters()) for each in (learner.target, learner.critic))
+    kept = frozen.clone()
+    with torch.no_grad():
+        first += 1.0  # to see whether it is read
+    learner.update(decisions(talks()), [], [], step=0)
+    assert torch.equal(frozen, kept) and frozen._version == 0, "a frozen parameter is not written to"
+    assert len(learner.averages) == len(list(learner.critic.parameters())) - 1
+    assert learner.target_distance() > 0
+    assert next(name for name in learner.tensors() if name.startswith("average.")) == "average.1"
+
+
+def test_critic_with_frozen_parameters_is_restored_exactly() -> None:
+    learner, other = freeze_embedding(make_critic()), freeze_embedding(make_critic())
+    with torch.no_grad():
+        for critic in (other.critic, other.target):
+            next(critic.parameters()).add_(1.0)
+    learner.update(decisions(talks()), [], [], step=0)
+    other.load_tensors({name: value.clone() for name, value in learner.tensors().items()})
+    for ours, theirs in zip(learner.target.parameters(), other.target.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 @pytest.mark.parametrize("own_trunk", [True, False])
 def test_critic_state_is_restored_exactly(own_trunk: bool) -> None:
     learner, other = make_critic(own_trunk=own_trunk), make_critic(own_trunk=own_trunk)

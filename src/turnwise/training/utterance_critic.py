@@ -58,7 +58,8 @@ class UtteranceCriticLearner:
     """Holds the online critic, its target copy and its optimizer.
 
     The target's averages are float32, since bfloat16 would round small steps away; they are the target's own weights
-    where these are float32.
+    where these are float32. Frozen parameters, such as a vision tower or the base of an adapter, have none: the target
+    keeps its copy of them.
     """
 
     def __init__(
@@ -68,8 +69,14 @@ class UtteranceCriticLearner:
         self.critic, self.optimizer = critic, optimizer
         self.target_rate, self.expectile, self.micro_tokens = target_rate, expectile, micro_tokens
         self.target = critic.frozen_copy()
-        self.averages = [each.detach().float() for each in self.target.parameters()]
+        self._numbers = [number for number, each in enumerate(critic.parameters()) if each.requires_grad]
+        self.averages = [each.detach().float() for each in self._trained(self.target)]
         self.device = self.averages[0].device
+
+    def _trained(self, critic: UtteranceCritic) -> list[Tensor]:
+        """Return the parameters of either critic that are trained in the online one."""
+        parameters = list(critic.parameters())
+        return [parameters[number] for number in self._numbers]
 
     @property
     def std(self) -> float:
@@ -150,12 +157,12 @@ class UtteranceCriticLearner:
     @torch.no_grad()
     def move_target(self) -> None:
         """Polyak averaging: target <- (1 - rate) target + rate online."""
-        torch._foreach_lerp_(self.averages, [each.float() for each in self.critic.parameters()], self.target_rate)
-        torch._foreach_copy_(list(self.target.parameters()), self.averages)
+        torch._foreach_lerp_(self.averages, [each.float() for each in self._trained(self.critic)], self.target_rate)
+        torch._foreach_copy_(self._trained(self.target), self.averages)
 
     def target_distance(self) -> float:
-        """Return |target - online| / |online| over all parameters."""
-        online = [each.detach().float() for each in self.critic.parameters()]
+        """Return |target - online| / |online| over the trained parameters."""
+        online = [each.detach().float() for each in self._trained(self.critic)]
         apart = torch.nn.utils.get_total_norm(torch._foreach_sub(self.averages, online))
         return float(apart / torch.nn.utils.get_total_norm(online))
 
@@ -163,7 +170,7 @@ class UtteranceCriticLearner:
         """Return the state for a checkpoint: both critics and the optimizer."""
         return {
             **{f"critic.{name}": value for name, value in self.critic.state_dict().items()},
-            **{f"average.{number}": value for number, value in enumerate(self.averages)},
+            **{f"average.{number}": value for number, value in zip(self._numbers, self.averages, strict=True)},
             **{f"optimizer.{name}": value for name, value in self.optimizer.tensors().items()},
         }
 
@@ -173,11 +180,11 @@ class UtteranceCriticLearner:
         for key, value in tensors.items():
             part, _, name = key.partition(".")
             parts[part][name] = value
-        self.critic.load_state_dict(parts["critic"])
-        for number, average in enumerate(self.averages):
+        for critic in (self.critic, self.target):
+            critic.load_state_dict(parts["critic"])
+        for number, average in zip(self._numbers, self.averages, strict=True):
             average.copy_(parts["average"][str(number)])
-        torch._foreach_copy_(list(self.target.parameters()), self.averages)
-        self.target.unit.copy_(self.critic.unit)
+        torch._foreach_copy_(self._trained(self.target), self.averages)
         self.optimizer.load_tensors(parts["optimizer"])
 
 
