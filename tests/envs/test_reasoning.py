@@ -45,10 +45,33 @@ def test_fact_f1_is_symmetric_and_bounded(one: str, other: str) -> None:
 
 
 def test_read_section_takes_the_last_complete_one() -> None:
-    text = "<observation>no</observation> <observation>yes</observation><observation>open"
+    text = "<think><observation>no</observation> <observation>yes</observation><observation>open</think>"
     assert read_section(text, "observation") == "yes"
-    assert read_section("</observation><observation>", "observation") is None
-    assert read_section(f"<observation>a{' ' * MAX_SECTION_CHARS}</observation>", "observation") is None
+    assert read_section("<think></observation><observation></think>", "observation") is None
+    assert read_section(f"<think><observation>a{' ' * MAX_SECTION_CHARS}</observation></think>", "observation") is None
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{}<answer>Left</answer>",
+        "<think></think>{}<answer>Left</answer>",
+        "<think></think><answer>Left</answer>{}",
+        "<think></think>{}</think><answer>Left</answer>",
+        "<think><reasoning>{}</reasoning></think><answer>Left</answer>",
+        "<think></think><answer>Left<think>{}</think></answer>",
+    ],
+)
+def test_sections_outside_the_thinking_are_not_rewarded(form: str) -> None:
+    spec = load_spec("frozen_lake")
+    runner = spec.make(Task(env="frozen_lake", seed=5, params=spec.check_params({})))
+    asyncio.run(runner.start())
+    env = runner.env
+    assert isinstance(env, PictureEnv)
+    said = f"<observation>{env.state_text()}</observation>"
+    assert step("frozen_lake", {"reasoning": "grounding"}, form.format(said)).info["rewards"] == {"grounding": 0.0}
+    inside = f"<think>{said}</think><answer>Left</answer>"
+    assert step("frozen_lake", {"reasoning": "grounding"}, inside).info["rewards"] == {"grounding": 1.0}
 
 
 def step(name: str, params: dict[str, Any], reply: str | None = None) -> StepResult:
@@ -106,7 +129,11 @@ def test_reasoning_without_sections_or_valid_action_scores_nothing() -> None:
     spec = load_spec("frozen_lake")
     env = spec.make(Task(env="frozen_lake", seed=5, params=spec.check_params({}))).env
     assert isinstance(env, PictureEnv)
-    stale = step("frozen_lake", {"reasoning": "world_modelling"}, "<prediction>player at row 1 col 1</prediction>")
+    stale = step(
+        "frozen_lake",
+        {"reasoning": "world_modelling"},
+        "<think><prediction>player at row 1 col 1</prediction></think>",
+    )
     assert stale.invalid and stale.info["rewards"] == {"prediction": 0.0}
 
 

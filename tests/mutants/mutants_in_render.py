@@ -16,7 +16,22 @@ IN_RENDER = (
         ("an open think block in the prompt is not seen", 'b"think" if opens_think else b""', 'b""'),
         ("sections are at the start of the reply", "begin=block.begin + section.begin", "begin=section.begin"),
         ("a section ends with the thinking", "end=block.begin + section.end)", "end=block.end)"),
-        ("sections outside the thinking", 'if block.name == "think":', 'if block.name != "call":'),
+        (
+            "sections outside the thinking",
+            'if block.name == "think" and block.closed:',
+            'if block.name != "call" and block.closed:',
+        ),
+        (
+            "sections of unclosed thinking",
+            'if block.name == "think" and block.closed:',
+            'if block.name == "think":',
+        ),
+        ("unclosed sections", "                if section.closed:", "                if True:"),
+        (
+            "sections of thinking that the prompt opened",
+            'b"think" if _begins_inside_thinking(data) else b""',
+            'b""',
+        ),
         ("unclosed calls are made", 'if block.name == "call" and block.closed', 'if block.name == "call"'),
         ("empty blocks have spans", "if block.begin < block.end", "if block.begin <= block.end"),
         (

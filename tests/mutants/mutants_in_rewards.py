@@ -29,7 +29,7 @@ IN_REWARDS = (
         ),
         ("false facts cost nothing", "total = described_facts.total()", "total = state_facts.total()"),
         ("any fact counts", "(described_facts & state_facts)", "(described_facts | state_facts)"),
-        ("the first section counts", 'text.rfind(f"<{name}>", 0, max(end, 0))', 'text.find(f"<{name}>")'),
+        ("the first section counts", "reversed(read_sections(text))", "read_sections(text)"),
         ("a section may be of any length", "len(section) > MAX_SECTION_CHARS", "False"),
     ),
     *mutants(

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from turnwise.core.messages import ToolCall
 from turnwise.core.trajectory import Span, Stop
-from turnwise.render.parse import parse_pieces, read_call, tokens_outside_thinking
+from turnwise.render.parse import parse_pieces, read_call, read_sections, tokens_outside_thinking
 from turnwise.render.renderer import Renderer
 from turnwise.tools.call_formats import strip_thinking
 
@@ -88,11 +88,40 @@ def test_sections_of_the_thinking_have_spans() -> None:
     ]
 
 
-def test_section_that_is_not_closed_ends_with_the_thinking() -> None:
-    pieces = [b"<think>", *SECTIONS, b"</think>", b"<answer>", b"<observation>", b"x", b"</answer>"]
-    spans = parse_pieces(pieces, opens_think=False).spans
-    assert spans[-1] == Span(name="prediction", start=8, end=9)
-    assert [span.name for span in spans] == ["think", "answer", "observation", "reasoning", "prediction"]
+@pytest.mark.parametrize(
+    ("text", "sections"),
+    [
+        ("<think><prediction>p</think>", []),
+        ("<think><observation>o<prediction>p</prediction></think>", [("prediction", "p")]),
+        ("<think><observation>o</observation>", []),
+        ("<think><observation>o</observation><answer>Up</answer>", []),
+        ("<observation>o</observation></think>", [("observation", "o")]),
+        ("<observation>o</observation><answer>Up</answer>", []),
+        ("<think></think><observation>o</observation><answer>Up</answer>", []),
+        ("<think><observation>o</observation></think><observation>x</observation></think>", [("observation", "o")]),
+        ("<think>a</think><think><observation>o</observation></think>", [("observation", "o")]),
+        ("<answer><think><observation>o</observation></think></answer>", []),
+        ("<think><prediction><reasoning>r</prediction></think>", [("prediction", "<reasoning>r")]),
+        ("<think><observation>a<observation>b</observation></think>", [("observation", "a<observation>b")]),
+        ("<think><observation>a</observation></observation></think>", [("observation", "a")]),
+        ("<think><observation></observation></think>", [("observation", "")]),
+        ("<think><observation>\ud800</observation></think>", [("observation", "?")]),
+    ],
+)  # fmt: skip
+def test_sections_are_closed_and_inside_closed_thinking(text: str, sections: list[tuple[str, str]]) -> None:
+    assert read_sections(text) == sections
+
+
+SECTION_TAGS = ("<observation>", "</observation>", "<prediction>", "</prediction>")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from((*TAGS[:4], *SECTION_TAGS, "a", "é")), max_size=14), st.booleans())
+def test_masks_and_rewards_read_the_same_sections(pieces: list[str], opens_think: bool) -> None:
+    spans = parse_pieces([piece.encode() for piece in pieces], opens_think).spans
+    masked = [(span.name, "".join(pieces[span.start : span.end])) for span in spans]
+    read = [(name, text) for name, text in read_sections("".join(pieces)) if text]
+    assert [each for each in masked if each[0] in ("observation", "prediction")] == read
 
 
 @settings(max_examples=50, deadline=None)

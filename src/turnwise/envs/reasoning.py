@@ -13,6 +13,8 @@ import re
 from collections import Counter
 from typing import Literal
 
+from turnwise.render.parse import read_sections
+
 ReasoningFormat = Literal["free", "grounding", "world_modelling", "both"]
 SECTIONS: dict[ReasoningFormat, tuple[str, ...]] = {
     "free": (),
@@ -28,11 +30,12 @@ MAX_SECTION_CHARS = 20_000
 
 
 def read_section(text: str, name: str) -> str | None:
-    """Return the last `<name>...</name>` of a reply; None if there is none, or if it is too long to be scored."""
-    end = text.rfind(f"</{name}>")
-    start = text.rfind(f"<{name}>", 0, max(end, 0))
-    section = text[start + len(name) + 2 : end]
-    return None if start < 0 or len(section) > MAX_SECTION_CHARS else section
+    """Return the last section of this name in a reply; None if there is none, or if it is too long to be scored.
+
+    Sections are those of the token masks: closed, inside closed thinking, and not inside another section.
+    """
+    section = next((section for found, section in reversed(read_sections(text)) if found == name), None)
+    return None if section is None or len(section) > MAX_SECTION_CHARS else section
 
 
 def fact_f1(described: str, state: str) -> float:

@@ -101,7 +101,13 @@ def parse_pieces(pieces: Sequence[bytes], opens_think: bool) -> ParsedAction:
         return ParsedAction(message=Message(role="assistant", parts=text_parts(text)))
     blocks = list(_blocks(data, _TAG, b"think" if opens_think else b""))
     message = Message(role="assistant", parts=text_parts(text), tool_calls=_calls(data, blocks))
-    return ParsedAction(message=message, spans=_spans(pieces, [*blocks, *_sections(data, blocks)]))
+    return ParsedAction(message=message, spans=_spans(pieces, [*blocks, *_sections(data)]))
+
+
+def read_sections(text: str) -> list[tuple[str, str]]:
+    """Return name and text of the sections of a reply, in order: the ones that have spans, also if they are empty."""
+    data = text.encode(errors="replace")  # an unpaired surrogate
+    return [(block.name, data[block.begin : block.end].decode()) for block in _sections(data)]
 
 
 _THINK, _THINK_END = b"<think>", b"</think>"
@@ -115,8 +121,8 @@ def tokens_outside_thinking(pieces: Sequence[bytes], opens_think: bool) -> list[
     `<think>`; the tag that closes it is kept, so that it does not stay open. Takes linear time: models repeat tags.
     """
     data, blocks = b"".join(pieces), list[tuple[int, int]]()
-    close = data.find(_THINK_END)
-    if close >= 0 and not 0 <= data.find(_THINK) < close:
+    if _begins_inside_thinking(data):
+        close = data.find(_THINK_END)
         blocks = [(0, close if opens_think else close + len(_THINK_END))]
     elif opens_think:
         return None
@@ -140,6 +146,12 @@ def tokens_outside_thinking(pieces: Sequence[bytes], opens_think: bool) -> list[
             kept.append(index)
         begin = end
     return kept
+
+
+def _begins_inside_thinking(data: bytes) -> bool:
+    """Return whether the first `</think>` comes before any `<think>`."""
+    close = data.find(_THINK_END)
+    return close >= 0 and not 0 <= data.find(_THINK) < close
 
 
 def _blocks(data: bytes, pattern: re.Pattern[bytes], open_tag: bytes = b"") -> Iterator[_TaggedBlock]:
@@ -168,12 +180,17 @@ def _name(tag: bytes) -> str:
     return _NAMES.get(tag, tag.decode())
 
 
-def _sections(data: bytes, blocks: Sequence[_TaggedBlock]) -> Iterator[_TaggedBlock]:
-    """Yield the sections inside the thinking. One that is not closed there ends with it."""
-    for block in blocks:
-        if block.name == "think":
+def _sections(data: bytes) -> Iterator[_TaggedBlock]:
+    """Yield the closed sections inside closed thinking; a section inside another one is part of its text.
+
+    Rewards read the same sections as token masks, so the text alone decides: an environment does not know whether the
+    prompt opened the thinking.
+    """
+    for block in _blocks(data, _TAG, b"think" if _begins_inside_thinking(data) else b""):
+        if block.name == "think" and block.closed:
             for section in _blocks(data[block.begin : block.end], _SECTION_TAG):
-                yield section._replace(begin=block.begin + section.begin, end=block.begin + section.end)
+                if section.closed:
+                    yield section._replace(begin=block.begin + section.begin, end=block.begin + section.end)
 
 
 def _calls(data: bytes, blocks: Sequence[_TaggedBlock]) -> tuple[ToolCall, ...]:
