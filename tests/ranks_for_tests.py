@@ -1,6 +1,7 @@
 """Processes that form process groups of one to four ranks, and what each rank does in the tests of sharded learners."""
 
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -254,6 +255,31 @@ def measure(learner: LocalLearner, config: Config) -> dict[str, Any]:
         "unchanged": all(torch.equal(before[name], each) for name, each in after),
         "empty": (learner.forward_backward([]), learner.score([], Needs(logprobs=True))),
     }
+
+
+def count_features(rank: int, case: str) -> list[int]:
+    """Return how many features of images the policy computes in two equal steps, and after its weights are loaded."""
+    config = config_of(case)
+    learner = sharded_learner(rank, config)
+    encoder = image_encoder(learner.model)
+    assert encoder is not None
+    computed, encode = Counter[int](), encoder._encode
+
+    def count(trunk: Any, keys: list[str]) -> list[torch.Tensor]:
+        computed[len(found)] += len(keys)
+        return encode(trunk, keys)
+
+    found = list[int]()
+    encoder._encode = count  # type: ignore[method-assign]
+    for number in range(3):
+        if number == 2:
+            learner.load_weights(model_of(config) if rank == 0 else None)
+        learn(learner, groups_of(learner, 0), config, step=number, micro_tokens=60)
+        parts = [{name for name, _ in learner.named_weights(trained=trained)} for trained in (True, False)]
+        assert parts[0] | parts[1] == {name for name, _ in learner.weights().named_parameters()}
+        assert not parts[0] & parts[1]
+        found.append(computed[number])
+    return found
 
 
 def measure_sharded(rank: int, case: str) -> dict[str, Any]:

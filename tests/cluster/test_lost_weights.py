@@ -20,10 +20,11 @@ from turnwise.cluster import actor_pool
 from turnwise.cluster.engine_replica import EpisodeJob, FinishedJobs
 from turnwise.cluster.replica_pool import ReplicaPool
 from turnwise.cluster.session import process_info
-from turnwise.cluster.weights import RemoteWeights
+from turnwise.cluster.weights import RemoteWeights, StoredWeights
 
 KEY = EpisodeKey(run_seed=0, task=Task(env="bandit", seed=1), member=0, round=0, attempt=0)
-LOST = RemoteWeights(ref="lost")
+FROZEN = StoredWeights("frozen")
+LOST, KEPT = (RemoteWeights(trained=StoredWeights(ref), frozen=FROZEN) for ref in ("lost", "kept"))
 
 
 class Method:
@@ -44,9 +45,9 @@ class FakeActor:
     async def _start(self, build: Any) -> Any:
         return process_info()
 
-    async def _publish(self, version: int, ref: Any, value_head: Any) -> None:
+    async def _publish(self, version: int, trained: Any, frozen: Any, value_head: Any) -> None:
         await asyncio.sleep(0)
-        if ref in self.lost:
+        if trained in self.lost or frozen in self.lost:
             cause = ObjectLostError("00" * 28, None, "")
             raise RayTaskError("publish", "traceback", cause)
         self.version = version
@@ -113,7 +114,7 @@ def test_replica_without_weights_waits_for_the_next_ones(monkeypatch: pytest.Mon
         first = await cluster.versions(4)
         await asyncio.sleep(0.02)
         live = [each.live for each in cluster.pool.replicas]
-        await cluster.pool.publish(2, RemoteWeights(ref="kept"))
+        await cluster.pool.publish(2, KEPT)
         await asyncio.sleep(0.02)
         return first, live, await cluster.versions(4)
 
@@ -124,19 +125,33 @@ def test_replica_without_weights_waits_for_the_next_ones(monkeypatch: pytest.Mon
     assert not any("given up" in note for note in cluster.notes)
 
 
-def test_learner_is_lost_if_no_replica_has_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lost", ["lost", "frozen"])
+def test_learner_is_lost_if_no_replica_has_its_weights(monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
     cluster = Cluster(monkeypatch, replicas=1)
 
     async def scenario() -> list[Any]:
         await cluster.pool.publish(1, LOST)
-        cluster.lost.add("lost")
+        cluster.lost.add(lost)
         cluster.actors[0].dead = True
         with pytest.raises(LearnerLost, match="weights were lost"):
             await cluster.versions(1)
-        await cluster.pool.publish(1, RemoteWeights(ref="kept"))  # by the restarted learner
+        restarted = RemoteWeights(trained=StoredWeights("new"), frozen=StoredWeights("new frozen"))
+        await cluster.pool.publish(1, restarted)
         return await cluster.versions(2)
 
     assert run(scenario()) == [1, 1]
+
+
+def test_replica_that_has_frozen_weights_needs_them_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, replicas=1)
+
+    async def scenario() -> list[Any]:
+        await cluster.pool.publish(1, LOST)
+        cluster.lost.add("frozen")
+        await cluster.pool.publish(2, KEPT)
+        return await cluster.versions(1)
+
+    assert run(scenario()) == [2]
 
 
 def test_weights_lost_during_publication_are_a_lost_learner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +168,7 @@ def test_results_lost_with_their_node_are_retried(monkeypatch: pytest.MonkeyPatc
         raise ObjectLostError("00" * 28, None, "")
 
     async def scenario() -> list[Any]:
-        await cluster.pool.publish(3, RemoteWeights(ref="kept"))
+        await cluster.pool.publish(3, KEPT)
         cluster.actors[0].collect = Method(lose)  # type: ignore[attr-defined]
         return await cluster.versions(2)
 

@@ -1,4 +1,4 @@
-"""Mutants of turnwise.engine, turnwise.models and turnwise.record, where they affect training or observations."""
+"""Mutants of turnwise.engine, models, record and cluster, where they affect training or observations."""
 
 from mutant_for_tests import mutants
 
@@ -96,5 +96,34 @@ IN_ENGINE = (
         "models/vision/processor.py",
         VISION,
         ("all tokens of an image are its first", "first - index", "first"),
+    ),
+    *mutants(
+        "models/weights.py",
+        ("models/test_weights.py",),
+        (
+            "frozen parameters are copied again",
+            "own is new or (self._sources.has(name, new) and self._copies.has(name, own))",
+            "own is new",
+        ),
+        ("loaded weights are not copied", " and seen[1] == tensor._version", ""),
+        ("weights of another model are not copied", "seen[0]() is tensor and ", ""),
+        ("what overwrote a copy stays", " and self._copies.has(name, own))", ")"),
+        ("trained parameters are copied once", "if not new.requires_grad:", "if True:"),
+    ),
+    *mutants(
+        "cluster/weights.py",
+        ("cluster/test_published_weights.py",),
+        (
+            "frozen weights are stored again",
+            "if self._frozen is None or not all(self._seen.has(*each) for each in frozen):",
+            "if True:",
+        ),
+        ("loaded weights are not stored", " or not all(self._seen.has(*each) for each in frozen)", ""),
+    ),
+    *mutants(
+        "cluster/replica_pool.py",
+        ("cluster/test_published_weights.py",),
+        ("a new actor has no frozen weights", "replica.frozen == (actor, frozen)", "replica.frozen is not None"),
+        ("frozen weights are sent again", "replica.frozen == (actor, frozen)", "False"),
     ),
 )

@@ -17,7 +17,7 @@ from turnwise.core.protocols import Completion, Engine, EngineStats, Sampling, W
 from turnwise.core.task import EpisodeKey
 from turnwise.engine.engines import ENGINES, EngineKind, EngineOptions
 from turnwise.engine.turn import SampledTurn, stop_reason
-from turnwise.models.layers import copy_parameters
+from turnwise.models.weights import copy_parameters
 from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
 from turnwise.render.renderer import Renderer

@@ -17,6 +17,7 @@ from ranks_for_tests import (
     Trained,
     collect_errors,
     config_of,
+    count_features,
     load_and_train,
     load_and_train_with,
     local_learner,
@@ -106,6 +107,14 @@ def test_sharded_learner_trains_like_the_local_one(ranks: Ranks, case: str, coun
     outliers = 1e-3 if case in CASES_WITH_IMAGES else 0.0  # most tokens of its large vocabulary hardly have a gradient
     assert_close(results[0], trained_locally(case), outliers=outliers)
     assert all(each[:2] == results[0][:2] for each in results), "all ranks return the same numbers"
+
+
+@pytest.mark.parametrize("case", ["frozen vision", "vision lora"])
+def test_ranks_keep_the_features_of_a_frozen_vision_tower(ranks: Ranks, case: str) -> None:
+    computed = ranks.run(2, count_features, case)
+    first, second, loaded = (sum(step) for step in zip(*computed, strict=True))
+    assert first and loaded
+    assert bool(second) == (case != "frozen vision")
 
 
 def test_offloaded_learner_trains_like_the_local_one(ranks: Ranks) -> None:

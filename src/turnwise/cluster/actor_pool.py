@@ -93,7 +93,7 @@ class ActorPool(ABC, Generic[Pooled]):
     def _launch(self, slot: ActorSlot) -> Any:
         """Start the process of an actor."""
 
-    async def _prepare(self, actor: Any) -> None:
+    async def _prepare(self, pooled: Pooled) -> None:
         """Bring a new actor up to date before it runs episodes."""
 
     def _check_hope(self) -> None:
@@ -152,7 +152,7 @@ class ActorPool(ABC, Generic[Pooled]):
             pooled.actor = actor = self._launch(pooled.slot)
             try:
                 info = await self._call(actor.start.remote(self._build), START_S)
-                await self._prepare(actor)
+                await self._prepare(pooled)
                 self._accept(pooled, info)
                 break
             except ActorLost as loss:

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from turnwise.cluster.env_worker import EnvLease
 from turnwise.cluster.images import EpisodeImages, shown_images
 from turnwise.cluster.results import encode_result
 from turnwise.cluster.session import ProcessInfo, process_info
-from turnwise.cluster.weights import PackedWeights, ReceivedWeights
+from turnwise.cluster.weights import PackedWeights, ReceivedWeights, unpack_weights
 from turnwise.core.protocols import EngineControl, EngineStats, WeightSource
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Trajectory
@@ -69,6 +70,8 @@ class EngineReplica:
         """Images of the finished jobs."""
         self._marks: dict[int, int] = {}
         """Mark of the images at the start of each job whose images the driver may lack."""
+        self._frozen: dict[str, Tensor] = {}
+        """Frozen weights, which are sent once. The engine recognises these tensors."""
         self._sent: list[int] = []
         """Jobs of the last answer to `collect`."""
 
@@ -140,11 +143,18 @@ class EngineReplica:
         assert self._parts.images is not None
         return [self._parts.images.get(key) for key in keys]
 
-    async def publish(self, version: int, packed: PackedWeights, value_head: PackedWeights) -> None:
-        """Load the weights; `value_head` is empty without a critic whose values are needed."""
-        await self._parts.engine.publish(version, ReceivedWeights(packed))
+    async def publish(
+        self, version: int, trained: PackedWeights, frozen: PackedWeights | None, value_head: PackedWeights
+    ) -> None:
+        """Load the weights. `frozen`: None if they are those of the last call.
+
+        `value_head` is empty without a critic whose values are needed.
+        """
+        if frozen is not None:
+            self._frozen = unpack_weights(frozen)
+        await self._parts.engine.publish(version, ReceivedWeights(self._frozen | unpack_weights(trained)))
         if value_head:
-            self._parts.load_value_head(ReceivedWeights(value_head))
+            self._parts.load_value_head(ReceivedWeights(unpack_weights(value_head)))
 
     async def sleep(self) -> None:
         await self._parts.engine.sleep()

@@ -29,9 +29,11 @@ from turnwise.cluster.weights import (
     PackedWeights,
     ReceivedWeights,
     RemoteWeights,
+    StoredWeights,
     pack_weights,
     put_weights,
     send_tensors_as_arrays,
+    unpack_weights,
 )
 from turnwise.core.errors import LearnerLost
 from turnwise.core.images import ImageStore
@@ -100,11 +102,11 @@ class LearnerRank:
         self._images.receive(packed)
 
     def load_weights(self, packed: PackedWeights | None) -> None:
-        self._ready.load_weights(ReceivedWeights(packed or {}))
+        self._ready.load_weights(ReceivedWeights(unpack_weights(packed or {})))
 
-    def pack_weights(self) -> tuple[PackedWeights | None, None]:
+    def pack_weights(self, *, trained: bool) -> tuple[PackedWeights | None, None]:
         """Return rank 0's weights, and as a second object that they were collected. Every rank takes part."""
-        packed = pack_weights(self._ready.weights())
+        packed = pack_weights(self._ready.named_weights(trained=trained))
         return packed if self._rank == 0 else None, None
 
     def ping(self) -> int:
@@ -126,6 +128,8 @@ class RemoteLearner:
         self._start(attempts=1)
 
     def _start(self, attempts: int) -> None:
+        self._frozen: StoredWeights | None = None
+        """The ranks' frozen weights, once they have been collected."""
         for attempt in range(1, attempts + 1):
             send_tensors_as_arrays()
             self.actors = [self._launch(slot) for slot in self._session.placement.learners]
@@ -200,16 +204,21 @@ class RemoteLearner:
 
     def weights(self) -> WeightSource:
         """Collect the weights on rank 0. They stay in the object store until someone reads them."""
-        calls = [each.pack_weights.options(num_returns=2).remote() for each in self.actors]
+        if self._frozen is None:
+            self._frozen = self._collect_weights(trained=False)
+        return RemoteWeights(trained=self._collect_weights(trained=True), frozen=self._frozen)
+
+    def _collect_weights(self, *, trained: bool) -> StoredWeights:
+        calls = [each.pack_weights.options(num_returns=2).remote(trained=trained) for each in self.actors]
         self._wait([done for _, done in calls])
-        return RemoteWeights(ref=calls[0][0])
+        return StoredWeights(calls[0][0])
 
     def value_head(self) -> dict[str, Tensor]:
         return self._call("value_head")
 
     def load_weights(self, weights: WeightSource) -> None:
         """Load the weights on rank 0, which distributes them."""
-        packed = put_weights(weights).ref
+        self._frozen, packed = None, put_weights(weights.named_parameters()).ref
         self._wait([each.load_weights.remote(None if rank else packed) for rank, each in enumerate(self.actors)])
 
     def check_finite(self, when: str) -> None:

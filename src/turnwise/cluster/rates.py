@@ -179,8 +179,7 @@ def estimate_learner(
     passes = work.epochs * (2 + backward + 2 * work.recompute) + 2 * work.score_passes
     per_token = measured.seconds_per_token or passes * shape.parameters / (gpu.flops * COMPUTE_SHARE)
     waiting_s = max(0.0, _collectives_s(shape, work, ranks, tokens) - per_token * tokens / ranks)
-    size = shape.trained if shape.adapter else shape.parameters
-    transfer_s = size * shape.parameter_bytes / TRANSFER_BYTES_PER_S
+    transfer_s = shape.trained * shape.parameter_bytes / TRANSFER_BYTES_PER_S
     return LearnerRates(
         seconds_per_token=per_token,
         seconds_per_step=waiting_s if measured.seconds_per_step is None else measured.seconds_per_step,

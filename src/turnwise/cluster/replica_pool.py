@@ -16,7 +16,7 @@ from turnwise.cluster.env_worker_pool import EnvWorkerPool
 from turnwise.cluster.placement import ActorSlot
 from turnwise.cluster.results import decode_result
 from turnwise.cluster.session import ClusterSession
-from turnwise.cluster.weights import PackedWeights, RemoteWeights, pack_tensor, put_weights
+from turnwise.cluster.weights import PackedWeights, RemoteWeights, StoredWeights, WeightStore, pack_tensor
 from turnwise.core.errors import InfrastructureFailure, LearnerLost
 from turnwise.core.images import ImageStore
 from turnwise.core.protocols import EngineStats, WeightSource
@@ -31,9 +31,6 @@ class _Published:
     weights: RemoteWeights
     value_head: PackedWeights
 
-    def send(self, actor: Any) -> Awaitable[None]:
-        return actor.publish.remote(self.version, self.weights.ref, self.value_head)
-
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Replica(PooledActor):
@@ -43,6 +40,8 @@ class _Replica(PooledActor):
     cancelled: list[int] = field(default_factory=list)
     stats: EngineStats = field(default_factory=EngineStats)
     pump: asyncio.Task[None] | None = None
+    frozen: tuple[Any, StoredWeights] | None = None
+    """An actor of this replica, and the frozen weights that it has."""
 
     @property
     def load(self) -> int:
@@ -75,6 +74,7 @@ class ReplicaPool(ActorPool[_Replica]):
         self._hang_s = POLL_S + timeout_s + GRACE_S
         self._numbers = count()
         self._value_head: Callable[[], Mapping[str, Tensor]] = dict
+        self._store = WeightStore()
         self._latest: _Published | None = None
         self._lost: _Published | None = None
         """The last weights that could not be read."""
@@ -175,13 +175,13 @@ class ReplicaPool(ActorPool[_Replica]):
             if not done.done():
                 done.set_exception(error)
 
-    async def _prepare(self, actor: Any) -> None:
+    async def _prepare(self, replica: _Replica) -> None:
         """Load the latest weights, also if new ones come meanwhile; wait for new ones if these are lost."""
         loaded: _Published | None = None
         while self._latest is not None and loaded is not self._latest:
             loaded = self._latest
             try:
-                await self._call(loaded.send(actor), START_S)
+                await self._load(replica, replica.actor, loaded, START_S)
             except ObjectLost:
                 self._lost = loaded
                 self._report_change()
@@ -195,23 +195,33 @@ class ReplicaPool(ActorPool[_Replica]):
     async def publish(self, version: int, weights: WeightSource) -> None:
         """Load the weights into all replicas. Those being replaced get them before they run episodes."""
         head = {name: pack_tensor(each) for name, each in self._value_head().items()}
-        self._latest = latest = _Published(version=version, weights=put_weights(weights), value_head=head)
+        self._latest = latest = _Published(version=version, weights=self._store.put(weights), value_head=head)
         self._report_change()
         try:
-            await self._all(latest.send)
+            await self._all(lambda replica, actor: self._load(replica, actor, latest, self._hang_s))
         except ObjectLost:
             self._lost = latest
             self._check_hope()
 
-    async def sleep(self) -> None:
-        await self._all(lambda actor: actor.sleep.remote())
+    async def _load(self, replica: _Replica, actor: Any, published: _Published, limit_s: float) -> None:
+        """Load weights into an actor. Frozen ones are sent unless it has them."""
+        trained, frozen = published.weights.trained, published.weights.frozen
+        has_frozen = replica.frozen == (actor, frozen)
+        sent = actor.publish.remote(
+            published.version, trained.ref, None if has_frozen else frozen.ref, published.value_head
+        )
+        await self._call(sent, limit_s)
+        replica.frozen = actor, frozen
 
-    async def _all(self, call: Callable[[Any], Awaitable[None]]) -> None:
+    async def sleep(self) -> None:
+        await self._all(lambda replica, actor: self._call(actor.sleep.remote(), self._hang_s))
+
+    async def _all(self, call: Callable[[_Replica, Any], Awaitable[None]]) -> None:
         """Call all live replicas at once."""
 
         async def one(replica: _Replica, actor: Any) -> None:
             try:
-                await self._call(call(actor), self._hang_s)
+                await call(replica, actor)
             except ActorLost as loss:
                 self._lose(replica, actor, loss)
 

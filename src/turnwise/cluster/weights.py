@@ -1,8 +1,9 @@
 """Tensors between processes: as numpy arrays, which Ray writes once and shares on a machine."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy
@@ -12,44 +13,85 @@ from ray.util.serialization import register_serializer
 from torch import Tensor
 
 from turnwise.core.protocols import WeightSource
+from turnwise.models.weights import SeenTensors
 
 PackedWeights = dict[str, tuple[numpy.ndarray, str]]
 """By parameter name: the array, and the torch dtype that it is a view of (numpy has no bfloat16)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteWeights:
-    """Weights in the object store. Engine replicas load them without passing them through this process."""
+class StoredWeights:
+    """Weights in the object store, which a process receives once: each call yields the same tensors."""
 
-    ref: Any
-    """`ray.ObjectRef` of `PackedWeights`."""
+    def __init__(self, ref: Any) -> None:
+        self.ref = ref
+        """`ray.ObjectRef` of `PackedWeights`."""
+        self._received: dict[str, Tensor] | None = None
+
+    def __reduce__(self) -> Any:
+        return StoredWeights, (self.ref,)
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
-        return ReceivedWeights(ray.get(self.ref)).named_parameters()
+        if self._received is None:
+            self._received = unpack_weights(ray.get(self.ref))
+        return self._received.items()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteWeights:
+    """Weights in the object store. Engine replicas load them without passing them through this process.
+
+    `frozen`: the same object for all versions until frozen parameters are written, such as by a rollback.
+    """
+
+    trained: StoredWeights
+    frozen: StoredWeights
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        return chain(self.frozen.named_parameters(), self.trained.named_parameters())
+
+
+class WeightStore:
+    """Puts each version of the weights into the object store; frozen ones again only if they have been written."""
+
+    def __init__(self) -> None:
+        self._frozen: StoredWeights | None = None
+        self._seen = SeenTensors()
+
+    def put(self, weights: WeightSource) -> RemoteWeights:
+        """Return the weights in the object store. Those of learner ranks are there already."""
+        if isinstance(weights, RemoteWeights):
+            return weights
+        named = list(weights.named_parameters())
+        frozen = [(name, each) for name, each in named if not each.requires_grad]
+        if self._frozen is None or not all(self._seen.has(*each) for each in frozen):
+            self._frozen = put_weights(frozen)
+            for each in frozen:
+                self._seen.add(*each)
+        trained = put_weights((name, each) for name, each in named if each.requires_grad)
+        return RemoteWeights(trained=trained, frozen=self._frozen)
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedWeights:
-    """Weights as they arrive: read-only views of the object store."""
-
-    packed: PackedWeights
+    tensors: Mapping[str, Tensor]
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
-        for name, (array, dtype) in self.packed.items():
-            with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", UserWarning
-                )  # torch has no read-only tensors; these are never written to
-                yield name, unpack_tensor(array, dtype)
+        return self.tensors.items()
 
 
-def put_weights(weights: WeightSource) -> RemoteWeights:
-    """Copy weights into the object store, unless they are there already."""
-    return weights if isinstance(weights, RemoteWeights) else RemoteWeights(ref=ray.put(pack_weights(weights)))
+def put_weights(named: Iterable[tuple[str, Tensor]]) -> StoredWeights:
+    return StoredWeights(ray.put(pack_weights(named)))
 
 
-def pack_weights(weights: WeightSource) -> PackedWeights:
-    return {name: pack_tensor(tensor) for name, tensor in weights.named_parameters()}
+def pack_weights(named: Iterable[tuple[str, Tensor]]) -> PackedWeights:
+    return {name: pack_tensor(tensor) for name, tensor in named}
+
+
+def unpack_weights(packed: PackedWeights) -> dict[str, Tensor]:
+    """Return the weights as read-only views of the object store."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch has no read-only tensors; these are never written to
+        return {name: unpack_tensor(array, dtype) for name, (array, dtype) in packed.items()}
 
 
 def pack_tensor(tensor: Tensor) -> tuple[numpy.ndarray, str]:

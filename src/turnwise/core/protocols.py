@@ -156,7 +156,7 @@ class Policy(Protocol):
 class WeightSource(Protocol):
     """Weights of a policy by parameter name. Every `torch.nn.Module` is one.
 
-    The names are those of the model that the engine was built with, so `models.layers.copy_parameters` loads them.
+    The names are those of the model that the engine was built with, so `models.weights.copy_parameters` loads them.
     """
 
     def named_parameters(self) -> "Iterable[tuple[str, Tensor]]": ...

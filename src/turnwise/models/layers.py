@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from turnwise.core.protocols import WeightSource
 from turnwise.models.head import output_head
 from turnwise.models.loading.catalogue import cache_folder
 
@@ -67,17 +66,6 @@ def copy_model(model: Any) -> Any:
         if layer._compiled_call_impl is not None:
             target.compile(dynamic=None)
     return copied
-
-
-@torch.no_grad()
-def copy_parameters(model: Any, weights: WeightSource) -> None:
-    """Copy weights into the model's own parameter storage, which an engine and a learner may share."""
-    current, new = dict(model.named_parameters()), dict(weights.named_parameters())
-    if current.keys() != new.keys():
-        raise ValueError(f"weights differ in names: {sorted(current.keys() ^ new.keys())[:3]}")
-    for name, parameter in current.items():
-        if parameter is not new[name]:
-            parameter.copy_(new[name])
 
 
 def fuse_projections(model: nn.Module) -> int:

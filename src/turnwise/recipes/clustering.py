@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.cluster.engine_replica import ReplicaParts
 from turnwise.cluster.env_worker_pool import EnvWorkerPool, WorkerCollector
@@ -17,7 +15,7 @@ from turnwise.cluster.images import EpisodeImages
 from turnwise.cluster.learners import BuildRank, RemoteLearner
 from turnwise.cluster.replica_pool import ReplicaCollector, ReplicaPool
 from turnwise.cluster.session import ClusterSession, open_session
-from turnwise.cluster.weights import RemoteWeights, put_weights
+from turnwise.cluster.weights import StoredWeights, put_weights
 from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost, Outage
 from turnwise.core.images import ImageStore
@@ -25,10 +23,10 @@ from turnwise.core.learner import Learner
 from turnwise.core.protocols import ValueEngine, WeightSource
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.critic import HeadCritic
-from turnwise.models.layers import copy_parameters
 from turnwise.models.loading.catalogue import WARMED_UP
 from turnwise.models.loading.load import LoadedModel, resolve_device
 from turnwise.models.memory.plan import MemoryPlan
+from turnwise.models.weights import copy_parameters
 from turnwise.recipes.build import PolicyStack, build_policy_stack, build_renderer, load_policy
 from turnwise.recipes.build_learner import build_learner, build_sharded_learner, share_value_head
 from turnwise.recipes.environment_mix import EnvironmentMix
@@ -139,7 +137,7 @@ def _samples_values(config: Config) -> bool:
 def _rank_builder(config: Config, loaded: LoadedModel, plan: MemoryPlan, run: Path) -> BuildRank:
     """Return what builds the learner of a rank. A warmed-up model is sent; others are loaded by rank 0."""
     warmed_up = config.model.name in WARMED_UP and config.model.warmup_steps > 0
-    weights = put_weights(loaded.model) if warmed_up else None
+    weights = put_weights(loaded.model.named_parameters()) if warmed_up else None
     return partial(build_rank, _actor_config(config, run), plan, weights)
 
 
@@ -147,7 +145,7 @@ def _image_store(loaded: LoadedModel) -> ImageStore | None:
     return None if loaded.images is None else loaded.images.store
 
 
-def build_rank(config: Config, plan: MemoryPlan, weights: RemoteWeights | None, rank: int) -> LocalLearner:
+def build_rank(config: Config, plan: MemoryPlan, weights: StoredWeights | None, rank: int) -> LocalLearner:
     """Build the learner of a rank in its process.
 
     A single rank has nothing to shard, and takes as long as the learner of one process only without FSDP2. With
@@ -157,8 +155,7 @@ def build_rank(config: Config, plan: MemoryPlan, weights: RemoteWeights | None, 
         return build_sharded_learner(config, None, plan)
     loaded, _ = load_policy(config, EnvironmentMix(specs={}, entries=()), lambda done, total: None)
     if weights is not None:
-        with torch.no_grad():
-            copy_parameters(loaded.model, weights)
+        copy_parameters(loaded.model, weights)
     if config.cluster.learners == 1 and not plan.optimizer_on_host:
         return build_learner(config, loaded.model, plan)
     return build_sharded_learner(config, loaded.model, plan)

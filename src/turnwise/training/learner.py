@@ -17,9 +17,9 @@ from turnwise.models.attention.interface import check_attention
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.forward import batch_attention, packed_hidden, packed_logits, uses_active_plan
 from turnwise.models.head import head_logprobs, output_head
-from turnwise.models.layers import copy_parameters
 from turnwise.models.loading.lora import swap_adapter
 from turnwise.models.loading.save import write_model
+from turnwise.models.weights import copy_parameters
 from turnwise.training.learner_state import load_tensors, save_tensors
 from turnwise.training.objective import Objective, SamplerMismatch
 from turnwise.training.optimizer import Optimizer, check_finite
@@ -217,6 +217,10 @@ class LocalLearner:
 
     def weights(self) -> WeightSource:
         return self.model
+
+    def named_weights(self, *, trained: bool) -> Iterator[tuple[str, Tensor]]:
+        """Yield the trained parameters or the frozen ones."""
+        return ((name, each) for name, each in self.model.named_parameters() if each.requires_grad == trained)
 
     def value_head(self) -> dict[str, Tensor]:
         """Return the parameters of a critic on the policy's trunk. Return {} for other critics."""

@@ -6,6 +6,7 @@ All ranks call the same methods with the same arguments, and get the same result
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,12 @@ class ShardedLearner(LocalLearner):
         """Return the whole weights under the names of the plain model. Every rank iterates over them."""
         return _GatheredWeights(self)
 
+    def named_weights(self, *, trained: bool) -> Iterator[tuple[str, Tensor]]:
+        """Yield the whole trained parameters or frozen ones. Every rank iterates over them."""
+        plain = dict(self.skeleton.named_parameters())
+        for name, parameter in super().named_weights(trained=trained):
+            yield name, self.sharding.gather(parameter).to(plain[name].dtype)
+
     def load_weights(self, weights: WeightSource | None) -> None:
         """Copy the weights of rank 0 into all ranks' shards. The other ranks' are not read and may be None."""
         self.sharding.load(self.model, weights)
@@ -173,18 +180,12 @@ class ShardedLearner(LocalLearner):
 
     def save_model(self, folder: Path, tokenizer: Any) -> None:
         """Write the policy as a Hugging Face model folder, on rank 0, which needs host memory for all weights."""
-        only_trained, weights = has_adapter(self.model), dict[str, Tensor]()
-        for name, whole in self._gather(only_trained=only_trained):
-            if self.sharding.rank == 0:
-                weights[name] = whole.cpu()
+        parts, weights = (True,) if has_adapter(self.model) else (True, False), dict[str, Tensor]()
+        for trained in parts:
+            for name, whole in self.named_weights(trained=trained):
+                if self.sharding.rank == 0:
+                    weights[name] = whole.cpu()
         self.sharding.run_on_first_rank(lambda: write_model(fill_skeleton(self.skeleton, weights), tokenizer, folder))
-
-    def _gather(self, *, only_trained: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole parameters by name, in the dtype of the plain model."""
-        plain = dict(self.skeleton.named_parameters())
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad or not only_trained:
-                yield name, self.sharding.gather(parameter).to(plain[name].dtype)
 
     def check_finite(self, when: str) -> None:
         tensors = [*self.model.parameters(), *self.state_dict()["tensors"].values()]
@@ -204,7 +205,7 @@ class _GatheredWeights:
     learner: ShardedLearner
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        return self.learner._gather()
+        return chain(*(self.learner.named_weights(trained=trained) for trained in (True, False)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from turnwise.core.task import EpisodeKey
 from turnwise.engine.active_time import ActiveTime
 from turnwise.engine.native.requests import PassRunner, Request, SessionSlot
 from turnwise.engine.native.runner import SlotRunner
-from turnwise.models.layers import copy_parameters
+from turnwise.models.weights import WeightCopier
 
 
 class NativeSession:
@@ -60,7 +60,7 @@ class NativeEngine:
         runner: PassRunner | None = None,
     ) -> None:
         self.policy_version = 0
-        self._model = model
+        self._model, self._copier = model, WeightCopier(model)
         self._runner: PassRunner = runner or SlotRunner(model, slots=slots, stop_ids=stop_ids, decode=decode)
         self._slots = slots
         self._live = 0
@@ -87,7 +87,8 @@ class NativeEngine:
         )
 
     async def publish(self, version: int, weights: WeightSource) -> None:
-        """Generate with these weights from the next pass on. Nothing is copied if they are the engine's own.
+        """Generate with these weights from the next pass on. Nothing is copied if they are the engine's own, and
+        frozen parameters only once, so that the features of images stay valid.
 
         Open sessions continue: their KV cache keeps the keys and values of older weights, and the versions of their
         tokens say which weights sampled them.
@@ -98,7 +99,7 @@ class NativeEngine:
         for request, _ in self._answers.values():
             request.label_tokens(self.policy_version)
         if weights is not self._model:
-            copy_parameters(self._model, weights)
+            self._copier.copy(weights)
         self.policy_version = version
 
     async def sleep(self) -> None:
