@@ -356,7 +356,13 @@ def test_time_limit_before_the_first_step_leaves_no_summary(tmp_path: Path) -> N
 
 IDLE = {
     "Raise rollout.max_tokens": {"rollout__max_tokens": 13, "algo__advantage": "grpo", "algo__kl_coef": 0.0},
-    "Change algo.loss_tokens": {"algo__loss_tokens": "think"},
+    "or change algo.loss_tokens": {"algo__loss_tokens": "think"},
+    "or change algo.advantage_tokens": {
+        "algo__advantage": "grpo",
+        "algo__advantage_tokens": "think",
+        "algo__entropy_coef": 0.0,
+        "algo__kl_coef": 0.0,
+    },
     "another algo.filter": {"algo__filter": "absolute", "algo__filter_value": 100.0},
 }
 

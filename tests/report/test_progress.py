@@ -241,11 +241,32 @@ def test_make_console_never_redraws_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -
         ({**ROLLED, "train/empty_steps": 1.0}, "algo.truncated = drop"),
         ({**ROLLED, "train/idle_steps": 1.0}, "raise rollout.group_size"),
         ({**ROLLED, "train/grad_norm": 0.0}, "algo.loss_tokens"),
+        ({**ROLLED, "train/grad_norm": 0.0, "train/loss_token_share": 0.0}, "algo.loss_tokens selects none"),
+        ({**ROLLED, "train/idle_steps": 1.0, "train/advantage_token_share": 0.0}, "algo.advantage_tokens selects none"),
+        ({**ROLLED, "train/idle_steps": 1.0, "train/advantage_token_share": 0.5}, "raise rollout.group_size"),
     ],
 )
 def test_explain_idle_step_suggests_a_change(row: dict[str, Any], fix: str) -> None:
     explanation = explain_idle_step(row)
     assert explanation is not None and fix in explanation
+
+
+def test_empty_mask_is_noted_once_also_after_another_reason_and_an_update() -> None:
+    file = io.StringIO()
+    updated = {**ROLLED, "train/grad_norm": 0.5}
+    rows = [
+        {**ROLLED, "train/idle_steps": 1.0},
+        {**updated, "train/loss_token_share": 0.1},
+        {**updated, "train/advantage_token_share": 0.0},  # trained by the KL term alone
+        {**updated, "train/advantage_token_share": 0.0},
+        {**ROLLED, "train/idle_steps": 1.0},
+    ]
+    with Progress(len(rows), Console(file=file, width=300)) as progress:
+        for number, row in enumerate(rows):
+            progress.step(number, row)
+    notes = [line for line in file.getvalue().splitlines() if line.startswith("step ") and ": " in line]
+    assert len(notes) == 2 and notes[0].startswith("step 1 trained nothing: all advantages were 0")
+    assert notes[1].startswith("step 3: algo.advantage_tokens selects none of the sampled tokens")
 
 
 def test_explain_idle_step_is_none_after_an_update() -> None:

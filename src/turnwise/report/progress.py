@@ -116,7 +116,9 @@ class Progress:
         self._successes: list[float] = []
         self._view: ProgressView = LiveView(console) if console.is_interactive else LineView(console)
         self._drawn = self._started
-        self._explained_idle = self._explained_drop = False
+        self._explained: set[str] = set()
+        """Reasons for steps without an update that were printed."""
+        self._explained_drop = False
 
     def __enter__(self) -> Self:
         self._view.start(self._snapshot())
@@ -150,7 +152,7 @@ class Progress:
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Show the metrics of the completed step `step`, counted from 0.
 
-        Explain the first step without an update and the first one with dropped episodes.
+        Explain the first step without an update for each reason, and the first one with dropped episodes.
         """
         self._step_ends.append(self._clock())
         self._done = step + 1
@@ -159,9 +161,10 @@ class Progress:
         success = metrics.get("rollout/success", math.nan)
         if math.isfinite(success):
             self._successes.append(success)
-        if not self._explained_idle and (reason := explain_idle_step(metrics)) is not None:
-            self._explained_idle = True
-            self.note(f"step {self._done} trained nothing: {reason}")
+        idle, masked = explain_idle_step(metrics), explain_empty_mask(metrics)
+        if (reason := idle or masked) is not None and reason not in self._explained:
+            self._explained.add(reason)
+            self.note(f"step {self._done}{' trained nothing' if idle else ''}: {reason}")
         if not self._explained_drop and metrics.get("rollout/dropped"):
             self._explained_drop = True
             self.note(f"step {self._done} {describe_dropped(metrics)}")
@@ -319,12 +322,26 @@ def explain_idle_step(row: Mapping[str, Any]) -> str | None:
     if "train/empty_steps" in row:
         return _explain_empty_step(row)
     if "train/idle_steps" in row:
-        return (
+        return explain_empty_mask(row) or (
             "all advantages were 0, e.g. because the members of each group had equal rewards. Use rewards that "
             "distinguish them or easier tasks, or raise rollout.group_size or rollout.temperature"
         )
     if row.get("train/grad_norm") == 0:
-        return "the gradient was 0, e.g. because no token is trained. Change algo.loss_tokens or algo.advantage_tokens"
+        return explain_empty_mask(row) or (
+            "the gradient was 0, e.g. because no token is trained. Change algo.loss_tokens or algo.advantage_tokens"
+        )
+    return None
+
+
+def explain_empty_mask(row: Mapping[str, Any]) -> str | None:
+    """Explain that a token mask selected nothing, also if the step trained a critic or by KL. None if both selected."""
+    for name, effect in (("loss", "no token is trained"), ("advantage", "no token has an advantage")):
+        if row.get(f"train/{name}_token_share") == 0:
+            setting = f"algo.{name}_tokens"
+            return (
+                f"{setting} selects none of the sampled tokens, so {effect}. Ask for such text in the prompt, e.g. by "
+                f"env.params.reasoning, or change {setting}"
+            )
     return None
 
 

@@ -165,6 +165,15 @@ def estimate(
     advantages = torch.where(chosen, result.advantages, 0.0)
     metrics["advantage_std"] = float(advantages[table.mask].std(correction=0))
     metrics |= _explained_variance(inputs, result.returns)
+    loss_masks = (
+        advantage_masks
+        if settings.loss_tokens is settings.advantage_tokens
+        else rule_masks(trajectories, settings.loss_tokens)
+    )
+    if settings.loss_tokens is not sampled:
+        metrics["loss_token_share"] = _share(loss_masks)
+    if settings.advantage_tokens is not sampled:
+        metrics["advantage_token_share"] = _share(advantage_masks)
     return Estimate(
         trajectories=tuple(trajectories),
         group_ids=tuple(group_ids),
@@ -174,13 +183,16 @@ def estimate(
         old_values=scatter_sampled(samples, torch.cat(scores["values"])) if "values" in scores else None,
         advantages=table.scatter(advantages),
         returns=None if result.returns is None else table.scatter(result.returns),
-        loss_masks=advantage_masks
-        if settings.loss_tokens is settings.advantage_tokens
-        else rule_masks(trajectories, settings.loss_tokens),
+        loss_masks=loss_masks,
         advantage_masks=advantage_masks,
         critic_fit=_fit_critic(inputs),
         metrics=metrics,
     )
+
+
+def _share(masks: Sequence[Tensor]) -> float:
+    """Return the share of the sampled tokens that the masks select."""
+    return float(torch.cat(list(masks)).float().mean())
 
 
 def _baseline(trajectories: Sequence[Trajectory], baselines: Baselines) -> Tensor:
