@@ -25,7 +25,7 @@ from turnwise.recipes.eval_plan import plan_evaluation
 from turnwise.recipes.evaluation import evaluate_into_folder
 from turnwise.recipes.run import train
 from turnwise.recipes.sft import sft
-from turnwise.recipes.validate import check_run
+from turnwise.recipes.validate import check_run, check_sections
 
 NOBODY = "http://127.0.0.1:9"
 SILENT = shlex.join([sys.executable, "-I", "-S", "-c", "print('usage: serve PORT')"])
@@ -301,3 +301,63 @@ def test_text_only_model_given_images_is_one_line_before_any_work(env: str, tmp_
         train(small(tmp_path, env__kind=env, env__params=params, record__name="blind"), console=quiet())
     assert ("observation text" in str(caught.value)) == bool(params) and "\n" not in str(caught.value)
     assert not (tmp_path / "blind").exists()
+
+
+LAKE = {"kind": "frozen_lake", "params": {"reasoning": "world_modelling"}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "fix"),
+    [
+        (
+            {"algo__loss_tokens": "prediction"},
+            r'^algo\.loss_tokens "prediction": .*reasoning to world_modelling or both',
+        ),
+        ({"algo__advantage_tokens": "answer+observation"}, r"^algo\.advantage_tokens .*reasoning to grounding or both"),
+        ({"algo__loss_tokens": "reasoning"}, "env.params.reasoning to grounding or world_modelling or both, or change"),
+        ({"algo__loss_tokens": "observation", "env__params": {"reasoning": "world_modelling"}}, "<observation>"),
+        ({"algo__loss_tokens": "observation", "env__mix": {"lake": LAKE}}, "no prompt of the run asks"),
+    ],
+)
+def test_mask_of_a_section_that_no_prompt_asks_for_is_refused(
+    settings: dict[str, Any], fix: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=fix):
+        checked(small(tmp_path, **{"env__kind": "frozen_lake", **settings}))
+
+
+OWN = """
+import turnwise as tw
+
+
+class Asks(tw.TextEnv):
+    def reset(self, rng):
+        return "Write <think><prediction>what follows</prediction></think>."
+
+    def step(self, action):
+        return tw.won()
+"""
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"env__params": {"reasoning": "both"}},
+        {"env__mix": {"lake": LAKE}},
+        {"rollout__prefix": "<think><prediction>"},
+        {"data__sources": ("runs/old",)},
+        {"env__kind": "asks.py:Asks"},
+        {"env__mix": {"own": {"kind": "asks.py:Asks"}}},
+        {"algo__loss_tokens": "think+answer"},
+        {"algo__loss_tokens": "rules.py:prediction"},
+    ],
+)
+def test_mask_of_a_section_that_replies_may_have_is_accepted(settings: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "asks.py").write_text(OWN)
+    config = small(tmp_path, **{"env__kind": "frozen_lake", "algo__loss_tokens": "prediction", **settings})
+    check_sections(config, build_environment_mix(config))
+
+
+def test_mask_of_a_section_is_accepted_where_the_task_has_the_prompt(tmp_path: Path) -> None:
+    config = small(tmp_path, **tools(tmp_path), algo__loss_tokens="prediction")
+    check_sections(config, build_environment_mix(config))

@@ -29,6 +29,11 @@ MAX_SECTION_CHARS = 20_000
 """A longer section scores 0."""
 
 
+def forms_with(section: str) -> tuple[ReasoningFormat, ...]:
+    """Return the formats of replies that have this section."""
+    return tuple(form for form, states in SECTIONS.items() if section in states or (states and section == "reasoning"))
+
+
 def read_section(text: str, name: str) -> str | None:
     """Return the last section of this name in a reply; None if there is none, or if it is too long to be scored.
 

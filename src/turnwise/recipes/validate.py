@@ -26,9 +26,11 @@ from turnwise.core.errors import UserError, not_a_file
 from turnwise.core.references import is_reference, load_function
 from turnwise.core.suggestions import suggest
 from turnwise.engine.engines import ENGINES
+from turnwise.envs.adapters.package_envs import PackageEnv
 from turnwise.envs.games.env import GameEnv
+from turnwise.envs.reasoning import ReasoningFormat, forms_with
 from turnwise.envs.spec import EnvSpec
-from turnwise.envs.text_env import TextEnv
+from turnwise.envs.text_env import TextEnv, reasoning_format
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
@@ -93,6 +95,7 @@ def check_run(
     check_engine_reads_images(config, environments)
     for spec in environments.specs.values():
         check_environment(config, spec)
+    check_sections(config, environments)
     check_cluster(config, environments)
     check_data(config, run)
     check_servers(environments.with_params, judges=judges.clients)
@@ -164,6 +167,38 @@ def check_environment(config: Config, spec: EnvSpec) -> None:
             f"algo.advantage {config.algo.advantage} compares turns that acted in the same state, and {spec.name} has "
             f"no state_key(). {define}, or choose grpo or turn_grpo."
         )
+
+
+def check_sections(config: Config, environments: EnvironmentMix) -> None:
+    """Raise UserError if a token mask selects a section that no prompt asks for.
+
+    Prompts of the user's own, rollout.prefix and stored episodes may have any section. If no reply has it, a run
+    prints a note.
+    """
+    forms = [_reasoning_of_fixed_prompt(spec, params) for spec, params in environments.with_params]
+    if None in forms or config.data.sources:
+        return
+    for setting in ("algo.loss_tokens", "algo.advantage_tokens"):
+        value = getattr(config.algo, setting.removeprefix("algo."))
+        for section in value.split("+"):
+            fitting = forms_with(section)
+            if fitting and not set(fitting).intersection(forms) and f"<{section}>" not in config.rollout.prefix:
+                raise UserError(
+                    f'{setting} "{value}": no prompt of the run asks for the section <{section}>. Set '
+                    f"{environments.params_setting(environments.entries[0].env)}.reasoning to {' or '.join(fitting)}, "
+                    f"or change {setting}."
+                )
+
+
+def _reasoning_of_fixed_prompt(spec: EnvSpec, params: Mapping[str, Any]) -> ReasoningFormat | None:
+    """Return env.params.reasoning where nothing else adds sections to the prompt; None elsewhere.
+
+    Tools, environments of other libraries and the user's own have prompts that turnwise does not know.
+    """
+    cls, is_foreign = spec.text_env, is_reference(spec.id) or spec.subclass_of(PackageEnv) is not None
+    if cls is None or is_foreign or "reasoning" not in spec.params_model.model_fields:
+        return None
+    return reasoning_format(cls, spec.params_model.model_validate(dict(params)))
 
 
 def _check_game(config: Config, spec: EnvSpec) -> None:
