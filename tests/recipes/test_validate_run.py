@@ -18,6 +18,8 @@ from runs_for_tests import printed, quiet, small
 from turnwise.cli.main import main
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
+from turnwise.models.loading.tiny import tiny_config
+from turnwise.models.loading.tiny_vlm import tiny_vlm_config
 from turnwise.recipes import run, training_run, validate
 from turnwise.recipes.environment_mix import build_environment_mix, describe_rows
 from turnwise.recipes.eval_models import RemoteModels
@@ -301,6 +303,38 @@ def test_text_only_model_given_images_is_one_line_before_any_work(env: str, tmp_
         train(small(tmp_path, env__kind=env, env__params=params, record__name="blind"), console=quiet())
     assert ("observation text" in str(caught.value)) == bool(params) and "\n" not in str(caught.value)
     assert not (tmp_path / "blind").exists()
+
+
+def model_folder(folder: Path, config: Any) -> str:
+    """A model without weights."""
+    config.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("model", ["tiny", "smollm2-135m", "folder", "model.gguf"])
+def test_dry_run_refuses_images_for_a_text_only_model(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    name = model_folder(tmp_path / "text", tiny_config()) if model == "folder" else model
+    command = ["train", "frozen_lake", "--env.params.observation", "image", "--model.name", name, "--dry-run"]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert f"frozen_lake shows images, and the model {name} reads text only." in error and error.count("\n") == 1
+    assert "or set env.params.observation text." in error
+
+
+@pytest.mark.parametrize("model", ["tiny_vlm", "smollm2-135m-vision", "folder"])
+def test_dry_run_accepts_images_for_a_vision_language_model(model: str, tmp_path: Path) -> None:
+    name = model_folder(tmp_path / "images", tiny_vlm_config()) if model == "folder" else model
+    command = ["train", "frozen_lake", "--env.params.observation", "image", "--model.name", name, "--dry-run"]
+    assert main(command) == 0
+
+
+def test_refused_images_of_a_mix_name_its_setting(tmp_path: Path) -> None:
+    lake = {"kind": "frozen_lake", "params": {"observation": "image"}}
+    with pytest.raises(UserError, match=r"^lake shows images, .* or set env\.mix\.lake\.params\.observation text\.$"):
+        checked(small(tmp_path, env__mix={"lake": lake}))
 
 
 LAKE = {"kind": "frozen_lake", "params": {"reasoning": "world_modelling"}}

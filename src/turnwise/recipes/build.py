@@ -15,7 +15,7 @@ from turnwise.engine.engines import ENGINES, EngineOptions
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.layers import compile_layers, copy_model
-from turnwise.models.loading.catalogue import SMOLLM2_VISION
+from turnwise.models.loading.catalogue import SMOLLM2_VISION, model_names
 from turnwise.models.loading.load import LoadedModel, device_of, load_model
 from turnwise.models.loading.lora import (
     RUN_BASE,
@@ -24,14 +24,17 @@ from turnwise.models.loading.lora import (
     add_lora,
     base_model_of,
     has_adapter,
+    is_adapter,
     set_base_model,
 )
+from turnwise.models.loading.pretrained import reads_images
 from turnwise.models.loading.save import atomic_folder, save_model
+from turnwise.models.memory.shapes import load_config
 from turnwise.models.vision.encoder import trains_vision
 from turnwise.recipes.agents import build_agent_collector, build_gateway
 from turnwise.recipes.contexts import build_context
 from turnwise.recipes.environment_mix import EnvironmentMix
-from turnwise.recipes.sources import use_own_adapter
+from turnwise.recipes.sources import resolve_model_name, use_own_adapter
 from turnwise.record.images import IMAGES_FOLDER
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.factory import build_group_judges, judge_weights
@@ -121,19 +124,40 @@ def load_policy(
 
 def check_sees_images(loaded: LoadedModel, environments: EnvironmentMix) -> None:
     """Raise UserError if an environment shows images to a model that reads text only, before any work is done."""
-    if loaded.images is not None:
-        return
-    for spec, params in environments.with_params:
-        if spec.shows_images(params):
-            raise UserError(
-                f"{spec.name} shows images, and the model {loaded.name} reads text only. Choose a vision-language "
-                f"model{_or_text(spec, environments)}."
-            )
+    if loaded.images is None and (spec := _first_with_images(environments)) is not None:
+        raise _text_only(loaded.name, spec, environments)
+
+
+def check_model_reads_images(config: Config, environments: EnvironmentMix) -> None:
+    """Raise the error of `check_sees_images` by the model's configuration, without its weights."""
+    spec = _first_with_images(environments)
+    if spec is not None and _is_text_only(resolve_model_name(config.model.name)):
+        raise _text_only(config.model.name, spec, environments)
+
+
+def _is_text_only(name: str) -> bool:
+    path = Path(name).expanduser()
+    if path.suffix.lower() == ".gguf":  # a vision tower would be in another file
+        return True
+    if path.is_dir() and name not in model_names() and not is_adapter(path) and not (path / "config.json").is_file():
+        return False  # not a model; loading it reports what is wrong
+    return not reads_images(load_config(name))
+
+
+def _text_only(model: str, spec: EnvSpec, environments: EnvironmentMix) -> UserError:
+    return UserError(
+        f"{spec.name} shows images, and the model {model} reads text only. Choose a vision-language "
+        f"model{_or_text(spec, environments)}."
+    )
+
+
+def _first_with_images(environments: EnvironmentMix) -> EnvSpec | None:
+    return next((spec for spec, params in environments.with_params if spec.shows_images(params)), None)
 
 
 def check_engine_reads_images(config: Config, environments: EnvironmentMix) -> None:
     """Raise UserError if an environment shows images and the engine takes text only."""
-    spec = next((spec for spec, params in environments.with_params if spec.shows_images(params)), None)
+    spec = _first_with_images(environments)
     if spec is not None and not ENGINES[config.engine.kind].reads_images(config.engine):
         kinds = " or ".join(name for name, kind in ENGINES.items() if kind.reads_images(config.engine))
         on_servers = " with engine.urls" if config.engine.urls else ""

@@ -36,7 +36,7 @@ from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
 from turnwise.models.loading.load import resolve_device
 from turnwise.recipes.agents import build_agent, load_reward
-from turnwise.recipes.build import check_engine_reads_images, reward_names
+from turnwise.recipes.build import check_engine_reads_images, check_model_reads_images, reward_names
 from turnwise.recipes.build_learner import token_rule
 from turnwise.recipes.conflicting_settings import check_conflicts, uses_selfplay
 from turnwise.recipes.contexts import check_context
@@ -93,6 +93,7 @@ def check_run(
     judges = JudgeRegistry()
     check_settings(config, override_keys, judges)
     check_engine_reads_images(config, environments)
+    check_model_reads_images(config, environments)
     for spec in environments.specs.values():
         check_environment(config, spec)
     check_sections(config, environments)
