@@ -2,9 +2,13 @@
 
 import asyncio
 import math
+import os
 import pickle
+import shutil
+import signal
+import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +16,10 @@ from typing import Any
 
 import pytest
 import torch
+from slow_lake_for_tests import GATE, SlowLake
 
 from episodes_for_tests import group_of, turn_of
-from runs_for_tests import metrics, quiet, small
+from runs_for_tests import metrics, printed, quiet, small
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.images import ImageSpan, ImageStore, image_hash, image_token_id
 from turnwise.core.protocols import EngineStats
@@ -33,10 +38,13 @@ from test_cluster_run import addresses, first_fork, numbers
 from turnwise.cluster import actor_pool, images
 from turnwise.cluster.engine_replica import EngineReplica, EpisodeJob, FinishedJobs, ReplicaParts
 from turnwise.cluster.images import EpisodeImages, ImagePacker, ReceivedImages
+from turnwise.cluster.learners import RemoteLearner
 from turnwise.cluster.replica_pool import ReplicaPool
 from turnwise.cluster.session import process_info
 from visual_talks_for_tests import sample_of
+from work_for_tests import wait_until
 
+SLOW_LAKE = f"{Path(__file__).parent / 'slow_lake_for_tests.py'}:{SlowLake.__name__}"
 KEY = EpisodeKey(run_seed=0, task=Task(env="look", seed=1), member=0, round=0, attempt=0)
 
 
@@ -289,3 +297,88 @@ def test_visual_cluster_run_equals_a_local_run(
     if learners:
         assert sent and set(sent) <= shown
         assert set(sent.values()) == {1}
+
+
+class ReplicaKiller:
+    """Kills a replica in the second step while its episodes move, and one in the third before it sends its images."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.killed: list[str] = []
+        self._gate = Path(os.environ[GATE])
+        self._before_images = False
+        self._thread = threading.Thread(target=self._kill_during_moves)
+        init, receive = ReplicaPool.__init__, ReplicaPool._receive_images
+
+        def remember(pool: ReplicaPool, *arguments: Any, **options: Any) -> None:
+            init(pool, *arguments, **options)
+            self._pool = pool
+
+        async def kill_first(pool: ReplicaPool, actor: Any, keys: set[str]) -> None:
+            if self._before_images and any(key not in pool._images for key in keys):  # type: ignore[operator]
+                self._before_images = False
+                self._kill(next(each for each in pool.replicas if each.actor is actor))
+            await receive(pool, actor, keys)
+
+        patch.setattr(ReplicaPool, "__init__", remember)
+        patch.setattr(ReplicaPool, "_receive_images", kill_first)
+
+    def __call__(self, row: Mapping[str, Any]) -> None:
+        if row["step"] == 1:
+            self._gate.mkdir()
+            self._thread.start()
+        elif row["step"] == 2:
+            self._thread.join()
+            self._before_images = True
+
+    def _kill_during_moves(self) -> None:
+        pids = [pid_of(each) for each in self._pool.replicas]
+        try:
+            if wait_until(lambda: all((self._gate / str(pid)).exists() for pid in pids), 120):
+                self._kill(self._pool.replicas[0])
+        finally:
+            opened = self._gate.rename(self._gate.with_suffix(".open"))  # at once: processes still write to it
+            shutil.rmtree(opened)
+
+    def _kill(self, replica: Any) -> None:
+        self.killed.append(f"engine replica {replica.index} ({replica.where}) was lost")
+        os.kill(pid_of(replica), signal.SIGKILL)
+
+
+def pid_of(replica: Any) -> int:
+    return int(replica.where.rpartition(" ")[2])
+
+
+@pytest.mark.soak
+def test_visual_run_survives_killed_replicas(ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    common = SETTINGS | {"env__kind": SLOW_LAKE, "model__warmup_steps": 15, "train__steps": 3}  # most moves are valid
+    train(small(tmp_path / "local", **common), console=quiet())
+    received = count_calls(monkeypatch, ImageStore, "put", lambda key: [key])
+    collected, collect = Counter[bool](), RemoteLearner._collect_weights
+
+    def count(learner: RemoteLearner, *, trained: bool) -> Any:
+        collected[trained] += 1
+        return collect(learner, trained=trained)
+
+    monkeypatch.setattr(RemoteLearner, "_collect_weights", count)
+    cluster = {"cluster__engines": 2, "cluster__learners": 2, "cluster__cpus": 2}
+    cluster |= {"cluster__address": ray_cluster.address}
+    killer, console = ReplicaKiller(monkeypatch), quiet()
+    assert train(small(tmp_path / "ray", **common, **cluster), console=console, on_step=killer)["finished"]
+    text = " ".join(printed(console).split())
+    assert len(killer.killed) == 2 and all(each in text for each in killer.killed)
+    ours, theirs = tmp_path / "ray/run", tmp_path / "local/run"
+    assert addresses(ours) == addresses(theirs)
+    rows = [row for row in metrics(ours) if "rollout/infra_errors" in row]
+    assert [row["step"] for row in rows if row["rollout/infra_errors"]] == [2, 3]
+    fork = first_fork(ours, theirs)
+    assert fork > 1
+    for mine, other in zip(metrics(ours), metrics(theirs), strict=True):
+        if mine["step"] < fork:
+            assert numbers(mine) == pytest.approx(numbers(other), rel=2e-2, abs=2e-3, nan_ok=True)
+    shown = shown_in(ours)
+    assert shown and (shown == shown_in(theirs) or fork < math.inf)
+    files = list((ours / "images").iterdir())
+    assert {file.name for file in files} == {f"{key}.png" for key in shown}
+    assert all(image_hash(file.read_bytes()) == file.stem for file in files)
+    assert received == Counter(shown)
+    assert collected == {True: 4, False: 1}  # the vision tower is frozen
