@@ -57,6 +57,14 @@ def test_play_saves_images_and_previews_them_in_a_terminal(monkeypatch, tmp_path
     assert "\x1b" not in played(["q"], observation="image")[1]
 
 
+def test_play_shows_images_without_empty_lines_around_them(monkeypatch, tmp_path):
+    pytest.importorskip("PIL")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    _, text = played(["jump", "q"], observation="both")
+    (file,) = tmp_path.glob("turnwise-play-*/2.png")
+    assert f"Invalid action.\n[image: {file}]\nO _ _ _\n" in text
+
+
 def test_play_accepts_actions_and_whole_answers():
     _, text = played(["Up || Up", "", "<think>hm</think><answer>Up</answer>", "jump", "q"], seed=0)
     assert "turn 1 of 5: reward 0\n" in text and "turn 2 of 5: reward 0\n" in text

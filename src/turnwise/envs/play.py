@@ -76,7 +76,9 @@ class ImageDisplay:
         if not message.images:
             self._write(message.content)
         for part in message.parts if message.images else ():
-            self._write(part.text.strip("\n") if isinstance(part, TextPart) else self._image(part))
+            line = part.text.strip("\n") if isinstance(part, TextPart) else self._image(part)
+            if line:  # else it was only the line break before or after an image
+                self._write(line)
 
     def _image(self, part: ImagePart) -> str:
         self._folder = self._folder or Path(tempfile.mkdtemp(prefix="turnwise-play-"))
