@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from contexts_for_tests import TEMPLATE_NAMES, TEXTS, Played, Talk, memory, play, renderer_of, talks
 from episodes_for_tests import turn_of
-from turnwise.core.messages import assistant, system, text_parts, user
+from turnwise.core.messages import ImagePart, assistant, system, text_parts, user
 from turnwise.models.loading.tiny import tiny_pieces
-from turnwise.rollout.context_modes import TurnContext, action_text, clip_middle
+from turnwise.rollout.context_modes import TurnContext, action_text, clip_middle, observation_text
 
 STEPS = Talk(
     opening=(system("Rules."), user("A lake.")),
@@ -44,6 +44,13 @@ def test_turn_memory_lists_each_action_below_its_observation() -> None:
     )
     text = "".join(f"Turn {number}\nroom {number}\nYou: {'abcd'[number - 1]}\n\n" for number in (2, 3))
     assert f"Turn 1\nA lake.\nYou: a\n\n{text}Turn 4, now:\n\nroom 4<|end|>" in last_context(remember(rooms))
+
+
+def test_turn_memory_has_no_empty_lines_in_place_of_images() -> None:
+    image = ImagePart(data=b"png")
+    shown = ((user(("", image, "\n_ P")),), (user(("Invalid action.", "\n", image, "\n_ P\nScore 0")),))
+    assert [observation_text(messages) for messages in shown] == ["_ P", "Invalid action.\n_ P\nScore 0"]
+    assert observation_text([user("a\n"), user([image])]) == "a\n\n", "text stays as it is"
 
 
 def test_turn_memory_of_actions_has_one_line_per_action() -> None:

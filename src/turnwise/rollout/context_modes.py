@@ -11,6 +11,7 @@ from turnwise.core.messages import Message, user
 from turnwise.core.trajectory import Turn
 from turnwise.envs.answers import read_answer
 from turnwise.render.renderer import Renderer
+from turnwise.render.slots import text_runs
 from turnwise.rollout.context import ContextState, FullContext, StepObservation, permanent_messages, prepend_text
 from turnwise.tools.call_formats import strip_thinking
 
@@ -112,7 +113,7 @@ class TurnContext(FullContext):
     async def next(self, pending: ContextState, turns: Sequence[Turn], messages: Sequence[Message]) -> ContextState:
         always = permanent_messages(pending.opening, self._keep_opening)
         first = [message for message in pending.opening.messages if message not in always]
-        seen = [_text(first), *(_text(shown.messages) for shown in pending.observations)]
+        seen = [observation_text(first), *(observation_text(shown.messages) for shown in pending.observations)]
         memory = self._memory.render(seen, turns)
         observations = (*pending.observations, StepObservation(messages=tuple(messages), ids=()))
         return self._restart(
@@ -137,8 +138,14 @@ def clip_middle(text: str, chars: int) -> str:
     return f"{text[:head]}{CUT}{text[len(text) - (kept - head) :]}"[:chars]
 
 
-def _text(messages: Sequence[Message]) -> str:
-    return "\n".join(message.content for message in messages)
+def observation_text(messages: Sequence[Message]) -> str:
+    """Return the text of an observation, for the memory: images are left out."""
+    return "\n".join(_text_around_images(message) if message.images else message.content for message in messages)
+
+
+def _text_around_images(message: Message) -> str:
+    """Return the text without the line breaks around images, which would leave empty lines in their place."""
+    return "\n".join(text for run in text_runs(message) if (text := run.strip("\n")))
 
 
 SummaryHook = Callable[[Sequence[Message]], str | Awaitable[str]]
