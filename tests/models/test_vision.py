@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from talks_for_tests import key
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.images import find_images
 from turnwise.core.messages import system
+from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.trajectory import Stop
 from turnwise.data.packing import pack, unpack
 from turnwise.models.attention.interface import ATTENTION
@@ -21,6 +23,7 @@ from turnwise.models.forward import packed_logits
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.loading.lora import LoraSettings, add_lora
 from turnwise.models.loading.save import save_model
+from turnwise.models.memory.plan import PAGE
 from turnwise.models.vision.encoder import ImageEncoder, image_encoder, vision_parameters
 from turnwise.models.vision.processor import decode_image
 from turnwise.training.learner import token_logprobs
@@ -166,6 +169,35 @@ def test_paged_engine_restores_evicted_sessions_with_images(folders: Path) -> No
         found, *_ = token_logprobs(loaded.model, batch)
     for (_, sampled), scored in zip(played, unpack(batch, found), strict=True):
         torch.testing.assert_close(scored, torch.tensor(sampled), atol=2e-4, rtol=1e-3)
+
+
+def test_evicted_session_that_shares_part_of_a_later_image_places_all_of_it(folders: Path) -> None:
+    """A page ends inside the second turn's image, and another session with the same context has filled that page."""
+    loaded = load("qwen2_vl", folders)
+    renderer = renderer_of(loaded)
+    engine = engine_of(loaded, renderer, paged=True)
+    image, greedy = png(64, 64, seed=4), Sampling(max_tokens=4, temperature=0.0)
+    opening = renderer.start([system("Play."), look(WIDE)])
+
+    async def scenario() -> tuple[list[Completion], list[Completion], list[int]]:
+        async with engine.open(key(1)) as first, engine.open(key(2)) as second:
+            before = [await each.generate(opening, greedy) for each in (first, second)]
+            extension = renderer.extend([look(image)], before[0].stop)
+            for _ in before:
+                assert engine._runner._evict()  # type: ignore[union-attr]
+            return before, [await each.generate(extension, greedy) for each in (first, second)], extension
+
+    before, after, extension = asyncio.run(scenario())
+    context = [*opening, *before[0].ids, *extension]
+    (span,) = find_images(extension)
+    start = len(context) - len(extension) + span.start
+    assert any(start < page < start + span.end - span.start for page in range(PAGE, len(context), PAGE))
+    assert engine.stats().counts["shared_tokens"] > len(opening)
+    assert after[1].ids == after[0].ids
+    torch.testing.assert_close(torch.tensor(after[1].logprobs), torch.tensor(after[0].logprobs))
+    with torch.no_grad():
+        found, *_ = token_logprobs(loaded.model, pack([sample_of([*context, *after[1].ids], len(after[1].ids))]))
+    torch.testing.assert_close(torch.tensor(after[1].logprobs), found, atol=2e-4, rtol=1e-3)
 
 
 def test_engine_computes_the_features_of_an_image_once(monkeypatch: pytest.MonkeyPatch, folders: Path) -> None:

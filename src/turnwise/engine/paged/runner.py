@@ -145,6 +145,8 @@ class PagedRunner:
         slot = request.slot
         slot.busy = True
         begins = slot.cached == 0
+        if begins:
+            slot.placed = 0  # shared pages may end inside an image that came after an eviction
         shared = self._page_table.share_prefix(slot) if begins else 0
         while not self._page_table.reserve(slot, len(slot.ids) + request.sampling.max_tokens):
             if not self._evict():
