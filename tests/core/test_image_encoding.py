@@ -81,7 +81,7 @@ def bomb() -> bytes:
         (np.zeros((0, 4, 3), np.uint8), "4 x 0"),
         (np.zeros((1, MAX_SIDE + 1), np.uint8), "pixels"),
         (b"", "0 bytes"),
-        (b"not an image", "not a PNG"),
+        (b"not an image", "12 bytes that are not a PNG, JPEG, WebP or GIF"),
         (encoded(PillowImage.new("RGB", (64, 64)))[:-30], "not a PNG"),
         (bomb(), "pixels: make it smaller"),
         (b"\0" * (MAX_BYTES + 1), "more than"),
@@ -92,7 +92,9 @@ def bomb() -> bytes:
 def test_image_rejects_wrong_sources_in_one_line(source: Any, problem: str) -> None:
     with pytest.raises(UserError) as caught:
         Image(source)
-    assert problem in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 250
+    message = str(caught.value)
+    assert message.startswith("tw.Image got ") and problem in message and "\n" not in message and len(message) < 250
+    assert str(pickle.loads(pickle.dumps(caught.value))) == message
 
 
 def test_image_equals_a_stored_part_with_the_same_bytes() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from episodes_for_tests import renderer
 from gateway_for_tests import RecordingPolicy, open_episode
+from turnwise.core.image_encoding import MAX_SIDE
 from turnwise.core.images import image_hash
 from turnwise.core.trajectory import Turn
 from turnwise.engine.scripted import ScriptedEngine
@@ -70,9 +71,21 @@ def test_images_have_the_same_ids_in_all_dialects(seeing: Renderer) -> None:
 
 
 @pytest.mark.parametrize(("dialect", "body"), DIALECTS)
-def test_damaged_images_are_refused(seeing: Renderer, dialect: ModuleType, body: Any) -> None:
-    with pytest.raises(RequestError, match="image cannot be decoded"):
-        ask(seeing, dialect, body(base64.b64encode(PICTURE[:40]).decode()))
+@pytest.mark.parametrize(
+    ("picture", "problem"),
+    [
+        (PICTURE[:40], "cannot be decoded: 40 bytes that are not a PNG, JPEG, WebP or GIF"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "are not a PNG, JPEG, WebP or GIF$"),
+        (png(MAX_SIDE + 1, 1), "8193 x 1 pixels: give 1 to 8192 on each side"),
+        (png(3008, 8), "processor refuses an image of 3008 x 8 pixels .*aspect ratio"),
+    ],
+    ids=["cut", "other format", "too large", "too long"],
+)
+def test_unusable_images_are_refused(
+    seeing: Renderer, dialect: ModuleType, body: Any, picture: bytes, problem: str
+) -> None:
+    with pytest.raises(RequestError, match=problem):
+        ask(seeing, dialect, body(base64.b64encode(picture).decode()))
 
 
 @pytest.mark.parametrize(("dialect", "body"), DIALECTS)

@@ -16,6 +16,13 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 CHANNELS = (1, 3, 4)
 
 
+class ImageError(UserError):
+    """The source of an image cannot be used. Its argument: what it is, and what to give instead."""
+
+    def __str__(self) -> str:
+        return f"tw.Image got {self.args[0]}"
+
+
 class Image(ImagePart):
     """An image to show to the model: a Pillow image, a uint8 array of (height, width[, channels]), or PNG bytes.
 
@@ -55,15 +62,19 @@ def _to_png(source: Any) -> bytes:
         return encode_png(_to_rgb(source))
     if hasattr(source, "__array_interface__"):
         return encode_png(_to_rgb(_from_array(source)))
-    raise UserError(
-        f"tw.Image got {type(source).__name__}: give a Pillow image, a uint8 array of (height, width, 3), or PNG bytes"
-    )
+    raise ImageError(f"{type(source).__name__}: give a Pillow image, a uint8 array of (height, width, 3), or PNG bytes")
 
 
 def _from_bytes(data: bytes) -> bytes:
     """Decode the whole file, so that broken bytes are found here and not in the middle of a training step."""
+    image = open_image(data)
+    return data if image.format == "PNG" and _is_plain(image) else encode_png(_to_rgb(image))
+
+
+def open_image(data: bytes) -> Any:
+    """Decode an image file to a Pillow image. Raises ImageError if it is broken, too large or of another format."""
     if len(data) > MAX_BYTES:
-        raise UserError(f"tw.Image got {len(data)} bytes, more than {MAX_BYTES}: make the image smaller")
+        raise ImageError(f"{len(data)} bytes, more than {MAX_BYTES}: make the image smaller")
     pil = import_pillow()
     try:
         with warnings.catch_warnings():
@@ -71,14 +82,15 @@ def _from_bytes(data: bytes) -> bytes:
             image = pil.Image.open(io.BytesIO(data), formats=FORMATS)
             _check_size(*image.size)
             image.load()
-    except UserError:
+    except ImageError:
         raise
     except pil.Image.DecompressionBombError as error:
-        raise UserError(f"tw.Image got an image of more than {MAX_PIXELS} pixels: make it smaller") from error
+        raise ImageError(f"an image of more than {MAX_PIXELS} pixels: make it smaller") from error
     except Exception as error:  # decoders raise whatever broken bytes lead to
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
-        raise UserError(f"tw.Image got {len(data)} bytes that are not a PNG, JPEG, WebP or GIF ({reason})") from error
-    return data if image.format == "PNG" and _is_plain(image) else encode_png(_to_rgb(image))
+        unknown = isinstance(error, pil.UnidentifiedImageError)  # its text is the address of the buffer
+        reason = "" if unknown else " (" + " ".join(f"{type(error).__name__}: {error}".split())[:120] + ")"
+        raise ImageError(f"{len(data)} bytes that are not a PNG, JPEG, WebP or GIF{reason}") from error
+    return image
 
 
 def _is_plain(image: Any) -> bool:
@@ -91,9 +103,7 @@ def _from_array(source: Any) -> Any:
     shape, kind = tuple(interface["shape"]), interface["typestr"].lstrip("|<>=")
     if kind != "u1" or not (len(shape) == 2 or (len(shape) == 3 and shape[2] in CHANNELS)):
         dtype = getattr(source, "dtype", kind)
-        raise UserError(
-            f"tw.Image got an array of {dtype} with shape {shape}: give uint8 values of shape (height, width, 3)"
-        )
+        raise ImageError(f"an array of {dtype} with shape {shape}: give uint8 values of shape (height, width, 3)")
     _check_size(shape[1], shape[0])
     grey = source[:, :, 0] if len(shape) == 3 and shape[2] == 1 else source
     return import_pillow().Image.fromarray(grey)
@@ -101,8 +111,8 @@ def _from_array(source: Any) -> Any:
 
 def _check_size(width: int, height: int) -> None:
     if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE and width * height <= MAX_PIXELS):
-        raise UserError(
-            f"tw.Image got {width} x {height} pixels: give 1 to {MAX_SIDE} on each side and at most {MAX_PIXELS} in all"
+        raise ImageError(
+            f"{width} x {height} pixels: give 1 to {MAX_SIDE} on each side and at most {MAX_PIXELS} in all"
         )
 
 

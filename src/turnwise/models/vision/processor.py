@@ -1,6 +1,5 @@
 """Images as a model reads them: the ids that stand for an image in a context, and its pixel tensors."""
 
-import io
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from turnwise.core.bounded_cache import BoundedCache
 from turnwise.core.errors import EnvironmentFailure, UserError
-from turnwise.core.image_encoding import import_pillow
+from turnwise.core.image_encoding import ImageError, import_pillow, open_image
 from turnwise.core.images import INDEX_BITS, ImageStore, image_hash, image_token_id
 from turnwise.models.vision.patches import Patches
 
@@ -84,7 +83,7 @@ class ImageProcessor:
     def _process(self, key: str, image: "Image") -> ProcessedImage:
         found = None if self._patches is None else self._patches.cut(image)
         if found is None:
-            found = self.processor.image_processor([image], return_tensors="pt", **self._settings)
+            found = self._call_processor(image)
             tokens = list(self._encode(self.processor.replace_image_token(found, image_idx=0)))
         else:
             tokens = list(self._tokens_of_grid(*found["image_grid_thw"][0].tolist()))
@@ -96,6 +95,15 @@ class ImageProcessor:
             tokens[position] = first - index
         inputs = {name: value for name, value in found.items() if isinstance(value, Tensor)}
         return ProcessedImage(ids=tuple(tokens), count=len(places), inputs=inputs)
+
+    def _call_processor(self, image: "Image") -> Any:
+        try:
+            return self.processor.image_processor([image], return_tensors="pt", **self._settings)
+        except ValueError as error:  # such as an image that is 200 times as wide as it is high
+            width, height = image.size
+            raise EnvironmentFailure(
+                f"the model's processor refuses an image of {width} x {height} pixels ({error})"
+            ) from error
 
     def expand(self, values: Tensor) -> Tensor:
         """Return the values of an input of several images: those of its bytes, if it has bytes."""
@@ -116,17 +124,12 @@ class ImageProcessor:
 
 
 def decode_image(data: bytes) -> "Image":
-    """Decode a PNG or another image file. Raises EnvironmentFailure if it is damaged or too large."""
+    """Decode an image file. Raises EnvironmentFailure if it is broken, too large or of another format."""
     try:
-        from PIL import Image
-    except ImportError as error:
-        raise UserError("Images need Pillow: run `pip install 'turnwise[pictures]'`.") from error
-    try:
-        image = Image.open(io.BytesIO(data))
-        image.load()
-        return image if image.mode == "RGB" else image.convert("RGB")
-    except Exception as error:  # decoders fail in many ways on damaged bytes
-        raise EnvironmentFailure(f"an image cannot be decoded ({' '.join(str(error).split())[:120]})") from error
+        image = open_image(data)
+    except ImageError as error:
+        raise EnvironmentFailure(f"an image cannot be decoded: {error.args[0]}") from error
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def images_only(processor_class: Any) -> Any:
