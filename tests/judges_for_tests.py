@@ -27,9 +27,16 @@ BLOCK = r"<<<BEGIN (\w+) {number}>>>\n(.*?)\n<<<END \1 {number}>>>"
 
 
 class JudgeServer:
-    def __init__(self, script: Script, faults: Sequence[str] = (), usage: bool = True, wait_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        script: Script,
+        faults: Sequence[str] = (),
+        usage: bool = True,
+        wait_s: float = 0.0,
+        finish_reason: str = "stop",
+    ) -> None:
         """`faults`: failures of the first requests, a status, "429 0.5" with Retry-After, "drop", "late", "html"."""
-        self.script, self.usage, self.wait_s = script, usage, wait_s
+        self.script, self.usage, self.wait_s, self.finish_reason = script, usage, wait_s, finish_reason
         self.faults = list(faults)
         self.requests: list[dict[str, Any]] = []
         self.checks: list[dict[str, Any]] = []
@@ -85,7 +92,7 @@ class Handler(BaseHTTPRequestHandler):
         checked = request in judge.checks
         said = {"role": "assistant", "content": "OK" if checked else judge.script(request["messages"])}
         usage = {"usage": {"prompt_tokens": 90, "completion_tokens": 10}} if judge.usage else {}
-        return {"choices": [{"message": said, "finish_reason": "stop"}], **usage}
+        return {"choices": [{"message": said, "finish_reason": judge.finish_reason}], **usage}
 
     def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)

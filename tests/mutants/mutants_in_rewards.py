@@ -54,6 +54,8 @@ IN_REWARDS = (
         "rewards/judge/client.py",
         (*STATES, "rewards/test_judge_endpoint.py"),
         ("images are not part of the key", "hashlib.sha256(part.data).hexdigest()", '"image"'),
+        ("a deterministic judge is asked in vain again", "if key in self._failures:", "if False:"),
+        ("judges that sample are not asked again", "self._settings.temperature == 0 or", "True or"),
     ),
     *mutants(
         "rewards/judge/prompts.py",

@@ -230,6 +230,31 @@ def test_client_asks_again_for_unreadable_answers(tmp_path: Path) -> None:
     assert "<<" not in server.requests[1]["messages"][2]["content"]
 
 
+def test_client_error_quotes_the_answer_and_whether_it_was_cut(tmp_path: Path) -> None:
+    server = JudgeServer(lambda messages: '{"reason":\n' + "so " * 1000, finish_reason="length")
+    with pytest.raises(InfrastructureFailure) as told:
+        scores(server, tmp_path, "Paris", asks=2, max_tokens=64)
+    fix = "it was cut at a token limit (raise max_tokens 64, or the limit of its server if that is lower)"
+    assert f'(asked 2 times): {fix}; its last answer: "{{\\"reason\\": so so ' in str(told.value)
+    assert "\n" not in str(told.value) and len(str(told.value)) < 400
+    assert "it was cut at a token limit" in server.requests[1]["messages"][3]["content"]
+
+
+@pytest.mark.parametrize(("temperature", "requests"), [(0.0, 2), (0.5, 4)])
+def test_client_repeats_a_request_without_verdict_only_if_answers_vary(
+    temperature: float, requests: int, tmp_path: Path
+) -> None:
+    """An episode that is retried makes the same request again."""
+    server = JudgeServer(lambda messages: "no idea")
+    with serving(server) as url:
+        settings = settings_for(url, tmp_path, temperature=temperature, asks=2)
+        client = client_of(settings)
+        for _ in range(2):
+            with pytest.raises(InfrastructureFailure, match=r"gave no verdict \(asked 2 times\)"):
+                asyncio.run(score(client, settings, "Paris"))
+    assert len(server.requests) == client.counts.calls == requests
+
+
 def test_client_caches_an_answer_readable_at_the_second_try(tmp_path: Path) -> None:
     def script(messages: list[dict[str, str]]) -> str:
         return "well..." if len(messages) == 2 else '```json\n{"score": 7}\n```'

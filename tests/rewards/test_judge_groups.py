@@ -173,7 +173,10 @@ def test_absolute_judge_failure_affects_one_member_only(tmp_path: Path) -> None:
         settings = settings_for(url, tmp_path)
         client = client_of(settings)
         found = asyncio.run(GroupJudge(settings=settings, client=client, decode=decode)(group_of(*members)))
-    failure = "the judge m gave no verdict (asked 3 times): that is not one JSON object and nothing else"
+    failure = (
+        "the judge m gave no verdict (asked 3 times): that is not one JSON object and nothing else; "
+        'its last answer: "I cannot."'
+    )
     given = [each.turn_rewards if isinstance(each, RewardResult) else str(each) for each in found]
     assert given == [(0.7,), failure, (0.2,), failure, ()]
     assert client.counts.left_out == 2 and client.counts.metrics()["judge/left_out"] == 2.0

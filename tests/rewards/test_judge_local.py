@@ -1,6 +1,7 @@
 """A judge that is loaded here: the same seam, the native engine, tiny."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,8 +58,12 @@ def test_local_judge_runs_the_native_engine(tmp_path: Path) -> None:
     counts = judge.client.counts
     assert (counts.calls, counts.unreadable) == (2, 2)
     assert counts.tokens > 2 * 100 and judges.metrics()["judge/unreadable"] == 2
-    with pytest.raises(InfrastructureFailure):
-        asyncio.run(judge(ANSWERED))  # another event loop: the model is not loaded again
+    with pytest.raises(InfrastructureFailure):  # another event loop: the model is not loaded again
+        asyncio.run(judge(replace(ANSWERED, answer="Lyon")))
+    assert counts.calls == 4
+    with pytest.raises(InfrastructureFailure, match=r"it was cut at a token limit \(raise max_tokens 4, or "):
+        asyncio.run(judge(ANSWERED))
+    assert counts.calls == 4, "it would give the same answers again"
 
 
 def test_local_judge_reads_images_if_its_model_does(tmp_path: Path) -> None:

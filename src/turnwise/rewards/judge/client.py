@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -16,13 +17,15 @@ from turnwise.core.messages import ContentPart, Message, TextPart, assistant, us
 from turnwise.models.loading.catalogue import cache_folder
 from turnwise.rewards.judge.budget import JudgeCounts
 from turnwise.rewards.judge.prompts import RETRY_REQUEST, UnreadableVerdict, escape_markers
-from turnwise.rewards.judge.settings import JudgeSettings
+from turnwise.rewards.judge.settings import LOCAL, JudgeSettings
 from turnwise.rewards.per_loop import PerLoop
 from turnwise.tools.tool import NeedsServer
 
 CACHE_FILE = "answers.jsonl"
 MAX_QUOTED_CHARS = 2000
 """Length at which an unreadable answer is cut when the judge is shown it again."""
+MAX_REPORTED_CHARS = 120
+"""Length at which an unreadable answer is cut in the error."""
 CHARS_PER_TOKEN = 2
 """For estimates. Low, so that a budget also holds in languages with short tokens."""
 TEMPLATE_TOKENS = 16
@@ -33,6 +36,13 @@ IMAGE_TOKENS = 1500
 Verdict = TypeVar("Verdict")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeAnswer:
+    text: str
+    cut: bool
+    """Whether a token limit ended it."""
+
+
 class JudgeModel(Protocol):
     """The model that judges: behind an endpoint, or loaded in this process."""
 
@@ -41,7 +51,7 @@ class JudgeModel(Protocol):
         """Location and name of the model. Part of the cache key."""
         ...
 
-    async def __call__(self, messages: Sequence[Message]) -> str:
+    async def __call__(self, messages: Sequence[Message]) -> JudgeAnswer:
         """Return the model's answer and count its cost. Raises UserError or InfrastructureFailure."""
         ...
 
@@ -133,6 +143,8 @@ class JudgeClient:
         self._settings, self._model, self._cache = settings, model, cache
         self._gate = PerLoop(lambda: asyncio.Semaphore(settings.concurrency))
         self._running: PerLoop[dict[str, asyncio.Task[str]]] = PerLoop(dict)
+        self._failures: dict[str, str] = {}
+        """Why a request got no verdict, for judges that would give the same answers again."""
 
     async def ask(self, messages: Sequence[Message], parse: Callable[[str], Verdict]) -> Verdict:
         """Return the verdict that `parse` reads from the answer; it raises UnreadableVerdict if there is none."""
@@ -146,6 +158,8 @@ class JudgeClient:
                 return verdict
             except UnreadableVerdict:  # the file was edited: ask again
                 pass
+        if key in self._failures:
+            raise InfrastructureFailure(self._failures[key])
         return parse(await self._ask_shared(key, messages, parse))
 
     async def check_server(self) -> None:
@@ -168,23 +182,34 @@ class JudgeClient:
 
     async def _ask(self, key: str, messages: Sequence[Message], parse: Callable[[str], Any]) -> str:
         """Return a readable answer, cached under the first request however often the judge was asked."""
-        conversation, problem = list(messages), ""
+        conversation, failure = list(messages), ""
         for _ in range(self._settings.asks):
             answer = await self._complete(conversation)
             try:
-                parse(answer)
+                parse(answer.text)
             except UnreadableVerdict as unreadable:
                 self.counts.unreadable += 1
-                problem = str(unreadable)
-                quoted = escape_markers(answer[:MAX_QUOTED_CHARS]).strip() or "(nothing)"
+                problem = "it was cut at a token limit" if answer.cut else str(unreadable)
+                failure = f"{problem}{self._advise(answer)}"
+                quoted = escape_markers(answer.text[:MAX_QUOTED_CHARS]).strip() or "(nothing)"
                 conversation = [*messages, assistant(quoted), user(f"That cannot be read: {problem}. {RETRY_REQUEST}")]
             else:
-                self._cache.put(key, answer)
-                return answer
+                self._cache.put(key, answer.text)
+                return answer.text
         count = format_times(self._settings.asks)
-        raise InfrastructureFailure(f"the judge {self._settings.model} gave no verdict (asked {count}): {problem}")
+        message = f"the judge {self._settings.model} gave no verdict (asked {count}): {failure}"
+        if self._settings.temperature == 0 or self._settings.endpoint == LOCAL:
+            self._failures[key] = message
+        raise InfrastructureFailure(message)
 
-    async def _complete(self, messages: Sequence[Message]) -> str:
+    def _advise(self, answer: JudgeAnswer) -> str:
+        """Return what the user can do about an unreadable answer, and its beginning."""
+        limit = self._settings.max_tokens
+        fix = f" (raise max_tokens {limit}, or the limit of its server if that is lower)" if answer.cut else ""
+        text = " ".join(answer.text.split())
+        return f"{fix}; its last answer: {json.dumps(text[:MAX_REPORTED_CHARS], ensure_ascii=False)}"
+
+    async def _complete(self, messages: Sequence[Message]) -> JudgeAnswer:
         async with self._gate.get():
             began = time.monotonic()
             try:

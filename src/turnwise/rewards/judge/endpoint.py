@@ -11,6 +11,7 @@ from turnwise.config.secrets import read_key, split_url
 from turnwise.core.errors import InfrastructureFailure, UserError, read_failure
 from turnwise.core.messages import Message, ToolSpec
 from turnwise.core.protocols import Sampling
+from turnwise.core.trajectory import Stop
 from turnwise.engine.openai.client import ChatClient
 from turnwise.engine.openai.endpoint import (
     EXAMPLE_URL,
@@ -22,7 +23,7 @@ from turnwise.engine.openai.endpoint import (
 )
 from turnwise.engine.openai.messages import Reply
 from turnwise.rewards.judge.budget import JudgeBudget
-from turnwise.rewards.judge.client import estimate_tokens
+from turnwise.rewards.judge.client import JudgeAnswer, estimate_tokens
 from turnwise.rewards.judge.settings import JudgeSettings
 from turnwise.rewards.per_loop import PerLoop
 
@@ -45,7 +46,7 @@ class EndpointJudgeModel:
         self._sampling = Sampling(max_tokens=settings.max_tokens, temperature=settings.temperature)
         self._client = PerLoop(lambda: MeteredClient(endpoint, budget, sleep))
 
-    async def __call__(self, messages: Sequence[Message]) -> str:
+    async def __call__(self, messages: Sequence[Message]) -> JudgeAnswer:
         with self._advising():
             try:
                 reply = await self._client.get().reply(messages, (), self._sampling, seed=0)
@@ -53,7 +54,7 @@ class EndpointJudgeModel:
                 raise UserError(f"{self._label}: {error}: the request is too long, so lower max_chars") from error
             except InfrastructureFailure as failure:
                 raise InfrastructureFailure(f"{self._label} at {self._endpoint.chat_url}: {failure}") from failure
-        return reply.message.content
+        return JudgeAnswer(text=reply.message.content, cut=reply.stop is Stop.LENGTH)
 
     async def check_server(self) -> None:
         """Send one short request, which is not counted in the budget."""

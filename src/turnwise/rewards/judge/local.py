@@ -16,6 +16,7 @@ from turnwise.core.protocols import Policy, Sampling
 from turnwise.core.random_streams import address
 from turnwise.core.suggestions import suggest
 from turnwise.core.task import EpisodeKey, Task
+from turnwise.core.trajectory import Stop
 from turnwise.engine.engines import ENGINES, EngineOptions
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.catalogue import model_names
@@ -23,7 +24,7 @@ from turnwise.models.loading.hub import is_hub_name
 from turnwise.models.loading.load import load_model
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.budget import JudgeBudget
-from turnwise.rewards.judge.client import identify_messages
+from turnwise.rewards.judge.client import JudgeAnswer, identify_messages
 from turnwise.rewards.judge.settings import LOCAL, JudgeSettings
 from turnwise.rewards.per_loop import PerLoop
 
@@ -65,7 +66,7 @@ class LocalJudgeModel:
         newest = max((file.stat().st_mtime_ns for file in [folder, *folder.glob("*")]), default=0)
         return LOCAL, f"{folder.resolve()} {newest}"
 
-    async def __call__(self, messages: Sequence[Message]) -> str:
+    async def __call__(self, messages: Sequence[Message]) -> JudgeAnswer:
         judge = self._judge.get()
         if not judge.renderer.reads_images and any(message.images for message in messages):
             raise UserError(
@@ -82,7 +83,8 @@ class LocalJudgeModel:
                 cost += len(completion.ids)
             finally:
                 reservation.settle(cost)
-        return judge.renderer.parse(completion.ids, completion.stop).message.content
+        text = judge.renderer.parse(completion.ids, completion.stop).message.content
+        return JudgeAnswer(text=text, cut=completion.stop is Stop.LENGTH)
 
     @contextmanager
     def _keeping_images(self, renderer: Renderer, ids: Sequence[int]) -> Iterator[None]:
