@@ -33,7 +33,7 @@ from turnwise.engine.native.kernels import optional_kernels
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.recipes.build import load_policy
 from turnwise.recipes.environment_mix import build_environment_mix
-from turnwise.recipes.trial_episodes import check_actions_fit
+from turnwise.recipes.trial_episodes import check_replies_fit
 from turnwise.recipes.validate import check_run
 from turnwise.training import diagnostics
 
@@ -200,7 +200,7 @@ def draw_case(number: int, folder: Path) -> tuple[Settings, list[Moment]]:
             config = configured(settings, folder)
             environments = build_environment_mix(config)
             check_run(config, environments)
-            check_actions_fit(environments, tokenizer, config.rollout.max_new_tokens)
+            check_replies_fit(config, environments, tokenizer)
         except UserError:
             continue
         return settings, draw_moments(rng)

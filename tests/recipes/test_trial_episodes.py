@@ -4,6 +4,7 @@ import contextlib
 import logging
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from turnwise.envs.spec import EnvSpec
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.recipes import run
 from turnwise.recipes.environment_mix import build_environment_mix
-from turnwise.recipes.trial_episodes import check_actions_fit, try_environments
+from turnwise.recipes.trial_episodes import check_replies_fit, try_environments
 
 ENV = '''
 import turnwise as tw
@@ -112,14 +113,46 @@ def test_environment_without_rules_is_reported(
     assert caplog.text.count("Mine has no docstring") == notes
 
 
-def test_action_longer_than_a_turn_is_refused_with_the_length_it_needs(tmp_path: Path) -> None:
-    config = small(tmp_path, env__kind=f"{write_env(tmp_path)}:Mine")
-    environments, tokenizer = build_environment_mix(config), tiny_tokenizer()
-    with pytest.raises(
-        UserError, match=r'the action "a very long .* has (\d+) tokens, and rollout\.max_new_tokens is 8'
-    ) as told:
-        check_actions_fit(environments, tokenizer, 8)
+def check_fits(folder: Path, max_new_tokens: int, **settings: Any) -> None:
+    config = small(folder, rollout__max_new_tokens=max_new_tokens, **settings)
+    check_replies_fit(config, build_environment_mix(config), tiny_tokenizer())
+
+
+def check_refused_below_the_named_length(folder: Path, problem: str, **settings: Any) -> int:
+    """The error names the number of tokens that is enough."""
+    with pytest.raises(UserError, match=problem) as told:
+        check_fits(folder, 8, **settings)
     needed = int(str(told.value).partition(" has ")[2].partition(" ")[0])
+    assert f"rollout.max_new_tokens is 8: set it to {needed} or more" in str(told.value)
     with pytest.raises(UserError):
-        check_actions_fit(environments, tokenizer, needed - 1)
-    check_actions_fit(environments, tokenizer, needed)
+        check_fits(folder, needed - 1, **settings)
+    check_fits(folder, needed, **settings)
+    return needed
+
+
+def test_action_longer_than_a_turn_is_refused_with_the_length_it_needs(tmp_path: Path) -> None:
+    kind = f"{write_env(tmp_path)}:Mine"
+    check_refused_below_the_named_length(tmp_path, 'the answer with the action "a very long', env__kind=kind)
+
+
+def test_description_longer_than_a_turn_is_refused_with_the_length_it_needs(tmp_path: Path) -> None:
+    """Else every reply is cut before its answer, and nothing is learned."""
+    lengths = [
+        check_refused_below_the_named_length(
+            tmp_path,
+            f"env.params.reasoning {form}: a reply of frozen_lake has",
+            env__kind="frozen_lake",
+            env__params={"reasoning": form},
+        )
+        for form in ("grounding", "both")
+    ]
+    assert 50 < lengths[0] < lengths[1], "states have several facts"
+    check_fits(tmp_path, 8, env__kind="frozen_lake")
+
+
+def test_sections_of_unknown_states_have_to_fit_into_a_turn(tmp_path: Path) -> None:
+    judge = {"model": "tiny", "endpoint": "local"}
+    settings = {"env__kind": "bandit", "env__params": {"reasoning": "both", "state_judge": judge}}
+    problem = "env.params.reasoning both: a reply of bandit with empty sections has"
+    check_refused_below_the_named_length(tmp_path, problem, **settings)
+    check_fits(tmp_path, 8, rollout__prefix="<think><observation>two arms</observation></think>", **settings)

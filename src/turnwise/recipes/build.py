@@ -72,12 +72,16 @@ def model_loader(config: Config) -> Callable[[str], LoadedModel]:
 
 
 def load_policy(
-    config: Config, environments: EnvironmentMix, show_warmup: Callable[[int, int], None], run: Path | None = None
+    config: Config,
+    environments: EnvironmentMix,
+    show_warmup: Callable[[int, int], None],
+    run: Path | None = None,
+    check: Callable[[LoadedModel], None] = lambda loaded: None,
 ) -> tuple[LoadedModel, float]:
     """Load the model that a run starts from; return it and the seconds of its warm-up.
 
     The folder `run` keeps a copy of a warmed-up model, and of the base model of an adapter, so that it can be resumed
-    without the cache and without the run that trained the adapter.
+    without the cache and without the run that trained the adapter. `check`: called with the model before its warm-up.
     """
     check_engine_reads_images(config, environments)
     load_any = model_loader(config)
@@ -85,6 +89,7 @@ def load_policy(
     def load(name: str) -> LoadedModel:
         loaded = load_any(name)
         check_sees_images(loaded, environments)
+        check(loaded)
         return loaded
 
     base = None if run is None else run / RUN_BASE

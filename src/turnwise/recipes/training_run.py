@@ -26,7 +26,7 @@ from turnwise.recipes.configure import source_files
 from turnwise.recipes.environment_mix import EnvironmentMix, build_task_source, describe_rows
 from turnwise.recipes.resources import default_threads
 from turnwise.recipes.sources import resolve_model_name
-from turnwise.recipes.trial_episodes import check_actions_fit
+from turnwise.recipes.trial_episodes import check_replies_fit
 from turnwise.record.disk import unused_path
 from turnwise.record.provenance import describe_changes, write_provenance
 from turnwise.record.run_folder import JudgeUsage, RunFolder
@@ -235,10 +235,12 @@ class TrainingRun(ABC):
 
     def load_policy(self, progress: Progress) -> tuple[LoadedModel, float]:
         """Load the model and show the progress of its warm-up; return the warm-up's seconds too."""
+
+        def check(loaded: LoadedModel) -> None:
+            check_replies_fit(self.config, self.environments, loaded.tokenizer)
+
         show_warmup = partial(progress.phase, "warm-up")
-        loaded, warmup_s = load_policy(self.config, self.environments, show_warmup, self.folder.path)
-        check_actions_fit(self.environments, loaded.tokenizer, self.config.rollout.max_new_tokens)
-        return loaded, warmup_s
+        return load_policy(self.config, self.environments, show_warmup, self.folder.path, check)
 
     def build_evaluator(self, stack: PolicyStack, progress: Progress) -> Evaluator:
         return Evaluator(

@@ -1,9 +1,10 @@
-"""Try environments before a run trains: episodes of random answers, and the length of their actions."""
+"""Try environments before a run trains: episodes of random answers, and the length of replies."""
 
 import asyncio
 import logging
 import random
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,10 +20,11 @@ from turnwise.core.references import IN_MEMORY, load_function
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Status, Stop, Trajectory, Turn
 from turnwise.envs.answers import format_answer
+from turnwise.envs.reasoning import ReasoningFormat, format_reasoning
 from turnwise.envs.rubric_env import RubricEnv
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvRunner, EnvSpec
-from turnwise.envs.text_env import TextEnv, env_docstring
+from turnwise.envs.text_env import TextEnv, env_docstring, reasoning_format
 from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.rewards.functions import trajectory_reward
 from turnwise.rewards.judge.judges import skip_judges
@@ -153,14 +155,47 @@ def _turn(reply: str, result: StepResult) -> Turn:
     )
 
 
-def check_actions_fit(environments: EnvironmentMix, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> None:
-    """Raise UserError if an answer with one of an environment's `action_names` is longer than a turn may be."""
-    for spec in environments.specs.values():
+def check_replies_fit(config: Config, environments: EnvironmentMix, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise UserError if a turn may not be as long as an action's answer or as a reply that describes states."""
+    limit = config.rollout.max_new_tokens
+
+    def check(replies: Sequence[str], about: str, otherwise: str = "") -> None:
+        length = max(len(tokenizer(reply)["input_ids"]) for reply in replies) + 1  # and the token that ends the turn
+        if length > limit:
+            raise UserError(
+                f"{about} has {length} tokens, and rollout.max_new_tokens is {limit}: set it to {length} or "
+                f"more{otherwise}"
+            )
+
+    for spec, params in environments.with_params:
         names = getattr(spec.cls, "action_names", ())
-        for name in names if isinstance(names, tuple | list) else ():
-            length = len(tokenizer(format_answer([name]))["input_ids"]) + 1  # and the token that ends the turn
-            if length > max_new_tokens:
-                raise UserError(
-                    f'the answer with the action "{name}" of {spec.name} has {length} tokens, and '
-                    f"rollout.max_new_tokens is {max_new_tokens}: set it to {length} or more, or shorten the name"
-                )
+        names = names if isinstance(names, tuple | list) else ()
+        for name in names:
+            answer = f'the answer with the action "{name}" of {spec.name}'
+            check([format_answer([name])], answer, ", or shorten the name")
+        form = "free" if spec.text_env is None else _reasoning(spec, spec.text_env, params)
+        if form != "free" and not config.rollout.prefix:  # which may hold sections, and is not sampled
+            states = asyncio.run(_start_states(spec, params))
+            replies = [format_answer(names[:1], format_reasoning(form, "", each, each)) for each in states]
+            empty = "" if any(states) else " with empty sections"
+            check(replies, f"env.params.reasoning {form}: a reply of {spec.name}{empty}")
+
+
+def _reasoning(spec: EnvSpec, text_env: type[TextEnv], params: dict[str, Any]) -> ReasoningFormat:
+    return reasoning_format(text_env, spec.params_model.model_validate(params))
+
+
+async def _start_states(spec: EnvSpec, params: dict[str, Any]) -> list[str]:
+    """Return the states of a few tasks, as replies describe them; one empty state if they are not known."""
+    if spec.text_env is None or not spec.text_env.knows_state():
+        return [""]
+    states = []
+    for number in range(EPISODES):
+        with creation_boundary():
+            runner = spec.make(Task(env=spec.name, params=params, seed=seed_for("train", number)))
+        try:
+            await runner.start()
+            states.append(runner.env.state_text() or "" if isinstance(runner.env, TextEnv) else "")
+        finally:
+            await runner.close()
+    return states
