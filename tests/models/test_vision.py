@@ -3,6 +3,7 @@
 import asyncio
 import json
 import pickle
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.loading.lora import LoraSettings, add_lora
 from turnwise.models.loading.save import save_model
 from turnwise.models.memory.plan import PAGE
-from turnwise.models.vision.encoder import ImageEncoder, image_encoder, vision_parameters
-from turnwise.models.vision.processor import decode_image
+from turnwise.models.vision.encoder import EXACT_BATCH, ImageEncoder, image_encoder, vision_parameters
+from turnwise.models.vision.patch_encoder import MERGE
+from turnwise.models.vision.processor import ProcessedImage, decode_image
 from turnwise.training.learner import token_logprobs
 from vision_models_for_tests import VISION_MODELS, png, write_vision_model
 from visual_talks_for_tests import WIDE, engine_of, look, play_all, renderer_of, sample_of
@@ -239,6 +241,56 @@ def test_features_of_a_batch_match_those_of_single_images(
         found = encoder.features(trunk, tokens)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     assert sum(sizes) == len(images) and max(sizes) > 1
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", TINY_VLM])
+def test_features_of_a_frozen_tower_do_not_depend_on_the_batch(name: str, folders: Path) -> None:
+    loaded = load(name, folders)
+    trunk, processor = loaded.model.base_model, loaded.images
+    images = [png(32, 32, seed=seed) for seed in range(EXACT_BATCH + 2)]
+    tokens = [torch.tensor([token for token in processor.ids(image) if token < 0]) for image in images]
+    with torch.no_grad():
+        found = ImageEncoder(processor, MERGE).features(trunk, torch.cat(tokens))
+        alone = [ImageEncoder(processor, MERGE).features(trunk, each) for each in tokens]
+    assert torch.equal(found, torch.cat(alone))
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_frozen_tower_runs_on_batches_if_they_are_exact(
+    is_exact: bool, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On machines where they are not, the last image of a batch has other features."""
+    loaded = load(TINY_VLM, folders)
+    processor, encoder, sizes = loaded.images, ImageEncoder(loaded.images, MERGE), list[int]()
+
+    def forward(trunk: Any, images: list[ProcessedImage], names: list[str]) -> list[Tensor]:
+        sizes.append(len(images))
+        tables = [image.inputs["pixel_values"].float().mean().expand(image.count, 8) for image in images]
+        return tables if is_exact or len(images) == 1 else [*tables[:-1], tables[-1] + 1]
+
+    monkeypatch.setattr(encoder, "_forward", forward)
+    square, wide = ([png(*size, seed=seed) for seed in range(EXACT_BATCH + 2)] for size in ((32, 32), (64, 16)))
+    pixels = torch.stack([processor.process(processor.store.put(each)).inputs["pixel_values"] for each in square])
+
+    def features(images: list[bytes]) -> Tensor:
+        ids = [token for image in images for token in processor.ids(image) if token < 0]
+        with torch.no_grad():
+            return encoder.features(loaded.model.base_model, torch.tensor(ids))
+
+    found = features([*square, *wide[:2]])
+    assert torch.equal(found[: 16 * len(square) : 16, 0], pixels.float().flatten(1).mean(1))
+    check, rest = [1, EXACT_BATCH], [EXACT_BATCH, 1, 1] if is_exact else [1] * (EXACT_BATCH + 2)
+    assert Counter(sizes) == Counter([*check, *rest, 1, 1])
+    sizes.clear()
+    features([png(32, 32, seed=seed) for seed in range(100, 100 + EXACT_BATCH)])
+    assert sizes == ([EXACT_BATCH] if is_exact else [1] * EXACT_BATCH)
+    sizes.clear()
+    features(wide)  # of the same number of patches
+    assert sizes[:2] == check
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 99)  # which may choose other kernels
+    sizes.clear()
+    features([png(32, 32, seed=seed) for seed in range(200, 200 + EXACT_BATCH)])
+    assert sizes[:2] == check
 
 
 def test_features_follow_a_vision_tower_that_is_trained(folders: Path) -> None:

@@ -74,6 +74,14 @@ IN_ENGINE = (
         VISION,
         ("text after an image counts its tokens", "positions[:, span.end :] += shift", "pass"),
         ("features of old weights stay", "if version != self._version:", "if self._version < 0:"),
+        (
+            "inexact batches of a frozen tower",
+            "1 < size <= len(alike) and self._is_exact",
+            "1 < size <= len(alike) or self._is_exact",
+        ),
+        ("a frozen tower runs on single images", "1 < size <= len(alike) and", "False and"),
+        ("images of other grids share a batch", "*inputs[GRIDS][0].tolist())", "inputs[GRIDS][0].prod().item())"),
+        ("exactness with other threads", "case = torch.get_num_threads(), *layout", "case = layout"),
         ("a frozen tower trains", "parameter.requires_grad_(False)", "parameter.requires_grad_(True)"),
     ),
     *mutants(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from inspect import signature
+from math import prod
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ CACHE_BYTES = 256 << 20
 """Features kept in memory."""
 MAX_BATCH = 128
 """Images per forward of a vision tower that is trained or on a GPU."""
+EXACT_BATCH, EXACT_PATCHES = 16, 2048
+"""Most images and patches per forward of a frozen tower on the CPU."""
 GRIDS = "image_grid_thw"
 """Input of the Qwen family: patches of each image in time, rows and columns."""
 GRIDS_ON_DEVICE = frozenset({"qwen3_vl"})
@@ -30,8 +33,9 @@ GRIDS_ON_DEVICE = frozenset({"qwen3_vl"})
 class ImageEncoder:
     """Computes the features of each image once, for all turns and members of a group, until the vision tower changes.
 
-    On the CPU a frozen tower runs on one image at a time, so that features do not depend on what else is computed. On a
-    GPU, or if it is trained and features are computed anew after every optimizer step, it runs on batches.
+    On the CPU the features of a frozen tower do not depend on what else is computed: it runs on single images, and on
+    batches of one size if these give, bit for bit, the features of single images. On a GPU, or if it is trained and
+    features are computed anew after every optimizer step, it runs on batches of any size.
     """
 
     def __init__(self, processor: ImageProcessor, merge_size: int | None = None) -> None:
@@ -44,6 +48,8 @@ class ImageEncoder:
         """Whether batches without images give a trained tower gradients of 0: ranks must reduce the same ones."""
         self._features = BoundedCache[Tensor](attrgetter("nbytes"), CACHE_BYTES)
         self._version = -1
+        self._exact: dict[tuple[Any, ...], bool] = {}
+        """Whether a batch gives the features of single images, by number of threads, dtype and grid."""
 
     def __deepcopy__(self, _: Any) -> "ImageEncoder":
         """Return an encoder for a copy of the model, which computes its own features."""
@@ -63,7 +69,7 @@ class ImageEncoder:
             tables = self._encode(trunk, keys)
         else:
             self._forget_if_changed(tower)
-            tables = self._cached(trunk, keys, MAX_BATCH if trained or tower[0].is_cuda else 1)
+            tables = self._cached(trunk, keys, exact=not trained and not tower[0].is_cuda)
         sizes = torch.tensor([len(each) for each in tables])
         rows = (sizes.cumsum(0) - sizes)[inverse] + (codes & ((1 << INDEX_BITS) - 1))
         return torch.cat(tables).index_select(0, send(rows, tables[0].device))
@@ -75,8 +81,7 @@ class ImageEncoder:
         if not any(each.requires_grad for each in vision_parameters(trunk)):
             return None
         blank = self.processor.blank
-        names = [name for name in blank.inputs if name in signature(trunk.get_image_features).parameters]
-        (table,) = self._forward(trunk, [blank], names)
+        (table,) = self._forward(trunk, [blank], _input_names(trunk, blank))
         return 0 * table.sum()
 
     def _forget_if_changed(self, tower: Iterable[nn.Parameter]) -> None:
@@ -88,15 +93,41 @@ class ImageEncoder:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _cached(self, trunk: Any, keys: Sequence[str], batch: int) -> list[Tensor]:
+    def _cached(self, trunk: Any, keys: Sequence[str], *, exact: bool) -> list[Tensor]:
         found = {key: table for key in keys if (table := self._features.get(key)) is not None}
         missing = [key for key in keys if key not in found]
-        for start in range(0, len(missing), batch):
-            chunk = missing[start : start + batch]
-            for key, table in zip(chunk, self._encode(trunk, chunk), strict=True):
+        for batch in self._exact_batches(trunk, missing) if exact else _split(missing, MAX_BATCH):
+            for key, table in zip(batch, self._encode(trunk, batch), strict=True):
                 found[key] = table.clone()
                 self._features.put(key, found[key])
         return [found[key] for key in keys]
+
+    def _exact_batches(self, trunk: Any, keys: Sequence[str]) -> Iterator[Sequence[str]]:
+        """Yield batches that give the features of single images, and the remaining images one at a time."""
+        layouts: dict[tuple[Any, ...], list[str]] = {}
+        for key in keys:
+            inputs = self.processor.process(key).inputs
+            layout = (inputs["pixel_values"].dtype, *inputs[GRIDS][0].tolist()) if GRIDS in inputs else ()
+            layouts.setdefault(layout, []).append(key)
+        for layout, alike in layouts.items():
+            size = min(EXACT_BATCH, EXACT_PATCHES // prod(layout[1:])) if layout else 1
+            is_exact = 1 < size <= len(alike) and self._is_exact(trunk, alike[0], size, layout)
+            batched = len(alike) // size * size if is_exact else 0
+            yield from _split(alike[:batched], size)
+            yield from _split(alike[batched:], 1)
+
+    def _is_exact(self, trunk: Any, key: str, size: int, layout: tuple[Any, ...]) -> bool:
+        """Return whether an image has the same features, to the bit, alone and at every index of a batch of itself.
+
+        That depends on the kernels that this machine has for these shapes, not on the pixels.
+        """
+        case = torch.get_num_threads(), *layout
+        if case not in self._exact:
+            image = self.processor.process(key)
+            names = _input_names(trunk, image)
+            (alone,) = self._forward(trunk, [image], names)
+            self._exact[case] = all(torch.equal(alone, each) for each in self._forward(trunk, [image] * size, names))
+        return self._exact[case]
 
     def _encode(self, trunk: Any, keys: Sequence[str]) -> list[Tensor]:
         """Return the features of each image, [T, H]. The vision tower runs once on all inputs of equal shape."""
@@ -152,6 +183,15 @@ class ImageEncoder:
         merge_size = self.merge_size or 1
         time, rows, columns = self.processor.process(key).inputs[GRIDS][0].tolist()
         return grid_of(time, rows // merge_size, columns // merge_size)
+
+
+def _input_names(trunk: Any, image: ProcessedImage) -> list[str]:
+    """Return the inputs of an image that the model's vision tower reads."""
+    return [name for name in image.inputs if name in signature(trunk.get_image_features).parameters]
+
+
+def _split(keys: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    return (keys[start : start + size] for start in range(0, len(keys), size))
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
