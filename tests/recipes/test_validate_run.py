@@ -395,3 +395,11 @@ def test_mask_of_a_section_that_replies_may_have_is_accepted(settings: dict[str,
 def test_mask_of_a_section_is_accepted_where_the_task_has_the_prompt(tmp_path: Path) -> None:
     config = small(tmp_path, **tools(tmp_path), algo__loss_tokens="prediction")
     check_sections(config, build_environment_mix(config))
+
+
+def test_prefix_that_begins_the_answer_is_refused_with_reasoning(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r'^rollout\.prefix "<answer>" begins the answer, .*params\.reasoning both\.'):
+        checked(small(tmp_path, env__kind="frozen_lake", env__params={"reasoning": "both"}, rollout__prefix="<answer>"))
+    for prefix in ("", "<think><observation>", "<think><observation>ice</observation></think><answer>"):
+        checked(small(tmp_path, env__kind="frozen_lake", env__params={"reasoning": "both"}, rollout__prefix=prefix))
+    checked(small(tmp_path, env__kind="frozen_lake", rollout__prefix="<answer>"))

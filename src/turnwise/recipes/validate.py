@@ -46,6 +46,7 @@ from turnwise.recipes.resources import check_threads, cores
 from turnwise.recipes.sources import use_own_adapter
 from turnwise.recipes.unused_settings import check_setting_is_used
 from turnwise.record.trackers import check_trackers
+from turnwise.render.parse import read_sections
 from turnwise.rewards.factory import build_group_judges
 from turnwise.rewards.functions import trajectory_reward
 from turnwise.rewards.judge.registry import JudgeRegistry
@@ -96,6 +97,7 @@ def check_run(
     check_model_reads_images(config, environments)
     for spec in environments.specs.values():
         check_environment(config, spec)
+    check_prefix(config, environments)
     check_sections(config, environments)
     check_cluster(config, environments)
     check_data(config, run)
@@ -168,6 +170,22 @@ def check_environment(config: Config, spec: EnvSpec) -> None:
             f"algo.advantage {config.algo.advantage} compares turns that acted in the same state, and {spec.name} has "
             f"no state_key(). {define}, or choose grpo or turn_grpo."
         )
+
+
+def check_prefix(config: Config, environments: EnvironmentMix) -> None:
+    """Raise UserError if rollout.prefix begins the answer where replies should describe states before it."""
+    prefix = config.rollout.prefix
+    if "<answer>" not in prefix or read_sections(prefix):
+        return
+    for spec, params in environments.with_params:
+        if spec.text_env is None:
+            continue
+        form = reasoning_format(spec.text_env, spec.params_model.model_validate(params))
+        if form != "free":
+            raise UserError(
+                f'rollout.prefix "{prefix}" begins the answer, so no reply has the sections of '
+                f'{environments.params_setting(spec.name)}.reasoning {form}. Set rollout.prefix to "<think>" or "".'
+            )
 
 
 def check_sections(config: Config, environments: EnvironmentMix) -> None:
