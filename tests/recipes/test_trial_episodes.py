@@ -147,6 +147,9 @@ def test_description_longer_than_a_turn_is_refused_with_the_length_it_needs(tmp_
         for form in ("grounding", "both")
     ]
     assert 50 < lengths[0] < lengths[1], "states have several facts"
+    lake = {"kind": "frozen_lake", "params": {"reasoning": "both"}}
+    with pytest.raises(UserError, match=r"^env\.mix\.lake\.params\.reasoning both: a reply of lake has"):
+        check_fits(tmp_path, 8, env__mix={"lake": lake})
     check_fits(tmp_path, 8, env__kind="frozen_lake")
 
 

@@ -178,7 +178,8 @@ def check_replies_fit(config: Config, environments: EnvironmentMix, tokenizer: P
             states = asyncio.run(_start_states(spec, params))
             replies = [format_answer(names[:1], format_reasoning(form, "", each, each)) for each in states]
             empty = "" if any(states) else " with empty sections"
-            check(replies, f"env.params.reasoning {form}: a reply of {spec.name}{empty}")
+            setting = f"{environments.params_setting(spec.name)}.reasoning"
+            check(replies, f"{setting} {form}: a reply of {spec.name}{empty}")
 
 
 def _reasoning(spec: EnvSpec, text_env: type[TextEnv], params: dict[str, Any]) -> ReasoningFormat:
