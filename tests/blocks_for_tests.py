@@ -44,6 +44,8 @@ LIMITS = {
     "archer.states": 4,
 }
 """Largest values with which documented commands run, after they were checked with their own."""
+DESCRIBES = {"rollout.max_new_tokens": 256}
+"""Limits of runs whose replies describe states: a turn must have room for that."""
 STOPS_EARLY = {"sft.count": 64, "train.steps": 2}
 """Limits of runs that their page stops by --max_minutes, to resume them."""
 EARLY_MINUTES = 0.1
@@ -103,8 +105,10 @@ def shorten(config: Config) -> Config:
     if name != "tiny" and (name in model_names() or (is_hub_name(name) and not Path(name).exists())):
         raise CheckedOnly(name)
     limits, minutes = LIMITS, config.train.max_minutes
+    if config.env.params.get("reasoning", "free") != "free":
+        limits = limits | DESCRIBES
     if minutes is not None and minutes < EARLY_MINUTES:
-        limits = LIMITS | STOPS_EARLY
+        limits = limits | STOPS_EARLY
         config = config.model_copy(update={"train": config.train.model_copy(update={"max_minutes": 1e-6})})
     for key, limit in limits.items():
         section, _, last = key.partition(".")
