@@ -141,6 +141,41 @@ def test_every_image_has_its_tokens_once_and_in_order(name: str, parts: list[str
     assert sum(token < 0 for token in ids) == sum(images.process(key).count for key in expected)
 
 
+@pytest.mark.parametrize("name", [*APPEND_ONLY, "paligemma"])
+@settings(max_examples=10)
+@given(parts=PARTS, data=st.data())
+def test_special_tokens_beside_images_stay_text(name: str, parts: list[str | int], data: st.DataObject) -> None:
+    """Those that stand for images or end turns included, also if an image separates their halves."""
+    renderer, tokenizer = renderer_of(name), processor_of(name).processor.tokenizer
+    special = set(tokenizer.get_added_vocab().values())
+    word = data.draw(st.sampled_from(sorted(tokenizer.get_added_vocab())))
+    cut = data.draw(st.integers(0, len(word)))
+    hostile = [part if isinstance(part, int) else word[cut:] + part + word[:cut] for part in [*parts, "end"]]
+    harmless = [part if isinstance(part, int) else "x" for part in [*parts, "end"]]
+
+    def tokens(shown: list[str | int], stop: Stop | None) -> list[int]:
+        messages = [observation(shown)]
+        ids = renderer.start(messages) if stop is None else renderer.extend(messages, stop)
+        return [token for token in ids if token < 0 or token in special]
+
+    for stop in (None, Stop.EOS, Stop.LENGTH):
+        assert tokens(hostile, stop) == tokens(harmless, stop)
+
+
+@pytest.mark.parametrize("name", [*APPEND_ONLY, "paligemma"])
+@settings(max_examples=8)
+@given(turn=PARTS, earlier=EPISODES)
+def test_extend_with_images_is_independent_of_earlier_turns(
+    name: str, turn: list[str | int], earlier: list[list[str | int]]
+) -> None:
+    images, renderer = processor_of(name), renderer_of(name)
+    renderer.start([observation(earlier[0])])
+    for other in earlier[1:]:
+        renderer.extend([observation(other)], Stop.EOS)
+    fresh = Renderer(images.processor.tokenizer, (images.processor.tokenizer.eos_token_id,), images=images)
+    assert renderer.extend([observation(turn)], Stop.EOS) == fresh.extend([observation(turn)], Stop.EOS)
+
+
 def paligemma(text: str, shown: Sequence[int]) -> Any:
     """Return the output of PaliGemma's processor for a prompt with these images, marked by <image>."""
     images = [decode_image(IMAGES[number]) for number in shown]
