@@ -63,6 +63,18 @@ def test_class_in_a_file_uses_the_defaults() -> None:
     assert load_target("my_env.py:GuessNumber") == {"env": {"kind": "my_env.py:GuessNumber"}}
 
 
+def test_environment_with_images_is_trained_with_tiny_vlm_unless_a_model_is_named() -> None:
+    images, maze = ("env.params.observation", "image"), "gymnasium:MiniGrid-Empty-5x5-v0"
+    chosen, text = configure(maze, overrides=[images]), configure(maze)
+    assert (chosen.model.name, chosen.model.train_vision, text.model.name) == ("tiny_vlm", True, "tiny")
+    assert (chosen.algo, chosen.critic, chosen.train) == (text.algo, text.critic, text.train)
+    assert configure(maze, overrides=[images, ("model.train_vision", "false")]).model.train_vision is False
+    for name in ("tiny", "smollm2-135m-vision"):
+        named = configure(maze, overrides=[images, ("model.name", name)]).model
+        assert (named.name, named.train_vision) == (name, None)
+    assert configure("frozen_lake", overrides=[images]).model.name == "tiny"  # a recipe, which is tuned for its model
+
+
 def test_overrides_replace_settings_of_the_preset() -> None:
     plain = configure("bandit")
     changed = configure("bandit", overrides=[("train.steps", "3")])

@@ -21,6 +21,11 @@ from turnwise.record.provenance import check_code_files
 MODELS = Path(__file__).parent / "models"
 """Default settings by model, for targets that are not recipes."""
 
+VISUAL = {"name": "tiny_vlm", "train_vision": True}
+"""Model of targets that show images, if nothing names one."""
+DEFAULTS_OF = {"tiny_vlm": "tiny"}
+"""Models that take the default settings of another."""
+
 TOKEN_LIMITS = ("max_new_tokens", "max_tokens")
 """Settings of `rollout` that fit the answers of a recipe's environment, so that `like` does not take them."""
 
@@ -50,15 +55,28 @@ def configure(
     if like is not None and target is None:
         raise UserError("like RECIPE needs an environment, such as my_env.py:MyEnv. Add one.")
     settings = _base_settings(target, start_from, resume)
+    config = _complete(settings, target, like, overrides)
+    if resume is not None:
+        check_code_files(find_run(resume))
+    environments = build_environment_mix(config)
+    if target is not None and _names_no_model(settings, target, like, overrides) and environments.shows_images:
+        config = _complete(settings | {"model": VISUAL | settings.get("model", {})}, target, like, overrides)
+    return config
+
+
+def _complete(settings: dict[str, Any], target: str | None, like: str | None, overrides: Overrides) -> Config:
+    """Build the configuration from the settings of a target or run, with defaults, method and overrides."""
     if target is not None:
         settings = _apply_defaults(settings, target, like, overrides)
     settings = _apply_method(settings, overrides, from_target=target is not None)
     config = resolve_paths(build(_apply_off_policy_defaults(settings, overrides), overrides))
-    config = _fit_mini_batch(config, overrides)
-    if resume is not None:
-        check_code_files(find_run(resume))
-    build_environment_mix(config)
-    return config
+    return _fit_mini_batch(config, overrides)
+
+
+def _names_no_model(settings: dict[str, Any], target: str, like: str | None, overrides: Overrides) -> bool:
+    """Return whether neither the target nor an override names a model. Recipes are tuned for theirs."""
+    named = "name" in settings.get("model", {}) or _find_override("model.name", overrides) is not None
+    return not named and like is None and target not in recipe_names()
 
 
 def _base_settings(target: str | None, start_from: str | None, resume: str | None) -> dict[str, Any]:
@@ -133,7 +151,7 @@ def _model_defaults(model: str) -> dict[str, Any]:
     while (Path(model) / CONFIG_FILE).is_file() and model not in visited:
         visited.add(model)
         model = str(read_run(model).get("model", {}).get("name", ""))
-    path = MODELS / f"{model}.toml"
+    path = MODELS / f"{DEFAULTS_OF.get(model, model)}.toml"
     return read_settings(path) if model == Path(model).name and path.is_file() else {}
 
 

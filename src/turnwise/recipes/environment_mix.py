@@ -43,6 +43,10 @@ class EnvironmentMix:
     def with_params(self) -> list[tuple[EnvSpec, dict[str, Any]]]:
         return [(self.specs[entry.env], dict(entry.params)) for entry in self.entries]
 
+    @property
+    def shows_images(self) -> bool:
+        return any(spec.shows_images(params) for spec, params in self.with_params)
+
     def params_setting(self, env: str) -> str:
         """Return the setting that holds an environment's parameters, for error messages."""
         return "env.params" if env == next(iter(self.specs)) else mix_setting(env)
