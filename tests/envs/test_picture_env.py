@@ -7,6 +7,7 @@ import pickle
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("PIL")
@@ -134,11 +135,12 @@ def test_text_env_reports_problems_and_limits_around_an_image() -> None:
     assert last.images == start.images
 
 
-class Wrong(Camera):
-    """Returns a number."""
+def observing(observation: Any) -> type[Camera]:
+    class Wrong(Camera):
+        def reset(self, rng: random.Random) -> Any:
+            return observation
 
-    def reset(self, rng: random.Random) -> Any:
-        return ["Look:", 3]
+    return Wrong
 
 
 class Huge(Camera):
@@ -148,9 +150,22 @@ class Huge(Camera):
         return tw.Image(b"\x89PNG")
 
 
-def test_text_env_with_wrong_observation_fails_in_one_line() -> None:
-    with pytest.raises(EnvironmentFailure, match=r"reset returned list instead of .* tw\.Image \(int\)"):
-        run(spec_of(Wrong), {})
+@pytest.mark.parametrize(
+    ("observation", "types"),
+    [
+        (["Look:", 3], "a list with a value of type int"),
+        (("Look:", np.zeros((4, 4, 3), np.uint8)), "a tuple with a value of type ndarray"),
+        (np.zeros((4, 4, 3), np.uint8), "a value of type ndarray"),
+        (PillowImage.new("RGB", (4, 4)), "a value of type Image"),
+        (b"PNG", "a value of type bytes"),
+    ],
+)
+def test_text_env_with_wrong_observation_names_its_type(observation: Any, types: str) -> None:
+    with pytest.raises(EnvironmentFailure, match=rf"reset returned {types}: return text, a tw\.Image made of"):
+        run(spec_of(observing(observation)), {})
+
+
+def test_text_env_with_broken_image_fails_in_one_line() -> None:
     with pytest.raises(tw.UserError, match="not a PNG"):
         run(spec_of(Huge), {})
 
