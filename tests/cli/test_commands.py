@@ -15,6 +15,7 @@ from turnwise.config.keys import all_keys, show_value
 from turnwise.config.load import build, to_toml
 from turnwise.core.errors import UserError
 from turnwise.recipes import run as recipes_run
+from turnwise.recipes import sft as recipes_sft
 
 
 @pytest.fixture(autouse=True)
@@ -200,6 +201,17 @@ def test_from_takes_the_settings_of_a_run_except_its_name(run_cli, tmp_path: Pat
     assert any(line.startswith("train.steps = 7 ") for line in lines)
     assert any(line.startswith("seed = 6 ") for line in lines)
     assert "record.name = none" in lines
+
+
+def test_sft_suggests_to_train_on_the_same_task(run_cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its settings, the run would train on text what was demonstrated with images."""
+    monkeypatch.setattr(recipes_sft._SftRun, "train", lambda run, resume: {"steps": 0, "finished": True})
+    settings = "--env.params.observation image --rollout.max_new_tokens 20"
+    outcome = run_cli(
+        "sft", "frozen_lake", *settings.split(), "--name", "r", "--model.name", "tiny_vlm", "--count", "9"
+    )
+    assert outcome.code == 0
+    assert f"train frozen_lake {settings} --model.name runs/r" in " ".join(outcome.out.split())
 
 
 def test_envs_recipes_and_models_list_their_entries(run_cli) -> None:

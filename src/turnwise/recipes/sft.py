@@ -90,13 +90,13 @@ def sft(
     resume: bool = False,
     console: Console | None = None,
     override_keys: Iterable[str] = (),
-    recipe: str | None = None,
+    next_words: Sequence[str] = (),
     on_step: OnStep | None = None,
 ) -> Summary:
     """Fine-tune on demonstrations and return the summary.
 
-    `override_keys` are the settings that the user gave explicitly; one without effect is an error. `recipe` is for the
-    suggested next command.
+    `override_keys` are the settings that the user gave explicitly; one without effect is an error. `next_words`: recipe
+    and settings of its tasks, for the suggested next command.
     """
     environments = build_environment_mix(config)
     run = Path(config.record.folder) / (config.record.name or "")
@@ -114,8 +114,8 @@ def sft(
         if_finished="Train its model further with model.name PATH.",
     ) as folder:
         summary, path = _SftRun(config, environments, folder, console, on_step).train(resume), folder.path
-    target = recipe or (config.env.kind if config.env.kind in recipe_names() else "RECIPE")
-    advice = spell_command("train", target, "--model.name", path)
+    words = next_words or [config.env.kind if config.env.kind in recipe_names() else "RECIPE"]
+    advice = spell_command("train", *words, "--model.name", path)
     report_end(config, summary, path, console, command="sft", advice=advice)
     return summary | {"path": str(path)}
 
