@@ -299,7 +299,8 @@ def test_dry_run_asks_the_hub_for_a_model(
 def test_text_only_model_given_images_is_one_line_before_any_work(env: str, tmp_path: Path) -> None:
     pytest.importorskip("resvg_py")
     params = {"observation": "image"} if env == "frozen_lake" else {}
-    with pytest.raises(UserError, match="shows images, and the model tiny reads text only") as caught:
+    advice = "Choose a vision-language model, such as --model.name tiny_vlm"
+    with pytest.raises(UserError, match=f"shows images, and the model tiny reads text only. {advice}") as caught:
         train(small(tmp_path, env__kind=env, env__params=params, record__name="blind"), console=quiet())
     assert ("observation text" in str(caught.value)) == bool(params) and "\n" not in str(caught.value)
     assert not (tmp_path / "blind").exists()

@@ -15,7 +15,7 @@ from turnwise.engine.engines import ENGINES, EngineOptions
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.layers import compile_layers, copy_model
-from turnwise.models.loading.catalogue import SMOLLM2_VISION, model_names
+from turnwise.models.loading.catalogue import SMOLLM2_VISION, TINY_VLM, model_names
 from turnwise.models.loading.load import LoadedModel, device_of, load_model
 from turnwise.models.loading.lora import (
     RUN_BASE,
@@ -151,8 +151,8 @@ def _is_text_only(name: str) -> bool:
 
 def _text_only(model: str, spec: EnvSpec, environments: EnvironmentMix) -> UserError:
     return UserError(
-        f"{spec.name} shows images, and the model {model} reads text only. Choose a vision-language "
-        f"model{_or_text(spec, environments)}."
+        f"{spec.name} shows images, and the model {model} reads text only. Choose a vision-language model, such as "
+        f"--model.name {TINY_VLM}{_or_text(spec, environments)}."
     )
 
 
