@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import io
 from types import ModuleType
 from typing import Any
 
@@ -9,13 +10,14 @@ import pytest
 
 from episodes_for_tests import renderer
 from gateway_for_tests import RecordingPolicy, open_episode
-from turnwise.core.image_encoding import MAX_SIDE
+from turnwise.core.image_encoding import MAX_SIDE, PNG
 from turnwise.core.images import image_hash
 from turnwise.core.trajectory import Turn
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.gateway import anthropic_messages, openai_chat, openai_responses
 from turnwise.gateway.chat import RequestError
 from turnwise.models.loading.load import load_model
+from turnwise.models.vision.processor import decode_image
 from turnwise.render.renderer import Renderer
 from vision_models_for_tests import png
 
@@ -68,6 +70,17 @@ def test_images_have_the_same_ids_in_all_dialects(seeing: Renderer) -> None:
     assert second.extends and not second.images
     ids = [[(turn.context_ids, turn.action_ids) for turn in turns] for turns in trajectories]
     assert ids[0] == ids[1] == ids[2]
+
+
+def test_image_of_a_request_is_kept_as_png(seeing: Renderer) -> None:
+    """Run folders have PNG files, which the viewer shows; the model sees the same pixels."""
+    file = io.BytesIO()
+    decode_image(PICTURE).save(file, "JPEG")
+    (turn,) = ask(seeing, openai_chat, chat_body(base64.b64encode(file.getvalue()).decode()))
+    (span,) = turn.images
+    assert seeing.images is not None
+    kept = seeing.images.store.get(span.hash)
+    assert kept.startswith(PNG) and decode_image(kept).tobytes() == decode_image(file.getvalue()).tobytes()
 
 
 @pytest.mark.parametrize(("dialect", "body"), DIALECTS)

@@ -14,6 +14,8 @@ MAX_BYTES = 32 << 20
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """Formats of encoded images; of an animation, the first frame is used."""
 CHANNELS = (1, 3, 4)
+PNG = b"\x89PNG\r\n\x1a\n"
+"""Start of a PNG file."""
 
 
 class ImageError(UserError):

@@ -12,7 +12,6 @@ from turnwise.core.images import ImageSpan
 
 IMAGES_FOLDER = "images"
 MAX_IMAGE_BYTES = 32 << 20
-PNG = b"\x89PNG\r\n\x1a\n"
 HASH = re.compile(r"[0-9a-f]{8,128}")
 
 

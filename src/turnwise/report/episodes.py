@@ -11,8 +11,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from turnwise.core.image_encoding import PNG
 from turnwise.pictures.picture import draw_picture_svg
-from turnwise.record.images import PNG, image_hashes
+from turnwise.record.images import image_hashes
 from turnwise.record.jsonl_follower import parse_line
 from turnwise.record.metrics import finite_number
 from turnwise.report.formatting import format_decimal, shorten
