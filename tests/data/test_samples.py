@@ -27,6 +27,12 @@ def test_samples_of_three_turns_in_two_segments() -> None:
     assert second.turn_ids.tolist() == [-1, -1, -1, 2, 2]
 
 
+def test_image_tokens_are_context() -> None:
+    (sample,) = build_samples([trajectory_of([turn_of([10, -5, -6], [20], extends=False), turn_of([-9, 11], [21])])])
+    assert sample.ids.tolist() == [10, -5, -6, 20, -9, 11, 21]
+    assert sample.mask.tolist() == [False, False, False, True, False, False, True]
+
+
 @settings(max_examples=50)
 @given(trajectories())
 def test_each_sampled_token_is_in_exactly_one_sample(given: list[Trajectory]) -> None:

@@ -73,6 +73,12 @@ IN_ENGINE = (
         "models/vision/encoder.py",
         VISION,
         ("text after an image counts its tokens", "positions[:, span.end :] += shift", "pass"),
+        ("the next turn counts an image's tokens", "            end += shift", "            pass"),
+        (
+            "rows and columns are swapped",
+            "grid_of(time, rows // merge_size, columns // merge_size)",
+            "grid_of(time, columns // merge_size, rows // merge_size)",
+        ),
         ("features of old weights stay", "if version != self._version:", "if self._version < 0:"),
         (
             "inexact batches of a frozen tower",
