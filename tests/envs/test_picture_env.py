@@ -165,8 +165,8 @@ def test_text_env_with_wrong_observation_names_its_type(observation: Any, types:
         run(spec_of(observing(observation)), {})
 
 
-def test_text_env_with_broken_image_fails_in_one_line() -> None:
-    with pytest.raises(tw.UserError, match="not a PNG"):
+def test_text_env_with_broken_image_fails_its_episode_in_one_line() -> None:
+    with pytest.raises(EnvironmentFailure, match=r"^Huge\.reset: tw\.Image got 4 bytes that are not a PNG"):
         run(spec_of(Huge), {})
 
 

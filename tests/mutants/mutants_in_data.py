@@ -44,6 +44,7 @@ IN_DATA = (
         ),
         ("turns are counted anew in each segment", "segment.first_turn + index", "index"),
         ("the temperature is lost", "(1.0, turn.temperature)", "(1.0, 1.0)"),
+        ("image tokens are trained", "mask = turn_ids >= 0", "mask = (turn_ids >= 0) | (np.array(ids) < 0)"),
     ),
     *mutants(
         "data/samples.py",
@@ -145,6 +146,11 @@ IN_DATA = (
         ("the placeholder of images is a token", " and each != placeholder", ""),
         ("a killed fill keeps its episodes", "        replay.discard_from(0)  # of a fill that was killed\n", ""),
         ("the buffer grows on disk", "            replay.prune(0)\n", ""),
+    ),
+    *mutants(
+        "core/errors.py",
+        ("envs/test_picture_env.py",),
+        ("a broken image ends the run", 'raise EnvironmentFailure(f"{where}: {error}") from error', "raise"),
     ),
     *mutants(
         "core/images.py",

@@ -121,6 +121,17 @@ def test_value_errors_are_agent_mistakes(error: Exception) -> None:
     assert found.failed and type(error).__name__ in found.text and "odd" in found.text
 
 
+def test_broken_image_of_a_function_fails_the_episode_alone() -> None:
+    pytest.importorskip("PIL")
+
+    def photo() -> Image:
+        """Take a photo."""
+        return Image(b"broken")
+
+    with pytest.raises(InfrastructureFailure, match=r"the tool photo: .*tw\.Image got 6 bytes that are not a PNG"):
+        answers([photo], call("photo", "{}"))
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_other_errors_are_retried_then_fail_the_episode(is_async: bool) -> None:
     tries: list[int] = []

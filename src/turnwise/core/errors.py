@@ -19,6 +19,13 @@ class DivergedError(UserError):
     """The weights are no longer finite. Nothing of that step may be saved."""
 
 
+class ImageError(UserError):
+    """The source of an image cannot be used. Its argument: what it is, and what to give instead."""
+
+    def __str__(self) -> str:
+        return f"tw.Image got {self.args[0]}"
+
+
 class LearnerLost(Exception):
     """A process of the learner died. The weights since the last checkpoint are gone; training continues from there."""
 
@@ -44,11 +51,14 @@ CancelledError pass."""
 def failure_boundary(where: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Convert an exception of environment code into EnvironmentFailure: the member is retried, not rewarded 0.
 
-    Typed failures, `passing`, and errors that the user has to fix (a rejected API key, an exhausted budget) pass.
+    Typed failures, `passing`, and errors that the user has to fix (a rejected API key, an exhausted budget) pass. An
+    image that cannot be used fails its episode alone: a camera or a download may break one of thousands.
     """
     typed: tuple[type[Exception], ...] = (UserError, EnvironmentFailure, InfrastructureFailure, *passing)
     try:
         yield
+    except ImageError as error:
+        raise EnvironmentFailure(f"{where}: {error}") from error
     except typed:
         raise
     except FOREIGN_ERRORS as error:

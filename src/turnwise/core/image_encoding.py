@@ -4,7 +4,7 @@ import io
 import warnings
 from typing import Any
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import ImageError, UserError
 from turnwise.core.messages import ImagePart
 
 MAX_SIDE, MAX_PIXELS = 8192, 1 << 24
@@ -16,13 +16,6 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 CHANNELS = (1, 3, 4)
 PNG = b"\x89PNG\r\n\x1a\n"
 """Start of a PNG file."""
-
-
-class ImageError(UserError):
-    """The source of an image cannot be used. Its argument: what it is, and what to give instead."""
-
-    def __str__(self) -> str:
-        return f"tw.Image got {self.args[0]}"
 
 
 class Image(ImagePart):

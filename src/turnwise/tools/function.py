@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from turnwise.config.keys import read_options
 from turnwise.core.blocking import EventLoopBlocked, interruptible
-from turnwise.core.errors import FOREIGN_ERRORS, InfrastructureFailure, UserError
+from turnwise.core.errors import FOREIGN_ERRORS, ImageError, InfrastructureFailure, UserError
 from turnwise.core.messages import ImagePart, ToolSpec
 from turnwise.core.source_location import error_location
 from turnwise.tools.docstrings import split_docstring
@@ -78,6 +78,8 @@ class FunctionTool:
                 value = await interruptible(bound(), self.rules.timeout_s, "it")
             else:
                 value = await _run_in_thread(bound)
+        except ImageError as error:
+            raise _bug(error, self.function) from error
         except (ToolError, UserError, InfrastructureFailure, EventLoopBlocked):
             raise
         except AGENTS_FAULT as error:

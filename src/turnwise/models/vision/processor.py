@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from turnwise.core.bounded_cache import BoundedCache
-from turnwise.core.errors import EnvironmentFailure, UserError
-from turnwise.core.image_encoding import PNG, ImageError, encode_png, import_pillow, open_image
+from turnwise.core.errors import EnvironmentFailure, ImageError, UserError
+from turnwise.core.image_encoding import PNG, encode_png, import_pillow, open_image
 from turnwise.core.images import INDEX_BITS, ImageStore, image_hash, image_token_id
 from turnwise.models.vision.patches import Patches
 
