@@ -1,9 +1,11 @@
 """`turnwise serve`."""
 
+import base64
 import os
 import signal
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import openai
@@ -13,6 +15,7 @@ from processes_for_tests import forked_with_output, run_turnwise
 from turnwise.config.load import build, to_toml
 from turnwise.core.errors import UserError
 from turnwise.recipes import serving
+from vision_models_for_tests import png
 
 
 def test_serve_prints_what_clients_need_and_records_their_calls(tmp_path: Path):
@@ -42,6 +45,27 @@ def test_serve_prints_what_clients_need_and_records_their_calls(tmp_path: Path):
     assert closed.json() == {"id": opened["id"], "calls": 1, "reward": None}
     with sqlite3.connect(tmp_path / "runs" / "serve" / "calls.sqlite") as calls:
         assert calls.execute("SELECT COUNT(*) FROM calls").fetchone() == (2,)
+
+
+def test_restarted_serve_continues_a_conversation_with_images(tmp_path: Path):
+    command = ["serve", "--port", "0", "--api-key", "k", "--model.name", "tiny_vlm", "--rollout.max_new_tokens", "8"]
+    url = f"data:image/png;base64,{base64.b64encode(png(16, 16)).decode()}"
+    shown: list[Any] = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": url}}]
+    messages: list[Any] = [{"role": "user", "content": shown}]
+    counts = []
+    for _ in range(2):
+        with forked_with_output(run_turnwise, command, cwd=tmp_path) as (server, lines):
+            exports = dict(lines.readline().strip().removeprefix("export ").split("=", 1) for _ in range(4))
+            with openai.OpenAI(base_url=exports["OPENAI_BASE_URL"], api_key="k", max_retries=0) as client:
+                reply = client.chat.completions.create(model="any", messages=messages)
+            os.kill(server.pid, signal.SIGINT)
+        counts.append(reply.usage.prompt_tokens)
+        messages += [{"role": "assistant", "content": reply.choices[0].message.content}]
+        messages += [{"role": "user", "content": "Sure?"}]
+    assert counts[0] < counts[1]
+    assert len([*(tmp_path / "runs/serve/images").glob("*.png")]) == 1
+    with sqlite3.connect(tmp_path / "runs/serve/calls.sqlite") as calls:
+        assert calls.execute("SELECT SUM(extends) FROM calls").fetchone() == (1,), "the recorded ids are continued"
 
 
 def test_serve_run_uses_its_settings_and_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -22,6 +22,7 @@ from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.recipes.eval_models import find_run_or_none
 from turnwise.recipes.sources import find_checkpoint
 from turnwise.recipes.trainer_backend import LocalBackend, configure_trainer, open_local
+from turnwise.record.images import IMAGES_FOLDER
 from turnwise.report.terminal import make_console
 from turnwise.rollout.episode import Limits
 
@@ -48,6 +49,8 @@ def serve(
     loaded, _ = load_policy(config, EnvironmentMix(specs={}, entries=()), lambda done, total: None)
     renderer = build_renderer(config, loaded)
     out.parent.mkdir(parents=True, exist_ok=True)
+    if loaded.images is not None:  # for the calls that a restarted server continues, and to bound the memory
+        loaded.images.store.keep_in(out.parent / IMAGES_FOLDER)
     gateway = Gateway(
         build_engine(config, loaded.model, renderer),
         renderer,
