@@ -4,6 +4,7 @@ import json
 import logging
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,17 @@ def test_text_only_model_given_images_is_one_line_before_any_work(env: str, tmp_
         train(small(tmp_path, env__kind=env, env__params=params, record__name="blind"), console=quiet())
     assert ("observation text" in str(caught.value)) == bool(params) and "\n" not in str(caught.value)
     assert not (tmp_path / "blind").exists()
+
+
+@pytest.mark.parametrize(("judge", "refused"), [("tiny", True), ("tiny_vlm", False)])
+def test_text_only_local_judge_given_images_is_refused(judge: str, refused: bool, tmp_path: Path) -> None:
+    """Else it is found when the judge is first asked, after the warm-up."""
+    settings = {"model": judge, "endpoint": "local", "cache": str(tmp_path)}
+    params = {"observation": "image", "reasoning": "both", "state_judge": settings}
+    config = small(tmp_path, env__kind="web_shop", env__params=params, model__name="tiny_vlm")
+    problem = "web_shop shows images, and the judge tiny reads text only.*in env.params.state_judge"
+    with pytest.raises(UserError, match=problem) if refused else nullcontext():
+        checked(config)
 
 
 def model_folder(folder: Path, config: Any) -> str:

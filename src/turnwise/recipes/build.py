@@ -40,6 +40,7 @@ from turnwise.render.renderer import Renderer
 from turnwise.rewards.factory import build_group_judges, judge_weights
 from turnwise.rewards.functions import trajectory_reward
 from turnwise.rewards.judge.registry import JudgeRegistry
+from turnwise.rewards.judge.settings import LOCAL
 from turnwise.rewards.scoring import ENV, RewardSet
 from turnwise.rollout.collect import Collector, GroupCollector
 from turnwise.rollout.episode import Limits
@@ -134,10 +135,17 @@ def check_sees_images(loaded: LoadedModel, environments: EnvironmentMix) -> None
 
 
 def check_model_reads_images(config: Config, environments: EnvironmentMix) -> None:
-    """Raise the error of `check_sees_images` by the model's configuration, without its weights."""
+    """Raise UserError if the model or a local judge reads text only, by its configuration and without its weights."""
     spec = _first_with_images(environments)
     if spec is not None and _is_text_only(resolve_model_name(config.model.name)):
         raise _text_only(config.model.name, spec, environments)
+    for spec, params in environments.with_params:
+        judge = params.get("state_judge") or {}
+        if spec.shows_images(params) and judge.get("endpoint") == LOCAL and _is_text_only(judge["model"]):
+            raise UserError(
+                f"{spec.name} shows images, and the judge {judge['model']} reads text only. Choose a vision-language "
+                f"model in {environments.params_setting(spec.name)}.state_judge."
+            )
 
 
 def _is_text_only(name: str) -> bool:
