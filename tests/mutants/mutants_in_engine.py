@@ -7,6 +7,16 @@ VISION = ("models/test_vision.py",)
 
 IN_ENGINE = (
     *mutants(
+        "engine/paged/runner.py",
+        VISION,
+        (
+            "an evicted session keeps the place of its last turn",
+            "            slot.placed = 0  #",
+            "            pass  #",
+        ),
+        ("the next turn begins where its index is", "(past, past + slot.shift) if known", "(past, past) if known"),
+    ),
+    *mutants(
         "engine/native/sampling.py",
         SAMPLING,
         (
