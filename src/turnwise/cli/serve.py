@@ -51,7 +51,7 @@ def serve(
         Token of the routes that open and close episodes. Default: there are no such routes. With --train, the api_key
         of `tw.Trainer`. Default: a random one.
     out
-        SQLite file of the recorded calls, beside the folder images/ of theirs. Default: runs/serve/calls.sqlite.
+        SQLite file of the recorded calls; their images are in images/ beside it. Default: runs/serve/calls.sqlite.
     """
     try:
         from turnwise.recipes.serving import CALLS, SECTIONS, serve_training
