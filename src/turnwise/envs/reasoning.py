@@ -29,7 +29,7 @@ MAX_SECTION_CHARS = 20_000
 """A longer section scores 0."""
 
 
-def forms_with(section: str) -> tuple[ReasoningFormat, ...]:
+def formats_with(section: str) -> tuple[ReasoningFormat, ...]:
     """Return the formats of replies that have this section."""
     return tuple(form for form, states in SECTIONS.items() if section in states or (states and section == "reasoning"))
 

@@ -19,9 +19,10 @@ from turnwise.core.suggestions import closest_match
 from turnwise.core.task import Split, Task
 from turnwise.envs.catalogue import install_command
 from turnwise.envs.protocol_env import EnvFactory, ProtocolEnvRunner, check_factory, factory_params
+from turnwise.envs.reasoning import ReasoningFormat
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import FIRST_SEED, split_of_seed
-from turnwise.envs.text_env import TextEnv, env_docstring, params_model
+from turnwise.envs.text_env import TextEnv, env_docstring, params_model, reasoning_format
 from turnwise.rewards.functions import accepts_arguments
 
 if TYPE_CHECKING:
@@ -135,6 +136,12 @@ class EnvSpec:
     def shows_images(self, params: Mapping[str, Any]) -> bool:
         """Return whether observations contain images, as far as that is known before an episode."""
         return self.text_env is not None and self.text_env.shows_images(self.params_model.model_validate(dict(params)))
+
+    def reasoning_format(self, params: Mapping[str, Any]) -> ReasoningFormat:
+        """Return the format of replies that `env.params.reasoning` sets; free without that parameter."""
+        if (text_env := self.text_env) is None:
+            return "free"
+        return reasoning_format(text_env, self.params_model.model_validate(dict(params)))
 
     def split_sizes(self, params: Mapping[str, Any]) -> dict[Split, int]:
         """Return the number of tasks of each split that has a fixed number."""

@@ -130,15 +130,18 @@ def load_policy(
 
 def check_sees_images(loaded: LoadedModel, environments: EnvironmentMix) -> None:
     """Raise UserError if an environment shows images to a model that reads text only, before any work is done."""
-    if loaded.images is None and (spec := _first_with_images(environments)) is not None:
-        raise _text_only(loaded.name, spec, environments)
+    if loaded.images is None and (spec := environments.visual_spec) is not None:
+        raise _text_only_error(loaded.name, spec, environments)
 
 
 def check_model_reads_images(config: Config, environments: EnvironmentMix) -> None:
-    """Raise UserError if the model or a local judge reads text only, by its configuration and without its weights."""
-    spec = _first_with_images(environments)
+    """Raise UserError if an environment shows images to a model or local judge that reads text only.
+
+    Reads their configurations, not their weights.
+    """
+    spec = environments.visual_spec
     if spec is not None and _is_text_only(resolve_model_name(config.model.name)):
-        raise _text_only(config.model.name, spec, environments)
+        raise _text_only_error(config.model.name, spec, environments)
     for spec, params in environments.with_params:
         judge = params.get("state_judge") or {}
         if spec.shows_images(params) and judge.get("endpoint") == LOCAL and _is_text_only(judge["model"]):
@@ -157,20 +160,16 @@ def _is_text_only(name: str) -> bool:
     return not reads_images(load_config(name))
 
 
-def _text_only(model: str, spec: EnvSpec, environments: EnvironmentMix) -> UserError:
+def _text_only_error(model: str, spec: EnvSpec, environments: EnvironmentMix) -> UserError:
     return UserError(
         f"{spec.name} shows images, and the model {model} reads text only. Choose a vision-language model, such as "
         f"--model.name {TINY_VLM}{_or_text(spec, environments)}."
     )
 
 
-def _first_with_images(environments: EnvironmentMix) -> EnvSpec | None:
-    return next((spec for spec, params in environments.with_params if spec.shows_images(params)), None)
-
-
 def check_engine_reads_images(config: Config, environments: EnvironmentMix) -> None:
-    """Raise UserError if an environment shows images and the engine takes text only."""
-    spec = _first_with_images(environments)
+    """Raise UserError if an environment shows images and the engine reads text only."""
+    spec = environments.visual_spec
     if spec is not None and not ENGINES[config.engine.kind].reads_images(config.engine):
         kinds = " or ".join(name for name, kind in ENGINES.items() if kind.reads_images(config.engine))
         on_servers = " with engine.urls" if config.engine.urls else ""

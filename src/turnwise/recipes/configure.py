@@ -14,6 +14,7 @@ from turnwise.core.references import IN_MEMORY
 from turnwise.core.suggestions import closest_match, suggest
 from turnwise.engine.engines import ENGINES
 from turnwise.envs.registry import ENVIRONMENTS
+from turnwise.models.loading.catalogue import TINY, TINY_VLM
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.presets import find_method, find_recipe, method_path, recipe_names, recipe_path
 from turnwise.record.provenance import check_code_files
@@ -21,10 +22,10 @@ from turnwise.record.provenance import check_code_files
 MODELS = Path(__file__).parent / "models"
 """Default settings by model, for targets that are not recipes."""
 
-VISUAL = {"name": "tiny_vlm", "train_vision": True}
-"""Model of targets that show images, if nothing names one."""
-DEFAULTS_OF = {"tiny_vlm": "tiny"}
-"""Models that take the default settings of another."""
+VISUAL_MODEL = {"name": TINY_VLM, "train_vision": True}
+"""Default `model` settings of targets that show images and are not recipes."""
+SAME_DEFAULTS = {TINY_VLM: TINY}
+"""Models that take the default settings of another model."""
 
 TOKEN_LIMITS = ("max_new_tokens", "max_tokens")
 """Settings of `rollout` that fit the answers of a recipe's environment, so that `like` does not take them."""
@@ -59,8 +60,8 @@ def configure(
     if resume is not None:
         check_code_files(find_run(resume))
     environments = build_environment_mix(config)
-    if target is not None and _names_no_model(settings, target, like, overrides) and environments.shows_images:
-        config = _complete(settings | {"model": VISUAL | settings.get("model", {})}, target, like, overrides)
+    if target is not None and not _names_model(settings, target, like, overrides) and environments.visual_spec:
+        config = _complete(settings | {"model": VISUAL_MODEL | settings.get("model", {})}, target, like, overrides)
     return config
 
 
@@ -73,10 +74,10 @@ def _complete(settings: dict[str, Any], target: str | None, like: str | None, ov
     return _fit_mini_batch(config, overrides)
 
 
-def _names_no_model(settings: dict[str, Any], target: str, like: str | None, overrides: Overrides) -> bool:
-    """Return whether neither the target nor an override names a model. Recipes are tuned for theirs."""
-    named = "name" in settings.get("model", {}) or _find_override("model.name", overrides) is not None
-    return not named and like is None and target not in recipe_names()
+def _names_model(settings: dict[str, Any], target: str, like: str | None, overrides: Overrides) -> bool:
+    """Return whether the target or an override names a model. Recipes do, if only by default: they are tuned for it."""
+    is_recipe = like is not None or target in recipe_names()
+    return is_recipe or "name" in settings.get("model", {}) or _find_override("model.name", overrides) is not None
 
 
 def _base_settings(target: str | None, start_from: str | None, resume: str | None) -> dict[str, Any]:
@@ -151,7 +152,7 @@ def _model_defaults(model: str) -> dict[str, Any]:
     while (Path(model) / CONFIG_FILE).is_file() and model not in visited:
         visited.add(model)
         model = str(read_run(model).get("model", {}).get("name", ""))
-    path = MODELS / f"{DEFAULTS_OF.get(model, model)}.toml"
+    path = MODELS / f"{SAME_DEFAULTS.get(model, model)}.toml"
     return read_settings(path) if model == Path(model).name and path.is_file() else {}
 
 

@@ -22,7 +22,7 @@ from turnwise.data.conversations import read_conversations
 from turnwise.data.demonstrations import Exchange, build_demonstration, format_calls
 from turnwise.data.samples import build_samples
 from turnwise.envs.spec import EnvSpec
-from turnwise.envs.text_env import TextEnv, reasoning_format
+from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.models.loading.load import LoadedModel
 from turnwise.recipes.environment_mix import EnvironmentMix
@@ -67,11 +67,8 @@ def has_solver(spec: EnvSpec) -> bool:
 def _check_states(environments: EnvironmentMix) -> None:
     """Raise UserError if the solver would have to describe states that the environment does not know."""
     for spec, params in environments.with_params:
-        text_env = spec.text_env
-        if text_env is None or text_env.knows_state():
-            continue
-        form = reasoning_format(text_env, spec.params_model.model_validate(params))
-        if form != "free":
+        form = spec.reasoning_format(params)
+        if form != "free" and spec.text_env is not None and not spec.text_env.knows_state():
             setting = f"{environments.params_setting(spec.name)}.reasoning"
             raise UserError(
                 f"{setting} {form}: a solver's demonstrations describe states, and {spec.name} has no state_text(). "

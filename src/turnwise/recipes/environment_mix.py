@@ -44,8 +44,9 @@ class EnvironmentMix:
         return [(self.specs[entry.env], dict(entry.params)) for entry in self.entries]
 
     @property
-    def shows_images(self) -> bool:
-        return any(spec.shows_images(params) for spec, params in self.with_params)
+    def visual_spec(self) -> EnvSpec | None:
+        """First environment that shows images; None if all show text only."""
+        return next((spec for spec, params in self.with_params if spec.shows_images(params)), None)
 
     def params_setting(self, env: str) -> str:
         """Return the setting that holds an environment's parameters, for error messages."""
@@ -76,7 +77,7 @@ def build_environment_mix(config: Config, spec: EnvSpec | None = None) -> Enviro
                 f"env.mix.{name}: this is already the name of env.kind. Choose another, with kind = {mixed.kind}."
             )
         specs[name] = replace(load_spec(mixed.kind), name=name)
-        with _named(mix_setting(name)):
+        with _naming(mix_setting(name)):
             entries.append(_build_entry(specs[name], mixed.params, mixed.weight))
     return EnvironmentMix(specs=specs, entries=tuple(entries))
 
@@ -95,7 +96,7 @@ def mix_setting(name: str) -> str:
 
 
 @contextmanager
-def _named(setting: str) -> Iterator[None]:
+def _naming(setting: str) -> Iterator[None]:
     """Name `setting` in errors about parameters: environments call theirs env.params, wherever the user set them."""
     try:
         yield

@@ -20,11 +20,11 @@ from turnwise.core.references import IN_MEMORY, load_function
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Status, Stop, Trajectory, Turn
 from turnwise.envs.answers import format_answer
-from turnwise.envs.reasoning import ReasoningFormat, format_reasoning
+from turnwise.envs.reasoning import format_reasoning
 from turnwise.envs.rubric_env import RubricEnv
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvRunner, EnvSpec
-from turnwise.envs.text_env import TextEnv, env_docstring, reasoning_format
+from turnwise.envs.text_env import TextEnv, env_docstring
 from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.rewards.functions import trajectory_reward
 from turnwise.rewards.judge.judges import skip_judges
@@ -156,15 +156,15 @@ def _turn(reply: str, result: StepResult) -> Turn:
 
 
 def check_replies_fit(config: Config, environments: EnvironmentMix, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise UserError if a turn may not be as long as an action's answer or as a reply that describes states."""
+    """Raise UserError if rollout.max_new_tokens cuts the answer with an action or a reply that describes states."""
     limit = config.rollout.max_new_tokens
 
-    def check(replies: Sequence[str], about: str, otherwise: str = "") -> None:
+    def check(replies: Sequence[str], about: str, alternative: str = "") -> None:
         length = max(len(tokenizer(reply)["input_ids"]) for reply in replies) + 1  # and the token that ends the turn
         if length > limit:
             raise UserError(
                 f"{about} has {length} tokens, and rollout.max_new_tokens is {limit}: set it to {length} or "
-                f"more{otherwise}"
+                f"more{alternative}"
             )
 
     for spec, params in environments.with_params:
@@ -173,17 +173,13 @@ def check_replies_fit(config: Config, environments: EnvironmentMix, tokenizer: P
         for name in names:
             answer = f'the answer with the action "{name}" of {spec.name}'
             check([format_answer([name])], answer, ", or shorten the name")
-        form = "free" if spec.text_env is None else _reasoning(spec, spec.text_env, params)
-        if form != "free" and not config.rollout.prefix:  # which may hold sections, and is not sampled
+        form = spec.reasoning_format(params)
+        if form != "free" and not config.rollout.prefix:  # a prefix may have sections, and is not sampled
             states = asyncio.run(_start_states(spec, params))
             replies = [format_answer(names[:1], format_reasoning(form, "", each, each)) for each in states]
             empty = "" if any(states) else " with empty sections"
             setting = f"{environments.params_setting(spec.name)}.reasoning"
             check(replies, f"{setting} {form}: a reply of {spec.name}{empty}")
-
-
-def _reasoning(spec: EnvSpec, text_env: type[TextEnv], params: dict[str, Any]) -> ReasoningFormat:
-    return reasoning_format(text_env, spec.params_model.model_validate(params))
 
 
 async def _start_states(spec: EnvSpec, params: dict[str, Any]) -> list[str]:

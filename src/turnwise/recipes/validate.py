@@ -28,9 +28,9 @@ from turnwise.core.suggestions import suggest
 from turnwise.engine.engines import ENGINES
 from turnwise.envs.adapters.package_envs import PackageEnv
 from turnwise.envs.games.env import GameEnv
-from turnwise.envs.reasoning import ReasoningFormat, forms_with
+from turnwise.envs.reasoning import ReasoningFormat, formats_with
 from turnwise.envs.spec import EnvSpec
-from turnwise.envs.text_env import TextEnv, reasoning_format
+from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
@@ -178,9 +178,7 @@ def check_prefix(config: Config, environments: EnvironmentMix) -> None:
     if "<answer>" not in prefix or read_sections(prefix):
         return
     for spec, params in environments.with_params:
-        if spec.text_env is None:
-            continue
-        form = reasoning_format(spec.text_env, spec.params_model.model_validate(params))
+        form = spec.reasoning_format(params)
         if form != "free":
             raise UserError(
                 f'rollout.prefix "{prefix}" begins the answer, so no reply has the sections of '
@@ -200,7 +198,7 @@ def check_sections(config: Config, environments: EnvironmentMix) -> None:
     for setting in ("algo.loss_tokens", "algo.advantage_tokens"):
         value = getattr(config.algo, setting.removeprefix("algo."))
         for section in value.split("+"):
-            fitting = forms_with(section)
+            fitting = formats_with(section)
             if fitting and not set(fitting).intersection(forms) and f"<{section}>" not in config.rollout.prefix:
                 raise UserError(
                     f'{setting} "{value}": no prompt of the run asks for the section <{section}>. Set '
@@ -214,10 +212,9 @@ def _reasoning_of_fixed_prompt(spec: EnvSpec, params: Mapping[str, Any]) -> Reas
 
     Tools, environments of other libraries and the user's own have prompts that turnwise does not know.
     """
-    cls, is_foreign = spec.text_env, is_reference(spec.id) or spec.subclass_of(PackageEnv) is not None
-    if cls is None or is_foreign or "reasoning" not in spec.params_model.model_fields:
-        return None
-    return reasoning_format(cls, spec.params_model.model_validate(dict(params)))
+    is_foreign = spec.text_env is None or is_reference(spec.id) or spec.subclass_of(PackageEnv) is not None
+    has_other_prompt = is_foreign or "reasoning" not in spec.params_model.model_fields
+    return None if has_other_prompt else spec.reasoning_format(params)
 
 
 def _check_game(config: Config, spec: EnvSpec) -> None:
