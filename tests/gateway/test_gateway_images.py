@@ -10,7 +10,7 @@ import pytest
 
 from episodes_for_tests import renderer
 from gateway_for_tests import RecordingPolicy, open_episode
-from turnwise.core.image_encoding import MAX_SIDE, PNG
+from turnwise.core.image_encoding import MAX_SIDE, PNG_SIGNATURE
 from turnwise.core.images import image_hash
 from turnwise.core.trajectory import Turn
 from turnwise.engine.scripted import ScriptedEngine
@@ -80,7 +80,7 @@ def test_image_of_a_request_is_kept_as_png(seeing: Renderer) -> None:
     (span,) = turn.images
     assert seeing.images is not None
     kept = seeing.images.store.get(span.hash)
-    assert kept.startswith(PNG) and decode_image(kept).tobytes() == decode_image(file.getvalue()).tobytes()
+    assert kept.startswith(PNG_SIGNATURE) and decode_image(kept).tobytes() == decode_image(file.getvalue()).tobytes()
 
 
 @pytest.mark.parametrize(("dialect", "body"), DIALECTS)

@@ -10,7 +10,7 @@ import tomli_w
 from jinja2 import UndefinedError
 
 from turnwise.core.errors import UserError
-from turnwise.core.image_encoding import PNG
+from turnwise.core.image_encoding import PNG_SIGNATURE
 from turnwise.report.episodes import MAX_SHOWN_IMAGE_BYTES, choose_from_file, choose_from_index
 from turnwise.report.html_report import TEMPLATES, render_report, write_report
 
@@ -157,12 +157,12 @@ def test_report_shows_images_and_notes_for_missing_ones(tmp_path: Path) -> None:
     shown = turn(images=[{"hash": name, "start": 0, "end": 1} for name in (*names, "../../../secret")])
     folder = make_run(tmp_path / "r", {30: [episode(turns=[shown])]})
     (folder / "images").mkdir()
-    (folder / "images" / f"{names[0]}.png").write_bytes(PNG + b"pixels")
+    (folder / "images" / f"{names[0]}.png").write_bytes(PNG_SIGNATURE + b"pixels")
     (folder / "images" / f"{names[1]}.png").write_bytes(b"<svg onload=alert(1)>")
-    (folder / "images" / f"{names[2]}.png").write_bytes(PNG + bytes(MAX_SHOWN_IMAGE_BYTES))
+    (folder / "images" / f"{names[2]}.png").write_bytes(PNG_SIGNATURE + bytes(MAX_SHOWN_IMAGE_BYTES))
     text = render_report(folder)
     assert text.count("<img ") == 1
-    assert f'src="data:image/png;base64,{base64.b64encode(PNG + b"pixels").decode()}"' in text
+    assert f'src="data:image/png;base64,{base64.b64encode(PNG_SIGNATURE + b"pixels").decode()}"' in text
     assert f"image {names[3]} is not in the run folder" in text and text.count("too large to show") == 2
     assert "secret" not in text
 

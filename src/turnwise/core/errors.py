@@ -20,7 +20,7 @@ class DivergedError(UserError):
 
 
 class ImageError(UserError):
-    """The source of an image cannot be used. Its argument: what it is, and what to give instead."""
+    """`tw.Image` cannot use its source. The argument states what the source is, and what to give instead."""
 
     def __str__(self) -> str:
         return f"tw.Image got {self.args[0]}"
@@ -52,7 +52,7 @@ def failure_boundary(where: str, passing: tuple[type[Exception], ...] = ()) -> I
     """Convert an exception of environment code into EnvironmentFailure: the member is retried, not rewarded 0.
 
     Typed failures, `passing`, and errors that the user has to fix (a rejected API key, an exhausted budget) pass. An
-    image that cannot be used fails its episode alone: a camera or a download may break one of thousands.
+    image that cannot be used fails only its episode: a camera or a download may break one of thousands.
     """
     typed: tuple[type[Exception], ...] = (UserError, EnvironmentFailure, InfrastructureFailure, *passing)
     try:

@@ -14,8 +14,8 @@ MAX_BYTES = 32 << 20
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """Formats of encoded images; of an animation, the first frame is used."""
 CHANNELS = (1, 3, 4)
-PNG = b"\x89PNG\r\n\x1a\n"
-"""Start of a PNG file."""
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+"""First bytes of a PNG file."""
 
 
 class Image(ImagePart):
@@ -82,7 +82,7 @@ def open_image(data: bytes) -> Any:
     except pil.Image.DecompressionBombError as error:
         raise ImageError(f"an image of more than {MAX_PIXELS} pixels: make it smaller") from error
     except Exception as error:  # decoders raise whatever broken bytes lead to
-        unknown = isinstance(error, pil.UnidentifiedImageError)  # its text is the address of the buffer
+        unknown = isinstance(error, pil.UnidentifiedImageError)  # its message is only the address of the buffer
         reason = "" if unknown else " (" + " ".join(f"{type(error).__name__}: {error}".split())[:120] + ")"
         raise ImageError(f"{len(data)} bytes that are not a PNG, JPEG, WebP or GIF{reason}") from error
     return image

@@ -220,12 +220,12 @@ def _check_content(value: Content, where: str) -> Content:
         content_parts(value)
     except TypeError as error:
         raise EnvironmentFailure(
-            f"{where} returned {_name_types(value)}: return text, a tw.Image made of the image, or a list of both"
+            f"{where} returned {_describe_type(value)}: return text, a tw.Image made of the image, or a list of both"
         ) from error
     return value
 
 
-def _name_types(value: object) -> str:
+def _describe_type(value: object) -> str:
     if isinstance(value, list | tuple):
         wrong = next(item for item in value if not isinstance(item, str | ImagePart))
         return f"a {type(value).__name__} with a value of type {type(wrong).__name__}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from turnwise.core.image_encoding import PNG
+from turnwise.core.image_encoding import PNG_SIGNATURE
 from turnwise.pictures.picture import draw_picture_svg
 from turnwise.record.images import image_hashes
 from turnwise.record.jsonl_follower import parse_line
@@ -170,7 +170,7 @@ def _view_image(folder: Path, image_hash: str) -> ImageView:
             data = file.read(MAX_SHOWN_IMAGE_BYTES + 1)
     except OSError:
         return ImageView(source="", note=f"image {image_hash} is not in the run folder")
-    if len(data) > MAX_SHOWN_IMAGE_BYTES or not data.startswith(PNG):
+    if len(data) > MAX_SHOWN_IMAGE_BYTES or not data.startswith(PNG_SIGNATURE):
         return ImageView(source="", note=f"image {image_hash} is too large to show, or not a PNG file")
     return ImageView(source=f"data:image/png;base64,{base64.b64encode(data).decode('ascii')}", note=image_hash)
 

@@ -78,7 +78,7 @@ class FunctionTool:
                 value = await interruptible(bound(), self.rules.timeout_s, "it")
             else:
                 value = await _run_in_thread(bound)
-        except ImageError as error:
+        except ImageError as error:  # a UserError, which would stop the run
             raise _bug(error, self.function) from error
         except (ToolError, UserError, InfrastructureFailure, EventLoopBlocked):
             raise

@@ -13,7 +13,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from turnwise.core.errors import UserError
-from turnwise.core.image_encoding import PNG
+from turnwise.core.image_encoding import PNG_SIGNATURE
 from turnwise.record.images import IMAGES_FOLDER, MAX_IMAGE_BYTES, image_file_name
 from turnwise.viewer.access import AccessMiddleware, AccessPolicy
 from turnwise.viewer.json_io import encode_json, error_response, json_response
@@ -99,7 +99,7 @@ def add_image_route(app: FastAPI, root: ViewedFolder) -> None:
         if name is None:
             raise FileNotServed("An image is requested by its hash: reload the page")
         data = root.read(root.find_run(run), IMAGES_FOLDER, name, limit=MAX_IMAGE_BYTES)
-        if not data.startswith(PNG):
+        if not data.startswith(PNG_SIGNATURE):
             raise FileNotServed(f"{name} is not a PNG file: restore it from a copy of the run")
         return Response(data, media_type="image/png")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from turnwise.core.bounded_cache import BoundedCache
 from turnwise.core.errors import EnvironmentFailure, ImageError, UserError
-from turnwise.core.image_encoding import PNG, encode_png, import_pillow, open_image
+from turnwise.core.image_encoding import PNG_SIGNATURE, encode_png, import_pillow, open_image
 from turnwise.core.images import INDEX_BITS, ImageStore, image_hash, image_token_id
 from turnwise.models.vision.patches import Patches
 
@@ -62,9 +62,10 @@ class ImageProcessor:
     def ids(self, data: bytes) -> tuple[int, ...]:
         """Put an encoded image into the store; return its ids. Raises EnvironmentFailure if it cannot be read.
 
-        The store is written as PNG files: an agent's requests may have JPEG, which is encoded anew.
+        The store has PNG files only: other formats, as in an agent's requests, are converted.
         """
-        return self.process(self.store.put(data if data.startswith(PNG) else _encode_anew(data))).ids
+        png = data if data.startswith(PNG_SIGNATURE) else encode_png(decode_image(data))
+        return self.process(self.store.put(png)).ids
 
     def preview_ids(self, data: bytes) -> tuple[int, ...]:
         """Return the ids of an encoded image without keeping it. Raises EnvironmentFailure if it cannot be read."""
@@ -124,10 +125,6 @@ class ImageProcessor:
         """Write the processor's files beside the model's."""
         self.processor.save_pretrained(folder)
         self.processor.image_processor.save_pretrained(folder)  # other programs read it for videos too
-
-
-def _encode_anew(data: bytes) -> bytes:
-    return encode_png(decode_image(data))
 
 
 def decode_image(data: bytes) -> "Image":
