@@ -511,7 +511,7 @@ IN_TRAINING = (
         ),
         ("frozen parameters are averaged", " if each.requires_grad]", "]"),
         ("the losses have no unit", "q_weights / self.std**2", "q_weights"),
-        ("the averages are lost", '            average.copy_(parts["average"][str(number)])\n', "            pass\n"),
+        ("the averages are lost", '            average.copy_(parts["average"][str(index)])\n', "            pass\n"),
     ),
     *mutants(
         "training/archer.py",

@@ -71,7 +71,7 @@ class EngineReplica:
         self._marks: dict[int, int] = {}
         """Mark of the images at the start of each job whose images the driver may lack."""
         self._frozen: dict[str, Tensor] = {}
-        """Frozen weights, which are sent once. The engine recognises these tensors."""
+        """Frozen weights, which are sent once. Kept because the engine skips tensors that it has copied before."""
         self._sent: list[int] = []
         """Jobs of the last answer to `collect`."""
 
@@ -146,7 +146,7 @@ class EngineReplica:
     async def publish(
         self, version: int, trained: PackedWeights, frozen: PackedWeights | None, value_head: PackedWeights
     ) -> None:
-        """Load the weights. `frozen`: None if they are those of the last call.
+        """Load the weights. `frozen` is None if the replica has them already.
 
         `value_head` is empty without a critic whose values are needed.
         """

@@ -41,7 +41,7 @@ class _Replica(PooledActor):
     stats: EngineStats = field(default_factory=EngineStats)
     pump: asyncio.Task[None] | None = None
     frozen: tuple[Any, StoredWeights] | None = None
-    """An actor of this replica, and the frozen weights that it has."""
+    """The actor that last loaded weights, and the frozen weights that it has. A new actor has none."""
 
     @property
     def load(self) -> int:
@@ -204,7 +204,7 @@ class ReplicaPool(ActorPool[_Replica]):
             self._check_hope()
 
     async def _load(self, replica: _Replica, actor: Any, published: _Published, limit_s: float) -> None:
-        """Load weights into an actor. Frozen ones are sent unless it has them."""
+        """Load weights into an actor. Frozen weights are sent only if it does not have them."""
         trained, frozen = published.weights.trained, published.weights.frozen
         has_frozen = replica.frozen == (actor, frozen)
         sent = actor.publish.remote(

@@ -20,7 +20,7 @@ PackedWeights = dict[str, tuple[numpy.ndarray, str]]
 
 
 class StoredWeights:
-    """Weights in the object store, which a process receives once: each call yields the same tensors."""
+    """Weights in the object store. A process reads them once, so that each call yields the same tensors."""
 
     def __init__(self, ref: Any) -> None:
         self.ref = ref
@@ -28,6 +28,7 @@ class StoredWeights:
         self._received: dict[str, Tensor] | None = None
 
     def __reduce__(self) -> Any:
+        """Pickle the reference alone, without the tensors."""
         return StoredWeights, (self.ref,)
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
@@ -40,7 +41,7 @@ class StoredWeights:
 class RemoteWeights:
     """Weights in the object store. Engine replicas load them without passing them through this process.
 
-    `frozen`: the same object for all versions until frozen parameters are written, such as by a rollback.
+    `frozen` is the same object in all versions until a frozen parameter is written, as when a checkpoint is loaded.
     """
 
     trained: StoredWeights
@@ -51,7 +52,7 @@ class RemoteWeights:
 
 
 class WeightStore:
-    """Puts each version of the weights into the object store; frozen ones again only if they have been written."""
+    """Puts each version of the weights into the object store. Frozen ones are put again only after a write to them."""
 
     def __init__(self) -> None:
         self._frozen: StoredWeights | None = None
@@ -73,6 +74,8 @@ class WeightStore:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedWeights:
+    """Tensors by parameter name as a `WeightSource`."""
+
     tensors: Mapping[str, Tensor]
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]:

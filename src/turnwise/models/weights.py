@@ -1,6 +1,6 @@
 """Copy weights into a model's own parameters, whose storage an engine and a learner may share.
 
-A frozen parameter is copied once: writing it again would drop the features of images that were computed with it.
+A frozen parameter is copied once: a second write would make the image encoder drop features that are still valid.
 """
 
 import weakref
@@ -14,7 +14,7 @@ from turnwise.core.protocols import WeightSource
 
 
 class SeenTensors:
-    """Tensors by name as they were when they were added. Holds no references to them."""
+    """Remembers tensors by name and version, which counts in-place writes. Holds weak references only."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[weakref.ref[Tensor], int]] = {}
@@ -29,7 +29,7 @@ class SeenTensors:
 
 
 class WeightCopier:
-    """Copies each version of a policy into the same model, without the frozen parameters that the model has already."""
+    """Copies each version of a policy's weights into one model. Skips frozen parameters that the model already has."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -55,7 +55,7 @@ def copy_parameters(model: Any, weights: WeightSource) -> None:
 
 
 def _pair_parameters(model: Any, weights: WeightSource) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield name, parameter and new value; ValueError if the names differ."""
+    """Yield name, parameter and new value. Raises ValueError if the names differ."""
     current, new = dict(model.named_parameters()), dict(weights.named_parameters())
     if current.keys() != new.keys():
         raise ValueError(f"weights differ in names: {sorted(current.keys() ^ new.keys())[:3]}")

@@ -219,7 +219,7 @@ class LocalLearner:
         return self.model
 
     def named_weights(self, *, trained: bool) -> Iterator[tuple[str, Tensor]]:
-        """Yield the trained parameters or the frozen ones."""
+        """Yield the trained or the frozen parameters with their names."""
         return ((name, each) for name, each in self.model.named_parameters() if each.requires_grad == trained)
 
     def value_head(self) -> dict[str, Tensor]:

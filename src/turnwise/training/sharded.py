@@ -166,7 +166,7 @@ class ShardedLearner(LocalLearner):
         return _GatheredWeights(self)
 
     def named_weights(self, *, trained: bool) -> Iterator[tuple[str, Tensor]]:
-        """Yield the whole trained parameters or frozen ones. Every rank iterates over them."""
+        """Yield the trained or the frozen parameters, gathered. Every rank iterates over them."""
         plain = dict(self.skeleton.named_parameters())
         for name, parameter in super().named_weights(trained=trained):
             yield name, self.sharding.gather(parameter).to(plain[name].dtype)
@@ -180,8 +180,8 @@ class ShardedLearner(LocalLearner):
 
     def save_model(self, folder: Path, tokenizer: Any) -> None:
         """Write the policy as a Hugging Face model folder, on rank 0, which needs host memory for all weights."""
-        parts, weights = (True,) if has_adapter(self.model) else (True, False), dict[str, Tensor]()
-        for trained in parts:
+        weights: dict[str, Tensor] = {}
+        for trained in (True,) if has_adapter(self.model) else (True, False):
             for name, whole in self.named_weights(trained=trained):
                 if self.sharding.rank == 0:
                     weights[name] = whole.cpu()
@@ -205,7 +205,7 @@ class _GatheredWeights:
     learner: ShardedLearner
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        return chain(*(self.learner.named_weights(trained=trained) for trained in (True, False)))
+        return chain(self.learner.named_weights(trained=True), self.learner.named_weights(trained=False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,7 @@ class UtteranceCriticLearner:
     """Holds the online critic, its target copy and its optimizer.
 
     The target's averages are float32, since bfloat16 would round small steps away; they are the target's own weights
-    where these are float32. Frozen parameters, such as a vision tower or the base of an adapter, have none: the target
-    keeps its copy of them.
+    where these are float32. Frozen parameters, such as a vision tower or the base of an adapter, are not averaged.
     """
 
     def __init__(
@@ -69,14 +68,14 @@ class UtteranceCriticLearner:
         self.critic, self.optimizer = critic, optimizer
         self.target_rate, self.expectile, self.micro_tokens = target_rate, expectile, micro_tokens
         self.target = critic.frozen_copy()
-        self._numbers = [number for number, each in enumerate(critic.parameters()) if each.requires_grad]
+        self._trained_indices = [index for index, each in enumerate(critic.parameters()) if each.requires_grad]
         self.averages = [each.detach().float() for each in self._trained(self.target)]
         self.device = self.averages[0].device
 
     def _trained(self, critic: UtteranceCritic) -> list[Tensor]:
         """Return the parameters of either critic that are trained in the online one."""
         parameters = list(critic.parameters())
-        return [parameters[number] for number in self._numbers]
+        return [parameters[index] for index in self._trained_indices]
 
     @property
     def std(self) -> float:
@@ -170,7 +169,7 @@ class UtteranceCriticLearner:
         """Return the state for a checkpoint: both critics and the optimizer."""
         return {
             **{f"critic.{name}": value for name, value in self.critic.state_dict().items()},
-            **{f"average.{number}": value for number, value in zip(self._numbers, self.averages, strict=True)},
+            **{f"average.{index}": value for index, value in zip(self._trained_indices, self.averages, strict=True)},
             **{f"optimizer.{name}": value for name, value in self.optimizer.tensors().items()},
         }
 
@@ -182,8 +181,8 @@ class UtteranceCriticLearner:
             parts[part][name] = value
         for critic in (self.critic, self.target):
             critic.load_state_dict(parts["critic"])
-        for number, average in zip(self._numbers, self.averages, strict=True):
-            average.copy_(parts["average"][str(number)])
+        for index, average in zip(self._trained_indices, self.averages, strict=True):
+            average.copy_(parts["average"][str(index)])
         torch._foreach_copy_(self._trained(self.target), self.averages)
         self.optimizer.load_tensors(parts["optimizer"])
 

@@ -87,8 +87,10 @@ class NativeEngine:
         )
 
     async def publish(self, version: int, weights: WeightSource) -> None:
-        """Generate with these weights from the next pass on. Nothing is copied if they are the engine's own, and
-        frozen parameters only once, so that the features of images stay valid.
+        """Generate with these weights from the next pass on.
+
+        Nothing is copied if they are the engine's own. Frozen parameters are copied once, so that the features of
+        images stay valid.
 
         Open sessions continue: their KV cache keeps the keys and values of older weights, and the versions of their
         tokens say which weights sampled them.
