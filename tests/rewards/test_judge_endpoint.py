@@ -234,7 +234,7 @@ def test_client_error_quotes_the_answer_and_whether_it_was_cut(tmp_path: Path) -
     server = JudgeServer(lambda messages: '{"reason":\n' + "so " * 1000, finish_reason="length")
     with pytest.raises(InfrastructureFailure) as told:
         scores(server, tmp_path, "Paris", asks=2, max_tokens=64)
-    fix = "it was cut at a token limit (raise max_tokens 64, or the limit of its server if that is lower)"
+    fix = "it was cut at a token limit (raise its max_tokens above 64, or the limit of its server if that is lower)"
     assert f'(asked 2 times): {fix}; its last answer: "{{\\"reason\\": so so ' in str(told.value)
     assert "\n" not in str(told.value) and len(str(told.value)) < 400
     assert "it was cut at a token limit" in server.requests[1]["messages"][3]["content"]

@@ -61,7 +61,7 @@ def test_local_judge_runs_the_native_engine(tmp_path: Path) -> None:
     with pytest.raises(InfrastructureFailure):  # another event loop: the model is not loaded again
         asyncio.run(judge(replace(ANSWERED, answer="Lyon")))
     assert counts.calls == 4
-    with pytest.raises(InfrastructureFailure, match=r"it was cut at a token limit \(raise max_tokens 4, or "):
+    with pytest.raises(InfrastructureFailure, match=r"it was cut at a token limit \(raise its max_tokens above 4, or "):
         asyncio.run(judge(ANSWERED))
     assert counts.calls == 4, "it would give the same answers again"
 

@@ -80,7 +80,7 @@ class RunArguments:
 NO_RUN_ARGUMENTS = RunArguments()
 
 TASK_SECTIONS = ("env", "rollout", "context")
-"""Sections whose settings `turnwise train` needs again after `turnwise sft`, so that it trains the same task."""
+"""Sections whose settings `turnwise train` needs too after `turnwise sft`, to train on the same tasks."""
 
 train_app = command_app("train", "RECIPE [OPTIONS] [--SECTION.KEY VALUE]...", epilogue=describe_common_settings())
 sft_app = command_app("sft", "[RECIPE] [OPTIONS] [--SECTION.KEY VALUE]...")
@@ -210,6 +210,7 @@ def sft(
 
     target = NO_ENV if recipe is None and not resume else recipe
     config = configure(target, like=run.like, resume=run.resume, overrides=settings)
-    kept = [word for key, value in overrides if key.partition(".")[0] in TASK_SECTIONS for word in (f"--{key}", value)]
-    next_words = [] if recipe is None else [recipe, *kept]
-    run_sft(config, resume=resume, override_keys=[key for key, _ in overrides], next_words=next_words)
+    of_task = [(key, value) for key, value in overrides if key.partition(".")[0] in TASK_SECTIONS]
+    options = [word for key, value in of_task for word in (f"--{key}", value)]
+    train_arguments = [] if recipe is None else [recipe, *options]
+    run_sft(config, resume=resume, override_keys=[key for key, _ in overrides], train_arguments=train_arguments)

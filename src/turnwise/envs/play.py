@@ -77,7 +77,7 @@ class ImageDisplay:
             self._write(message.content)
         for part in message.parts if message.images else ():
             line = part.text.strip("\n") if isinstance(part, TextPart) else self._image(part)
-            if line:  # else it was only the line break before or after an image
+            if line:  # empty: only the line break beside an image
                 self._write(line)
 
     def _image(self, part: ImagePart) -> str:

@@ -90,13 +90,13 @@ def sft(
     resume: bool = False,
     console: Console | None = None,
     override_keys: Iterable[str] = (),
-    next_words: Sequence[str] = (),
+    train_arguments: Sequence[str] = (),
     on_step: OnStep | None = None,
 ) -> Summary:
     """Fine-tune on demonstrations and return the summary.
 
-    `override_keys` are the settings that the user gave explicitly; one without effect is an error. `next_words`: recipe
-    and settings of its tasks, for the suggested next command.
+    `override_keys` are the settings that the user gave explicitly; one without effect is an error.
+    `train_arguments` are the recipe and the settings of its tasks, for the suggested `turnwise train` command.
     """
     environments = build_environment_mix(config)
     run = Path(config.record.folder) / (config.record.name or "")
@@ -114,8 +114,8 @@ def sft(
         if_finished="Train its model further with model.name PATH.",
     ) as folder:
         summary, path = _SftRun(config, environments, folder, console, on_step).train(resume), folder.path
-    words = next_words or [config.env.kind if config.env.kind in recipe_names() else "RECIPE"]
-    advice = spell_command("train", *words, "--model.name", path)
+    arguments = train_arguments or [config.env.kind if config.env.kind in recipe_names() else "RECIPE"]
+    advice = spell_command("train", *arguments, "--model.name", path)
     report_end(config, summary, path, console, command="sft", advice=advice)
     return summary | {"path": str(path)}
 

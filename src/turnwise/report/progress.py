@@ -117,7 +117,7 @@ class Progress:
         self._view: ProgressView = LiveView(console) if console.is_interactive else LineView(console)
         self._drawn = self._started
         self._explained: set[str] = set()
-        """Reasons for steps without an update that were printed."""
+        """Reasons that were printed, each once: of steps without an update, or with an empty token mask."""
         self._explained_drop = False
 
     def __enter__(self) -> Self:
@@ -152,7 +152,8 @@ class Progress:
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Show the metrics of the completed step `step`, counted from 0.
 
-        Explain the first step without an update for each reason, and the first one with dropped episodes.
+        Explain the first step without an update or with an empty token mask, for each reason, and the first one with
+        dropped episodes.
         """
         self._step_ends.append(self._clock())
         self._done = step + 1
@@ -334,7 +335,7 @@ def explain_idle_step(row: Mapping[str, Any]) -> str | None:
 
 
 def explain_empty_mask(row: Mapping[str, Any]) -> str | None:
-    """Explain that a token mask selected nothing, also if the step trained a critic or by KL. None if both selected."""
+    """Explain that a token mask selected nothing, even if a critic or a KL term was trained. None if both select."""
     for name, effect in (("loss", "no token is trained"), ("advantage", "no token has an advantage")):
         if row.get(f"train/{name}_token_share") == 0:
             setting = f"algo.{name}_tokens"

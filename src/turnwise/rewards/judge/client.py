@@ -40,7 +40,7 @@ Verdict = TypeVar("Verdict")
 class JudgeAnswer:
     text: str
     cut: bool
-    """Whether a token limit ended it."""
+    """Whether a token limit ended the answer."""
 
 
 class JudgeModel(Protocol):
@@ -144,7 +144,7 @@ class JudgeClient:
         self._gate = PerLoop(lambda: asyncio.Semaphore(settings.concurrency))
         self._running: PerLoop[dict[str, asyncio.Task[str]]] = PerLoop(dict)
         self._failures: dict[str, str] = {}
-        """Why a request got no verdict, for judges that would give the same answers again."""
+        """Errors by request key, of judges that would give the same answers again."""
 
     async def ask(self, messages: Sequence[Message], parse: Callable[[str], Verdict]) -> Verdict:
         """Return the verdict that `parse` reads from the answer; it raises UnreadableVerdict if there is none."""
@@ -190,7 +190,7 @@ class JudgeClient:
             except UnreadableVerdict as unreadable:
                 self.counts.unreadable += 1
                 problem = "it was cut at a token limit" if answer.cut else str(unreadable)
-                failure = f"{problem}{self._advise(answer)}"
+                failure = f"{problem}{self._describe_answer(answer)}"
                 quoted = escape_markers(answer.text[:MAX_QUOTED_CHARS]).strip() or "(nothing)"
                 conversation = [*messages, assistant(quoted), user(f"That cannot be read: {problem}. {RETRY_REQUEST}")]
             else:
@@ -202,10 +202,10 @@ class JudgeClient:
             self._failures[key] = message
         raise InfrastructureFailure(message)
 
-    def _advise(self, answer: JudgeAnswer) -> str:
-        """Return what the user can do about an unreadable answer, and its beginning."""
-        limit = self._settings.max_tokens
-        fix = f" (raise max_tokens {limit}, or the limit of its server if that is lower)" if answer.cut else ""
+    def _describe_answer(self, answer: JudgeAnswer) -> str:
+        """Return how to fix an answer that was cut, and the first characters of any unreadable answer."""
+        advice = f"raise its max_tokens above {self._settings.max_tokens}, or the limit of its server if that is lower"
+        fix = f" ({advice})" if answer.cut else ""
         text = " ".join(answer.text.split())
         return f"{fix}; its last answer: {json.dumps(text[:MAX_REPORTED_CHARS], ensure_ascii=False)}"
 
