@@ -7,9 +7,10 @@ import torch
 
 from runs_for_tests import episodes, learnt, metrics, printed, quiet, rewind, small
 from turnwise.config.load import build, read_settings, to_toml
-from turnwise.core.errors import UserError
+from turnwise.core.errors import ImageError, UserError
 from turnwise.envs.bandit.env import Bandit
 from turnwise.envs.registry import spec_of
+from turnwise.envs.spec import EnvSpec
 from turnwise.recipes.environment_mix import build_environment_mix, build_task_source
 from turnwise.recipes.run import train
 from turnwise.training.checkpoints import read_state
@@ -81,6 +82,17 @@ def test_errors_in_a_mix_name_the_setting_of_the_mix(tmp_path: Path, params: dic
     with pytest.raises(UserError, match=problem) as caught:
         build_environment_mix(config)
     assert "env.params" not in str(caught.value)
+
+
+def test_unusable_image_in_the_check_of_a_mix_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(spec: EnvSpec, params: object) -> None:
+        if spec.name == "frozen_lake":
+            raise ImageError("a float, from env.params.icon")
+
+    monkeypatch.setattr(EnvSpec, "check_resources", check)
+    with pytest.raises(UserError) as caught:
+        build_environment_mix(small(tmp_path, env__mix={"frozen_lake": 1.0}))
+    assert str(caught.value) == "tw.Image got a float, from env.mix.frozen_lake.params.icon"
 
 
 def test_params_setting_names_the_table_of_each_environment(tmp_path: Path) -> None:

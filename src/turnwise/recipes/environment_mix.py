@@ -101,7 +101,7 @@ def _naming(setting: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise type(error)(re.sub(r"\benv\.params\b", lambda _: setting, str(error))) from error
+        raise UserError(re.sub(r"\benv\.params\b", lambda _: setting, str(error))) from error
 
 
 def _build_entry(spec: EnvSpec, settings: Mapping[str, Any], weight: float) -> EnvMixEntry:
