@@ -173,7 +173,7 @@ def test_paged_engine_restores_evicted_sessions_with_images(folders: Path) -> No
         torch.testing.assert_close(scored, torch.tensor(sampled), atol=2e-4, rtol=1e-3)
 
 
-def test_evicted_session_that_shares_part_of_a_later_image_places_all_of_it(folders: Path) -> None:
+def test_evicted_session_that_shares_part_of_an_image_places_all_of_it(folders: Path) -> None:
     """A page ends inside the second turn's image, and another session with the same context has filled that page."""
     loaded = load("qwen2_vl", folders)
     renderer = renderer_of(loaded)

@@ -107,7 +107,11 @@ IN_TRAINING = (
     *mutants(
         "training/estimate.py",
         ("training/test_step_critic.py", "training/test_update.py", "training/test_masks.py"),
-        ("the mask of advantages is recorded twice", "_share(loss_masks)", "_share(advantage_masks)"),
+        (
+            "the mask of advantages is recorded twice",
+            "(settings.loss_tokens, loss_masks)",
+            "(settings.loss_tokens, advantage_masks)",
+        ),
         ("hidden tokens have an advantage", "torch.where(chosen, result.advantages, 0.0)", "result.advantages"),
         ("every end is bootstrapped", "float(last[index]) if each.status.cut_short else 0.0", "float(last[index])"),
         (

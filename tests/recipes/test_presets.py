@@ -63,7 +63,7 @@ def test_class_in_a_file_uses_the_defaults() -> None:
     assert load_target("my_env.py:GuessNumber") == {"env": {"kind": "my_env.py:GuessNumber"}}
 
 
-def test_environment_with_images_is_trained_with_tiny_vlm_unless_a_model_is_named() -> None:
+def test_environment_with_images_gets_tiny_vlm_unless_a_model_is_named() -> None:
     images, maze = ("env.params.observation", "image"), "gymnasium:MiniGrid-Empty-5x5-v0"
     chosen, text = configure(maze, overrides=[images]), configure(maze)
     assert (chosen.model.name, chosen.model.train_vision, text.model.name) == ("tiny_vlm", True, "tiny")

@@ -135,7 +135,7 @@ def test_action_longer_than_a_turn_is_refused_with_the_length_it_needs(tmp_path:
     check_refused_below_the_named_length(tmp_path, 'the answer with the action "a very long', env__kind=kind)
 
 
-def test_description_longer_than_a_turn_is_refused_with_the_length_it_needs(tmp_path: Path) -> None:
+def test_description_longer_than_a_turn_is_refused_with_its_length(tmp_path: Path) -> None:
     """Else every reply is cut before its answer, and nothing is learned."""
     lengths = [
         check_refused_below_the_named_length(

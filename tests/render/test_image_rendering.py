@@ -145,7 +145,7 @@ def test_every_image_has_its_tokens_once_and_in_order(name: str, parts: list[str
 @settings(max_examples=10)
 @given(parts=PARTS, data=st.data())
 def test_special_tokens_beside_images_stay_text(name: str, parts: list[str | int], data: st.DataObject) -> None:
-    """Those that stand for images or end turns included, also if an image separates their halves."""
+    """Also tokens that stand for images or end turns, and tokens whose halves an image separates."""
     renderer, tokenizer = renderer_of(name), processor_of(name).processor.tokenizer
     special = set(tokenizer.get_added_vocab().values())
     word = data.draw(st.sampled_from(sorted(tokenizer.get_added_vocab())))

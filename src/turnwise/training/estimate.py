@@ -165,15 +165,9 @@ def estimate(
     advantages = torch.where(chosen, result.advantages, 0.0)
     metrics["advantage_std"] = float(advantages[table.mask].std(correction=0))
     metrics |= _explained_variance(inputs, result.returns)
-    loss_masks = (
-        advantage_masks
-        if settings.loss_tokens is settings.advantage_tokens
-        else rule_masks(trajectories, settings.loss_tokens)
-    )
-    if settings.loss_tokens is not sampled:
-        metrics["loss_token_share"] = _share(loss_masks)
-    if settings.advantage_tokens is not sampled:
-        metrics["advantage_token_share"] = _share(advantage_masks)
+    same = settings.loss_tokens is settings.advantage_tokens
+    loss_masks = advantage_masks if same else rule_masks(trajectories, settings.loss_tokens)
+    metrics |= _mask_shares(settings, loss_masks, advantage_masks)
     return Estimate(
         trajectories=tuple(trajectories),
         group_ids=tuple(group_ids),
@@ -190,9 +184,17 @@ def estimate(
     )
 
 
-def _share(masks: Sequence[Tensor]) -> float:
-    """Return the share of the sampled tokens that the masks select."""
-    return float(torch.cat(list(masks)).float().mean())
+def _mask_shares(
+    settings: EstimateSettings, loss_masks: Sequence[Tensor], advantage_masks: Sequence[Tensor]
+) -> dict[str, float]:
+    """Return the share of the sampled tokens that each mask selects, unless it selects all by its rule."""
+    masks = {
+        "loss_token_share": (settings.loss_tokens, loss_masks),
+        "advantage_token_share": (settings.advantage_tokens, advantage_masks),
+    }
+    return {
+        name: float(torch.cat(list(each)).float().mean()) for name, (rule, each) in masks.items() if rule is not sampled
+    }
 
 
 def _baseline(trajectories: Sequence[Trajectory], baselines: Baselines) -> Tensor:
