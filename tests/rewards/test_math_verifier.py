@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from math_answers_for_tests import HASTY_WORKER, QUICK_WORKER, RIGHT, WRONG
@@ -275,6 +275,7 @@ def test_broken_installation_stops_with_the_way_to_fix_it(tmp_path: Path, monkey
 
 
 @given(st.text(alphabet="0123456789.x+-/^(){}[]\\frac ,_%$text", max_size=60))
+@example(r"\,")  # a space of LaTeX and nothing else
 def test_prepare_handles_any_text(text: str) -> None:
     assert (prepared := prepare(text)) is None or prepared.strip()
 

@@ -87,7 +87,7 @@ def prepare(text: str) -> str | None:
     text = SHORT_FRACTION.sub(r"\\frac{\1}{\2}", FUNCTION.sub(r"\\\1 ", ROOT.sub(r"\\sqrt{\1}", text)))
     if SIDE_BY_SIDE.search(_without_commands(text)):
         return None
-    text = DECIMAL.sub(_to_fraction, text)
+    text = DECIMAL.sub(_to_fraction, text).strip()
     return text if text and not STRAY.search(_without_commands(text)) else None
 
 
