@@ -13,8 +13,9 @@ pytest.importorskip("PIL")
 
 from PIL import Image as PillowImage
 
+from turnwise.core import image_encoding
 from turnwise.core.errors import UserError
-from turnwise.core.image_encoding import MAX_BYTES, MAX_SIDE, Image
+from turnwise.core.image_encoding import MAX_IMAGE_BYTES, MAX_SIDE, Image
 from turnwise.core.messages import ImagePart, Message, TextPart, user
 
 
@@ -84,7 +85,7 @@ def bomb() -> bytes:
         (b"not an image", "12 bytes that are not a PNG, JPEG, WebP or GIF"),
         (encoded(PillowImage.new("RGB", (64, 64)))[:-30], "not a PNG"),
         (bomb(), "pixels: make it smaller"),
-        (b"\0" * (MAX_BYTES + 1), "more than"),
+        (b"\0" * (MAX_IMAGE_BYTES + 1), "more than"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a PNG"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
@@ -95,6 +96,17 @@ def test_image_rejects_wrong_sources_in_one_line(source: Any, problem: str) -> N
     message = str(caught.value)
     assert message.startswith("tw.Image got ") and problem in message and "\n" not in message and len(message) < 250
     assert str(pickle.loads(pickle.dumps(caught.value))) == message
+
+
+def test_image_whose_png_file_is_too_large_to_store_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    size = len(Image(noise).data)
+    monkeypatch.setattr(image_encoding, "MAX_IMAGE_BYTES", size)
+    assert len(Image(noise).data) == size
+    monkeypatch.setattr(image_encoding, "MAX_IMAGE_BYTES", size - 1)
+    for source in (noise, PillowImage.fromarray(noise), PillowImage.fromarray(noise).convert("RGBA")):
+        with pytest.raises(UserError, match=f"tw.Image got {size} bytes, more than {size - 1}: make the image smaller"):
+            Image(source)
 
 
 def test_image_equals_a_stored_part_with_the_same_bytes() -> None:

@@ -9,8 +9,8 @@ from turnwise.core.messages import ImagePart
 
 MAX_SIDE, MAX_PIXELS = 8192, 1 << 24
 """Larger images are rejected before they are decoded: no model sees as many pixels."""
-MAX_BYTES = 32 << 20
-"""Bytes of an encoded image."""
+MAX_IMAGE_BYTES = 32 << 20
+"""Bytes of an encoded image, given or stored."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """Formats of encoded images; of an animation, the first frame is used."""
 CHANNELS = (1, 3, 4)
@@ -22,13 +22,16 @@ class Image(ImagePart):
     """An image to show to the model: a Pillow image, a uint8 array of (height, width[, channels]), or PNG bytes.
 
     JPEG, WebP and GIF bytes work too. Stored as an RGB PNG file; what is transparent becomes white. Raises UserError
-    for anything else, for broken bytes, and for images of more than MAX_PIXELS pixels or MAX_SIDE on a side.
+    for anything else, for broken bytes, and for images of more than MAX_PIXELS pixels, MAX_SIDE on a side or
+    MAX_IMAGE_BYTES bytes.
     """
 
     __slots__ = ()
 
     def __init__(self, source: Any) -> None:
-        object.__setattr__(self, "data", _to_png(source))
+        data = _to_png(source)
+        _check_bytes(data)
+        object.__setattr__(self, "data", data)
 
 
 def import_pillow() -> Any:
@@ -68,8 +71,7 @@ def _from_bytes(data: bytes) -> bytes:
 
 def open_image(data: bytes) -> Any:
     """Decode an image file to a Pillow image. Raises ImageError if it is broken, too large or of another format."""
-    if len(data) > MAX_BYTES:
-        raise ImageError(f"{len(data)} bytes, more than {MAX_BYTES}: make the image smaller")
+    _check_bytes(data)
     pil = import_pillow()
     try:
         with warnings.catch_warnings():
@@ -102,6 +104,11 @@ def _from_array(source: Any) -> Any:
     _check_size(shape[1], shape[0])
     grey = source[:, :, 0] if len(shape) == 3 and shape[2] == 1 else source
     return import_pillow().Image.fromarray(grey)
+
+
+def _check_bytes(data: bytes) -> None:
+    if len(data) > MAX_IMAGE_BYTES:
+        raise ImageError(f"{len(data)} bytes, more than {MAX_IMAGE_BYTES}: make the image smaller")
 
 
 def _check_size(width: int, height: int) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from turnwise.config.schema import Config
 from turnwise.core.errors import EnvironmentFailure, UserError, read_failure
+from turnwise.core.image_encoding import MAX_IMAGE_BYTES
 from turnwise.core.images import find_images, image_hash
 from turnwise.core.trajectory import Trajectory, Turn
 from turnwise.engine.engines import ENGINES
 from turnwise.models.vision.processor import ImageProcessor
-from turnwise.record.images import IMAGES_FOLDER, MAX_IMAGE_BYTES
+from turnwise.record.images import IMAGES_FOLDER
 
 CACHED_IMAGES = 1024
 """Images whose ids are remembered between episodes."""

@@ -11,7 +11,6 @@ from typing import Any
 from turnwise.core.images import ImageSpan
 
 IMAGES_FOLDER = "images"
-MAX_IMAGE_BYTES = 32 << 20
 HASH = re.compile(r"[0-9a-f]{8,128}")
 
 
