@@ -233,6 +233,10 @@ def test_make_console_never_redraws_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -
     assert HIDE_CURSOR not in written(file)
 
 
+def shares(loss: float, advantage: float) -> dict[str, float]:
+    return {"train/loss_token_share": loss, "train/advantage_token_share": advantage}
+
+
 @pytest.mark.parametrize(
     ("row", "fix"),
     [
@@ -240,7 +244,7 @@ def test_make_console_never_redraws_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -
         ({**ROLLED, "train/empty_steps": 1.0, "rollout/kept_groups": 0.0}, "another algo.filter"),
         ({**ROLLED, "train/empty_steps": 1.0}, "algo.truncated = drop"),
         ({**ROLLED, "train/idle_steps": 1.0}, "raise rollout.group_size"),
-        ({**ROLLED, "train/grad_norm": 0.0}, "algo.loss_tokens"),
+        ({**ROLLED, "train/grad_norm": 0.0, **shares(0.5, 0.5)}, "Select the same tokens with both"),
         ({**ROLLED, "train/grad_norm": 0.0, "train/loss_token_share": 0.0}, "algo.loss_tokens selects none"),
         ({**ROLLED, "train/idle_steps": 1.0, "train/advantage_token_share": 0.0}, "algo.advantage_tokens selects none"),
         ({**ROLLED, "train/idle_steps": 1.0, "train/advantage_token_share": 0.5}, "raise rollout.group_size"),
@@ -249,6 +253,15 @@ def test_make_console_never_redraws_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -
 def test_explain_idle_step_suggests_a_change(row: dict[str, Any], fix: str) -> None:
     explanation = explain_idle_step(row)
     assert explanation is not None and fix in explanation
+
+
+@pytest.mark.parametrize(
+    "row", [{}, {"train/loss_token_share": 0.1}, {"train/advantage_token_share": 0.1}, shares(0.6, 0.6)]
+)
+def test_explain_idle_step_does_not_blame_masks_with_common_tokens(row: dict[str, float]) -> None:
+    explanation = explain_idle_step({**ROLLED, "train/grad_norm": 0.0, **row})
+    assert explanation is not None and "_tokens" not in explanation
+    assert "the gradient was 0, e.g. because the members of each group had equal rewards" in explanation
 
 
 def test_empty_mask_is_noted_once_also_after_another_reason_and_an_update() -> None:

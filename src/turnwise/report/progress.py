@@ -54,6 +54,10 @@ SFT_COLUMNS = (
 )
 """Metrics of a supervised step, which has no rollout."""
 
+EQUAL_REWARDS = (
+    "the members of each group had equal rewards. Use rewards that distinguish them or easier tasks, or raise "
+    "rollout.group_size or rollout.temperature"
+)
 SPARKLINE_WIDTH = 48
 RECENT_STEPS = 20
 """The remaining time is estimated from this many steps, enough to include an evaluation or two."""
@@ -323,15 +327,20 @@ def explain_idle_step(row: Mapping[str, Any]) -> str | None:
     if "train/empty_steps" in row:
         return _explain_empty_step(row)
     if "train/idle_steps" in row:
-        return explain_empty_mask(row) or (
-            "all advantages were 0, e.g. because the members of each group had equal rewards. Use rewards that "
-            "distinguish them or easier tasks, or raise rollout.group_size or rollout.temperature"
-        )
+        return explain_empty_mask(row) or f"all advantages were 0, e.g. because {EQUAL_REWARDS}"
     if row.get("train/grad_norm") == 0:
-        return explain_empty_mask(row) or (
-            "the gradient was 0, e.g. because no token is trained. Change algo.loss_tokens or algo.advantage_tokens"
-        )
+        return explain_empty_mask(row) or f"the gradient was 0, e.g. because {_explain_zero_gradient(row)}"
     return None
+
+
+def _explain_zero_gradient(row: Mapping[str, Any]) -> str:
+    shares = [row.get(f"train/{name}_token_share", 1.0) for name in ("loss", "advantage")]
+    if sum(shares) > 1:  # some tokens are in both masks
+        return EQUAL_REWARDS
+    return (
+        "algo.loss_tokens and algo.advantage_tokens select different tokens, so no trained token has an advantage. "
+        "Select the same tokens with both"
+    )
 
 
 def explain_empty_mask(row: Mapping[str, Any]) -> str | None:
