@@ -157,29 +157,46 @@ def _turn(reply: str, result: StepResult) -> Turn:
 
 def check_replies_fit(config: Config, environments: EnvironmentMix, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise UserError if rollout.max_new_tokens cuts the answer with an action or a reply that describes states."""
-    limit = config.rollout.max_new_tokens
-
-    def check(replies: Sequence[str], about: str, alternative: str = "") -> None:
-        length = max(len(tokenizer(reply)["input_ids"]) for reply in replies) + 1  # and the token that ends the turn
-        if length > limit:
-            raise UserError(
-                f"{about} has {length} tokens, and rollout.max_new_tokens is {limit}: set it to {length} or "
-                f"more{alternative}"
-            )
-
     for spec, params in environments.with_params:
-        names = getattr(spec.cls, "action_names", ())
-        names = names if isinstance(names, tuple | list) else ()
-        for name in names:
-            answer = f'the answer with the action "{name}" of {spec.name}'
-            check([format_answer([name])], answer, ", or shorten the name")
-        form = spec.reasoning_format(params)
-        if form != "free" and not config.rollout.prefix:  # a prefix may have sections, and is not sampled
-            states = asyncio.run(_start_states(spec, params))
-            replies = [format_answer(names[:1], format_reasoning(form, "", each, each)) for each in states]
-            empty = "" if any(states) else " with empty sections"
-            setting = f"{environments.params_setting(spec.name)}.reasoning"
-            check(replies, f"{setting} {form}: a reply of {spec.name}{empty}")
+        _check_actions_fit(config, spec, tokenizer)
+        if not config.rollout.prefix:  # a prefix may have sections, and is not sampled
+            _check_descriptions_fit(config, spec, params, environments.params_setting(spec.name), tokenizer)
+
+
+def _check_actions_fit(config: Config, spec: EnvSpec, tokenizer: PreTrainedTokenizerBase) -> None:
+    for name in _action_names(spec):
+        answer = f'the answer with the action "{name}" of {spec.name}'
+        _check_fits(config, [format_answer([name])], tokenizer, answer, ", or shorten the name")
+
+
+def _check_descriptions_fit(
+    config: Config, spec: EnvSpec, params: dict[str, Any], setting: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """`setting`: where the user sets the environment's parameters."""
+    form = spec.reasoning_format(params)
+    if form == "free":
+        return
+    actions, states = _action_names(spec)[:1], asyncio.run(_start_states(spec, params))
+    replies = [format_answer(actions, format_reasoning(form, "", each, each)) for each in states]
+    empty = "" if any(states) else " with empty sections"
+    _check_fits(config, replies, tokenizer, f"{setting}.reasoning {form}: a reply of {spec.name}{empty}")
+
+
+def _check_fits(
+    config: Config, replies: Sequence[str], tokenizer: PreTrainedTokenizerBase, about: str, alternative: str = ""
+) -> None:
+    limit = config.rollout.max_new_tokens
+    length = max(len(tokenizer(reply)["input_ids"]) for reply in replies) + 1  # and the token that ends the turn
+    if length > limit:
+        raise UserError(
+            f"{about} has {length} tokens, and rollout.max_new_tokens is {limit}: set it to {length} or "
+            f"more{alternative}"
+        )
+
+
+def _action_names(spec: EnvSpec) -> Sequence[str]:
+    names = () if spec.text_env is None else spec.text_env.action_names
+    return names if isinstance(names, tuple | list) else ()  # a property is known only in an episode
 
 
 async def _start_states(spec: EnvSpec, params: dict[str, Any]) -> list[str]:
