@@ -1,9 +1,13 @@
+import signal
+
 import pytest
 
 from turnwise.core.errors import UserError
 from turnwise.core.task import Task
 from turnwise.envs.play import play
-from turnwise.envs.registry import load_spec
+from turnwise.envs.registry import load_spec, spec_of
+from turnwise.envs.runner import TextEnvRunner
+from turnwise.envs.text_env import TextEnv, goes_on, won
 
 
 def played(lines, name="frozen_lake", seed=2, **params):
@@ -78,6 +82,50 @@ def test_play_reports_truncation():
 
 def test_play_ends_with_its_input():
     assert played([]) == (False, played(["q"])[1])
+
+
+@pytest.mark.parametrize("word", ["quit", "exit", " q "])
+def test_play_quits_at_a_quit_word(word):
+    assert played([word, "Up"]) == (False, played(["q"])[1])
+
+
+class Doors(TextEnv):
+    """Find the door."""
+
+    action_names = ("Exit", "Q")
+
+    def reset(self, rng):
+        return "Two doors."
+
+    def step(self, action):
+        return won("Out.") if action == "Exit" else goes_on("Locked.")
+
+
+def test_play_takes_an_action_of_the_environment_before_quitting():
+    spec, written, lines = spec_of(Doors), [], iter(["q", "exit"])
+    assert play(spec, Task(env=spec.name, seed=0), lambda: next(lines), written.append)
+    assert "Type an action, hint, or quit." in written and "You quit." not in written
+
+
+@pytest.mark.parametrize("before", [[], ["```python"]])
+def test_play_is_interrupted_at_once_while_it_reads(before, monkeypatch):
+    lines, read, closed = iter(before), [], []
+
+    async def close(runner):
+        closed.append(runner)
+
+    monkeypatch.setattr(TextEnvRunner, "close", close)
+
+    def read_line():
+        if (line := next(lines, None)) is not None:
+            return line
+        signal.raise_signal(signal.SIGINT)
+        read.append("on")
+        return "q"
+
+    with pytest.raises(KeyboardInterrupt):
+        play(load_spec("frozen_lake"), Task(env="frozen_lake", seed=2), read_line, [].append)
+    assert not read and len(closed) == 1
 
 
 def test_play_reports_a_lost_episode():

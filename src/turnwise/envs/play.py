@@ -1,6 +1,7 @@
 """Play an environment in the terminal and see what a model would see, to debug it."""
 
 import asyncio
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +20,12 @@ from turnwise.tools.call_formats import parse_calls
 ReadLine = Callable[[], str]
 Write = Callable[[str], None]
 
+QUIT_WORDS = ("q", "quit", "exit")
+"""Lines that end the episode, unless the environment has an action of that name."""
+
 
 def play(spec: EnvSpec, task: Task, read_line: ReadLine, write: Write, preview_columns: int = 0) -> bool:
-    """Play one episode; return whether it was won. `q` or end of input quits, `hint` asks the solver.
+    """Play one episode; return whether it was won. QUIT_WORDS and the end of input quit, `hint` asks the solver.
 
     Images are saved as files; with `preview_columns` they are also drawn in the terminal, at most that wide.
     """
@@ -90,20 +94,26 @@ class ImageDisplay:
 
 
 def _how_to_play(runner: EnvRunner) -> str:
+    quit_word = next(iter(_quit_words(runner)), "Ctrl-D")
     if not isinstance(runner.env, TextEnv):
-        return "Type a whole reply of the agent, or q."
+        return f"Type a whole reply of the agent, or {quit_word}."
     several = f"actions (several with {SEPARATOR} between them)" if runner.env.max_actions_per_turn > 1 else "an action"
-    return f"Type {several}, hint, or q."
+    return f"Type {several}, hint, or {quit_word}."
+
+
+def _quit_words(runner: EnvRunner) -> list[str]:
+    actions = [name.casefold() for name in runner.env.action_names] if isinstance(runner.env, TextEnv) else []
+    return [word for word in QUIT_WORDS if word not in actions]
 
 
 def _next_answer(runner: EnvRunner, read_line: ReadLine, write: Write) -> str | None:
     """Read the next answer in the model's format; None to quit."""
     while True:
         try:
-            line = read_line().strip()
+            line = _read(read_line).strip()
         except EOFError:
             return None
-        if line == "q":
+        if line in _quit_words(runner):
             return None
         if not isinstance(runner.env, TextEnv):
             return line
@@ -115,6 +125,15 @@ def _next_answer(runner: EnvRunner, read_line: ReadLine, write: Write) -> str | 
             return line if "<answer>" in line or _is_call(runner, line) else f"<answer>{line}</answer>"
 
 
+def _read(read_line: ReadLine) -> str:
+    """Read a line that Ctrl-C interrupts: asyncio's handler only cancels the task, which `input` does not notice."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return read_line()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 def _is_call(runner: EnvRunner, line: str) -> bool:
     return isinstance(runner.env, ToolEnv) and parse_calls(line, runner.env.params.style).attempted
 
@@ -124,7 +143,7 @@ def _block(first: str, read_line: ReadLine) -> str | None:
     lines = [first]
     while len(lines) == 1 or lines[-1].strip() != "```":
         try:
-            lines.append(read_line())
+            lines.append(_read(read_line))
         except EOFError:
             return None
     return "\n".join(lines)
