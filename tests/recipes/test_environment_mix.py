@@ -1,5 +1,7 @@
 """Runs on several environments, and runs whose tasks are drawn by how they fared."""
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,9 +9,11 @@ import torch
 
 from runs_for_tests import episodes, learnt, metrics, printed, quiet, rewind, small
 from turnwise.config.load import build, read_settings, to_toml
-from turnwise.core.errors import ImageError, UserError
+from turnwise.core.errors import ImageError, Outage, UserError
+from turnwise.core.task import Task
 from turnwise.envs.bandit.env import Bandit
 from turnwise.envs.registry import spec_of
+from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvSpec
 from turnwise.recipes.environment_mix import build_environment_mix, build_task_source
 from turnwise.recipes.run import train
@@ -95,12 +99,41 @@ def test_unusable_image_in_the_check_of_a_mix_is_named_once(tmp_path: Path, monk
     assert str(caught.value) == "tw.Image got a float, from env.mix.frozen_lake.params.icon"
 
 
-def test_params_setting_names_the_table_of_each_environment(tmp_path: Path) -> None:
-    environments = build_environment_mix(small(tmp_path, env__mix={"frozen_lake": 1.0}))
-    assert [environments.params_setting(name) for name in environments.specs] == [
-        "env.params",
-        "env.mix.frozen_lake.params",
-    ]
+def test_errors_of_episodes_in_a_mix_name_the_setting_of_the_mix(tmp_path: Path) -> None:
+    class Needy(Bandit):
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)
+            if self.max_turns > 1:
+                raise UserError("lower env.params.max_turns")
+
+    cities = {"kind": "guess_city", "params": {"max_turns": 2}}
+    environments = build_environment_mix(small(tmp_path, env__mix={"cities": cities, "needy": {"kind": "bandit"}}))
+    specs = {**environments.specs, "needy": replace(environments.specs["needy"], cls=Needy)}
+    environments = replace(environments, specs=specs)
+
+    def play(env: str, **params: object) -> None:
+        asyncio.run(environments.make(Task(env=env, seed=seed_for("train", 0), params=params)).start())
+
+    with pytest.raises(
+        UserError, match=r"raise env\.mix\.cities\.params\.max_turns or lower env\.mix\.cities\.params\.num"
+    ):
+        play("cities", max_turns=2)
+    with pytest.raises(UserError, match=r"^lower env\.mix\.needy\.params\.max_turns$"):
+        play("needy", max_turns=2)
+    with pytest.raises(UserError, match=r"^env\.mix\.cities\.params\.size: "):
+        play("cities", size=1)
+    with pytest.raises(UserError, match=r"^env\.params\.size: "):
+        play("bandit", size=1)
+
+
+def test_outage_in_an_episode_of_a_mix_stays_an_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reset(env: Bandit, rng: object) -> str:
+        raise Outage("the judge is gone")
+
+    monkeypatch.setattr(Bandit, "reset", reset)
+    environments = build_environment_mix(small(tmp_path, env__kind="frozen_lake", env__mix={"bandit": 1.0}))
+    with pytest.raises(Outage):
+        asyncio.run(environments.make(Task(env="bandit", seed=0)).start())
 
 
 def test_mix_may_be_set_on_the_command_line() -> None:

@@ -2,9 +2,10 @@
 
 import logging
 import random
+import re
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +28,20 @@ MAX_RESETS = 1000
 """Start states that are drawn before the environment counts as too small for its split."""
 MAX_REWARD = 1e9
 """Larger rewards would overflow float32 when returns are summed and squared."""
+PARAMS_SETTING = "env.params"
+"""Setting that environments name in errors about their parameters, wherever the user set them."""
+
+
+@contextmanager
+def name_params_setting(setting: str) -> Iterator[None]:
+    """Name `setting` instead of PARAMS_SETTING in errors for users."""
+    try:
+        yield
+    except UserError as error:
+        text = re.sub(rf"\b{re.escape(PARAMS_SETTING)}\b", lambda _: setting, str(error))
+        if text == str(error):
+            raise  # an Outage, for example
+        raise UserError(text) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +70,9 @@ class TextEnvRunner:
     `start_rng`: random stream of the start state; later randomness comes from the environment's `rng`.
     `seed`: seed of the group member, for subclasses with further random state.
     """
+
+    params_setting: str = PARAMS_SETTING
+    """Setting in which the user set the parameters."""
 
     def __init__(self, env: TextEnv, start_rng: random.Random, seed: int = 0) -> None:
         self.env = env
@@ -196,8 +214,11 @@ class TextEnvRunner:
         after = "" if turn.over else self._limit_reached()
         return join_lines([*before, self._observation or "OK.", after])
 
-    def _attribute_errors(self, where: str, passing: tuple[type[Exception], ...] = ()) -> AbstractContextManager[None]:
-        return failure_boundary(f"{type(self.env).__name__}.{where}", passing)
+    @contextmanager
+    def _attribute_errors(self, where: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        boundary = failure_boundary(f"{type(self.env).__name__}.{where}", passing)
+        with name_params_setting(self.params_setting), boundary:
+            yield
 
 
 def report_unraised(env: type[TextEnv], error: ValueError) -> None:

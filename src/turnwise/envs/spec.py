@@ -20,7 +20,7 @@ from turnwise.core.task import Split, Task
 from turnwise.envs.catalogue import install_command
 from turnwise.envs.protocol_env import EnvFactory, ProtocolEnvRunner, check_factory, factory_params
 from turnwise.envs.reasoning import ReasoningFormat
-from turnwise.envs.runner import TextEnvRunner
+from turnwise.envs.runner import PARAMS_SETTING, TextEnvRunner, name_params_setting
 from turnwise.envs.seeds import FIRST_SEED, split_of_seed
 from turnwise.envs.text_env import TextEnv, env_docstring, params_model, reasoning_format
 from turnwise.rewards.functions import accepts_arguments
@@ -53,6 +53,8 @@ class EnvSpec:
     id: str
     """Argument of `registry.load_spec`: a built-in name, FILE.py:Class, or python:Class (a class in no file)."""
     cls: type[TextEnv] | EnvFactory
+    params_setting: str = field(default=PARAMS_SETTING, compare=False)
+    """Setting in which the user set the parameters, for errors."""
     services: "RewardServices | None" = field(default=None, repr=False, compare=False)
     """Judges that rubrics of the run share. None: each episode has its own."""
 
@@ -159,7 +161,10 @@ class EnvSpec:
             raise UserError(f"the task belongs to {task.env!r}, not to {self.name!r}: create it with env={self.name!r}")
         if (split := split_of_seed(task.seed)) != task.split:
             raise UserError(f"seed {task.seed} belongs to the {split} split, not {task.split}: use seed_for")
-        full = replace(task, params=self.check_params(task.params))
+        with name_params_setting(self.params_setting):
+            return self._make(replace(task, params=self.check_params(task.params)), member, attempt)
+
+    def _make(self, full: Task, member: int, attempt: int) -> EnvRunner:
         text_env = self.text_env
         # Random streams do not depend on how a task is shown.
         key = replace(full, params=(text_env or TextEnv).stream_params(full.params))
@@ -171,8 +176,11 @@ class EnvSpec:
         env.split, env.index = full.split, full.seed - FIRST_SEED[full.split]
         env.services = self.services
         start_rng = random_stream("start", *key.parts)
-        runner = env.runner or TextEnvRunner
-        return runner(env, start_rng, address("tools", *key.parts, member, attempt))
+        runner: TextEnvRunner = (env.runner or TextEnvRunner)(
+            env, start_rng, address("tools", *key.parts, member, attempt)
+        )
+        runner.params_setting = self.params_setting
+        return runner
 
     def _describe_error(self, error: ValidationError, settings: type[BaseModel]) -> str:
         first = error.errors()[0]

@@ -131,7 +131,7 @@ def load_policy(
 def check_sees_images(loaded: LoadedModel, environments: EnvironmentMix) -> None:
     """Raise UserError if an environment shows images to a model that reads text only, before any work is done."""
     if loaded.images is None and (spec := environments.visual_spec) is not None:
-        raise _text_only_error(loaded.name, spec, environments)
+        raise _text_only_error(loaded.name, spec)
 
 
 def check_model_reads_images(config: Config, environments: EnvironmentMix) -> None:
@@ -141,13 +141,13 @@ def check_model_reads_images(config: Config, environments: EnvironmentMix) -> No
     """
     spec = environments.visual_spec
     if spec is not None and _is_text_only(resolve_model_name(config.model.name)):
-        raise _text_only_error(config.model.name, spec, environments)
+        raise _text_only_error(config.model.name, spec)
     for spec, params in environments.with_params:
         judge = params.get("state_judge") or {}
         if spec.shows_images(params) and judge.get("endpoint") == LOCAL and _is_text_only(judge["model"]):
             raise UserError(
                 f"{spec.name} shows images, and the judge {judge['model']} reads text only. Choose a vision-language "
-                f"model in {environments.params_setting(spec.name)}.state_judge."
+                f"model in {spec.params_setting}.state_judge."
             )
 
 
@@ -160,10 +160,10 @@ def _is_text_only(name: str) -> bool:
     return not reads_images(load_config(name))
 
 
-def _text_only_error(model: str, spec: EnvSpec, environments: EnvironmentMix) -> UserError:
+def _text_only_error(model: str, spec: EnvSpec) -> UserError:
     return UserError(
         f"{spec.name} shows images, and the model {model} reads text only. Choose a vision-language model, such as "
-        f"--model.name {TINY_VLM}{_or_text(spec, environments)}."
+        f"--model.name {TINY_VLM}{_or_text(spec)}."
     )
 
 
@@ -175,13 +175,12 @@ def check_engine_reads_images(config: Config, environments: EnvironmentMix) -> N
         on_servers = " with engine.urls" if config.engine.urls else ""
         raise UserError(
             f"{spec.name} shows images, and engine.kind {config.engine.kind}{on_servers} reads text only. Choose "
-            f"engine.kind {kinds}{_or_text(spec, environments)}."
+            f"engine.kind {kinds}{_or_text(spec)}."
         )
 
 
-def _or_text(spec: EnvSpec, environments: EnvironmentMix) -> str:
-    setting = f"{environments.params_setting(spec.name)}.observation"
-    return f", or set {setting} text" if "observation" in spec.params_model.model_fields else ""
+def _or_text(spec: EnvSpec) -> str:
+    return f", or set {spec.params_setting}.observation text" if "observation" in spec.params_model.model_fields else ""
 
 
 def _keep_base_of_adapter(loaded: LoadedModel, base: Path) -> None:

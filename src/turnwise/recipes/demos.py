@@ -69,7 +69,7 @@ def _check_states(environments: EnvironmentMix) -> None:
     for spec, params in environments.with_params:
         form = spec.reasoning_format(params)
         if form != "free" and spec.text_env is not None and not spec.text_env.knows_state():
-            setting = f"{environments.params_setting(spec.name)}.reasoning"
+            setting = f"{spec.params_setting}.reasoning"
             raise UserError(
                 f"{setting} {form}: a solver's demonstrations describe states, and {spec.name} has no state_text(). "
                 "Define it, or name a run with successes in sft.demos."

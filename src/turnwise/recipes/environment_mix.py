@@ -1,8 +1,6 @@
 """The environments of a run: env.kind and those of env.mix."""
 
-import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.task import Split, Task
 from turnwise.envs.agent.tasks import AGENT_SPEC
 from turnwise.envs.registry import load_spec
+from turnwise.envs.runner import name_params_setting
 from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.evaluation.statistics import wilson_interval
@@ -48,10 +47,6 @@ class EnvironmentMix:
         """First environment that shows images; None if all show text only."""
         return next((spec for spec, params in self.with_params if spec.shows_images(params)), None)
 
-    def params_setting(self, env: str) -> str:
-        """Return the setting that holds an environment's parameters, for error messages."""
-        return "env.params" if env == next(iter(self.specs)) else mix_setting(env)
-
     def with_services(self, services: RewardServices) -> "EnvironmentMix":
         """Return the same environments with rewards that use `services`, built once now so that errors come early."""
         for spec, params in self.with_params:
@@ -76,8 +71,8 @@ def build_environment_mix(config: Config, spec: EnvSpec | None = None) -> Enviro
             raise UserError(
                 f"env.mix.{name}: this is already the name of env.kind. Choose another, with kind = {mixed.kind}."
             )
-        specs[name] = replace(load_spec(mixed.kind), name=name)
-        with _naming(mix_setting(name)):
+        specs[name] = replace(load_spec(mixed.kind), name=name, params_setting=f"env.mix.{name}.params")
+        with name_params_setting(specs[name].params_setting):
             entries.append(_build_entry(specs[name], mixed.params, mixed.weight))
     return EnvironmentMix(specs=specs, entries=tuple(entries))
 
@@ -89,19 +84,6 @@ def load_environment(config: Config) -> tuple[EnvSpec, Mapping[str, Any]]:
     if config.agent.tasks is None:
         raise UserError("agent.tasks is missing: name a JSONL file with a task per line")
     return AGENT_SPEC, {"tasks": config.agent.tasks}
-
-
-def mix_setting(name: str) -> str:
-    return f"env.mix.{name}.params"
-
-
-@contextmanager
-def _naming(setting: str) -> Iterator[None]:
-    """Name `setting` in errors about parameters: environments call theirs env.params, wherever the user set them."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(re.sub(r"\benv\.params\b", lambda _: setting, str(error))) from error
 
 
 def _build_entry(spec: EnvSpec, settings: Mapping[str, Any], weight: float) -> EnvMixEntry:

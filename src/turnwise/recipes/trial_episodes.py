@@ -160,7 +160,7 @@ def check_replies_fit(config: Config, environments: EnvironmentMix, tokenizer: P
     for spec, params in environments.with_params:
         _check_actions_fit(config, spec, tokenizer)
         if not config.rollout.prefix:  # a prefix may have sections, and is not sampled
-            _check_descriptions_fit(config, spec, params, environments.params_setting(spec.name), tokenizer)
+            _check_descriptions_fit(config, spec, params, tokenizer)
 
 
 def _check_actions_fit(config: Config, spec: EnvSpec, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -170,16 +170,15 @@ def _check_actions_fit(config: Config, spec: EnvSpec, tokenizer: PreTrainedToken
 
 
 def _check_descriptions_fit(
-    config: Config, spec: EnvSpec, params: dict[str, Any], setting: str, tokenizer: PreTrainedTokenizerBase
+    config: Config, spec: EnvSpec, params: dict[str, Any], tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """`setting`: where the user sets the environment's parameters."""
     form = spec.reasoning_format(params)
     if form == "free":
         return
     actions, states = _action_names(spec)[:1], asyncio.run(_start_states(spec, params))
     replies = [format_answer(actions, format_reasoning(form, "", each, each)) for each in states]
     empty = "" if any(states) else " with empty sections"
-    _check_fits(config, replies, tokenizer, f"{setting}.reasoning {form}: a reply of {spec.name}{empty}")
+    _check_fits(config, replies, tokenizer, f"{spec.params_setting}.reasoning {form}: a reply of {spec.name}{empty}")
 
 
 def _check_fits(

@@ -116,7 +116,7 @@ def check_cluster(config: Config, environments: EnvironmentMix) -> None:
     for spec, params in environments.with_params:
         if (settings.engines or settings.env_workers) and spec.judges(params):
             raise UserError(
-                f"{environments.params_setting(spec.name)} has a judge, whose budget counts requests of one process. "
+                f"{spec.params_setting} has a judge, whose budget counts requests of one process. "
                 "Set cluster.engines and cluster.env_workers to 0, or use reward.judges."
             )
     has_gpus = resolve_device(config.model.device).type == "cuda"
@@ -182,7 +182,7 @@ def check_prefix(config: Config, environments: EnvironmentMix) -> None:
         if form != "free":
             raise UserError(
                 f'rollout.prefix "{prefix}" begins the answer, so no reply has the sections of '
-                f'{environments.params_setting(spec.name)}.reasoning {form}. Set rollout.prefix to "<think>" or "".'
+                f'{spec.params_setting}.reasoning {form}. Set rollout.prefix to "<think>" or "".'
             )
 
 
@@ -202,8 +202,7 @@ def check_sections(config: Config, environments: EnvironmentMix) -> None:
             if fitting and not set(fitting).intersection(forms) and f"<{section}>" not in config.rollout.prefix:
                 raise UserError(
                     f'{setting} "{value}": no prompt of the run asks for the section <{section}>. Set '
-                    f"{environments.params_setting(environments.entries[0].env)}.reasoning to {' or '.join(fitting)}, "
-                    f"or change {setting}."
+                    f"env.params.reasoning to {' or '.join(fitting)}, or change {setting}."
                 )
 
 
