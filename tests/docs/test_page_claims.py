@@ -24,6 +24,7 @@ from turnwise.data.conversations import read_conversations
 from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.tools.tool_factory import make_tools
+from turnwise.report.progress import SFT_COLUMNS, TRAINING_COLUMNS
 from turnwise.sandbox.types import SandboxLimits
 
 DOCS = ROOT / "docs"
@@ -45,6 +46,12 @@ def text_of(page: str) -> str:
 
 def comparisons() -> list[str]:
     return re.findall(r"^python benchmarks/algorithms.py (.* -- .*)$", text_of("algorithms.md"), flags=re.MULTILINE)
+
+
+def test_concepts_page_lists_every_column_of_the_progress_line_once() -> None:
+    rows = re.findall(r"^\| ([\w /]+) \| `(\w+/\w+)` \|", text_of("concepts.md"), flags=re.MULTILINE)
+    columns = dict.fromkeys((each.label, each.metric) for each in (*TRAINING_COLUMNS, *SFT_COLUMNS))
+    assert sorted(rows) == sorted(columns)
 
 
 def test_algorithms_page_has_comparisons() -> None:
