@@ -27,10 +27,15 @@ def batch() -> Batch:
 
 
 def learnt(model: Any) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """Return `gradients` of the batch above."""
+    return gradients(model, batch())
+
+
+def gradients(model: Any, packed: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """Return log-probabilities, entropies, and the gradients of a function of both, on the CPU in float32."""
     model.requires_grad_(True)
-    given = on_device(batch(), device_of(model))
-    with batch_attention(given):
+    given = on_device(packed, device_of(model))
+    with batch_attention(model, given):
         logprobs, entropy, _ = token_logprobs(model, given)
         slopes = torch.linspace(-1, 1, len(logprobs), device=logprobs.device)
         (logprobs @ slopes + 0.3 * entropy.sum()).backward()

@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from PIL import Image
 from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3Processor,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     Idefics3Processor,
@@ -32,6 +35,7 @@ from transformers import (
     SmolVLMProcessor,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -171,7 +175,32 @@ def idefics(
     return model_class(config), images_only(processor_class)(pixels, tokenizer, *videos, image_seq_len=4)
 
 
+def gemma3() -> tuple[Any, Any]:
+    """Its images have 9 tokens, more than the window of its first layer."""
+    tokenizer = tokenizer_with("<boi>", "<image>", "<eoi>", marker="<boi>")
+    names = {"boi_token": "<boi>", "image_token": "<image>", "eoi_token": "<eoi>"}  # as in Gemma's own tokenizer
+    tokenizer._set_model_specific_special_tokens(names)
+    config = Gemma3Config(
+        text_config=TEXT
+        | {
+            "vocab_size": FIRST_IMAGE_TOKEN + 3,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        vision_config=TOWER | {"model_type": "siglip_vision_model", "image_size": 24, "patch_size": 4},
+        mm_tokens_per_image=9,
+        boi_token_index=FIRST_IMAGE_TOKEN,
+        image_token_index=FIRST_IMAGE_TOKEN + 1,
+        eoi_token_index=FIRST_IMAGE_TOKEN + 2,
+    )
+    pixels = Gemma3ImageProcessorPil(size={"height": 24, "width": 24})
+    return Gemma3ForConditionalGeneration(config), Gemma3Processor(pixels, tokenizer, image_seq_length=9)
+
+
 VISION_MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "gemma3": gemma3,
     "qwen2_vl": lambda: qwen(
         Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLProcessor, {"embed_dim": 32, "hidden_size": 128}
     ),

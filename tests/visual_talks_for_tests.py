@@ -65,11 +65,10 @@ async def play(
     ), logprobs
 
 
-def engine_of(
-    loaded: LoadedModel, renderer: Renderer, *, paged: bool = False, pages: int | None = None
-) -> NativeEngine:
+def engine_of(loaded: LoadedModel, renderer: Renderer, *, paged: bool = False, **settings: Any) -> NativeEngine:
+    """`settings`: of the paged runner."""
     common: dict[str, Any] = {"slots": 4, "stop_ids": renderer.stop_ids, "decode": renderer.decode}
-    runner = build_paged_runner(loaded.model, **common, longest=1024, pages=pages) if paged else None
+    runner = build_paged_runner(loaded.model, **common, longest=1024, **settings) if paged else None
     return NativeEngine(loaded.model, **common, runner=runner)
 
 

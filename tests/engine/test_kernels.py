@@ -37,7 +37,9 @@ def passes(draw_from: st.DrawFn) -> dict[str, Any]:
     for slot in sorted(slots):
         new = draw_from(st.integers(1, 12))
         rows.append(QueryRow(slot, draw_from(past), new, draw_from(st.integers(1, new))))
+    ahead = [draw_from(st.integers(0, each.new - 1 - at)) for each in rows for at in range(each.new)]
     return {
+        "ahead": torch.tensor(ahead) if draw_from(st.booleans()) else None,
         "shared": shared,
         "rows": rows,
         "kv": draw_from(st.sampled_from([1, 2])),
@@ -74,8 +76,9 @@ def caches_and_call(about: dict[str, Any]) -> tuple[list[KVCache], AttentionCall
 @given(passes())
 def test_attention_kernel_matches_torch(about: dict[str, Any]) -> None:
     (ours, twin), call = caches_and_call(about)
-    plan = SlotPlan(ours, about["rows"], shared=about["shared"])
-    torch.testing.assert_close(plan.attend(call), torch_attention(twin, about["rows"], call), atol=2e-5, rtol=1e-4)
+    plan = SlotPlan(ours, about["rows"], shared=about["shared"], ahead=about["ahead"])
+    expected = torch_attention(twin, about["rows"], call, about["ahead"])
+    torch.testing.assert_close(plan.attend(call), expected, atol=2e-5, rtol=1e-4)
     for mine, other in zip(ours.layers[0], twin.layers[0], strict=True):
         assert mine.equal(other)
 
@@ -83,8 +86,9 @@ def test_attention_kernel_matches_torch(about: dict[str, Any]) -> None:
 @given(passes())
 def test_attention_kernel_skips_unused_tokens_of_the_last_layer(about: dict[str, Any]) -> None:
     (ours, twin), call = caches_and_call(about)
-    seen = SlotPlan(ours, about["rows"], shared=about["shared"], last=0).attend(call)
-    whole = SlotPlan(twin, about["rows"], shared=about["shared"]).attend(call)
+    options = {"shared": about["shared"], "ahead": about["ahead"]}
+    seen = SlotPlan(ours, about["rows"], last=0, **options).attend(call)
+    whole = SlotPlan(twin, about["rows"], **options).attend(call)
     start = 0
     for each in about["rows"]:
         end = start + each.new
@@ -99,13 +103,14 @@ def test_attention_kernel_skips_unused_tokens_of_the_last_layer(about: dict[str,
 def test_attention_kernel_is_independent_of_other_sessions(about: dict[str, Any], which: int) -> None:
     about["shared"] = 0
     (ours, twin), call = caches_and_call(about)
-    together = SlotPlan(ours, about["rows"]).attend(call)
+    together = SlotPlan(ours, about["rows"], ahead=about["ahead"]).attend(call)
     which %= len(about["rows"])
     start = sum(each.new for each in about["rows"][:which])
     own = slice(start, start + about["rows"][which].new)
     parts = {"query": call.query[own], "key": call.key[own], "value": call.value[own]}
     alone = AttentionCall(layer=0, scale=call.scale, softcap=None, window=call.window, **parts)
-    assert SlotPlan(twin, about["rows"][which : which + 1]).attend(alone).equal(together[own])
+    ahead = None if about["ahead"] is None else about["ahead"][own]
+    assert SlotPlan(twin, about["rows"][which : which + 1], ahead=ahead).attend(alone).equal(together[own])
 
 
 def test_attention_kernel_handles_extreme_scores() -> None:

@@ -49,12 +49,25 @@ def blocks_of(tokens: int) -> torch.Tensor:
     return torch.tensor(blocks, dtype=torch.int32).T.contiguous().to(DEVICE)
 
 
+def tokens_ahead() -> torch.Tensor:
+    """Return how many later tokens each one attends to: in every stretch but that of one token, those up to its end."""
+    counts = torch.tensor([new for *_, new in STRETCHES])
+    return (counts.cumsum(0).repeat_interleave(counts) - 1 - torch.arange(int(counts.sum()))).to(DEVICE)
+
+
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "size", "window", "softcap"),
-    [(6, 2, 64, None, None), (2, 2, 80, 70, None), (8, 1, 32, None, 20.0), (4, 2, 16, 3, 5.0)],
+    ("heads", "kv_heads", "size", "window", "softcap", "whole"),
+    [
+        (6, 2, 64, None, None, False),
+        (2, 2, 80, 70, None, False),
+        (8, 1, 32, None, 20.0, False),
+        (4, 2, 16, 3, 5.0, False),
+        (4, 2, 16, None, None, True),
+        (4, 2, 16, 10, None, True),
+    ],
 )
 def test_write_and_attend_kernels_match_the_reference(
-    kernels: Any, heads: int, kv_heads: int, size: int, window: int | None, softcap: float | None
+    kernels: Any, heads: int, kv_heads: int, size: int, window: int | None, softcap: float | None, whole: bool
 ) -> None:
     sessions, pages, (query, key, value) = scene(heads, kv_heads, size, torch.float32)
     expected = [each.clone() for each in pages]
@@ -65,11 +78,12 @@ def test_write_and_attend_kernels_match_the_reference(
     assert all(map(torch.equal, pages, expected))
     call = AttentionCall(layer=0, query=query, key=key, value=value, scale=size**-0.5, softcap=softcap, window=window)
     tokens = max(1, 64 // kernels.padded(heads // kv_heads))
-    ours = kernels.attend(call, *pages, sessions.tables, blocks_of(tokens), torch.zeros_like(query), tokens)
-    theirs = reference.attend(call, *expected, sessions.tables, blocks_of(tokens), torch.zeros_like(query))
+    ahead = tokens_ahead() if whole else None
+    ours = kernels.attend(call, *pages, sessions.tables, blocks_of(tokens), torch.zeros_like(query), tokens, ahead)
+    theirs = reference.attend(call, *expected, sessions.tables, blocks_of(tokens), torch.zeros_like(query), ahead)
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
     some = blocks_of(1)[:, ::5].contiguous()  # the interpreter takes its time
-    one_by_one = kernels.attend(call, *pages, sessions.tables, some, torch.zeros_like(query), 1)
+    one_by_one = kernels.attend(call, *pages, sessions.tables, some, torch.zeros_like(query), 1, ahead)
     asked = some[0][some[3] > 0].long()
     assert len(asked) > 10
     torch.testing.assert_close(one_by_one[asked], theirs[asked], atol=2e-5, rtol=2e-5)

@@ -160,7 +160,12 @@ def test_pixels_are_those_of_the_processor(loaded: LoadedModel, size: tuple[int,
 
 
 def test_layouts_cover_every_vision_model() -> None:
-    assert LAYOUTS.keys() == architectures.VISION_MODELS
+    assert LAYOUTS.keys() == architectures.VISION_MODELS - architectures.WHOLE_IMAGES
+
+
+def test_gemma3_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"does not read images of a gemma3.*Choose engine\.kind native"):
+        build_for_servers(load_model(str(write_vision_model("gemma3", tmp_path / "model"))))
 
 
 def test_qwen3_vl_is_refused_without_the_setting_that_vllm_reads(tmp_path: Path) -> None:

@@ -121,11 +121,14 @@ def own_logits(loaded: LoadedModel, ids: list[int], image: bytes) -> Tensor:
     found = loaded.images.processor(
         text=[loaded.images.marker], images=[[decode_image(image)]], add_special_tokens=False, return_tensors="pt"
     )
-    pixels = {name: value for name, value in found.items() if name not in ("input_ids", "attention_mask")}
+    other = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
+    pixels = {name: value for name, value in found.items() if name not in other}
     real = torch.tensor([[placeholder if token < 0 else token for token in ids]])
-    pixels["mm_token_type_ids"] = (real == placeholder).int()
-    if image_encoder(loaded.model).merge_size is None:  # type: ignore[union-attr]
-        del pixels["mm_token_type_ids"]
+    encoder, kinds = image_encoder(loaded.model), (real == placeholder).int()
+    if encoder.merge_size is not None:  # type: ignore[union-attr]
+        pixels["mm_token_type_ids"] = kinds
+    elif encoder.whole_images:  # type: ignore[union-attr]
+        pixels["token_type_ids"] = kinds
     loaded.model.set_attn_implementation("sdpa")
     try:
         with torch.no_grad():
@@ -392,9 +395,8 @@ def test_image_marker_in_untrusted_text_stays_text(folders: Path) -> None:
 @pytest.mark.parametrize(
     ("model_type", "reason"),
     [
-        ("paligemma", ": all tokens of the prompt attend to each other, and images come before the prompt, and"),
-        ("gemma3", ": the tokens of an image attend to later ones of the same image, and attention here is causal."),
-        ("aria", ". Use one of idefics3, llava"),
+        ("paligemma", ": the tokens of its prompt attend to all later ones, so no turn can follow. Use one of gemma3"),
+        ("aria", ". Use one of gemma3, idefics3"),
     ],
 )
 def test_unsupported_vision_models_are_refused_with_the_reason(model_type: str, reason: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from mutant_for_tests import mutants
 
 SAMPLING = ("engine/test_sampling.py", "engine/test_native.py")
 VISION = ("models/test_vision.py",)
+WHOLE_IMAGES = ("models/test_whole_images.py",)
 
 IN_ENGINE = (
     *mutants(
@@ -115,6 +116,35 @@ IN_ENGINE = (
         "models/vision/architectures.py",
         VISION,
         ("video tokens are sampled", "(config.image_token_id, getattr(", "(config.image_token_id, None and getattr("),
+    ),
+    *mutants(
+        "models/vision/whole_images.py",
+        WHOLE_IMAGES,
+        ("images see the next row", ".cumsum(0) - 1] = False", ".cumsum(0) - 1] &= True"),
+        ("images see the token after them", "(~goes_on).nonzero()", "goes_on.nonzero()"),
+        ("passes end inside images", "        end -= 1", "        break"),
+    ),
+    *mutants(
+        "models/attention/packed.py",
+        WHOLE_IMAGES,
+        ("images in shared prompts are causal", "_pad_ahead(ahead, slice(done), self.prefixes)", "None"),
+        ("images in rows are causal", "_pad_ahead(ahead, slice(start, start + self.rows.tokens), self.rows)", "None"),
+    ),
+    *mutants(
+        "models/attention/varlen.py",
+        WHOLE_IMAGES,
+        ("images are causal on a GPU", "self.ahead = ahead", "self.ahead = None"),
+        ("images are causal backward", "seen = None if ahead is None else ahead[queries]", "seen = None"),
+    ),
+    *mutants(
+        "engine/paged/runner.py",
+        WHOLE_IMAGES,
+        ("images enter the cache in parts", "                end = end_before_image(ids, end)", "                pass"),
+    ),
+    *mutants(
+        "engine/paged/reference.py",
+        WHOLE_IMAGES,
+        ("images are causal in pages", "seen = None if ahead is None else ahead[tokens]", "seen = None"),
     ),
     *mutants(
         "models/vision/processor.py",

@@ -10,8 +10,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from transformers import Gemma3Processor, PaliGemmaProcessor
-from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers import PaliGemmaProcessor
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from turnwise.core.images import find_images
@@ -25,16 +24,6 @@ from vision_models_for_tests import VISION_MODELS, png, tokenizer_with
 
 IMAGES = (png(16, 16), png(40, 24, seed=1), png(8, 32, seed=2))
 TEXTS = ("Look: ", "What now?", "Up", "row 1 col 2\nice", "<think>")
-
-
-def gemma3_processor() -> ImageProcessor:
-    """Return the processor of a model whose images are rendered, though its attention is not causal."""
-    tokenizer = tokenizer_with("<boi>", "<image>", "<eoi>", marker="<boi>")
-    tokenizer.boi_token, tokenizer.image_token, tokenizer.eoi_token = "<boi>", "<image>", "<eoi>"
-    tokenizer.boi_token_id = tokenizer.convert_tokens_to_ids("<boi>")
-    tokenizer.image_token_id = tokenizer.convert_tokens_to_ids("<image>")
-    pixels = Gemma3ImageProcessorPil(size={"height": 16, "width": 16})
-    return ImageProcessor(Gemma3Processor(pixels, tokenizer, image_seq_length=4), tokenizer.image_token_id)
 
 
 PALIGEMMA_CHAT = (
@@ -59,8 +48,6 @@ def paligemma_processor() -> ImageProcessor:
 
 @cache
 def processor_of(name: str) -> ImageProcessor:
-    if name == "gemma3":
-        return gemma3_processor()
     if name == "paligemma":
         return paligemma_processor()
     if name == "tiny_vlm":
@@ -103,7 +90,7 @@ def processed(name: str, messages: Sequence[Message]) -> list[int]:
     return list(images.processor(text=[text], images=[shown], add_special_tokens=False)["input_ids"][0])
 
 
-APPEND_ONLY = [*VISION_MODELS, "tiny_vlm", "gemma3"]
+APPEND_ONLY = [*VISION_MODELS, "tiny_vlm"]
 """Processors whose ids for a conversation start with those for its beginning; see PaliGemma's below."""
 PARTS = st.lists(st.sampled_from([*TEXTS, *range(len(IMAGES))]), min_size=1, max_size=4).filter(
     lambda parts: all(not (isinstance(a, str) and isinstance(b, str)) for a, b in pairwise(parts))

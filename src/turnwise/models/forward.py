@@ -19,6 +19,7 @@ from turnwise.models.attention.packed import PackedPlan
 from turnwise.models.attention.varlen import VarlenPlan
 from turnwise.models.layers import decoder_layers
 from turnwise.models.vision.encoder import embed_images, place_rows
+from turnwise.models.vision.whole_images import tokens_ahead
 
 
 def packed_logits(model: Any, batch: Batch, keep: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,12 +39,16 @@ def uses_active_plan(batch: Batch) -> bool:
 
 
 @contextmanager
-def batch_attention(batch: Batch) -> Iterator[None]:
-    """Activate the attention plan of a batch. Its forward and backward passes run in this block."""
+def batch_attention(model: Any, batch: Batch) -> Iterator[None]:
+    """Activate the attention plan of a batch. Its forward and backward passes run in this block.
+
+    Those of other models too, which attend to images as this one does.
+    """
     if not uses_active_plan(batch):
         yield
         return
-    with use_plan(VarlenPlan(batch.lengths, batch.parents, batch.ids.device)):
+    ahead = tokens_ahead(model, batch.ids, batch.lengths)
+    with use_plan(VarlenPlan(batch.lengths, batch.parents, batch.ids.device, ahead)):
         yield
 
 
@@ -58,7 +63,8 @@ def packed_hidden(trunk: Any, batch: Batch, keep: Tensor) -> Tensor:
 
 
 def _inputs(model: Any, batch: Batch, ids: Tensor, keep: Tensor) -> dict[str, Any]:
-    plan = PackedPlan(batch.lengths, batch.parents, batch.ids.device, read=keep, last=last_layer_index(model))
+    ahead, last = tokens_ahead(model, batch.ids, batch.lengths), last_layer_index(model)
+    plan = PackedPlan(batch.lengths, batch.parents, batch.ids.device, read=keep, last=last, ahead=ahead)
     return {"input_ids": ids[None], "position_ids": _positions(model, batch), "plan": plan, "use_cache": False}
 
 

@@ -196,6 +196,6 @@ def _score(model: Any, samples: Sequence[Sample], micro_tokens: int) -> list[Ten
     found: dict[int, Tensor] = {}
     for part in micro_batches(samples, micro_tokens):
         batch = on_device(pack([samples[index] for index in part]), device_of(model))
-        with batch_attention(batch):
+        with batch_attention(model, batch):
             found.update(zip(part, unpack(batch, token_logprobs(model, batch)[0].cpu()), strict=True))
     return [found[index] for index in range(len(samples))]

@@ -93,7 +93,7 @@ class LocalLearner:
         found = []
         for batch in batches:
             here = on_device(batch, self.device)
-            with batch_attention(here):
+            with batch_attention(self.model, here):
                 found.append(self._score(here, needs))
         return [_to_cpu(each) for each in found]
 
@@ -150,7 +150,7 @@ class LocalLearner:
     def _forward_backward(self, batch: TrainBatch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Backpropagate a micro-batch; return sums of metrics, and log-probabilities and entropies [M], if computed."""
         metrics, scores = dict[str, Tensor](), dict[str, Tensor]()
-        with batch_attention(batch.batch):
+        with batch_attention(self.model, batch.batch):
             if self.policy_learns or isinstance(self.critic, HeadCritic):
                 learnt, scores = self._policy_backward(batch)
                 metrics |= learnt

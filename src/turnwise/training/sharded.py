@@ -66,7 +66,7 @@ class ShardedLearner(LocalLearner):
     def score(self, batches: Sequence[Batch], needs: Needs) -> list[Scores]:
         def compute(index: int, _: bool) -> dict[str, Tensor]:
             here = on_device(batches[index], self.device)
-            with batch_attention(here):
+            with batch_attention(self.model, here):
                 scores = self._score(here, needs)
             columns = {field.name: getattr(scores, field.name) for field in fields(scores)}
             return {name: column for name, column in columns.items() if column is not None}

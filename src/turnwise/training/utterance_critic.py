@@ -96,7 +96,7 @@ class UtteranceCriticLearner:
         total = sum(len(utterance_lengths(each)) for each in samples)
         q, v = torch.zeros(total, 2), torch.zeros(total, 2)
         for batch, positions, rows in self._parts(samples):
-            with batch_attention(batch):
+            with batch_attention(self.critic.trunk, batch):
                 values = critic(batch, *positions)
             q[rows], v[rows] = values.q.cpu(), values.v.cpu()
         return UtteranceValues(q=q, v=v)
@@ -134,7 +134,7 @@ class UtteranceCriticLearner:
         for batch, positions, rows in self._parts(samples):
             columns = (each[rows].to(self.device) for each in (q_targets, q_weights, v_targets, v_weights))
             part_q_targets, part_q_weights, part_v_targets, part_v_weights = columns
-            with batch_attention(batch):
+            with batch_attention(self.critic.trunk, batch):
                 values = self.critic(batch, *positions)
                 q_term = (part_q_weights[:, None] * (values.q - part_q_targets).square()).sum()
                 v_term = (part_v_weights[:, None] * expectile_loss(part_v_targets - values.v, self.expectile)).sum()

@@ -166,7 +166,7 @@ def _train(
     optimizers = _optimizers(loaded.model, warmup, schedule)
     for step in range(steps):
         batch = on_device(pack(draw(step)), device_of(loaded.model))
-        with batch_attention(batch):
+        with batch_attention(loaded.model, batch):
             logprobs, *_ = token_logprobs(loaded.model, batch)
             (-logprobs.mean()).backward()
         for optimizer in optimizers:

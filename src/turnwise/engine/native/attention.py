@@ -107,7 +107,7 @@ class AttentionArguments(ctypes.Structure):
         ("scale", ctypes.c_float),
         *((name, ctypes.c_void_p) for name in ("query", "key", "value")),
         *((f"{name}_{stride}", ctypes.c_int64) for name in ("query", "key", "value") for stride in ("token", "head")),
-        *((name, ctypes.c_void_p) for name in ("keys", "values", "out")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "out", "ahead")),
     )
 
 
@@ -115,11 +115,18 @@ class SlotPlan:
     """Attention plan of one pass: new tokens of several sessions, packed in the order of the rows.
 
     The first `shared` positions are equal in all their slots and are read from one of them. In layer `last`, only
-    the tokens whose output is used attend.
+    the tokens whose output is used attend. `ahead` [N]: later tokens of its row that each token attends to; None: none.
     """
 
-    def __init__(self, cache: KVCache, rows: Sequence[QueryRow], shared: int = 0, last: int | None = None) -> None:
-        self.cache, self.rows, self.last = cache, rows, last
+    def __init__(
+        self,
+        cache: KVCache,
+        rows: Sequence[QueryRow],
+        shared: int = 0,
+        last: int | None = None,
+        ahead: Tensor | None = None,
+    ) -> None:
+        self.cache, self.rows, self.last, self.ahead = cache, rows, last, ahead
         self.shared = shared // LANES * LANES
         self.positions = torch.tensor([position for row in rows for position in range(row.past, row.past + row.new)])
 
@@ -127,7 +134,7 @@ class SlotPlan:
         library = optional_kernels()
         supported = call.query.dtype == torch.float32 and call.query.device.type == "cpu" and call.softcap is None
         if library is None or not supported or call.query.shape[-1] % LANES:
-            return torch_attention(self.cache, self.rows, call)
+            return torch_attention(self.cache, self.rows, call, self.ahead)
         keys, values = self.cache.layer(call)
         new = [each if each.stride(-1) == 1 else each.contiguous() for each in (call.query, call.key, call.value)]
         out = torch.empty(call.query.shape)
@@ -136,6 +143,7 @@ class SlotPlan:
             *(each.data_ptr() for each in new),
             *(stride for each in new for stride in each.stride()[:2]),
             *(each.data_ptr() for each in (keys, values, out)),
+            None if self.ahead is None else self.ahead.data_ptr(),
         )
         rows = self._row_array(call.layer == self.last)
         pointer, count = ctypes.c_void_p(rows.buffer_info()[0]), ctypes.c_int64(len(self.rows))
@@ -151,20 +159,29 @@ class SlotPlan:
         return rows
 
 
-def torch_attention(cache: KVCache, rows: Sequence[QueryRow], call: AttentionCall) -> Tensor:
+def torch_attention(
+    cache: KVCache, rows: Sequence[QueryRow], call: AttentionCall, ahead: Tensor | None = None
+) -> Tensor:
     """Write the new tokens to their slots and attend to each session's context. [N, H, D]"""
     outputs, start = list[Tensor](), 0
     for _, group in groupby(rows, key=lambda row: row.new <= MAX_NARROW_ROW):
         similar = list(group)
         count = sum(row.new for row in similar)
         tokens = slice(start, start + count)
-        outputs.append(_attend_padded(cache, similar, call, call.query[tokens], call.key[tokens], call.value[tokens]))
+        new = call.query[tokens], call.key[tokens], call.value[tokens], None if ahead is None else ahead[tokens]
+        outputs.append(_attend_padded(cache, similar, call, *new))
         start += count
     return torch.cat(outputs)
 
 
 def _attend_padded(
-    cache: KVCache, rows: Sequence[QueryRow], call: AttentionCall, query: Tensor, key: Tensor, value: Tensor
+    cache: KVCache,
+    rows: Sequence[QueryRow],
+    call: AttentionCall,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ahead: Tensor | None,
 ) -> Tensor:
     """Each session is a row of T queries, padded on the right.
 
@@ -183,6 +200,11 @@ def _attend_padded(
     values[token_slots, :, positions[inside]] = value
     queries = query.new_zeros(*inside.shape, *query.shape[1:])  # [B, T, H, D]
     queries[inside] = query
-    mask = causal_bias(positions[:, :, None], torch.arange(span, device=key.device), call.window)[:, None]
+    seen = None
+    if ahead is not None:
+        seen = torch.zeros_like(positions)
+        seen[inside] = ahead
+        seen = seen[:, :, None]
+    mask = causal_bias(positions[:, :, None], torch.arange(span, device=key.device), call.window, seen)[:, None]
     context = keys[slots, :, :, :span].transpose(2, 3).contiguous(), values[slots, :, :span]
     return masked_attention(call, queries.transpose(1, 2), *context, mask).transpose(1, 2)[inside]

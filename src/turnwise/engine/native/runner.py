@@ -24,6 +24,7 @@ from turnwise.models.attention.interface import check_attention
 from turnwise.models.forward import capture_input, last_layer_index, restrict_last_layer
 from turnwise.models.layers import decoder_layers
 from turnwise.models.vision.encoder import embed_images, image_encoder
+from turnwise.models.vision.whole_images import end_before_image, tokens_ahead
 
 MIN_SHARED_PREFIX = 16
 """Prompts that share at least this many first tokens run the shared prefix once."""
@@ -185,6 +186,7 @@ class SlotRunner:
         leaders = [leader for leader, *_ in groups]
         columns = zip(*(slot.pending[:-1] for slot in leaders), strict=False)
         shared = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+        shared = end_before_image(leaders[0].pending, shared)
         prefix = SharedPrefix(shared) if shared >= MIN_SHARED_PREFIX else None
         for slot in chain.from_iterable(groups):
             slot.prefix = prefix
@@ -248,7 +250,8 @@ class SlotRunner:
         tokens = [token for each in scheduled for token in (*each.slot.pending, *each.draft)]
         ends = accumulate(each.new for each in scheduled)
         read = [index for end, each in zip(ends, scheduled, strict=True) for index in range(end - each.read, end)]
-        plan = self._plan(scheduled)
+        ids = torch.tensor(tokens)
+        plan = self._plan(scheduled, ids)
         positions = plan.positions[None] if self._grid is None else self._place(scheduled, plan.positions)
         for each in scheduled:
             if len(each.slot.pending) > 1:
@@ -256,17 +259,19 @@ class SlotRunner:
             each.slot.length += len(each.slot.pending)
             each.slot.pending.clear()
         if len(read) == len(tokens):
-            return self._run(tokens, plan, positions)
+            return self._run(ids, plan, positions)
         keep = torch.tensor(read)
         with restrict_last_layer(self.model, keep):
-            return self._run(tokens, plan, positions, logits_to_keep=keep)
+            return self._run(ids, plan, positions, logits_to_keep=keep)
 
-    def _plan(self, scheduled: list[ScheduledSlot]) -> SlotPlan:
+    def _plan(self, scheduled: list[ScheduledSlot], ids: Tensor) -> SlotPlan:
         self._cache.reserve(max(each.slot.length + each.new for each in scheduled))
         prefixes = {each.slot.prefix for each in scheduled}
         prefix = prefixes.pop() if len(prefixes) == 1 < len(scheduled) else None
         rows = [QueryRow(each.slot.index, each.slot.length, each.new, each.read) for each in scheduled]
-        return SlotPlan(self._cache, rows, shared=0 if prefix is None else prefix.length, last=self._last_layer)
+        ahead = tokens_ahead(self.model, ids, [each.new for each in scheduled])
+        shared = 0 if prefix is None else prefix.length
+        return SlotPlan(self._cache, rows, shared=shared, last=self._last_layer, ahead=ahead)
 
     def _place(self, scheduled: list[ScheduledSlot], positions: Tensor) -> Tensor:
         """Return the rotary positions of the tokens in a model that places images in a grid. [3, 1, N]"""
@@ -281,9 +286,9 @@ class SlotRunner:
             placed.append(found)
         return torch.cat(placed, dim=1)[:, None]
 
-    def _run(self, tokens: list[int], plan: SlotPlan, positions: Tensor, **options: Tensor) -> Tensor:
-        with embed_images(self.model, torch.tensor(tokens)) as ids:
-            inputs = {"input_ids": ids[None], "position_ids": positions, "plan": plan, "use_cache": False}
+    def _run(self, ids: Tensor, plan: SlotPlan, positions: Tensor, **options: Tensor) -> Tensor:
+        with embed_images(self.model, ids) as embedded:
+            inputs = {"input_ids": embedded[None], "position_ids": positions, "plan": plan, "use_cache": False}
             return self.model(**inputs, **options).logits[0]
 
     def _sample(self, scheduled: list[ScheduledSlot], logits: Tensor, values: list[float]) -> None:

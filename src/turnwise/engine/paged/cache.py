@@ -47,12 +47,21 @@ class PagedPlan:
     """Attention plan of one forward over N tokens of several sessions.
 
     `blocks` [4, NB] int32: neighbouring tokens of one session, at most `tokens` each; see `reference.attend`.
+    `ahead` [N]: later tokens of the forward that each token attends to; None: none.
     """
 
     def __init__(
-        self, pages: PagedCache, tables: Tensor, *, slots: Tensor, positions: Tensor, blocks: Tensor, tokens: int
+        self,
+        pages: PagedCache,
+        tables: Tensor,
+        *,
+        slots: Tensor,
+        positions: Tensor,
+        blocks: Tensor,
+        tokens: int,
+        ahead: Tensor | None = None,
     ) -> None:
-        self.pages, self.tables = pages, tables
+        self.pages, self.tables, self.ahead = pages, tables, ahead
         self.slots, self.positions, self.blocks, self.tokens = slots, positions, blocks, tokens
         self.layer = 0
 
@@ -74,9 +83,10 @@ class PagedPlan:
 
             kernels.write(key, value, keys, values, self.tables, self.slots, self.positions)
             out = query.new_empty(query.shape)
-            return kernels.attend(call, keys, values, self.tables, self.blocks, out, self.tokens)
+            return kernels.attend(call, keys, values, self.tables, self.blocks, out, self.tokens, self.ahead)
         reference.write(key, value, keys, values, self.tables, self.slots, self.positions)
-        return reference.attend(call, keys, values, self.tables, self.blocks, query.new_zeros(query.shape))
+        out = query.new_zeros(query.shape)
+        return reference.attend(call, keys, values, self.tables, self.blocks, out, self.ahead)
 
 
 class _ShapeRecorder(VarlenPlan):

@@ -18,6 +18,7 @@ from turnwise.models.attention.operator import use_plan
 from turnwise.models.head import OutputHead
 from turnwise.models.memory.allocator import freeze_gc
 from turnwise.models.vision.encoder import embed_images, image_encoder
+from turnwise.models.vision.whole_images import attends_to_whole_images, tokens_ahead
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +138,7 @@ class Device:
         self.trunk, self.head = model.base_model, head
         self.encoder = image_encoder(model)
         self.grid = None if self.encoder is None or self.encoder.merge_size is None else self.encoder
+        self.whole_images = attends_to_whole_images(model)
         self.device = head.weight.device
         self.sessions = SessionState.empty(slots, width, self.device)
         self.pages = PagedCache(shape, pages, head.weight.dtype, self.device)
@@ -210,8 +212,11 @@ class Device:
         self.blocks[3].zero_()
         self.blocks[:, : blocks.shape[1]].copy_(self._to_device(torch.from_numpy(blocks)), non_blocking=True)
         if with_images:  # features are computed on demand, which a graph cannot
+            lengths = [*(len(each.ids) for each in chunks), size - tokens]
+            ahead = tokens_ahead(self.trunk, columns[0], lengths)
             with embed_images(self.trunk, columns[0]) as ids:
-                self._prefill(size, block_count, ids, self._rotary(chunks, size))
+                placed = self._rotary(chunks, size), None if ahead is None else self._to_device(ahead)
+                self._prefill(size, block_count, ids, *placed)
         else:
             self.graphs.run(key)
 
@@ -253,8 +258,15 @@ class Device:
         self.new[:, :size] = torch.tensor([[0], [0], [self.sessions.padding_slot]], device=self.device)
         self.blocks.zero_()
 
-    def _prefill(self, size: int, block_count: int, ids: Tensor | None = None, rotary: Tensor | None = None) -> None:
-        """`ids`, `rotary`: in place of the ids to embed and of the positions in the cache."""
+    def _prefill(
+        self,
+        size: int,
+        block_count: int,
+        ids: Tensor | None = None,
+        rotary: Tensor | None = None,
+        ahead: Tensor | None = None,
+    ) -> None:
+        """`ids`, `rotary`: in place of the ids to embed and of the positions in the cache. `ahead`: see `PagedPlan`."""
         own, positions, slots = self.new[:, :size].unbind()
         plan = PagedPlan(
             self.pages,
@@ -263,6 +275,7 @@ class Device:
             positions=positions,
             blocks=self.blocks[:, :block_count],
             tokens=self.block_tokens,
+            ahead=ahead,
         )
         self._hidden(plan, own if ids is None else ids, positions if rotary is None else rotary)
 

@@ -38,9 +38,9 @@ def write_kernel(
 
 @triton.jit
 def attend_kernel(
-    query, keys, values, out, tables, starts, slots, pasts, counts,
+    query, keys, values, out, tables, starts, slots, pasts, counts, ahead,
     query_token, query_head, out_token, out_head, table_width, scale, softcap,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, AHEAD: tl.constexpr,
     GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, ROWS: tl.constexpr,
     HEADS: tl.constexpr, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
@@ -60,12 +60,16 @@ def attend_kernel(
     within = real[:, None] & (column < SIZE)[None, :]
     offset = (start + token) * query_token + (head * GROUP + member) * query_head
     q = tl.load(query + offset[:, None] + column[None, :], mask=within, other=0.0)
-    seen = past + token  # last position that a row sees
+    own = past + token
+    seen = own  # last position that a row sees
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sum_ = tl.zeros([ROWS, SIZE_PADDED], tl.float32)
     page_offset = tl.arange(0, PAGE)
     end = tl.where(count > 0, past + count, 0)
+    if AHEAD:
+        seen = own + tl.load(ahead + start + token, mask=real, other=0).to(tl.int32)
+        end = tl.max(tl.where(real, seen + 1, 0), axis=0)
     first = 0
     if WINDOW > 0:
         first = tl.maximum(past - WINDOW + 1, 0) // PAGE
@@ -80,7 +84,7 @@ def attend_kernel(
             scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))
         visible = position[None, :] <= seen[:, None]
         if WINDOW > 0:
-            visible = visible & (position[None, :] > seen[:, None] - WINDOW)
+            visible = visible & (position[None, :] > own[:, None] - WINDOW)
         scores = tl.where(visible, scores, float("-inf"))
         higher = tl.maximum(best, tl.max(scores, axis=1))
         base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -191,7 +195,14 @@ def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, tables: Tens
 
 
 def attend(
-    call: AttentionCall, keys: Tensor, values: Tensor, tables: Tensor, blocks: Tensor, out: Tensor, tokens: int
+    call: AttentionCall,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    blocks: Tensor,
+    out: Tensor,
+    tokens: int,
+    ahead: Tensor | None = None,
 ) -> Tensor:
     """`tokens`: maximum per block."""
     heads, size = call.query.shape[1:]
@@ -199,9 +210,9 @@ def attend(
     group = heads // kv_heads
     rows = padded(tokens * padded(group), 16)
     attend_kernel[(blocks.shape[1], kv_heads)](
-        call.query, keys, values, out, tables, *blocks.unbind(),
+        call.query, keys, values, out, tables, *blocks.unbind(), blocks if ahead is None else ahead,
         *call.query.stride()[:2], *out.stride()[:2], tables.stride(0), call.scale, call.softcap or 0.0,
-        WINDOW=call.window or 0, SOFTCAP=call.softcap is not None,
+        WINDOW=call.window or 0, SOFTCAP=call.softcap is not None, AHEAD=ahead is not None,
         GROUP=group, GROUP_PADDED=padded(group), ROWS=rows,
         HEADS=kv_heads, SIZE=size, SIZE_PADDED=padded(size, 16), PAGE=PAGE, num_warps=4, num_stages=3,
     )  # fmt: skip

@@ -16,16 +16,27 @@ def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, tables: Tens
     values[pages, :, at.long() % PAGE] = value
 
 
-def attend(call: AttentionCall, keys: Tensor, values: Tensor, tables: Tensor, blocks: Tensor, out: Tensor) -> Tensor:
+def attend(
+    call: AttentionCall,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    blocks: Tensor,
+    out: Tensor,
+    ahead: Tensor | None = None,
+) -> Tensor:
     """Attend in blocks of neighbouring tokens. blocks [4, NB]: first token, slot, its position, number of tokens."""
     for start, slot, past, count in blocks.T.tolist():
         if count == 0:
             continue
-        tokens, end = slice(start, start + count), past + count
+        tokens = slice(start, start + count)
+        queries = torch.arange(past, past + count, device=out.device)
+        seen = None if ahead is None else ahead[tokens]
+        end = past + count if seen is None else int((queries + seen).max()) + 1
         pages = tables[slot, : -(-end // PAGE)].long()
         key, value = (each[pages].transpose(0, 1).flatten(1, 2)[None, :, :end] for each in (keys, values))
-        queries = torch.arange(past, end, device=out.device)
-        mask = causal_bias(queries[:, None], torch.arange(end, device=out.device), call.window)[None, None]
+        columns = torch.arange(end, device=out.device)
+        mask = causal_bias(queries[:, None], columns, call.window, None if seen is None else seen[:, None])[None, None]
         out[tokens] = masked_attention(call, call.query[tokens].transpose(0, 1)[None], key, value, mask)[0].transpose(
             0, 1
         )

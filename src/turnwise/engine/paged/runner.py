@@ -5,7 +5,7 @@ more, and tokens sampled after the end of a turn are discarded: their random num
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from turnwise.engine.turn import SampledTurn, stop_reason
 from turnwise.models.attention.interface import check_attention
 from turnwise.models.head import output_head
 from turnwise.models.memory.plan import PAGE, PREFILL_TOKENS
+from turnwise.models.vision.whole_images import end_before_image
 
 COUNTS = ("passes", "context_tokens", "shared_tokens", "sampled_tokens", "evicted_tokens", "idle_rows")
 
@@ -211,14 +212,26 @@ class PagedRunner:
         """Split the chunks so that no forward runs more than the device's `prefill_tokens`."""
         batches, tokens, max_tokens = list[list[PrefillChunk]](), 0, self._device.prefill_tokens
         for chunk in chunks:
-            for start in range(0, len(chunk.ids), max_tokens):
-                piece = chunk[start : start + max_tokens]
+            for start, end in self._pieces(chunk.ids):
+                piece = chunk[start:end]
                 if not batches or tokens + len(piece.ids) > max_tokens:
                     batches.append([])
                     tokens = 0
                 batches[-1].append(piece)
                 tokens += len(piece.ids)
         return batches
+
+    def _pieces(self, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield (start, end) of pieces that fit into a forward, and do not split images that must enter it whole."""
+        start = 0
+        while start < len(ids):
+            end = min(start + self._device.prefill_tokens, len(ids))
+            if self._device.whole_images:
+                end = end_before_image(ids, end)
+            if end == start:
+                raise UserError(f"An image has more than {self._device.prefill_tokens} tokens. Return smaller images.")
+            yield start, end
+            start = end
 
     def _start(self) -> PendingPass | None:
         """Start sampling for all running requests; None if none has tokens left."""

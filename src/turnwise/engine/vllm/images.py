@@ -65,6 +65,11 @@ class ImageReader:
             )
         encoder = image_encoder(model)
         assert encoder is not None
+        if encoder.whole_images:
+            raise UserError(
+                f"The vLLM engine does not read images of a {model.config.model_type}, in which the tokens of an image "
+                "attend to all of it. Choose engine.kind native."
+            )
         self._processor = encoder.processor
         self._layout = LAYOUTS[model.config.model_type]
         self._dtype = model.get_input_embeddings().weight.dtype

@@ -82,12 +82,14 @@ def check_attention(model: Any) -> None:
         raise ValueError(f'load the model with attn_implementation="{ATTENTION}"')
 
 
-def causal_bias(query_positions: Tensor, key_positions: Tensor, window: int | None) -> Tensor:
+def causal_bias(
+    query_positions: Tensor, key_positions: Tensor, window: int | None, ahead: Tensor | None = None
+) -> Tensor:
     """Return the additive mask for attention scores: 0 where a query sees a key, -inf elsewhere. Broadcasts.
 
-    A query sees keys at or before its position and inside the window.
+    A query sees keys at or before its position and inside the window, and as many later ones as `ahead` says.
     """
-    hidden = key_positions > query_positions
+    hidden = key_positions > (query_positions if ahead is None else query_positions + ahead)
     if window is not None:
         hidden |= key_positions <= query_positions - window
     return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf"))

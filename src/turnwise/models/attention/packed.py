@@ -25,7 +25,8 @@ class PackedPlan:
     """Pads the N packed tokens to rows inside attention only; all other modules run on packed tokens.
 
     `parents[i]` is the row that row i continues, or -1. Rows that others continue come first. In layer `last`, only
-    the tokens `read` attend: the output of the others is not used.
+    the tokens `read` attend: the output of the others is not used. `ahead` [N]: later tokens of its row that each token
+    attends to; None: causal attention.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class PackedPlan:
         device: torch.device,
         read: Tensor | None = None,
         last: int | None = None,
+        ahead: Tensor | None = None,
     ) -> None:
         num_prefixes = max(parents, default=-1) + 1
         if any(parent >= 0 for parent in parents[:num_prefixes]):
@@ -42,11 +44,12 @@ class PackedPlan:
         self.last, self.read = last, None if read is None or last is None else read.unique()
         self.prefixes = PaddedRows(lengths[:num_prefixes], device)
         done = self.prefixes.tokens
+        self.prefix_ahead = _pad_ahead(ahead, slice(done), self.prefixes)
         self.blocks: list[_RowBlock] = []
         self.reading_blocks: list[_RowBlock] = []
         """The blocks restricted to the tokens `read`, for layer `last`."""
         for start, end in _blocks_of_similar_length(lengths, parents, num_prefixes):
-            block = _RowBlock(self.prefixes, lengths[start:end], parents[start:end], done, device)
+            block = _RowBlock(self.prefixes, lengths[start:end], parents[start:end], done, device, ahead)
             self.blocks.append(block)
             if self.read is not None and (reading := block.restrict_queries(self.read)).queries.tokens:
                 self.reading_blocks.append(reading)
@@ -62,7 +65,8 @@ class PackedPlan:
         outputs = []
         if prefix is not None:
             query = self.prefixes.unpack(call.query[:done])
-            outputs.append(self.prefixes.pack(causal_attention(call, query, *prefix)))
+            attended = causal_attention(call, query, prefix[0], prefix[1], self.prefix_ahead)
+            outputs.append(self.prefixes.pack(attended))
         return torch.cat([*outputs, *(block.attend(call, prefix) for block in self.blocks)])
 
 
@@ -70,7 +74,13 @@ class _RowBlock:
     """Rows of similar length, either all with a prefix or all without. `start`: index of their first packed token."""
 
     def __init__(
-        self, prefixes: "PaddedRows", lengths: Sequence[int], parents: Sequence[int], start: int, device: torch.device
+        self,
+        prefixes: "PaddedRows",
+        lengths: Sequence[int],
+        parents: Sequence[int],
+        start: int,
+        device: torch.device,
+        ahead: Tensor | None,
     ) -> None:
         self.prefixes, self.rows = prefixes, PaddedRows(lengths, device)
         self.parents = torch.tensor(parents, device=device) if parents[0] >= 0 else None
@@ -79,6 +89,7 @@ class _RowBlock:
         """Packed tokens that attend; None: all tokens of the rows."""
         self.queries = self.rows
         self.columns = self.rows.columns.expand(self.rows.count, -1)  # [B, Tq], positions of the queries in their rows
+        self.ahead = _pad_ahead(ahead, slice(start, start + self.rows.tokens), self.rows)
         self.masks: dict[int | None, Tensor] = {}
 
     def restrict_queries(self, read: Tensor) -> "_RowBlock":
@@ -91,6 +102,7 @@ class _RowBlock:
         block.queries = PaddedRows(row.bincount(minlength=self.rows.count).tolist(), read.device)
         local = block.read - (ends - self.rows.size_tensor)[row]
         block.columns = local[block.queries.gather].view(block.queries.count, block.queries.longest)
+        block.ahead = None if self.ahead is None else self.ahead.gather(1, block.columns)
         return block
 
     def attend(self, call: AttentionCall, prefix: Sequence[Tensor] | None) -> Tensor:
@@ -104,7 +116,7 @@ class _RowBlock:
             # Selecting whole rows keeps the gradient deterministic: a sum of few large slices in a fixed order.
             key = torch.cat([prefix[0].index_select(0, self.parents), key], dim=2)
             value = torch.cat([prefix[1].index_select(0, self.parents), value], dim=2)
-        elif self.read is None:
+        elif self.read is None and self.ahead is None:
             return self.rows.pack(causal_attention(call, query, key, value))
         return self.queries.pack(masked_attention(call, query, key, value, self._mask(call.window)))
 
@@ -118,7 +130,8 @@ class _RowBlock:
                 prefix_keys = torch.where(prefix_keys < prefix_sizes, prefix_keys, UNREACHABLE)
                 keys = torch.cat([prefix_keys, prefix_sizes + keys], dim=1)
                 queries = prefix_sizes + queries
-            self.masks[window] = causal_bias(queries[:, :, None], keys[:, None, :], window)[:, None]
+            ahead = None if self.ahead is None else self.ahead[:, :, None]
+            self.masks[window] = causal_bias(queries[:, :, None], keys[:, None, :], window, ahead)[:, None]
         return self.masks[window]
 
 
@@ -183,14 +196,24 @@ class _Pack(torch.autograd.Function):
         return flat, None
 
 
-def causal_attention(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return causal attention within each row. [B, H, T, D]"""
+def _pad_ahead(ahead: Tensor | None, tokens: slice, rows: PaddedRows) -> Tensor | None:
+    """Return `ahead` of these packed tokens as rows [B, T]; None if it is 0 for all of them."""
+    if ahead is None or not bool(ahead[tokens].any()):
+        return None
+    return ahead[tokens][rows.gather].view(rows.count, rows.longest)
+
+
+def causal_attention(
+    call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, ahead: Tensor | None = None
+) -> Tensor:
+    """Return attention within each row, causal but for later tokens that `ahead` [B, T] admits. [B, H, T, D]"""
     longest = query.shape[2]
-    if call.softcap is None and (call.window is None or call.window >= longest):
+    if ahead is None and call.softcap is None and (call.window is None or call.window >= longest):
         gqa = key.shape[1] != query.shape[1]
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=call.scale, enable_gqa=gqa)
     columns = torch.arange(longest, device=query.device)
-    return masked_attention(call, query, key, value, causal_bias(columns[:, None], columns, call.window)[None, None])
+    bias = causal_bias(columns[:, None], columns, call.window, None if ahead is None else ahead[:, None, :, None])
+    return masked_attention(call, query, key, value, bias.expand(1, 1, -1, -1) if ahead is None else bias)
 
 
 def _blocks_of_similar_length(lengths: Sequence[int], parents: Sequence[int], start: int) -> Iterator[tuple[int, int]]:

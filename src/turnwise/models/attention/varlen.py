@@ -16,9 +16,15 @@ MAX_FLASH_HEAD, FLASH_DTYPES = 256, (torch.float16, torch.bfloat16)
 
 
 class VarlenPlan:
-    """Attention plan for packed rows. `parents[i]` is the row that row i continues, or -1; such rows come first."""
+    """Attention plan for packed rows. `parents[i]` is the row that row i continues, or -1; such rows come first.
 
-    def __init__(self, lengths: Sequence[int], parents: Sequence[int], device: torch.device) -> None:
+    `ahead` [N]: later tokens of its row that each token attends to, which flash attention does not support; None: none.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], parents: Sequence[int], device: torch.device, ahead: Tensor | None = None
+    ) -> None:
+        self.ahead = ahead
         starts = [0, *accumulate(lengths)]
         spans = [
             [*([] if parent < 0 else [(starts[parent], starts[parent + 1])]), (starts[row], starts[row + 1])]
@@ -41,8 +47,9 @@ class VarlenPlan:
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int
     ) -> tuple[Tensor, Tensor]:
         key, value = self._gather(key), self._gather(value)
-        if not _supports_flash(query, softcap):
-            return _reference_forward(query, key, value, self.rows, self.key_rows, scale, softcap, window)
+        if not self._uses_flash(query, softcap):
+            rows = self.rows, self.key_rows, self.ahead
+            return _reference_forward(query, key, value, *rows, scale, softcap, window)
         out, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
             *(query, key, value, self.rows, self.key_rows, *self.max_lengths),
             *(0.0, True, False),
@@ -61,7 +68,7 @@ class VarlenPlan:
     ) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, out, logsumexp = saved
         keys, values = self._gather(key), self._gather(value)
-        if _supports_flash(query, softcap):
+        if self._uses_flash(query, softcap):
             rng_state = torch.zeros(2, dtype=torch.uint64, device=grad.device)  # for dropout, which is off
             unused = torch.empty(0, device=grad.device)
             grads = torch.ops.aten._flash_attention_backward(
@@ -71,8 +78,12 @@ class VarlenPlan:
                 **_window_arguments(window),
             )
         else:
-            grads = _reference_backward(grad, query, keys, values, self.rows, self.key_rows, scale, softcap, window)
+            rows = self.rows, self.key_rows, self.ahead
+            grads = _reference_backward(grad, query, keys, values, *rows, scale, softcap, window)
         return grads[0], self._scatter_gradient(grads[1], key), self._scatter_gradient(grads[2], value)
+
+    def _uses_flash(self, query: Tensor, softcap: float) -> bool:
+        return self.ahead is None and _supports_flash(query, softcap)
 
     def _gather(self, each: Tensor) -> Tensor:
         return each if self.gather is None else each.index_select(0, self.gather)
@@ -99,14 +110,22 @@ def _window_arguments(window: int) -> dict[str, int]:
 
 
 def _reference_forward(
-    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, key_rows: Tensor, scale: float, softcap: float, window: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rows: Tensor,
+    key_rows: Tensor,
+    ahead: Tensor | None,
+    scale: float,
+    softcap: float,
+    window: int,
 ) -> tuple[Tensor, Tensor]:
-    """Flash attention's result row by row in torch: for the CPU, soft caps and head sizes that it does not support."""
+    """Flash attention's result row by row in torch: for the CPU, and for what flash attention does not support."""
     out, logsumexp = torch.empty_like(query), query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
     group = query.shape[1] // key.shape[1]
     for queries, keys in _row_slices(rows, key_rows):
         q, k, v = _heads(query[queries]), _heads(key[keys], group), _heads(value[keys], group)
-        scores, _ = _scores(q, k, scale, softcap, window)
+        scores, _ = _scores(q, k, None if ahead is None else ahead[queries], scale, softcap, window)
         logsumexp[:, queries] = scores.logsumexp(dim=-1)
         out[queries] = (scores.softmax(dim=-1) @ v).transpose(0, 1).to(out.dtype)
     return out, logsumexp
@@ -119,6 +138,7 @@ def _reference_backward(
     value: Tensor,
     rows: Tensor,
     key_rows: Tensor,
+    ahead: Tensor | None,
     scale: float,
     softcap: float,
     window: int,
@@ -129,7 +149,8 @@ def _reference_backward(
     for queries, keys in _row_slices(rows, key_rows):
         q, k, v = _heads(query[queries]), _heads(key[keys], group), _heads(value[keys], group)
         out_grad = _heads(grad[queries])
-        scores, softcap_grad = _scores(q, k, scale, softcap, window)
+        seen = None if ahead is None else ahead[queries]
+        scores, softcap_grad = _scores(q, k, seen, scale, softcap, window)
         weights = scores.softmax(dim=-1)
         score_grad = out_grad @ v.transpose(1, 2)
         score_grad = weights * (score_grad - (score_grad * weights).sum(dim=-1, keepdim=True)) * softcap_grad * scale
@@ -152,11 +173,14 @@ def _heads(each: Tensor, group: int = 1) -> Tensor:
     return each.float().repeat_interleave(group, dim=1).transpose(0, 1)
 
 
-def _scores(query: Tensor, key: Tensor, scale: float, softcap: float, window: int) -> tuple[Tensor, Tensor | float]:
+def _scores(
+    query: Tensor, key: Tensor, ahead: Tensor | None, scale: float, softcap: float, window: int
+) -> tuple[Tensor, Tensor | float]:
     """Return masked scores [H, Tq, Tk] and the derivative of the soft cap (1 without one)."""
     scores = query @ key.transpose(1, 2) * scale
     columns = torch.arange(key.shape[1], device=query.device)
-    bias = causal_bias(columns[key.shape[1] - query.shape[1] :, None], columns, window or None)
+    own = columns[key.shape[1] - query.shape[1] :, None]
+    bias = causal_bias(own, columns, window or None, None if ahead is None else ahead[:, None])
     if not softcap:
         return scores + bias, 1.0
     capped = torch.tanh(scores / softcap)

@@ -11,20 +11,21 @@ from turnwise.models.vision.encoder import ImageEncoder, attach_encoder
 from turnwise.models.vision.processor import ImageProcessor, images_only
 from turnwise.models.vision.tower import batch_tower
 
-VISION_MODELS = frozenset({"idefics3", "llava", "llava_onevision", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"})
+VISION_MODELS = frozenset(
+    {"gemma3", "idefics3", "llava", "llava_onevision", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"}
+)
 """Model types whose features replace the embeddings of image tokens, or are also added to outputs of layers."""
-NOT_CAUSAL = {
-    "gemma3": "the tokens of an image attend to later ones of the same image",
-    "paligemma": "all tokens of the prompt attend to each other, and images come before the prompt",
-}
-"""Model types that need another attention than engine and learner have, and why."""
+WHOLE_IMAGES = frozenset({"gemma3"})
+"""Model types in which the tokens of an image attend to all of it."""
+NOT_APPEND_ONLY = {"paligemma": "the tokens of its prompt attend to all later ones, so no turn can follow"}
+"""Model types whose contexts cannot grow, and why."""
 
 
 def check_vision_model(model_type: str, name: str) -> None:
     """Raise UserError for a vision-language model whose images cannot be read."""
     if model_type in VISION_MODELS:
         return
-    reason = f": {NOT_CAUSAL[model_type]}, and attention here is causal" if model_type in NOT_CAUSAL else ""
+    reason = f": {NOT_APPEND_ONLY[model_type]}" if model_type in NOT_APPEND_ONLY else ""
     raise UserError(
         f'model "{name}" is a {model_type}, whose images turnwise does not read{reason}. '
         f"Use one of {', '.join(sorted(VISION_MODELS))}."
@@ -51,6 +52,7 @@ def equip_model(model: Any, processor: Any) -> None:
     rotary: dict[str, Any] = text.rope_parameters or {}
     merge_size = config.vision_config.spatial_merge_size if "mrope_section" in rotary else None
     images = ImageProcessor(processor, config.image_token_id)
-    attach_encoder(model, ImageEncoder(images, merge_size))
+    whole_images = config.model_type in WHOLE_IMAGES
+    attach_encoder(model, ImageEncoder(images, merge_size, whole_images=whole_images))
     special = (config.image_token_id, getattr(config, "video_token_id", None))
     mask_output(model, [token for token in special if token is not None and token < text.vocab_size])

@@ -38,10 +38,14 @@ class ImageEncoder:
     features are computed anew after every optimizer step, it runs on batches of any size.
     """
 
-    def __init__(self, processor: ImageProcessor, merge_size: int | None = None) -> None:
-        """`merge_size`: patches per token and side, in models with multimodal rotary positions; None in others."""
+    def __init__(self, processor: ImageProcessor, merge_size: int | None = None, *, whole_images: bool = False) -> None:
+        """`merge_size`: patches per token and side, in models with multimodal rotary positions; None in others.
+
+        `whole_images`: whether the tokens of an image attend to all of it.
+        """
         self.processor = processor
         self.merge_size = merge_size
+        self.whole_images = whole_images
         self.tower_version: Callable[[], int] | None = None
         """Number that changes with the vision tower's weights, if these are sharded; None counts writes to them."""
         self.reaches_all_batches = False
@@ -53,7 +57,7 @@ class ImageEncoder:
 
     def __deepcopy__(self, _: Any) -> "ImageEncoder":
         """Return an encoder for a copy of the model, which computes its own features."""
-        return ImageEncoder(self.processor, self.merge_size)
+        return ImageEncoder(self.processor, self.merge_size, whole_images=self.whole_images)
 
     def features(self, trunk: Any, tokens: Tensor) -> Tensor:
         """Return the features of image tokens, [P] -> [P, H]. They have gradients if the vision tower is trained.

@@ -4,7 +4,8 @@
    values  [slots, KV, capacity, D]
    query   [N, H, D], key and value [N, KV, D], with stride 1 in D and any other strides; out [N, H, D] is contiguous
 
-   A row is one session's new tokens: they are written to its slot, and each then attends to positions up to its own.
+   A row is one session's new tokens: they are written to its slot, and each then attends to positions up to its own,
+   and to as many later ones of its row as `ahead` says.
    D and the capacity are multiples of 16. Every row and head is computed independently, so the result of a session
    does not depend on the other sessions of the pass. */
 
@@ -27,7 +28,13 @@ typedef struct {
     const float *query, *key, *value;
     int64_t query_token, query_head, key_token, key_head, value_token, value_head; /* strides */
     float *keys, *values, *out;
+    const int64_t *ahead; /* [N], or NULL if no token attends to later ones */
 } Call;
+
+/* The position after the last one that a row's token number t attends to. */
+static inline int64_t end_of(const Call *call, const Row *row, int64_t t) {
+    return row->past + t + 1 + (call->ahead ? call->ahead[row->token + t] : 0);
+}
 
 /* scores[i][j] = query i . key j for `depth` vectors of positions from j on. Queries are `size` apart. */
 INLINE void score_tile(const float *keys, int64_t capacity, int64_t size, const float *queries, int64_t j,
@@ -129,7 +136,11 @@ INLINE void attend_block(const Call *call, const Row *row, int64_t head, int64_t
         for (int64_t d = 0; d < size; d++)
             queries[i * size + d] = query[d] * call->scale;
     }
-    int64_t low = row->past + start / group, high = row->past + (stop - 1) / group + 1; /* first query, after the last */
+    int64_t low = row->past + start / group, high = 0; /* the first query, and the end of what any query attends to */
+    for (int64_t i = 0; i < count; i++) {
+        int64_t end = end_of(call, row, (start + i) / group);
+        high = end > high ? end : high;
+    }
     int64_t from = call->window && low >= call->window ? (low - call->window + 1) / LANES * LANES : 0;
     int64_t to = (high + LANES - 1) / LANES * LANES, middle = call->shared > from ? call->shared : from;
     int64_t plane = size * call->capacity;
@@ -141,9 +152,9 @@ INLINE void attend_block(const Call *call, const Row *row, int64_t head, int64_t
     score(keys, call->capacity, size, queries, middle, to, scores, span, block);
     float sums[BLOCK];
     for (int64_t i = 0; i < block; i++) {
-        int64_t end = row->past + (start + (i < count ? i : 0)) / group + 1;
-        int64_t begin = call->window && end > call->window ? end - call->window : 0;
-        sums[i] = soften(scores + i * span, from, begin > from ? begin : from, end, to);
+        int64_t t = (start + (i < count ? i : 0)) / group, own = row->past + t + 1;
+        int64_t begin = call->window && own > call->window ? own - call->window : 0;
+        sums[i] = soften(scores + i * span, from, begin > from ? begin : from, end_of(call, row, t), to);
     }
     gather(shared_values, size, scores, span, from, call->shared, out, block);
     gather(values, size, scores, span, middle, high, out, block);
