@@ -12,10 +12,11 @@ import pytest
 pytest.importorskip("PIL")
 
 from PIL import Image as PillowImage
+from PIL import ImageOps
 
 from turnwise.core import image_encoding
 from turnwise.core.errors import UserError
-from turnwise.core.image_encoding import MAX_IMAGE_BYTES, MAX_SIDE, Image
+from turnwise.core.image_encoding import MAX_IMAGE_BYTES, MAX_SIDE, ORIENTATION, UPRIGHT, Image
 from turnwise.core.messages import ImagePart, Message, TextPart, user
 
 
@@ -58,9 +59,48 @@ def test_image_of_grey_and_transparent_sources_is_rgb() -> None:
     assert (pixels(Image(encoded(palette, transparency=0))) == 255).all()
 
 
+@pytest.mark.parametrize("mode", ["I;16", "I;16L", "I;16B"])
+def test_image_of_16_bits_keeps_the_high_byte(mode: str) -> None:
+    values = np.array([[0, 255, 256, 32_768, 65_535]], dtype=">u2" if mode == "I;16B" else "<u2")
+    image = PillowImage.frombytes(mode, (5, 1), values.tobytes())
+    assert pixels(Image(image))[0].tolist() == [[each] * 3 for each in (0, 0, 1, 128, 255)]
+    if mode == "I;16":
+        assert Image(encoded(image)) == Image(image)
+
+
+@pytest.mark.parametrize("orientation", [1, *UPRIGHT])
+def test_image_of_a_rotated_photo_is_upright(orientation: int) -> None:
+    exif = PillowImage.Exif()
+    exif[ORIENTATION] = orientation
+    photo = encoded(PillowImage.fromarray(gradient()), exif=exif)
+    upright = np.asarray(ImageOps.exif_transpose(PillowImage.open(io.BytesIO(photo))))
+    assert np.array_equal(pixels(Image(photo)), upright)
+    assert np.array_equal(pixels(Image(PillowImage.open(io.BytesIO(photo)))), upright)
+
+
+def test_image_with_broken_exif_data_is_shown_as_it_is() -> None:
+    assert np.array_equal(pixels(Image(encoded(PillowImage.fromarray(gradient()), exif=b"broken"))), gradient())
+
+
+def test_image_of_an_animated_png_is_its_first_frame() -> None:
+    frames = encoded(PillowImage.fromarray(gradient()), save_all=True, append_images=[PillowImage.new("RGB", (9, 6))])
+    still = Image(frames)
+    assert np.array_equal(pixels(still), gradient()) and not PillowImage.open(io.BytesIO(still.data)).is_animated
+
+
+def test_image_of_an_image_is_the_same() -> None:
+    assert Image(Image(gradient())) == Image(gradient())
+
+
 def test_image_of_jpeg_webp_and_gif_becomes_png() -> None:
     for file_format in ("JPEG", "WEBP", "GIF"):
         assert pixels(Image(encoded(PillowImage.new("RGB", (8, 8), "red"), file_format))).shape == (8, 8, 3)
+
+
+def closed() -> PillowImage.Image:
+    image = PillowImage.new("RGB", (4, 4))
+    image.close()
+    return image
 
 
 def bomb() -> bytes:
@@ -84,6 +124,10 @@ def bomb() -> bytes:
         (b"", "0 bytes"),
         (b"not an image", "12 bytes that are not a PNG, JPEG, WebP or GIF"),
         (encoded(PillowImage.new("RGB", (64, 64)))[:-30], "not a PNG"),
+        (PillowImage.open(io.BytesIO(encoded(PillowImage.new("L", (64, 64)))[:-30])), "whole"),
+        (closed(), "Operation on closed image"),
+        (PillowImage.new("I", (4, 4)), "mode I"),
+        (PillowImage.new("F", (4, 4)), "mode F"),
         (bomb(), "pixels: make it smaller"),
         (b"\0" * (MAX_IMAGE_BYTES + 1), "more than"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a PNG"),

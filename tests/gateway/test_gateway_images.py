@@ -72,6 +72,13 @@ def test_images_have_the_same_ids_in_all_dialects(seeing: Renderer) -> None:
     assert ids[0] == ids[1] == ids[2]
 
 
+def test_transparent_image_of_a_request_is_seen_on_white() -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    buffer = io.BytesIO()
+    pillow.new("RGBA", (4, 4), (0, 0, 0, 0)).save(buffer, "PNG")
+    assert decode_image(buffer.getvalue()).getpixel((0, 0)) == (255, 255, 255)
+
+
 def test_image_of_a_request_is_kept_as_png(seeing: Renderer) -> None:
     """Run folders have PNG files, which the viewer shows; the model sees the same pixels."""
     file = io.BytesIO()

@@ -13,6 +13,18 @@ MAX_IMAGE_BYTES = 32 << 20
 """Bytes of an encoded image, given or stored."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """Formats of encoded images; of an animation, the first frame is used."""
+ORIENTATION = 0x0112
+"""EXIF tag that says how a camera was held."""
+UPRIGHT = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+"""What makes an image upright, by orientation; 1 is upright."""
 CHANNELS = (1, 3, 4)
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 """First bytes of a PNG file."""
@@ -21,9 +33,9 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 class Image(ImagePart):
     """An image to show to the model: a Pillow image, a uint8 array of (height, width[, channels]), or PNG bytes.
 
-    JPEG, WebP and GIF bytes work too. Stored as an RGB PNG file; what is transparent becomes white. Raises UserError
-    for anything else, for broken bytes, and for images of more than MAX_PIXELS pixels, MAX_SIDE on a side or
-    MAX_IMAGE_BYTES bytes.
+    JPEG, WebP and GIF bytes work too. Stored as an RGB PNG file: transparent pixels become white, 16-bit values keep
+    their high byte, and photos are rotated as their EXIF data says. Raises UserError for anything else, for broken
+    images, and for images of more than MAX_PIXELS pixels, MAX_SIDE on a side or MAX_IMAGE_BYTES bytes.
     """
 
     __slots__ = ()
@@ -52,21 +64,32 @@ def encode_png(image: Any) -> bytes:
 
 
 def _to_png(source: Any) -> bytes:
+    if isinstance(source, ImagePart):
+        return _from_bytes(source.data)
     if isinstance(source, bytes | bytearray | memoryview):
         return _from_bytes(bytes(source))
     pil = import_pillow()
     if isinstance(source, pil.Image.Image):
-        _check_size(*source.size)
-        return encode_png(_to_rgb(source))
+        return encode_png(to_rgb(_load(source)))
     if hasattr(source, "__array_interface__"):
-        return encode_png(_to_rgb(_from_array(source)))
+        return encode_png(to_rgb(_from_array(source)))
     raise ImageError(f"{type(source).__name__}: give a Pillow image, a uint8 array of (height, width, 3), or PNG bytes")
+
+
+def _load(image: Any) -> Any:
+    """Read the pixels of a Pillow image, whose file may be broken or closed by now."""
+    _check_size(*image.size)
+    try:
+        image.load()
+    except Exception as error:  # decoders raise whatever broken bytes lead to
+        raise ImageError(f"a Pillow image without pixels ({_describe(error)}): keep its file open and whole") from error
+    return image
 
 
 def _from_bytes(data: bytes) -> bytes:
     """Decode the whole file, so that broken bytes are found here and not in the middle of a training step."""
     image = open_image(data)
-    return data if image.format == "PNG" and _is_plain(image) else encode_png(_to_rgb(image))
+    return data if image.format == "PNG" and _is_plain(image) else encode_png(to_rgb(image))
 
 
 def open_image(data: bytes) -> Any:
@@ -85,13 +108,13 @@ def open_image(data: bytes) -> Any:
         raise ImageError(f"an image of more than {MAX_PIXELS} pixels: make it smaller") from error
     except Exception as error:  # decoders raise whatever broken bytes lead to
         unknown = isinstance(error, pil.UnidentifiedImageError)  # its message is only the address of the buffer
-        reason = "" if unknown else " (" + " ".join(f"{type(error).__name__}: {error}".split())[:120] + ")"
+        reason = "" if unknown else f" ({_describe(error)})"
         raise ImageError(f"{len(data)} bytes that are not a PNG, JPEG, WebP or GIF{reason}") from error
     return image
 
 
-def _is_plain(image: Any) -> bool:
-    return image.mode == "RGB" and "transparency" not in image.info
+def _describe(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:120]
 
 
 def _from_array(source: Any) -> Any:
@@ -118,11 +141,33 @@ def _check_size(width: int, height: int) -> None:
         )
 
 
-def _to_rgb(image: Any) -> Any:
+def to_rgb(image: Any) -> Any:
+    """Return the image as a viewer shows it: opaque on white, upright, 8 bits per channel. Raises ImageError."""
     if _is_plain(image):
         return image
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        opaque = import_pillow().Image.new("RGBA", image.size, "white")
-        opaque.alpha_composite(image.convert("RGBA"))
+    pil = import_pillow()
+    turn = _turn_upright(image)
+    upright = image if turn is None else image.transpose(pil.Image.Transpose[turn])
+    if image.has_transparency_data:
+        opaque = pil.Image.new("RGBA", upright.size, "white")
+        opaque.alpha_composite(upright.convert("RGBA"))
         return opaque.convert("RGB")
-    return image.convert("RGB")
+    if image.mode in ("I", "F"):
+        raise ImageError(f"a Pillow image of mode {image.mode}, whose range is unknown: scale it and convert it to RGB")
+    if image.mode.startswith("I;16"):
+        upright = upright.convert("I").point(lambda value: value / 256)  # else values above 255 become 255
+    return upright.convert("RGB")
+
+
+def _is_plain(image: Any) -> bool:
+    """Return whether the image is opaque RGB, upright and not animated, as browsers show the file too."""
+    plain = image.mode == "RGB" and "transparency" not in image.info and not getattr(image, "is_animated", False)
+    return plain and _turn_upright(image) is None
+
+
+def _turn_upright(image: Any) -> str | None:
+    """Return what makes a photo upright; None if it is, or if its EXIF data is broken."""
+    try:
+        return UPRIGHT.get(image.getexif().get(ORIENTATION))
+    except Exception:  # the parser raises whatever broken data leads to, and most programs ignore such data
+        return None

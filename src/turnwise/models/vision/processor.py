@@ -10,7 +10,7 @@ from torch import Tensor
 
 from turnwise.core.bounded_cache import BoundedCache
 from turnwise.core.errors import EnvironmentFailure, ImageError, UserError
-from turnwise.core.image_encoding import PNG_SIGNATURE, encode_png, import_pillow, open_image
+from turnwise.core.image_encoding import PNG_SIGNATURE, encode_png, import_pillow, open_image, to_rgb
 from turnwise.core.images import INDEX_BITS, ImageStore, image_hash, image_token_id
 from turnwise.models.vision.patches import Patches
 
@@ -130,10 +130,9 @@ class ImageProcessor:
 def decode_image(data: bytes) -> "Image":
     """Decode an image file. Raises EnvironmentFailure if it is broken, too large or of another format."""
     try:
-        image = open_image(data)
+        return to_rgb(open_image(data))
     except ImageError as error:
         raise EnvironmentFailure(f"an image cannot be decoded: {error.args[0]}") from error
-    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def images_only(processor_class: Any) -> Any:
