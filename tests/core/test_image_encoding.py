@@ -17,7 +17,7 @@ from PIL import ImageOps
 from turnwise.core import image_encoding
 from turnwise.core.errors import UserError
 from turnwise.core.image_encoding import MAX_IMAGE_BYTES, MAX_SIDE, ORIENTATION, UPRIGHT, Image
-from turnwise.core.messages import ImagePart, Message, TextPart, user
+from turnwise.core.messages import ImagePart, Message, TextPart, system, user
 
 
 def pixels(image: ImagePart) -> np.ndarray:
@@ -166,3 +166,10 @@ def test_user_message_keeps_text_and_images_in_order() -> None:
     assert message.parts == (TextPart(text="before"), image, TextPart(text="after"))
     assert (message.content, message.images) == ("beforeafter", (image,))
     assert user(image) == Message(role="user", parts=(image,))
+    assert system(["before", image]) == Message(role="system", parts=(TextPart(text="before"), image))
+
+
+@pytest.mark.parametrize("content", [gradient(), ["Look:", gradient()], {"type": "text", "text": "Look:"}])
+def test_message_of_other_content_is_refused(content: Any) -> None:
+    with pytest.raises(TypeError, match=r"value of type (ndarray|dict): give text, a tw\.Image made of the image"):
+        user(content)

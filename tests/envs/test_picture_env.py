@@ -158,10 +158,11 @@ class Huge(Camera):
         (np.zeros((4, 4, 3), np.uint8), "a value of type ndarray"),
         (PillowImage.new("RGB", (4, 4)), "a value of type Image"),
         (b"PNG", "a value of type bytes"),
+        ({"type": "image"}, "a value of type dict"),
     ],
 )
 def test_text_env_with_wrong_observation_names_its_type(observation: Any, types: str) -> None:
-    with pytest.raises(EnvironmentFailure, match=rf"reset returned {types}: return text, a tw\.Image made of"):
+    with pytest.raises(EnvironmentFailure, match=rf"reset returned {types}: give text, a tw\.Image made of"):
         run(spec_of(observing(observation)), {})
 
 

@@ -168,15 +168,17 @@ OPENINGS = {
     "a tw.Observation": None,
     "a tuple of tw.Message": tw.Observation(messages="hello"),
     "at least one message": tw.Observation(messages=()),
-    "messages made by tw.system": tw.Observation(messages=(tw.Message(role="human", parts=USER.parts),)),
-    "tw.user or tw.Message": tw.Observation(messages=(tw.Message(role="user", parts=(tw.TextPart(text=3),)),)),
+    "one of the roles system, user": tw.Observation(messages=(tw.Message(role="human", parts=USER.parts),)),
+    "messages with parts that are tw.TextPart": tw.Observation(
+        messages=(tw.Message(role="user", parts=(tw.TextPart(text=3),)),)
+    ),
     "tools that are tw.ToolSpec": tw.Observation(messages=(USER,), tools=("look",)),
     "a tw.Picture or None": tw.Observation(messages=(USER,), picture="picture"),
 }
 RESULTS = {
     "a tw.StepResult": "won",
     "a tuple of tw.Message": tw.StepResult(messages=("hello",)),
-    "messages made by tw.system": tw.StepResult(messages=(tw.Message(role="user", parts="hello"),)),
+    "messages with parts that are tw.TextPart": tw.StepResult(messages=(tw.Message(role="user", parts="hello"),)),
     "a reward of at most 1e+09": tw.StepResult(reward=float("nan")),
     "info that is a dict": tw.StepResult(info=[]),
     "info without 'summary'": tw.StepResult(info={"summary": True}),

@@ -59,17 +59,18 @@ ContentPart = TextPart | ImagePart
 
 
 Content = str | ImagePart | Sequence[str | ImagePart]
-"""A message's text, an image, or several of both in order."""
+"""A message's text, an image, or a list or tuple of both in order."""
 
 
 def content_parts(content: Content) -> tuple[ContentPart, ...]:
     """Return the parts of a message with this content. Raises TypeError for anything that is neither text nor image."""
-    if isinstance(content, str):
-        return text_parts(content)
+    items = content if isinstance(content, list | tuple) else [content]
     found: list[ContentPart] = []
-    for item in (content,) if isinstance(content, ImagePart) else content:
+    for item in items:
         if not isinstance(item, str | ImagePart):
-            raise TypeError(type(item).__name__)
+            found_in = f"a {type(content).__name__} with " if items is content else ""
+            wrong = f"{found_in}a value of type {type(item).__name__}"
+            raise TypeError(f"{wrong}: give text, a tw.Image made of the image, or a list of both")
         found += text_parts(item) if isinstance(item, str) else [item]
     return tuple(found)
 
@@ -103,9 +104,9 @@ class Message:
         return tuple(part for part in self.parts if isinstance(part, ImagePart))
 
 
-def system(content: str) -> Message:
-    """Return a system message."""
-    return Message(role="system", parts=text_parts(content))
+def system(content: Content) -> Message:
+    """Return a system message: text, an image, or several of both."""
+    return Message(role="system", parts=content_parts(content))
 
 
 def user(content: Content) -> Message:

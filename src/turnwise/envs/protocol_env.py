@@ -79,9 +79,10 @@ class ProtocolEnvRunner:
     def _check_messages(self, messages: Any, where: str) -> None:
         self._check(are(Message, messages), where, "a tuple of tw.Message", messages)
         for message in messages:
-            known = message.role in get_args(Role) and are(TextPart | ImagePart, message.parts)
-            texts = known and all(isinstance(part.text, str) for part in message.parts if isinstance(part, TextPart))
-            self._check(texts, where, "messages made by tw.system, tw.user or tw.Message", message)
+            self._check(message.role in get_args(Role), where, f"one of the roles {', '.join(get_args(Role))}", message)
+            parts = are(TextPart | ImagePart, message.parts)
+            valid = parts and all(isinstance(part.text, str) for part in message.parts if isinstance(part, TextPart))
+            self._check(valid, where, "messages with parts that are tw.TextPart or tw.Image", message)
 
     def _check_info(self, info: Any) -> None:
         self._check(isinstance(info, Mapping), "step", "info that is a dict", info)

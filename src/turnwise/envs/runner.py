@@ -240,17 +240,8 @@ def _check_content(value: Content, where: str) -> Content:
     try:
         content_parts(value)
     except TypeError as error:
-        raise EnvironmentFailure(
-            f"{where} returned {_describe_type(value)}: return text, a tw.Image made of the image, or a list of both"
-        ) from error
+        raise EnvironmentFailure(f"{where} returned {error}") from error
     return value
-
-
-def _describe_type(value: object) -> str:
-    if isinstance(value, list | tuple):
-        wrong = next(item for item in value if not isinstance(item, str | ImagePart))
-        return f"a {type(value).__name__} with a value of type {type(wrong).__name__}"
-    return f"a value of type {type(value).__name__}"
 
 
 def join_lines(lines: Sequence[Content]) -> Content:
