@@ -1,20 +1,26 @@
 """Environments and rewards are tried before a model is loaded."""
 
+import asyncio
 import contextlib
 import logging
+import random
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
+import turnwise as tw
 from runs_for_tests import small
 from turnwise.core.errors import UserError
+from turnwise.envs.registry import spec_of
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.recipes import run
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.trial_episodes import check_replies_fit, try_environments
+from turnwise.training.sft import play_demonstration
 
 ENV = '''
 import turnwise as tw
@@ -72,6 +78,32 @@ def test_environments_without_user_code_are_not_tried(tmp_path: Path, monkeypatc
     try_environments(config, build_environment_mix(config))
 
 
+def test_environment_may_answer_without_a_message(tmp_path: Path) -> None:
+    class Silent:
+        """Takes three answers."""
+
+        def __init__(self, task: tw.Task, rng: random.Random) -> None:
+            self.turns = 0
+
+        async def start(self) -> tw.Observation:
+            return tw.Observation(messages=(tw.user("go"),))
+
+        async def step(self, action: tw.Message) -> tw.StepResult:
+            self.turns += 1
+            return tw.StepResult(terminated=self.turns == 3)
+
+        async def close(self) -> None:
+            pass
+
+    config = small(tmp_path, env__kind=spec_of(Silent).id)
+    mix = build_environment_mix(config)
+    try_environments(config, mix)
+    ((spec, params),) = mix.with_params
+    make = partial(spec.make, tw.Task(env=spec.name, params=params, seed=0), 0)
+    exchanges, _ = asyncio.run(play_demonstration(make, lambda: lambda env, text: f"saw {text}", attempts=1))
+    assert [each.answer for each in exchanges] == ["saw go", "saw ", "saw "]
+
+
 def test_infrastructure_failure_in_a_trial_is_only_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     failing = 'raise tw.InfrastructureFailure("the server is away")'
     config = small(tmp_path, env__kind=f"{write_env(tmp_path, failing)}:Mine")
@@ -88,13 +120,17 @@ def test_rare_bug_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert caplog.text.count("failed: Mine.step raised AssertionError at mine.py:11") == 1
 
 
-@pytest.mark.parametrize(("start", "notes"), [("rng.random()", 0), ("next(STARTS)", 1)])
+@pytest.mark.parametrize(
+    ("start", "notes"),
+    [("str(rng.random())", 0), ("str(next(STARTS))", 1), ("draw(rng.randrange(99))", 0), ("draw(next(STARTS))", 1)],
+)
 def test_start_that_does_not_follow_from_its_seed_is_reported(
     start: str, notes: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = write_env(tmp_path)
-    text = Path(file).read_text().replace('return "go"', f"return str({start})")
-    Path(file).write_text(f"STARTS = iter(range(99))\n{text}")
+    text = Path(file).read_text().replace('return "go"', f"return {start}")
+    draw = "def draw(grey): return tw.Image(np.full((4, 4, 3), grey, np.uint8))"
+    Path(file).write_text(f"import numpy as np\n{draw}\nSTARTS = iter(range(99))\n{text}")
     config = small(tmp_path, env__kind=f"{file}:Mine")
     with caplog.at_level(logging.WARNING):
         try_environments(config, build_environment_mix(config))

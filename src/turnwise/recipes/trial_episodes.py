@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from turnwise.config.schema import Config
 from turnwise.core.blocking import allow_interrupts, interruptible
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError, failure_boundary
-from turnwise.core.messages import Content, assistant
+from turnwise.core.messages import Message, assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.random_streams import random_stream
 from turnwise.core.references import IN_MEMORY, load_function
@@ -57,7 +57,7 @@ def try_environments(config: Config, environments: EnvironmentMix) -> None:
 async def _try_environment(config: Config, spec: EnvSpec, params: dict[str, Any]) -> None:
     limit = config.rollout.timeout_s
 
-    async def play(number: int, attempt: int) -> tuple[Content, Trajectory]:
+    async def play(number: int, attempt: int) -> tuple[Message, Trajectory]:
         try:
             async with asyncio.timeout(limit):
                 return await interruptible(_play(spec, params, config.seed, number, attempt), limit, spec.name)
@@ -70,7 +70,7 @@ async def _try_environment(config: Config, spec: EnvSpec, params: dict[str, Any]
         failures.append(failure)
 
     _check_rules(spec)
-    starts: dict[int, Content] = {}
+    starts: dict[int, Message] = {}
     failures: list[Exception] = []
     began = time.monotonic()
     with skip_judges(), allow_interrupts():
@@ -104,7 +104,7 @@ def _check_rules(spec: EnvSpec) -> None:
 
 async def _play(
     spec: EnvSpec, params: dict[str, Any], seed: int, number: int, attempt: int
-) -> tuple[Content, Trajectory]:
+) -> tuple[Message, Trajectory]:
     """Return the first observation and the episode. Each task is played twice."""
     task = Task(env=spec.name, params=params, seed=seed_for("train", number // 2))
     rng = random_stream("trial", seed, number, attempt)
@@ -112,14 +112,15 @@ async def _play(
         env = spec.make(task, 0, attempt)
     try:
         turns: list[Turn] = []
-        start = text = (await env.start()).messages[-1].content
+        start = (await env.start()).messages[-1]
+        text = start.content
         while True:
             reply = _random_reply(env, rng, text)
             result = await env.step(assistant(reply))
             turns.append(_turn(reply, result))
             if result.over or len(turns) == MAX_TURNS:
                 break
-            text = result.messages[-1].content
+            text = result.messages[-1].content if result.messages else ""
     finally:
         await env.close()
     status = result.status if result.over else Status.TRUNCATED_TIME

@@ -241,7 +241,8 @@ async def _play_script(env: EnvRunner, script: Script) -> tuple[list[Exchange], 
         result = await env.step(assistant(exchanges[-1].answer))
         if result.over or (len(exchanges) == MAX_TURNS and not isinstance(env.env, TextEnv)):
             return exchanges, result
-        exchanges.append(Exchange(messages=result.messages, answer=answer(result.messages[-1].content)))
+        text = result.messages[-1].content if result.messages else ""
+        exchanges.append(Exchange(messages=result.messages, answer=answer(text)))
 
 
 async def opening_tools(environments: Sequence[tuple[EnvSpec, dict[str, Any]]]) -> tuple[ToolSpec, ...]:
