@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import io
 import json
 import sys
 import threading
@@ -130,6 +131,43 @@ def test_broken_image_of_a_function_fails_the_episode_alone() -> None:
 
     with pytest.raises(InfrastructureFailure, match=r"the tool photo: .*tw\.Image got 6 bytes that are not a PNG"):
         answers([photo], call("photo", "{}"))
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (
+            lambda image: pytest.importorskip("PIL.Image").open(io.BytesIO(image.data)),
+            "a value of type PngImageFile, which the agent would not see as an image",
+        ),
+        (lambda image: image.data, "a value of type bytes"),
+        (lambda image: {"note": object(), "photo": image}, "a value of type Image"),
+        (lambda image: [image, [image]], "a value of type Image"),
+        (lambda image: ToolResult(text="", images=image), "TypeError: images is not a tuple of tw.Image"),
+        (lambda image: ToolResult(text="", images=(image.data,)), "TypeError: images is not a tuple of tw.Image"),
+        (lambda image: ToolResult(text=3), "TypeError: text is a value of type int: give a str"),
+    ],
+)
+def test_function_whose_images_would_be_lost_fails_with_its_line(make: Callable[[Image], Any], problem: str) -> None:
+    pytest.importorskip("PIL")
+    image = Image(np.zeros((2, 2, 3), np.uint8))
+
+    def photo() -> Any:
+        """Take a photo."""
+        return make(image)
+
+    with pytest.raises(InfrastructureFailure, match=r"the tool photo: test_tool_functions\.py:\d+: ") as caught:
+        answers([photo], call("photo", "{}"))
+    assert problem in str(caught.value)
+
+
+def test_function_shows_other_values_as_python_prints_them() -> None:
+    def measure() -> Any:
+        """Measure."""
+        return {"array": np.arange(2), "bytes": b"a"}
+
+    (found,) = answers([measure], call("measure", "{}"))
+    assert found == ToolResult(text="{'array': array([0, 1]), 'bytes': b'a'}")
 
 
 @pytest.mark.parametrize("is_async", [False, True])

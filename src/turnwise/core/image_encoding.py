@@ -1,6 +1,7 @@
 """`tw.Image`: an image of an environment or tool, checked and encoded as an RGB PNG file."""
 
 import io
+import sys
 import warnings
 from typing import Any
 
@@ -54,6 +55,14 @@ def import_pillow() -> Any:
     except ImportError as error:
         raise UserError("Images need Pillow: pip install 'turnwise[pictures]'.") from error
     return PIL
+
+
+def is_image(value: Any) -> bool:
+    """Return whether the value is a `tw.Image`, a Pillow image or the bytes of a PNG file."""
+    pillow = sys.modules.get("PIL.Image")  # a program that has such images has imported it
+    if isinstance(value, bytes):
+        return value.startswith(PNG_SIGNATURE)
+    return isinstance(value, ImagePart) or (pillow is not None and isinstance(value, pillow.Image))
 
 
 def encode_png(image: Any) -> bytes:

@@ -26,8 +26,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from turnwise.config.keys import read_options
 from turnwise.core.blocking import EventLoopBlocked, interruptible
 from turnwise.core.errors import FOREIGN_ERRORS, ImageError, InfrastructureFailure, UserError
+from turnwise.core.image_encoding import is_image
 from turnwise.core.messages import ImagePart, ToolSpec
-from turnwise.core.source_location import error_location
+from turnwise.core.source_location import error_location, source_location
 from turnwise.tools.docstrings import split_docstring
 from turnwise.tools.tool import ToolBug, ToolError, ToolResult, ToolRules
 
@@ -86,7 +87,10 @@ class FunctionTool:
             raise ToolError(f"{type(error).__name__}: {error}") from error
         except FOREIGN_ERRORS as error:
             raise _bug(error, self.function) from error
-        return _to_result(value)
+        try:
+            return _to_result(value)
+        except LostImageError as error:
+            raise ToolBug(f"{source_location(self.function)}: {error}") from error
 
 
 def from_function(function: Callable[..., Any]) -> FunctionTool:
@@ -161,13 +165,29 @@ def _to_result(value: Any) -> ToolResult:
     return ToolResult(text="\n".join(texts), images=images)
 
 
+class LostImageError(Exception):
+    """A result has an image where only text is shown."""
+
+
 def _to_text(value: Any) -> str:
+    """Return the value as JSON, or as Python prints it. Raises LostImageError if it contains an image."""
     if isinstance(value, str):
         return value
+    others = []
+
+    def replace_other(each: Any) -> None:
+        if is_image(each):
+            raise LostImageError(
+                f"it returned a value of type {type(each).__name__}, which the agent would not see as an image: "
+                "return a tw.Image made of it, or a list of texts and tw.Image"
+            )
+        others.append(each)
+
     try:
-        return json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False, default=replace_other)
     except (TypeError, ValueError):
         return str(value)
+    return str(value) if others else text
 
 
 class _ThreadExit(Exception):

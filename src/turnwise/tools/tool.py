@@ -50,6 +50,13 @@ class ToolResult:
     success: bool = False
     """With `over`: the episode ends in success."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise TypeError(f"text is a value of type {type(self.text).__name__}: give a str")
+        images = self.images if isinstance(self.images, tuple | list) else (None,)
+        if not all(isinstance(image, ImagePart) for image in images):
+            raise TypeError("images is not a tuple of tw.Image: give images=(tw.Image(image),)")
+
 
 class ToolSession(Protocol):
     """One episode's session with a tool, including its state."""
