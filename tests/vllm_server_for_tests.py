@@ -19,7 +19,7 @@ Script = Callable[[dict[str, Any]], list[int]]
 
 
 class FakeVllm(ThreadingHTTPServer):
-    """`requests` are all bodies by path, in order; `weights` is what was loaded last."""
+    """`requests` are all bodies by path, in order; `weights` are what was loaded."""
 
     daemon_threads = True
 
@@ -77,7 +77,9 @@ class Handler(BaseHTTPRequestHandler):
             self._generate(body)
         else:
             if path == "/update_weights":
-                server.weights = load_file(body["update_info"]["path"])
+                server.weights |= {
+                    name: tensor for file in body["update_info"].values() for name, tensor in load_file(file).items()
+                }
             elif path == "/finish_weight_update":
                 server.version = body["weight_version"]
             elif path == "/abort_requests":

