@@ -59,8 +59,8 @@ class LocalActor:
     def build(self) -> ReplicaParts:
         async def close() -> None: ...
 
-        engine: Any = engine_of(self.loaded, renderer_of(self.loaded))
-        return ReplicaParts(engine=engine, collectors={}, close=close, load_value_head=pytest.fail, images=None)
+        self.engine: Any = engine_of(self.loaded, renderer_of(self.loaded))
+        return ReplicaParts(engine=self.engine, collectors={}, close=close, load_value_head=pytest.fail, images=None)
 
 
 class LocalPool:
@@ -116,6 +116,9 @@ def test_replicas_get_frozen_weights_once(kind: str, monkeypatch: pytest.MonkeyP
     async def scenario() -> None:
         found, complete = await cluster.publish(0, learner)
         assert found == every
+        for replica in cluster.pool.replicas:  # their answers to `collect` have them
+            replica.stats = replica.actor.engine.stats()
+        assert cluster.pool.stats().published_bytes == 2 * sum(each.nbytes for each in learner.parameters())
         change_trained(learner)
         found, stored = await cluster.publish(1, learner)
         assert found == (none if kind in FROZEN_TOWERS else every)

@@ -66,3 +66,10 @@ def test_engine_timer_records_the_idle_share_since_the_last_step() -> None:
     clock.now_s = 17.0
     assert timer.metrics(EngineStats(busy_s=2.0, active_s=4.5))["time/engine_idle_share"] == 0.0, "a late answer"
     assert "time/engine_idle_share" not in EngineTimer(clock).metrics(EngineStats()), "it is not known"
+
+
+def test_engine_timer_records_published_megabytes_of_steps_that_copied_some() -> None:
+    timer = EngineTimer(Clock())
+    totals = (2_500_000, 2_500_000, 4_000_000)
+    found = [timer.metrics(EngineStats(published_bytes=each)).get("engine/published_mb") for each in totals]
+    assert found == [2.5, None, 1.5]

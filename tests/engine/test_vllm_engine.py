@@ -119,7 +119,9 @@ def test_publish_sends_weights_and_labels_later_tokens() -> None:
     async def scenario(engine: VllmEngine, server: FakeVllm) -> list[Completion]:
         found = [await turn(engine)]
         assert torch.equal(server.weights["weight"], old.weight)
+        published = engine.stats().published_bytes
         await engine.publish(7, new)
+        assert engine.stats().published_bytes == 2 * published > 0
         return [*found, await turn(engine)]
 
     with fake_vllm(says(8, END)) as server:

@@ -216,8 +216,11 @@ def test_frozen_vision_tower_is_published_once(loaded: LoadedModel, tmp_path: Pa
     first = publisher.write(1, model)
     assert_published(first, model)
     publisher.keep(first)
+    complete = publisher.published_bytes
+    assert complete == sum(file.stat().st_size for file in tmp_path.glob("*/*"))
     change(model, language)
     second = publisher.write(2, model)
+    assert publisher.published_bytes == complete + sum(file.stat().st_size for file in tmp_path.glob("*/version-2.*"))
     assert second.frozen_part == first.frozen_part is not None
     assert_published(second, model)
     assert_published(second, model, has_frozen=True)

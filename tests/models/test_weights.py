@@ -34,9 +34,13 @@ def test_features_are_computed_again_only_if_the_tower_changes(kind: str, monkey
         return features.count(learner)
 
     assert publish(0) == len(IMAGES)
+    complete = sum(each.nbytes for each in learner.parameters())
+    trained = sum(each.nbytes for each in learner.parameters() if each.requires_grad)
+    assert engine.stats().published_bytes == complete
     for version in (1, 2):
         change_trained(learner)
         assert publish(version) == (0 if kind in FROZEN_TOWERS else len(IMAGES))
+        assert engine.stats().published_bytes == complete + version * trained
     copy_parameters(learner, policy_of(kind, seed=1).model)  # a checkpoint
     assert publish(3) == len(IMAGES)
     asyncio.run(engine.publish(4, policy_of(kind, seed=2).model))  # an earlier policy, as an opponent
@@ -67,3 +71,10 @@ def test_frozen_parameter_that_was_overwritten_is_copied_again() -> None:
 def test_weights_with_other_names_are_refused() -> None:
     with pytest.raises(ValueError, match="differ in names"):
         WeightCopier(torch.nn.Linear(4, 4)).copy(torch.nn.Linear(4, 4, bias=False))
+
+
+def test_weights_that_an_engine_shares_are_not_copied() -> None:
+    loaded = policy_of(next(iter(POLICIES)))
+    engine = engine_of(loaded, renderer_of(loaded))
+    asyncio.run(engine.publish(1, loaded.model))
+    assert engine.stats().published_bytes == 0

@@ -160,6 +160,7 @@ IN_ENGINE = (
             "own is new",
         ),
         ("loaded weights are not copied", " and seen[1] == tensor._version", ""),
+        ("copied bytes are not counted", "            self.copied_bytes += own.nbytes\n", ""),
         ("weights of another model are not copied", "seen[0]() is tensor and ", ""),
         ("what overwrote a copy stays", " and self._copies.has(name, own))", ")"),
         ("trained parameters are copied once", "if not new.requires_grad:", "if True:"),
@@ -184,8 +185,8 @@ IN_ENGINE = (
         ),
         (
             "adapters of vision towers are not merged",
-            "_save(dict(merge_adapter(frozen, self._adapter)), frozen_path)",
-            "_save({base_name(name): each for name, each in frozen.items() if not _is_update(name)}, frozen_path)",
+            "self._save(dict(merge_adapter(frozen, self._adapter)), frozen_path)",
+            "self._save({base_name(name): each for name, each in frozen.items() if not _is_update(name)}, frozen_path)",
         ),
     ),
     *mutants(

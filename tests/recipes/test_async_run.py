@@ -79,6 +79,7 @@ def test_staleness_stays_within_its_bound_and_is_corrected(tmp_path: Path) -> No
     assert max(row["rollout/staleness_max"] for row in rows) == 2
     assert all(row["rollout/staleness"] <= row["rollout/staleness_max"] <= 2 for row in rows)
     assert rows[-1]["train/mismatch"] > rows[0]["train/mismatch"], "older weights sampled the tokens"
+    assert rows[-1]["engine/published_mb"] > 1
 
 
 def test_stale_rollouts_are_corrected_by_default() -> None:

@@ -133,6 +133,7 @@ def test_engine_with_a_copy_of_the_weights_trains_to_the_same_bits(
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     fresh = [row["train/mismatch"] for row in metrics(tmp_path / "copied" / "run") if "train/mismatch" in row]
     assert max(fresh) < 1e-4
+    assert not any("engine/published_mb" in row for row in metrics(tmp_path / "shared" / "run"))
     assert built[0].published == [0, 1, 2]  # type: ignore[attr-defined]
     assert all(torch.equal(value, ours[name]) for name, value in built[0]._model.named_parameters())  # type: ignore[attr-defined]
 

@@ -237,6 +237,7 @@ class ReplicaPool(ActorPool[_Replica]):
             capture_s=sum(each.capture_s for each in found),
             busy_s=sum(each.busy_s for each in found) / len(self.replicas),
             active_s=sum(each.active_s for each in found) / len(self.replicas),
+            published_bytes=sum(each.published_bytes for each in found),
         )
 
 

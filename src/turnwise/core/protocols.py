@@ -174,6 +174,8 @@ class EngineStats:
     """Seconds of forward passes; 0 if unknown."""
     active_s: float = 0.0
     """Seconds with at least one request to answer; 0 if unknown."""
+    published_bytes: int = 0
+    """Bytes of weights that publications copied; replicas add them up."""
 
 
 class EngineControl(Protocol):

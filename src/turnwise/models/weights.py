@@ -34,6 +34,7 @@ class WeightCopier:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._sources, self._copies = SeenTensors(), SeenTensors()
+        self.copied_bytes = 0
 
     @torch.no_grad()
     def copy(self, weights: WeightSource) -> None:
@@ -41,6 +42,7 @@ class WeightCopier:
             if own is new or (self._sources.has(name, new) and self._copies.has(name, own)):
                 continue
             own.copy_(new)
+            self.copied_bytes += own.nbytes
             if not new.requires_grad:
                 self._sources.add(name, new)
                 self._copies.add(name, own)

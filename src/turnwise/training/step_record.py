@@ -130,7 +130,7 @@ class StepTimer:
 
 
 class EngineTimer:
-    """Times of the engine since the last record."""
+    """Times of the engine, and the size of the weights that it got, since the last record."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
@@ -143,6 +143,8 @@ class EngineTimer:
         out = {"time/capture_s": stats.capture_s - before.capture_s, "time/engine_s": stats.busy_s - before.busy_s}
         if stats.active_s:
             out["time/engine_idle_share"] = max(0.0, 1.0 - (stats.active_s - before.active_s) / elapsed)
+        if published := stats.published_bytes - before.published_bytes:
+            out["engine/published_mb"] = published / 1e6
         return out
 
 

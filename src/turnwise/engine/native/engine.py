@@ -84,6 +84,7 @@ class NativeEngine:
             capture_s=self._runner.capture_s,
             busy_s=self._pass_s,
             active_s=self._active.seconds,
+            published_bytes=self._copier.copied_bytes,
         )
 
     async def publish(self, version: int, weights: WeightSource) -> None:

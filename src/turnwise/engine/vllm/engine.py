@@ -113,7 +113,8 @@ class VllmEngine:
     def stats(self) -> EngineStats:
         """Return the totals; `active_s` is the mean of the replicas."""
         active_s = sum(state.active.seconds for state in self._states) / len(self._states)
-        return EngineStats(counts=dict(self._counts), active_s=active_s)
+        published_bytes = self._publisher.published_bytes
+        return EngineStats(counts=dict(self._counts), active_s=active_s, published_bytes=published_bytes)
 
     async def sleep(self) -> None:
         """Release GPU memory; the next request allocates it again."""

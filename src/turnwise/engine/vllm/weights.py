@@ -79,6 +79,11 @@ class Publisher(Protocol):
     @property
     def latest(self) -> PublishedWeights | None: ...
 
+    @property
+    def published_bytes(self) -> int:
+        """Bytes of all weights that were written, or handed over in place."""
+        ...
+
     def write(self, version: int, weights: WeightSource) -> PublishedWeights: ...
 
     def keep(self, weights: Any) -> None:
@@ -120,26 +125,27 @@ class FilePublisher:
         Path(self._folder.name).chmod(0o755)  # a server may run as another user
         self._vision = FrozenVision(vision)
         self.latest: WeightFile | None = None
+        self.published_bytes = 0
 
     def write(self, version: int, weights: WeightSource) -> WeightFile:
         folder, parameters = Path(self._folder.name), dict(weights.named_parameters())
         if self._config is None:
             frozen, others = self._vision.split(parameters)
             path = folder / f"version-{version}.safetensors"
-            _save(dict(merge_adapter(others, self._adapter)), path)
+            self._save(dict(merge_adapter(others, self._adapter)), path)
             if not frozen:
                 return WeightFile(version=version, path=path)
             frozen_path = folder / f"frozen-{self._vision.number}.safetensors"
             if not frozen_path.exists():
-                _save(dict(merge_adapter(frozen, self._adapter)), frozen_path)
+                self._save(dict(merge_adapter(frozen, self._adapter)), frozen_path)
             return WeightFile(version=version, path=path, frozen_path=frozen_path, frozen_part=self._vision.number)
         base, adapter = folder / "base.safetensors", folder / f"version-{version}"
         if not base.exists():
-            _save({base_name(name): each for name, each in parameters.items() if not _is_update(name)}, base)
+            self._save({base_name(name): each for name, each in parameters.items() if not _is_update(name)}, base)
         self._config.save_pretrained(str(adapter))
         updates = {name: each for name, each in parameters.items() if _is_update(name)}
         renamed = {f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": each for name, each in updates.items()}
-        _save(renamed, adapter / "adapter_model.safetensors")
+        self._save(renamed, adapter / "adapter_model.safetensors")
         return WeightFile(version=version, path=base, adapter=adapter)
 
     def keep(self, weights: WeightFile) -> None:
@@ -151,10 +157,10 @@ class FilePublisher:
         if old is not None and old.adapter is not None and old.adapter != weights.adapter:
             shutil.rmtree(old.adapter, ignore_errors=True)
 
-
-def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
-    path.chmod(0o644)  # safetensors makes files that only their owner can read
+    def _save(self, tensors: Mapping[str, Tensor], path: Path) -> None:
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+        path.chmod(0o644)  # safetensors makes files that only their owner can read
+        self.published_bytes += path.stat().st_size
 
 
 def _default_parent(model: Any) -> Path:
@@ -205,11 +211,15 @@ class IpcPublisher:
         """`vision`: names of the vision tower's parameters."""
         self._vision = FrozenVision(vision)
         self.latest: SharedTensors | None = None
+        self.published_bytes = 0
 
     def write(self, version: int, weights: WeightSource) -> SharedTensors:
         frozen, others = map(_share, self._vision.split(dict(weights.named_parameters())))
         torch.cuda.synchronize()
         part = self._vision.number if frozen else None
+        has_frozen = self.latest is not None and self.latest.frozen_part == part
+        new = others if has_frozen else (*frozen, *others)
+        self.published_bytes += sum(each.nbytes for _, each in new)
         return SharedTensors(version=version, tensors=others, frozen=frozen, frozen_part=part)
 
     def keep(self, weights: SharedTensors) -> None:
