@@ -50,7 +50,7 @@ def test_image_store_reports_a_missing_image(tmp_path):
 def test_image_store_reports_a_changed_image(tmp_path):
     key = ImageStore(tmp_path).put(b"one")
     (tmp_path / f"{key}.png").write_bytes(b"two")
-    with pytest.raises(UserError, match=f"{key}.png has changed since it was written"):
+    with pytest.raises(UserError, match=f"{key}.png has changed since it was recorded"):
         ImageStore(tmp_path).get(key)
 
 

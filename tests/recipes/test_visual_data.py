@@ -155,7 +155,7 @@ def test_offline_visual_run_resumes_exactly_without_its_source(tmp_path: Path, p
     kept = {image: image.read_bytes() for image in images.iterdir()}
     for image in kept:
         image.write_bytes(png(32, 32))
-    with pytest.raises(UserError, match=r"The image .* has changed since it was written"):
+    with pytest.raises(UserError, match=r"the image .* has changed since it was recorded"):
         train(offline(tmp_path / "cut", [source], "awr", **config), resume=True, console=quiet())
     for image, data in kept.items():
         image.write_bytes(data)

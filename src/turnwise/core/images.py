@@ -16,6 +16,7 @@ from pathlib import Path
 
 from turnwise.core.bounded_cache import BoundedCache
 from turnwise.core.errors import UserError, read_failure
+from turnwise.core.image_encoding import MAX_IMAGE_BYTES
 
 MEMORY_BYTES = 256 << 20
 """Encoded images kept in memory by a store that can read them again from its folder."""
@@ -69,6 +70,23 @@ def count_images(ids: Iterable[int]) -> int:
     return sum(token < 0 and (-1 - token) % (1 << INDEX_BITS) == 0 for token in ids)
 
 
+def image_file(folder: Path, key: str) -> Path:
+    """Return the file of the image with this hash in an images/ folder."""
+    return folder / f"{key}.png"
+
+
+def read_image_file(file: Path) -> bytes:
+    """Return the bytes of HASH.png. Raise UserError if it is missing or has another hash."""
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(MAX_IMAGE_BYTES + 1)  # more has another hash anyway
+    except OSError as error:
+        raise UserError(f"the image {read_failure(file, error)}. Restore the images/ folder.") from error
+    if image_hash(data) != file.stem:
+        raise UserError(f"the image {file} has changed since it was recorded. Restore it from a copy.")
+    return data
+
+
 class ImageStore:
     """Encoded images by content hash.
 
@@ -81,14 +99,14 @@ class ImageStore:
         self._images = BoundedCache[bytes](len, None if folder is None else MEMORY_BYTES)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._images or (self._folder is not None and self._file(self._folder, key).exists())
+        return key in self._images or (self._folder is not None and image_file(self._folder, key).exists())
 
     def put(self, data: bytes) -> str:
         """Keep the image; return its hash."""
         key = image_hash(data)
         if key not in self._images:
             if self._folder is not None:
-                self._write(self._file(self._folder, key), data)
+                self._write(image_file(self._folder, key), data)
             self._images.put(key, data)
         if self.get(key) != data:
             raise UserError(f"Two images have the hash {key}, which happens once in a million runs. Change the seed.")
@@ -102,7 +120,7 @@ class ImageStore:
     def keep_in(self, folder: Path) -> None:
         """Write the images to a folder from now on, those that the store has included."""
         for key, data in self._images.items():
-            self._write(self._file(folder, key), data)
+            self._write(image_file(folder, key), data)
         self._folder, self._images.max_bytes = folder, MEMORY_BYTES
 
     def get(self, key: str) -> bytes:
@@ -111,19 +129,9 @@ class ImageStore:
             return kept
         if self._folder is None:
             raise UserError(f"Image {key} is not in the store. Keep the run's images/ folder with its trajectories.")
-        file = self._file(self._folder, key)
-        try:
-            data = file.read_bytes()
-        except OSError as error:
-            raise UserError(f"The image {read_failure(file, error)}. Restore the run's images/ folder.") from error
-        if image_hash(data) != key:
-            raise UserError(f"The image {file} has changed since it was written. Restore the run's images/ folder.")
+        data = read_image_file(image_file(self._folder, key))
         self._images.put(key, data)
         return data
-
-    @staticmethod
-    def _file(folder: Path, key: str) -> Path:
-        return folder / f"{key}.png"
 
     @staticmethod
     def _write(file: Path, data: bytes) -> None:

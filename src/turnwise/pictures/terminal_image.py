@@ -1,19 +1,16 @@
 """Images as text: two pixels per character, the upper as its colour and the lower as its background."""
 
-import io
-
-from turnwise.core.image_encoding import import_pillow
+from turnwise.core.image_encoding import import_pillow, open_image
 
 HALF_BLOCK = "\N{UPPER HALF BLOCK}"
 
 
 def image_to_text(data: bytes, max_columns: int) -> str:
     """Return an encoded image as lines of 24-bit colours, scaled down to `max_columns` characters."""
-    pil = import_pillow()
-    image = pil.Image.open(io.BytesIO(data)).convert("RGB")
+    image = open_image(data).convert("RGB")
     width = min(image.width, max_columns)
     height = max(2, 2 * round(image.height * width / image.width / 2))
-    pixels = image.resize((width, height), pil.Image.Resampling.BOX).load()
+    pixels = image.resize((width, height), import_pillow().Image.Resampling.BOX).load()
     return "\n".join(
         "".join(_cell(pixels[x, y], pixels[x, y + 1]) for x in range(width)) + "\x1b[0m" for y in range(0, height, 2)
     )

@@ -15,6 +15,7 @@ from turnwise.algos.off_policy_evaluation import OffPolicyEstimate, estimate_val
 from turnwise.config.load import build, find_run, read_run
 from turnwise.config.schema import Config, DataConfig
 from turnwise.core.errors import UserError
+from turnwise.core.images import image_file, read_image_file
 from turnwise.core.samples import Sample, on_device
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.packing import micro_batches, pack, unpack
@@ -34,7 +35,7 @@ from turnwise.recipes.datasets import (
 )
 from turnwise.recipes.resources import MICRO_TOKENS
 from turnwise.recipes.sources import find_checkpoint
-from turnwise.recipes.stored_images import StoredImages, find_images_folder, read_stored_image
+from turnwise.recipes.stored_images import StoredImages, find_images_folder
 from turnwise.record.images import IMAGES_FOLDER, image_hashes
 from turnwise.record.jsonl import encode_row
 from turnwise.training.estimate import env_turn_ids, turn_matrix
@@ -119,7 +120,7 @@ def inspect_data(source: str, episodes: Episodes) -> DataSummary:
         statuses=dict(statuses.most_common()),
         versions=(min(versions), max(versions)) if versions else None,
         images=len(images),
-        missing_images=sum(not (folder / f"{each}.png").is_file() for each in images),
+        missing_images=sum(not image_file(folder, each).is_file() for each in images),
     )
 
 
@@ -146,11 +147,11 @@ def export_data(run: str, to: Path, episodes: Episodes) -> int:
 def _copy_images(hashes: Sequence[str], source: Path, to: Path, where: str) -> None:
     for each in hashes:
         try:
-            data = read_stored_image(source / f"{each}.png")
+            data = read_image_file(image_file(source, each))
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
         to.mkdir(exist_ok=True)
-        (to / f"{each}.png").write_bytes(data)
+        image_file(to, each).write_bytes(data)
 
 
 def _dataset_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from turnwise.config.schema import Config
-from turnwise.core.errors import EnvironmentFailure, UserError, read_failure
-from turnwise.core.image_encoding import MAX_IMAGE_BYTES
-from turnwise.core.images import find_images, image_hash
+from turnwise.core.errors import EnvironmentFailure, UserError
+from turnwise.core.images import find_images, image_file, read_image_file
 from turnwise.core.trajectory import Trajectory, Turn
 from turnwise.engine.engines import ENGINES
 from turnwise.models.vision.processor import ImageProcessor
@@ -26,18 +25,6 @@ def find_images_folder(folder: Path) -> Path:
     """Return the images/ folder of a source's folder, or that of a run whose trajectories/ it is."""
     inside, beside = folder / IMAGES_FOLDER, folder.absolute().parent / IMAGES_FOLDER
     return beside if beside.is_dir() and not inside.is_dir() else inside
-
-
-def read_stored_image(file: Path) -> bytes:
-    """Return the bytes of HASH.png. Raise UserError if it is missing or too large, or has another hash."""
-    try:
-        with file.open("rb") as opened:
-            data = opened.read(MAX_IMAGE_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"the image {read_failure(file, error)}. Restore the source's images/ folder.") from error
-    if len(data) > MAX_IMAGE_BYTES or image_hash(data) != file.stem:
-        raise UserError(f"the image {file} has changed since it was recorded. Restore it from a copy.")
-    return data
 
 
 class StoredImages:
@@ -64,7 +51,7 @@ class StoredImages:
         if turn.images != find_images(turn.context_ids):
             raise UserError("its list of images is not that of its ids. Restore the file from a copy.")
         for span in turn.images:
-            file = folder / f"{span.hash}.png"
+            file = image_file(folder, span.hash)
             recorded, given = turn.context_ids[span.start : span.end], self._ids(file)
             if recorded != given:
                 raise UserError(
@@ -77,7 +64,7 @@ class StoredImages:
         """Return the ids from the first token of an image to its last one."""
         assert self._processor is not None
         try:
-            ids = self._processor.preview_ids(read_stored_image(file))
+            ids = self._processor.preview_ids(read_image_file(file))
         except EnvironmentFailure as error:
             raise UserError(f"the image {file} cannot be shown: {error}. Leave the episode out.") from error
         (span,) = find_images(ids)
@@ -87,7 +74,7 @@ class StoredImages:
         """Put the images with these hashes, or all that were checked, into the store of the model's processor."""
         for key in sorted(self._files.keys() if hashes is None else self._files.keys() & set(hashes)):
             assert self._processor is not None
-            self._processor.store.put(read_stored_image(self._files[key]))
+            self._processor.store.put(read_image_file(self._files[key]))
 
 
 def check_sampler_reads_images(trajectory: Trajectory, config: Config, where: str) -> None:

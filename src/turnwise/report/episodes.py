@@ -12,6 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from turnwise.core.image_encoding import PNG_SIGNATURE
+from turnwise.core.images import image_file
 from turnwise.pictures.picture import draw_picture_svg
 from turnwise.record.images import image_hashes
 from turnwise.record.jsonl_follower import parse_line
@@ -166,7 +167,7 @@ def _view_turn(turn: Mapping[str, Any], number: int, images: Path) -> TurnView:
 def _view_image(folder: Path, image_hash: str) -> ImageView:
     """Return the image, or a note if its file is missing, too large or not an image."""
     try:
-        with (folder / f"{image_hash}.png").open("rb") as file:
+        with image_file(folder, image_hash).open("rb") as file:
             data = file.read(MAX_SHOWN_IMAGE_BYTES + 1)
     except OSError:
         return ImageView(source="", note=f"image {image_hash} is not in the run folder")

@@ -1,15 +1,14 @@
 """Render SVG with resvg and compare it with the picture, inside a worker process with limits of time and memory."""
 
 import base64
-import io
 import random
 from collections.abc import Sequence
 
 import numpy
 import resvg_py
-from PIL import Image as PillowImage
 from PIL import ImageColor
 
+from turnwise.core.image_encoding import Image, open_image
 from turnwise.envs.adapters.worker import IllegalAction, WorkerEnv, WorkerStep
 from turnwise.envs.svg_reconstruction.scene import CANVAS, Shape, format_svg, random_scene, read_svg
 
@@ -56,13 +55,11 @@ def render(shapes: list[Shape], side: int) -> numpy.ndarray:
     png = resvg_py.svg_to_bytes(
         svg_string=format_svg(shapes), width=side, height=side, background="#ffffff", skip_system_fonts=True
     )
-    return numpy.asarray(PillowImage.open(io.BytesIO(png)).convert("RGB"))
+    return numpy.asarray(open_image(png).convert("RGB"))
 
 
 def encode(pixels: numpy.ndarray) -> str:
-    buffer = io.BytesIO()
-    PillowImage.fromarray(pixels).save(buffer, "PNG")
-    return base64.b64encode(buffer.getvalue()).decode("ascii")
+    return base64.b64encode(Image(pixels).data).decode("ascii")
 
 
 def pixel_score(drawn: numpy.ndarray, target: numpy.ndarray) -> float:
