@@ -185,8 +185,8 @@ IN_ENGINE = (
         ),
         (
             "adapters of vision towers are not merged",
-            "self._save(dict(merge_adapter(frozen, self._adapter)), frozen_path)",
-            "self._save({base_name(name): each for name, each in frozen.items() if not _is_update(name)}, frozen_path)",
+            "dict(merge_adapter(frozen, self._adapter))",
+            "{checkpoint_name(base_name(n)): each for n, each in frozen.items() if not _is_update(n)}",
         ),
     ),
     *mutants(
