@@ -5,10 +5,9 @@ import signal
 import ssl
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -70,11 +69,13 @@ def quick_sandbox() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         if sys.platform == "linux":
+            from turnwise.sandbox import shared
             from turnwise.sandbox.host import Sandbox
-            from turnwise.tools import python
 
-            start = partial(Sandbox.start, packages=("numpy",))
-            patch.setattr(python, "Sandbox", SimpleNamespace(start=start))
+            def start(limits: Any, *, packages: tuple[str, ...]) -> Any:
+                return Sandbox.start(limits, packages=tuple(name for name in packages if name != "sympy"))
+
+            patch.setattr(shared, "Sandbox", SimpleNamespace(start=start))
         yield
 
 

@@ -1,14 +1,13 @@
 """The tool `python`: run code in the sandbox. Variables persist within an episode."""
 
-import asyncio
-import atexit
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from turnwise.core.messages import ToolSpec
-from turnwise.sandbox.host import Sandbox, SandboxSession
+from turnwise.sandbox.host import SandboxSession
+from turnwise.sandbox.shared import SharedSandbox
 from turnwise.sandbox.types import RunResult, SandboxLimits
 from turnwise.tools.tool import ToolError, ToolResult, ToolRules
 
@@ -31,10 +30,7 @@ class PythonTool:
 
     def __init__(self, limits: SandboxLimits, *, concurrency: int = 64) -> None:
         self.rules = ToolRules(timeout_s=limits.timeout_s + GRACE_S, concurrency=concurrency, retries=1)
-        self._limits = limits
-        self._current: Sandbox | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._starting = asyncio.Lock()
+        self._sandbox = SharedSandbox(limits)
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if arguments.keys() != {"code"} or not isinstance(arguments["code"], str):
@@ -50,25 +46,7 @@ class PythonTool:
             session.close()
 
     async def session(self, seed: int) -> SandboxSession:
-        return (await self._sandbox()).session(seed)
-
-    async def _sandbox(self) -> Sandbox:
-        """The sandbox of the running event loop; one of an earlier loop is killed."""
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self.kill()
-            self._loop, self._starting = loop, asyncio.Lock()
-        async with self._starting:
-            if self._current is None:
-                self._current = await Sandbox.start(self._limits)
-                atexit.register(self._current.kill)
-            return self._current
-
-    def kill(self) -> None:
-        if self._current is not None:
-            atexit.unregister(self._current.kill)
-            self._current.kill()
-            self._current = None
+        return await self._sandbox.session(seed)
 
 
 @dataclass(slots=True)
