@@ -291,6 +291,11 @@ def test_python_install_includes_requirements_but_not_turnwise() -> None:
         find_python_install(("turnwise",))
 
 
+def test_python_install_preloads_packages_by_their_import_names() -> None:
+    pytest.importorskip("PIL")
+    assert find_python_install(("no-such-package", "pillow", "numpy")).preload == ("PIL", "numpy")
+
+
 def test_zygote_config_survives_json() -> None:
     config = ZygoteConfig(
         tier="landlock",

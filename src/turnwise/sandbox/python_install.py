@@ -5,7 +5,7 @@ the selected packages and their requirements are made readable one by one.
 """
 
 # Paths here are plain strings, as system calls take them.
-# ruff: noqa: PTH100, PTH110, PTH112, PTH113, PTH114, PTH115, PTH118, PTH119, PTH120, PTH208
+# ruff: noqa: PTH100, PTH110, PTH112, PTH113, PTH114, PTH115, PTH118, PTH120, PTH208
 
 import functools
 import importlib.metadata
@@ -41,7 +41,7 @@ class PythonInstall:
     search_path: tuple[str, ...]
     """sys.path of a session."""
     preload: tuple[str, ...]
-    """Packages that the zygote imports once, for all sessions."""
+    """Import names of the packages that the zygote imports once, for all sessions."""
 
 
 @functools.cache
@@ -64,7 +64,7 @@ def find_python_install(packages: tuple[str, ...] = DEFAULT_PACKAGES) -> PythonI
         packages=entries,
         links=tuple(links),
         search_path=(standard, os.path.join(standard, "lib-dynload"), *sites),
-        preload=tuple(name for name in packages if any(os.path.basename(entry) == name for entry in entries)),
+        preload=tuple(_import_names(packages)),
     )
 
 
@@ -122,16 +122,34 @@ def _installed(packages: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...
         if name in visited:
             continue
         visited.add(name)
-        try:
-            distribution = importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        site = str(distribution.locate_file("")).rstrip("/")
-        tops = sorted({file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"})
-        entries |= {f"{site}/{top}": None for top in tops if os.path.exists(f"{site}/{top}")}
-        sites[site] = None
-        queue += _requirements(distribution)
+        if (distribution := _find_distribution(name)) is not None:
+            site, tops = _contents(distribution)
+            entries |= {f"{site}/{top}": None for top in tops}
+            sites[site] = None
+            queue += _requirements(distribution)
     return tuple(entries), tuple(sites)
+
+
+def _import_names(packages: Sequence[str]) -> Iterator[str]:
+    """Yield the names of the installed packages' folders: pillow is imported as PIL."""
+    for name in packages:
+        if (distribution := _find_distribution(name)) is not None:
+            site, tops = _contents(distribution)
+            yield from (top for top in tops if os.path.exists(f"{site}/{top}/__init__.py"))
+
+
+def _find_distribution(name: str) -> importlib.metadata.Distribution | None:
+    try:
+        return importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _contents(distribution: importlib.metadata.Distribution) -> tuple[str, list[str]]:
+    """Return the site folder of a distribution and its files and folders there."""
+    site = str(distribution.locate_file("")).rstrip("/")
+    tops = sorted({file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"})
+    return site, [top for top in tops if os.path.exists(f"{site}/{top}")]
 
 
 def _requirements(distribution: importlib.metadata.Distribution) -> list[str]:

@@ -122,7 +122,11 @@ def warm_sympy(sympy: Any) -> None:
     str(sympy.sympify("x + 1/2"))
 
 
-WARM_UPS: Mapping[str, Callable[[Any], None]] = {"numpy": warm_numpy, "sympy": warm_sympy}
+def warm_pillow(pillow: Any) -> None:
+    importlib.import_module("PIL.Image").preinit()
+
+
+WARM_UPS: Mapping[str, Callable[[Any], None]] = {"numpy": warm_numpy, "sympy": warm_sympy, "PIL": warm_pillow}
 
 
 def warm_up(packages: tuple[str, ...]) -> None:
