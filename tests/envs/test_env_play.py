@@ -143,6 +143,16 @@ def test_play_reads_fenced_blocks_as_one_answer():
     assert "turn 1 of 6: reward 0\n" in text and "invalid" not in text
 
 
+def test_play_reads_an_answer_of_several_lines():
+    """Countdown reads an action across lines; in a second episode the input ends within the answer."""
+    lines = ["<think>hm</think><answer>1 +", "1", "+ 1</answer>", "q"]
+    _, text = played(lines, name="countdown")
+    assert "Several lines: from <answer> to </answer>." in text and "turn 1 of" in text and "turn 2 of" not in text
+    assert "No answer found" not in text
+    assert played(lines[:1], name="countdown")[1].endswith("You quit.")
+    assert "Several lines" not in played(["q"])[1]
+
+
 def test_play_lists_the_tools():
     _, text = played(["q"], name="search_qa")
     assert '"name": "search"' in text and "A call: <tool_call>" in text

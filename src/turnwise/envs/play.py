@@ -98,7 +98,8 @@ def _how_to_play(runner: EnvRunner) -> str:
     if not isinstance(runner.env, TextEnv):
         return f"Type a whole reply of the agent, or {quit_word}."
     several = f"actions (several with {SEPARATOR} between them)" if runner.env.max_actions_per_turn > 1 else "an action"
-    return f"Type {several}, hint, or {quit_word}."
+    lines = "" if runner.env.action_names else " Several lines: from <answer> to </answer>."
+    return f"Type {several}, hint, or {quit_word}.{lines}"
 
 
 def _quit_words(runner: EnvRunner) -> list[str]:
@@ -120,7 +121,9 @@ def _next_answer(runner: EnvRunner, read_line: ReadLine, write: Write) -> str | 
         if line == "hint":
             write(_hint(runner.env))
         elif line.startswith("```"):
-            return _block(line, read_line)
+            return _block(line, read_line, lambda last: last.strip() == "```")
+        elif "<answer>" in line and "</answer>" not in line:
+            return _block(line, read_line, lambda last: "</answer>" in last)
         elif line:
             return line if "<answer>" in line or _is_call(runner, line) else f"<answer>{line}</answer>"
 
@@ -138,10 +141,10 @@ def _is_call(runner: EnvRunner, line: str) -> bool:
     return isinstance(runner.env, ToolEnv) and parse_calls(line, runner.env.params.style).attempted
 
 
-def _block(first: str, read_line: ReadLine) -> str | None:
-    """Read a fenced block up to its closing line."""
+def _block(first: str, read_line: ReadLine, is_last: Callable[[str], bool]) -> str | None:
+    """Read an answer of several lines."""
     lines = [first]
-    while len(lines) == 1 or lines[-1].strip() != "```":
+    while len(lines) == 1 or not is_last(lines[-1]):
         try:
             lines.append(_read(read_line))
         except EOFError:
