@@ -46,7 +46,7 @@ def check_machine(runs: Path) -> list[Finding]:
 def _sandbox() -> Iterator[Finding]:
     """Start a sandbox of each kind and report which work."""
     first, *others = sandbox_report()
-    fix = "only environments that run code need it" if first.startswith("sandbox: none") else ""
+    fix = "only environments that run code or render SVG need it" if first.startswith("sandbox: none") else ""
     yield Finding(name="sandbox", found=first.removeprefix("sandbox: "), fix=fix, required=False)
     for line in others:
         name, _, found = line.strip().partition(": ")

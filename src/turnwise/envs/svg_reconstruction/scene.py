@@ -30,6 +30,8 @@ NUMBERS: dict[str, tuple[str, ...]] = {
 PAINT = ("fill", "stroke", "stroke-width", "opacity", "fill-opacity", "stroke-opacity", "fill-rule", "stroke-linejoin")
 IGNORED = ("id", "class", "version", "width", "height", "viewBox", "preserveAspectRatio", "xmlns")
 """Attributes of the root that the renderer sets itself."""
+MAX_CHARS = 2000
+"""Characters of an answer."""
 MAX_ELEMENTS, MAX_DEPTH, MAX_VALUE, MAX_NUMBER = 64, 8, 1000, 10_000.0
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 PAINT_VALUE = re.compile(r"[#\w.,%() +-]{1,60}")
@@ -105,6 +107,8 @@ def format_svg(shapes: list[Shape]) -> str:
 
 def read_svg(text: str) -> list[Shape]:
     """Return the shapes of an SVG file. Raises ValueError, with a reason for the agent, for anything else."""
+    if len(text) > MAX_CHARS:
+        raise ValueError(f"at most {MAX_CHARS} characters of SVG")
     if "<!" in text or "<?" in text:
         raise ValueError("write the svg element only, without <! and <?")
     try:
