@@ -86,6 +86,14 @@ def test_gymnasium_invalid_actions_cost_as_much_as_a_step() -> None:
     assert result.invalid and result.reward == -3
 
 
+@pytest.mark.parametrize(("name", "symbol"), [("FrozenLake-v1", "H hole"), ("CliffWalking-v1", "x you")])
+def test_gymnasium_rules_explain_symbols_that_are_shown(name: str, symbol: str) -> None:
+    pytest.importorskip("PIL")
+    pytest.importorskip("pygame")
+    shown = {form: symbol in begun(id=name, observation=form).env.rules() for form in ("text", "image", "both")}
+    assert shown == {"text": True, "image": False, "both": True}
+
+
 def test_gymnasium_rules_describe_randomness() -> None:
     assert "chance 0.33" in begun(id="FrozenLake-v1").env.rules()
     assert "chance 0.8," in begun(options={"is_rainy": True}).env.rules()

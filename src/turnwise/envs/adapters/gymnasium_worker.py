@@ -44,6 +44,8 @@ class KnownEnv:
     """Reward of a step that achieves nothing; also the default of invalid actions, which must not be cheaper."""
     describe: Callable[[Any, Any], str]
     """(unwrapped environment, observation) -> the state in words."""
+    symbols: str = ""
+    """Meaning of the symbols in those words."""
     describe_randomness: Callable[[Options], str] = lambda options: ""
     """Sentence of the rules about random outcomes, given the options."""
     draw_options: Callable[[Options, int], Options] = lambda options, seed: options
@@ -122,8 +124,9 @@ def blackjack(env: Any, observation: Any) -> str:
 
 
 CLIFF = KnownEnv(
-    rules="Walk from the bottom left to T. A step costs 1; the cliff C costs 100 and sends you back to the start.\n"
-    "x you, o ground, C cliff, T goal.",
+    rules="Walk from the bottom left to the goal at the bottom right. A step costs 1; the cliff costs 100 and sends "
+    "you back to the start.",
+    symbols="x you, o ground, C cliff, T goal.",
     actions=("Up", "Right", "Down", "Left"),
     success_at=-1.0,
     step_reward=-1.0,
@@ -131,7 +134,8 @@ CLIFF = KnownEnv(
     describe_randomness=cliff_randomness,
 )
 LAKE = KnownEnv(
-    rules="Walk over the ice to the goal. A hole ends the game.\nP you, S start, F ice, H hole, G goal.",
+    rules="Walk over the ice to the goal. A hole ends the game.",
+    symbols="P you, S start, F ice, H hole, G goal.",
     actions=("Left", "Down", "Right", "Up"),
     success_at=1.0,
     describe=lake,
@@ -208,8 +212,9 @@ class GymnasiumWorkerEnv(WorkerEnv):
     def about(self) -> dict[str, Any]:
         rules = RULES if self.is_minigrid else f"Gymnasium's {self.spec.id}."
         if self.known:
+            symbols = self.known.symbols if self.shows_text else ""
             randomness = self.known.describe_randomness(self.spec.kwargs | self.options)
-            rules = f"{self.known.rules}\n{randomness}".strip()
+            rules = "\n".join(line for line in (self.known.rules, symbols, randomness) if line)
         return {"rules": rules, "actions": list(self.names), "invalid_reward": self.invalid_reward}
 
     def reset(self, seed: int) -> WorkerStep:
