@@ -11,21 +11,19 @@ So equal ids mean equal content, also with images: prefixes are shared, cached a
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from turnwise.core.bounded_cache import BoundedCache
 from turnwise.core.errors import UserError, read_failure
 from turnwise.core.image_encoding import MAX_IMAGE_BYTES
 
-MEMORY_BYTES = 256 << 20
-"""Encoded images kept in memory by a store that can read them again from its folder."""
-
-
 INDEX_BITS = 14
-"""An image has at most 2 ** INDEX_BITS tokens."""
+MAX_IMAGE_TOKENS = 1 << INDEX_BITS
+"""Most tokens of an image."""
 HASH_BITS = 63 - INDEX_BITS
 """Two of a million images have equal hashes with a probability of 0.1 %; the store then raises."""
+MEMORY_BYTES = 256 << 20
+"""Encoded images kept in memory by a store that can read them again from its folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +38,12 @@ class ImageSpan:
 
 def image_hash(data: bytes) -> str:
     """Return the content hash of an encoded image, which is also the name of its file."""
-    return f"{int.from_bytes(hashlib.sha256(data).digest()[:8]) >> (64 - HASH_BITS):013x}"
+    return format_hash(int.from_bytes(hashlib.sha256(data).digest()[:8]) >> (64 - HASH_BITS))
+
+
+def format_hash(number: int) -> str:
+    """Return the hash that this number of HASH_BITS bits is."""
+    return f"{number:013x}"
 
 
 def image_token_id(key: str, index: int) -> int:
@@ -50,24 +53,29 @@ def image_token_id(key: str, index: int) -> int:
 
 def image_of_token(token: int) -> tuple[str, int]:
     """Return the hash of the image and the index of the token in it, for an id below 0."""
-    code, index = divmod(-1 - token, 1 << INDEX_BITS)
-    return f"{code:013x}", index
+    number, index = divmod(-1 - token, MAX_IMAGE_TOKENS)
+    return format_hash(number), index
 
 
 def find_images(ids: Sequence[int]) -> tuple[ImageSpan, ...]:
     """Return the images among the ids, in order."""
-    places = [position for position, token in enumerate(ids) if token < 0]
-    follows = [ids[later] == ids[earlier] - 1 for earlier, later in pairwise(places)]  # the same image
-    starts = [index for index, same in enumerate([False, *follows]) if not same] if places else []
+    starts: list[int] = []
+    ends: list[int] = []
+    for position in [position for position, token in enumerate(ids) if token < 0]:
+        if ends and ids[position] == ids[ends[-1] - 1] - 1:  # the next token of the same image
+            ends[-1] = position + 1
+        else:
+            starts.append(position)
+            ends.append(position + 1)
     return tuple(
-        ImageSpan(hash=image_of_token(ids[places[start]])[0], start=places[start], end=places[end - 1] + 1)
-        for start, end in pairwise([*starts, len(places)])
+        ImageSpan(hash=image_of_token(ids[start])[0], start=start, end=end)
+        for start, end in zip(starts, ends, strict=True)
     )
 
 
 def count_images(ids: Iterable[int]) -> int:
     """Return the number of images that begin among the ids."""
-    return sum(token < 0 and (-1 - token) % (1 << INDEX_BITS) == 0 for token in ids)
+    return sum(token < 0 and image_of_token(token)[1] == 0 for token in ids)
 
 
 def image_file(folder: Path, key: str) -> Path:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.core.errors import UserError
-from turnwise.core.images import INDEX_BITS, image_of_token
+from turnwise.core.images import MAX_IMAGE_TOKENS, image_of_token
 from turnwise.core.random_streams import address, random_stream
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.replay_files import (
@@ -183,7 +183,7 @@ class Replay:
         found: set[str] = set()
         for entry in self.entries:
             codes = -1 - self._parts[entry.part].arrays(entry)[0]
-            first = codes[(codes >= 0) & (codes % (1 << INDEX_BITS) == 0)]  # of each image's tokens
+            first = codes[(codes >= 0) & (codes % MAX_IMAGE_TOKENS == 0)]  # of each image's tokens
             found.update(image_of_token(-1 - code)[0] for code in np.unique(first).tolist())
         return found
 

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.vision_utils import get_vision_position_ids
 
 from turnwise.core.bounded_cache import BoundedCache
-from turnwise.core.images import INDEX_BITS, find_images
+from turnwise.core.images import INDEX_BITS, MAX_IMAGE_TOKENS, find_images, format_hash
 from turnwise.models.vision.processor import ImageProcessor, ProcessedImage
 
 CACHE_BYTES = 256 << 20
@@ -75,7 +75,7 @@ class ImageEncoder:
             self._forget_if_changed(tower)
             tables = self._cached(trunk, keys, exact=not trained and not tower[0].is_cuda)
         sizes = torch.tensor([len(each) for each in tables])
-        rows = (sizes.cumsum(0) - sizes)[inverse] + (codes & ((1 << INDEX_BITS) - 1))
+        rows = (sizes.cumsum(0) - sizes)[inverse] + codes % MAX_IMAGE_TOKENS
         return torch.cat(tables).index_select(0, send(rows, tables[0].device))
 
     def zero_features(self, trunk: Any) -> Tensor | None:
@@ -208,8 +208,8 @@ def hashes_in(ids: Tensor) -> list[str]:
     return _hashes(((-1 - ids[ids < 0]) >> INDEX_BITS).unique())
 
 
-def _hashes(codes: Tensor) -> list[str]:
-    return [f"{code:013x}" for code in codes.tolist()]
+def _hashes(numbers: Tensor) -> list[str]:
+    return [format_hash(number) for number in numbers.tolist()]
 
 
 @lru_cache(maxsize=256)

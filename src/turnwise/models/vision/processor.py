@@ -11,7 +11,7 @@ from torch import Tensor
 from turnwise.core.bounded_cache import BoundedCache
 from turnwise.core.errors import EnvironmentFailure, ImageError, UserError
 from turnwise.core.image_encoding import PNG_SIGNATURE, encode_png, import_pillow, open_image, to_rgb
-from turnwise.core.images import INDEX_BITS, ImageStore, image_hash, image_token_id
+from turnwise.core.images import MAX_IMAGE_TOKENS, ImageStore, format_hash, image_hash, image_token_id
 from turnwise.models.vision.patches import Patches
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class ImageProcessor:
     @cached_property
     def blank(self) -> ProcessedImage:
         """A white image, which is in no context."""
-        return self._process(f"{0:013x}", import_pillow().Image.new("RGB", (BLANK_SIDE, BLANK_SIDE), "white"))
+        return self._process(format_hash(0), import_pillow().Image.new("RGB", (BLANK_SIDE, BLANK_SIDE), "white"))
 
     def _process(self, key: str, image: "Image") -> ProcessedImage:
         found = None if self._patches is None else self._patches.cut(image)
@@ -91,14 +91,16 @@ class ImageProcessor:
             tokens = list(self._encode(self.processor.replace_image_token(found, image_idx=0)))
         else:
             tokens = list(self._tokens_of_grid(*found["image_grid_thw"][0].tolist()))
-        places = [position for position, token in enumerate(tokens) if token == self.placeholder_id]
-        if len(places) > 1 << INDEX_BITS:
-            raise UserError(f"An image has {len(places)} tokens, more than {1 << INDEX_BITS}. Return smaller images.")
+        positions = [position for position, token in enumerate(tokens) if token == self.placeholder_id]
+        if len(positions) > MAX_IMAGE_TOKENS:
+            raise UserError(
+                f"An image has {len(positions)} tokens, more than {MAX_IMAGE_TOKENS}. Return smaller images."
+            )
         first = image_token_id(key, 0)
-        for index, position in enumerate(places):
+        for index, position in enumerate(positions):
             tokens[position] = first - index
         inputs = {name: value for name, value in found.items() if isinstance(value, Tensor)}
-        return ProcessedImage(ids=tuple(tokens), count=len(places), inputs=inputs)
+        return ProcessedImage(ids=tuple(tokens), count=len(positions), inputs=inputs)
 
     def _call_processor(self, image: "Image") -> Any:
         try:
