@@ -25,6 +25,7 @@ from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.loading.lora import LoraSettings, add_lora
 from turnwise.models.loading.save import save_model
 from turnwise.models.memory.plan import PAGE
+from turnwise.models.vision import processor
 from turnwise.models.vision.encoder import EXACT_BATCH, ImageEncoder, image_encoder, vision_parameters
 from turnwise.models.vision.patch_encoder import MERGE
 from turnwise.models.vision.processor import ProcessedImage, decode_image
@@ -370,6 +371,14 @@ def test_saved_vision_model_reads_images_alike(folders: Path, tmp_path: Path) ->
     batch = pack([sample_of(ids, 2)])
     # Not bit for bit: on some processors the last bits depend on where in memory the weights lie.
     torch.testing.assert_close(*(packed_logits(each.model, batch, batch.sources)[0] for each in (loaded, again)))
+
+
+def test_image_with_too_many_tokens_fails_the_environment(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "MAX_IMAGE_TOKENS", 3)
+    images = load(TINY_VLM, folders).images
+    assert images is not None
+    with pytest.raises(EnvironmentFailure, match="16 x 16 pixels has 4 tokens, more than 3: return smaller images"):
+        images.ids(png(16, 16))
 
 
 def test_damaged_image_fails_the_environment(folders: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from turnwise.core.bounded_cache import BoundedCache
-from turnwise.core.errors import EnvironmentFailure, ImageError, UserError
+from turnwise.core.errors import EnvironmentFailure, ImageError
 from turnwise.core.image_encoding import PNG_SIGNATURE, encode_png, import_pillow, open_image, to_rgb
 from turnwise.core.images import MAX_IMAGE_TOKENS, ImageStore, format_hash, image_hash, image_token_id
 from turnwise.models.vision.patches import Patches
@@ -93,8 +93,10 @@ class ImageProcessor:
             tokens = list(self._tokens_of_grid(*found["image_grid_thw"][0].tolist()))
         positions = [position for position, token in enumerate(tokens) if token == self.placeholder_id]
         if len(positions) > MAX_IMAGE_TOKENS:
-            raise UserError(
-                f"An image has {len(positions)} tokens, more than {MAX_IMAGE_TOKENS}. Return smaller images."
+            width, height = image.size
+            raise EnvironmentFailure(
+                f"an image of {width} x {height} pixels has {len(positions)} tokens, more than {MAX_IMAGE_TOKENS}: "
+                "return smaller images"
             )
         first = image_token_id(key, 0)
         for index, position in enumerate(positions):
