@@ -27,8 +27,8 @@ from turnwise.envs.web_shop.env import WebShop
 from turnwise.envs.web_shop.pages import Page, ProductPage, ResultsPage, SearchPage
 from turnwise.envs.web_shop.screenshot import page_blocks
 from turnwise.pictures import web_page
+from turnwise.pictures.fonts import load_built_in_font
 from turnwise.pictures.glyphs import paste_text, text_width
-from turnwise.pictures.raster import load_built_in_font
 from turnwise.pictures.shapes import Label, Polylines, Rect
 from turnwise.pictures.web_page import PAGE_WIDTH, SELECTED_FILL, draw_page, lay_out_page
 

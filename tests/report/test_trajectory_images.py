@@ -8,7 +8,7 @@ pil = pytest.importorskip("PIL", reason="pictures as PNG and GIF need Pillow: pi
 from PIL import Image, ImageChops  # noqa: E402
 
 from turnwise.core.errors import UserError  # noqa: E402
-from turnwise.pictures import raster  # noqa: E402
+from turnwise.pictures import fonts  # noqa: E402
 from turnwise.pictures.gridworlds import CELL  # noqa: E402
 from turnwise.pictures.picture import draw_picture  # noqa: E402
 from turnwise.pictures.raster import drawing_to_image  # noqa: E402
@@ -91,30 +91,30 @@ def test_collect_pictures_keeps_first_and_last_of_a_long_trajectory() -> None:
 
 def test_split_by_font_finds_a_glyph_in_every_script(optional_part: Any) -> None:
     """No character is drawn as the box for missing ones, if the machine has the fonts."""
-    if (missing := raster.describe_missing_fonts()) is not None:
+    if (missing := fonts.describe_missing_fonts()) is not None:
         optional_part(missing)
     for letter in "aß漢あ한┌│🦊":
-        for piece, font, _ in raster.split_by_font(letter, raster.font_chain(bold=False, mono=False), 32):
-            box = font.getmask(raster.UNASSIGNED)
+        for piece, font, _ in fonts.split_by_font(letter, fonts.font_chain(bold=False, mono=False), 32):
+            box = font.getmask(fonts.UNASSIGNED)
             assert (font.getmask(piece).size, bytes(font.getmask(piece))) != (box.size, bytes(box)), letter
 
 
 def test_drawing_to_image_keeps_emoji_colours(optional_part: Any) -> None:
-    if raster.find_font(raster.EMOJI_FONTS[:3]) is None:
+    if fonts.find_font(fonts.EMOJI_FONTS[:3]) is None:
         optional_part("no font with colour emoji was found: install fonts-noto-color-emoji")
     image = drawing_to_image(draw_picture({"rows": [["🦊"]], "caption": "", "info": {}}))
     assert any(red > 200 and blue < 90 for _, (red, _, blue) in image.getcolors(1 << 20))  # type: ignore[misc]
 
 
 def test_split_by_font_keeps_the_text() -> None:
-    chain = raster.font_chain(bold=False, mono=False)
-    pieces = [piece for piece, _, _ in raster.split_by_font("abc 漢字 x", chain, 20)]
+    chain = fonts.font_chain(bold=False, mono=False)
+    pieces = [piece for piece, _, _ in fonts.split_by_font("abc 漢字 x", chain, 20)]
     assert "".join(pieces) == "abc 漢字 x"
 
 
 def test_drawing_to_image_works_without_installed_fonts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raster, "installed_fonts", dict)
-    assert "fonts-noto-cjk" in (raster.describe_missing_fonts() or "")
+    monkeypatch.setattr(fonts, "installed_fonts", dict)
+    assert "fonts-noto-cjk" in (fonts.describe_missing_fonts() or "")
     image = drawing_to_image(draw_picture({"rows": [["hello"]], "caption": "", "info": {}}))
     assert len(image.getcolors(1 << 20) or []) > 10
 
