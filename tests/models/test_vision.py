@@ -240,7 +240,7 @@ def test_features_of_a_batch_match_those_of_single_images(
         monkeypatch.setattr(
             encoder,
             "_forward",
-            lambda trunk, images, *names: sizes.append(len(images)) or forward(trunk, images, *names),
+            lambda trunk, images: sizes.append(len(images)) or forward(trunk, images),
         )
         found = encoder.features(trunk, tokens)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
@@ -267,7 +267,7 @@ def test_frozen_tower_runs_on_batches_if_they_are_exact(
     loaded = load(TINY_VLM, folders)
     processor, encoder, sizes = loaded.images, ImageEncoder(loaded.images, MERGE), list[int]()
 
-    def forward(trunk: Any, images: list[ProcessedImage], names: list[str]) -> list[Tensor]:
+    def forward(trunk: Any, images: list[ProcessedImage]) -> list[Tensor]:
         sizes.append(len(images))
         tables = [image.inputs["pixel_values"].float().mean().expand(image.count, 8) for image in images]
         return tables if is_exact or len(images) == 1 else [*tables[:-1], tables[-1] + 1]

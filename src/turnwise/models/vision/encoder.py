@@ -84,8 +84,7 @@ class ImageEncoder:
             return None
         if not any(each.requires_grad for each in vision_parameters(trunk)):
             return None
-        blank = self.processor.blank
-        (table,) = self._forward(trunk, [blank], _input_names(trunk, blank))
+        (table,) = self._forward(trunk, [self.processor.blank])
         return 0 * table.sum()
 
     def _forget_if_changed(self, tower: Iterable[nn.Parameter]) -> None:
@@ -98,6 +97,7 @@ class ImageEncoder:
     @torch.inference_mode(False)
     @torch.no_grad()
     def _cached(self, trunk: Any, keys: Sequence[str], *, exact: bool) -> list[Tensor]:
+        """Return the features of each image, [T, H], computing only those that are not in the cache."""
         found = {key: table for key in keys if (table := self._features.get(key)) is not None}
         missing = [key for key in keys if key not in found]
         for batch in self._exact_batches(trunk, missing) if exact else _split(missing, MAX_BATCH):
@@ -128,38 +128,36 @@ class ImageEncoder:
         case = torch.get_num_threads(), *layout
         if case not in self._exact:
             image = self.processor.process(key)
-            names = _input_names(trunk, image)
-            (alone,) = self._forward(trunk, [image], names)
-            self._exact[case] = all(torch.equal(alone, each) for each in self._forward(trunk, [image] * size, names))
+            (alone,) = self._forward(trunk, [image])
+            self._exact[case] = all(torch.equal(alone, each) for each in self._forward(trunk, [image] * size))
         return self._exact[case]
 
     def _encode(self, trunk: Any, keys: Sequence[str]) -> list[Tensor]:
         """Return the features of each image, [T, H]. The vision tower runs once on all inputs of equal shape."""
-        read = signature(trunk.get_image_features).parameters
         groups: dict[tuple[Any, ...], dict[str, ProcessedImage]] = {}
         for key in keys:
             image = self.processor.process(key)
-            alike = tuple((name, each.dtype, each.shape[1:]) for name, each in image.inputs.items() if name in read)
-            groups.setdefault(alike, {})[key] = image
+            shapes = tuple((name, value.dtype, value.shape[1:]) for name, value in _tower_inputs(trunk, image).items())
+            groups.setdefault(shapes, {})[key] = image
         tables: dict[str, Tensor] = {}
-        for alike, images in groups.items():
-            names = [name for name, *_ in alike]
-            tables |= zip(images, self._forward(trunk, list(images.values()), names), strict=True)
+        for images in groups.values():
+            tables |= zip(images, self._forward(trunk, list(images.values())), strict=True)
         return [tables[key] for key in keys]
 
-    def _forward(self, trunk: Any, images: Sequence[ProcessedImage], names: Sequence[str]) -> Sequence[Tensor]:
-        """Run the vision tower on these inputs of the images."""
+    def _forward(self, trunk: Any, images: Sequence[ProcessedImage]) -> Sequence[Tensor]:
+        """Run the vision tower on images whose inputs have equal shapes."""
         weight = trunk.get_input_embeddings().weight
-        joined = {name: torch.cat([image.inputs[name] for image in images]) for name in names}
-        stays = () if trunk.config.model_type in GRIDS_ON_DEVICE else (GRIDS,)
-        inputs = {name: each if name in stays else send(each, weight.device) for name, each in joined.items()}
-        inputs = {name: self.processor.expand(value) for name, value in inputs.items()}
-        inputs = {
-            name: value.to(weight.dtype) if value.is_floating_point() else value for name, value in inputs.items()
-        }
+        on_host = () if trunk.config.model_type in GRIDS_ON_DEVICE else (GRIDS,)
+        inputs: dict[str, Tensor] = {}
+        for name in _tower_inputs(trunk, images[0]):
+            value = torch.cat([image.inputs[name] for image in images])
+            if name not in on_host:
+                value = self.processor.expand(send(value, weight.device))
+            inputs[name] = value.to(weight.dtype) if value.is_floating_point() else value
         if self.merge_size is not None:  # else computed by a dozen operations per image on the device
-            places = [patch_positions(self.merge_size, *grid) for grid in joined[GRIDS].tolist()]
-            inputs["position_ids"] = send(torch.cat(places), weight.device)
+            grids = torch.cat([image.inputs[GRIDS] for image in images]).tolist()
+            positions = torch.cat([patch_positions(self.merge_size, *grid) for grid in grids])
+            inputs["position_ids"] = send(positions, weight.device)
         found = trunk.get_image_features(**inputs, return_dict=True)
         tables = [found.pooler_output, *(found.get("deepstack_features") or ())]
         whole = [each if isinstance(each, Tensor) else torch.cat(list(each)) for each in tables]
@@ -189,9 +187,10 @@ class ImageEncoder:
         return grid_of(time, rows // merge_size, columns // merge_size)
 
 
-def _input_names(trunk: Any, image: ProcessedImage) -> list[str]:
+def _tower_inputs(trunk: Any, image: ProcessedImage) -> dict[str, Tensor]:
     """Return the inputs of an image that the model's vision tower reads."""
-    return [name for name in image.inputs if name in signature(trunk.get_image_features).parameters]
+    read = signature(trunk.get_image_features).parameters
+    return {name: value for name, value in image.inputs.items() if name in read}
 
 
 def _split(keys: Sequence[str], size: int) -> Iterator[Sequence[str]]:
