@@ -12,7 +12,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import load_model
 from turnwise.models.vision.encoder import image_encoder
-from turnwise.models.vision.patches import Patches
+from turnwise.models.vision.patches import PatchCutter
 from turnwise.models.vision.processor import decode_image
 from turnwise.models.vision.tower import batched_attention, sequence_lengths
 from vision_models_for_tests import png, write_vision_model
@@ -64,11 +64,11 @@ def test_patches_take_their_values_from_a_processor_of_either_backend() -> None:
     processor_class = type("Qwen2VLImageProcessor", (Qwen2VLImageProcessorPil,), {})
     processor = processor_class(patch_size=4, merge_size=2, min_pixels=64, max_pixels=4096, image_mean=[0.1, 0.2, 0.3])
     image = decode_image(png(24, 16))
-    patches = Patches.of(processor)
-    assert patches is not None
-    found = patches.cut(image)
+    cutter = PatchCutter.for_processor(processor)
+    assert cutter is not None
+    found = cutter.cut(image)
     assert found is not None and found["pixel_values"].dtype == torch.uint8
-    assert torch.equal(patches.expand(found["pixel_values"]), processor([image], return_tensors="pt")["pixel_values"])
+    assert torch.equal(cutter.expand(found["pixel_values"]), processor([image], return_tensors="pt")["pixel_values"])
 
 
 def test_patches_are_refused_for_a_processor_that_does_more() -> None:
@@ -78,8 +78,8 @@ def test_patches_are_refused_for_a_processor_that_does_more() -> None:
             found["pixel_values"][0, 0] += 1
             return found
 
-    assert Patches.of(Qwen2VLImageProcessor(patch_size=4, min_pixels=64)) is None
-    assert Patches.of(Qwen2VLImageProcessorPil(patch_size=4, min_pixels=64, do_normalize=False)) is None
+    assert PatchCutter.for_processor(Qwen2VLImageProcessor(patch_size=4, min_pixels=64)) is None
+    assert PatchCutter.for_processor(Qwen2VLImageProcessorPil(patch_size=4, min_pixels=64, do_normalize=False)) is None
 
 
 def count_attention(monkeypatch: pytest.MonkeyPatch) -> list[None]:

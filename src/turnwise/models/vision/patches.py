@@ -22,26 +22,23 @@ PROCESSORS = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorPil")
 STEPS = ("do_resize", "do_convert_rgb", "do_rescale", "do_normalize")
 
 
-class Patches:
+class PatchCutter:
     """Does the work of an image processor on images that it would not resize."""
 
     def __init__(self, processor: Any) -> None:
-        self._size, self._merge, self._repeats = (
-            processor.patch_size,
-            processor.merge_size,
-            processor.temporal_patch_size,
-        )
+        self._size, self._merge = processor.patch_size, processor.merge_size
+        self._repeats = processor.temporal_patch_size
         self._limits = processor.size["shortest_edge"], processor.size["longest_edge"]
         self._table = torch.zeros(3 * 256)
         """Value of each byte, by channel."""
 
     @classmethod
-    def of(cls, processor: Any) -> "Patches | None":
-        """Return the patches of an image processor, or None if it is another one or leaves steps out."""
+    def for_processor(cls, processor: Any) -> "PatchCutter | None":
+        """Return one with the values of an image processor; None if that is of another class or leaves steps out."""
         if type(processor).__name__ not in PROCESSORS or not all(getattr(processor, step) for step in STEPS):
             return None
-        patches = cls(processor)
-        return patches if patches._read_table(processor) else None
+        cutter = cls(processor)
+        return cutter if cutter._read_table(processor) else None
 
     def _read_table(self, processor: Any) -> bool:
         """Let the processor compute the values of all bytes. Returns whether it does what `cut` and `expand` do."""
@@ -55,7 +52,7 @@ class Patches:
         values = processor([image], return_tensors="pt")["pixel_values"]
         patches = found["pixel_values"]
         first = values.view(len(values), 3, self._repeats, -1)[:, :, 0]
-        self._table[self._places(patches)[:, :, 0]] = first
+        self._table[self._table_indices(patches)[:, :, 0]] = first
         return torch.equal(self.expand(patches), values)
 
     def cut(self, image: "Image") -> dict[str, Tensor] | None:
@@ -73,10 +70,10 @@ class Patches:
         """Return the pixel values of bytes, on their device. [P, 3 * size * size] -> [P, 3 * repeats * size * size]"""
         if self._table.device != patches.device:
             self._table = self._table.to(patches.device)
-        values = self._table[self._places(patches)]
+        values = self._table[self._table_indices(patches)]
         return values.expand(-1, -1, self._repeats, -1).reshape(len(patches), -1)
 
-    def _places(self, patches: Tensor) -> Tensor:
+    def _table_indices(self, patches: Tensor) -> Tensor:
         """Return the index of each byte in the table. [P, 3 * size * size] -> [P, 3, 1, size * size]"""
         offsets = torch.arange(0, 3 * 256, 256, device=patches.device).view(1, 3, 1, 1)
         return patches.view(len(patches), 3, 1, -1).int() + offsets

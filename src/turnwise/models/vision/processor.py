@@ -12,7 +12,7 @@ from turnwise.core.bounded_cache import BoundedCache
 from turnwise.core.errors import EnvironmentFailure, ImageError
 from turnwise.core.image_encoding import PNG_SIGNATURE, encode_png, import_pillow, open_image, to_rgb
 from turnwise.core.images import MAX_IMAGE_TOKENS, ImageStore, format_hash, image_hash, image_token_id
-from turnwise.models.vision.patches import Patches
+from turnwise.models.vision.patches import PatchCutter
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,7 +30,7 @@ class ProcessedImage:
     count: int
     """Number of tokens of the image: one for each of its features."""
     inputs: dict[str, Tensor]
-    """Pixels and grids, by the names of the model's arguments. Pixels may be bytes, which `expand` makes values of."""
+    """Pixels and grids, by the names of the model's arguments. Pixels may be bytes, which `expand` converts."""
 
     @property
     def size_bytes(self) -> int:
@@ -50,7 +50,7 @@ class ImageProcessor:
         """Text that chat templates write in place of an image."""
         defaults = getattr(processor.valid_processor_kwargs, "_defaults", {}).get("images_kwargs", {})
         self._settings = {**getattr(processor, "images_kwargs", {}), **defaults}  # since transformers 5.23, and before
-        self._patches = None if self._settings else Patches.of(processor.image_processor)
+        self._cutter = None if self._settings else PatchCutter.for_processor(processor.image_processor)
         self._encode = lru_cache(maxsize=256)(self._encode_text)
         self._tokens_of_grid = lru_cache(maxsize=256)(self._encode_grid)
         self._processed = BoundedCache[ProcessedImage](attrgetter("size_bytes"), MEMORY_BYTES)
@@ -85,7 +85,7 @@ class ImageProcessor:
         return self._process(format_hash(0), import_pillow().Image.new("RGB", (BLANK_SIDE, BLANK_SIDE), "white"))
 
     def _process(self, key: str, image: "Image") -> ProcessedImage:
-        found = None if self._patches is None else self._patches.cut(image)
+        found = None if self._cutter is None else self._cutter.cut(image)
         if found is None:
             found = self._call_processor(image)
             tokens = list(self._encode(self.processor.replace_image_token(found, image_idx=0)))
@@ -115,7 +115,7 @@ class ImageProcessor:
 
     def expand(self, values: Tensor) -> Tensor:
         """Return the values of an input of several images: those of its bytes, if it has bytes."""
-        return values if self._patches is None or values.dtype != torch.uint8 else self._patches.expand(values)
+        return values if self._cutter is None or values.dtype != torch.uint8 else self._cutter.expand(values)
 
     def _encode_text(self, text: str) -> list[int]:
         """Encode what stands for an image, which is the same for all images of its size."""
