@@ -16,7 +16,7 @@ from turnwise.pictures.raster import drawing_to_image
 from turnwise.pictures.shapes import Drawing, SizedShapes
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Pixels
+    from PIL.Image import Image as PillowImage
 
 Rows = tuple[tuple[str, ...], ...]
 
@@ -56,13 +56,13 @@ def _draw(rows: Rows, caption: str, cell_pixels: int) -> bytes:
     return Image(_rasterize(draw_cells([list(row) for row in rows], caption), cell_pixels)).data
 
 
-def _rasterize(sized: SizedShapes, cell_pixels: int) -> "Pixels":
+def _rasterize(sized: SizedShapes, cell_pixels: int) -> "PillowImage":
     width, height, shapes = sized
     drawing = Drawing(width=width, height=height, shapes=shapes, title="")
     return drawing_to_image(drawing, cell_pixels / CELL, installed_fonts=False)
 
 
-def _join_cells(rows: Rows, cell_pixels: int) -> "Pixels":
+def _join_cells(rows: Rows, cell_pixels: int) -> "PillowImage":
     width, icy = max(map(len, rows)), is_icy(rows)
     image = import_pillow().Image.new("RGB", (width * cell_pixels, len(rows) * cell_pixels))
     for row_number, row in enumerate(rows):
@@ -72,6 +72,6 @@ def _join_cells(rows: Rows, cell_pixels: int) -> "Pixels":
 
 
 @lru_cache(maxsize=1024)
-def _draw_cell(name: str, icy: bool, cell_pixels: int) -> "Pixels":
+def _draw_cell(name: str, icy: bool, cell_pixels: int) -> "PillowImage":
     shapes = [*draw_ground(CELL, CELL, icy=icy), *draw_cell(name, 0.0, 0.0)]
     return _rasterize((CELL, CELL, shapes), cell_pixels)

@@ -18,7 +18,7 @@ from turnwise.pictures.shapes import BASELINE, Drawing, Ellipse, Label, Polyline
 from turnwise.pictures.text import wrap
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Pixels
+    from PIL.Image import Image as PillowImage
 
 PAGE_WIDTH = 448
 """Width of the layout in units: as many pixels by default."""
@@ -102,7 +102,7 @@ def _draw_page_png(title: str, blocks: Blocks, width: int) -> bytes:
     return Image(page_to_image(lay_out_page(title, blocks, HEIGHT_STEP * PAGE_WIDTH / width), width)).data
 
 
-def page_to_image(page: Drawing, width: int) -> "Pixels":
+def page_to_image(page: Drawing, width: int) -> "PillowImage":
     """Draw the shapes, then the texts, which are above all shapes."""
     shapes = [shape for shape in page.shapes if not isinstance(shape, Label)]
     image = drawing_to_image(replace(page, shapes=shapes), width / PAGE_WIDTH, PAPER, sharpen=False)
