@@ -3,6 +3,7 @@
 import asyncio
 import io
 import random
+from importlib import import_module
 
 import pytest
 from PIL import Image as PillowImage
@@ -244,6 +245,68 @@ def test_gymnasium_images_show_the_state_at_the_given_size() -> None:
     assert again.opening.messages[-1] == first
 
 
+def test_gymnasium_scales_each_cell_of_an_image_apart() -> None:
+    pytest.importorskip("minigrid")
+    runner = begun(1, id="MiniGrid-SimpleCrossingS9N1-v0", observation="image", cell_pixels=8, max_turns=40)
+    image = PillowImage.open(io.BytesIO(runner.opening.messages[-1].images[0].data))
+    assert image.size == (72, 72)
+    cells = [image.crop((x, y, x + 8, y + 8)).tobytes() for x in range(0, 72, 8) for y in range(0, 72, 8)]
+    # walls, floor, agent and goal; walls and floor also in the agent's view, which is brighter
+    assert len(set(cells)) <= 6
+
+
+def minigrid_with_objects(observation):
+    """A worker's environment with a red key, a locked blue door and a green ball that the agent carries."""
+    objects = pytest.importorskip("minigrid.core.world_object")
+    worker = import_module("turnwise.envs.adapters.gymnasium_worker").GymnasiumWorkerEnv(
+        id="MiniGrid-Empty-5x5-v0",
+        options={},
+        actions=[],
+        success_at=None,
+        invalid_reward=None,
+        action_budget=20,
+        observation=observation,
+        image_side=64,
+        cell_pixels=None,
+    )
+    worker.reset(0)
+    env = worker.env.unwrapped
+    env.grid.set(2, 1, objects.Key("red"))
+    env.grid.set(1, 3, objects.Door("blue", is_locked=True))
+    env.carrying = objects.Ball("green")
+    return worker
+
+
+def test_minigrid_text_shows_the_whole_grid_and_coloured_objects() -> None:
+    worker = minigrid_with_objects("text")
+    assert worker.step("right")["text"].splitlines() == [
+        "# # # # #",
+        "# v K . #",
+        "# . . . #",
+        "# D . G #",
+        "# # # # #",
+        "red key at row 2 col 3",
+        "locked blue door at row 4 col 2",
+        "mission: get to the green goal square",
+        "you carry: green ball",
+    ]
+    assert "# wall" in worker.about()["rules"] and "triangle" not in worker.about()["rules"]
+
+
+def test_minigrid_image_comes_with_the_mission_and_the_carried_object() -> None:
+    worker = minigrid_with_objects("image")
+    assert worker.step("right")["text"] == "mission: get to the green goal square\nyou carry: green ball"
+    assert "# wall" not in worker.about()["rules"] and "triangle" in worker.about()["rules"]
+
+
+def test_minigrid_text_is_played_to_success() -> None:
+    pytest.importorskip("minigrid")
+    runner = begun(1, id="MiniGrid-Empty-5x5-v0")
+    results = acted(runner, *runner.env.solve())
+    assert results[-1].success
+    assert results[1].messages[0].content.splitlines()[1] == "# . . > #"
+
+
 def test_gymnasium_solves_minigrid_by_turns_and_moves() -> None:
     pytest.importorskip("minigrid")
     runner = begun(2, id="MiniGrid-SimpleCrossingS9N1-v0", observation="image", max_turns=40)
@@ -260,7 +323,7 @@ def test_gymnasium_without_frames_rejects_images_in_one_line() -> None:
 
 def test_gymnasium_view_params_leave_tasks_and_starts_unchanged() -> None:
     spec = spec_of(GymnasiumEnv)
-    assert not {"observation", "image_side"} & set(spec.check_params({}))
-    assert spec.cls.stream_params(spec.check_params({"observation": "image"})) == spec.cls.stream_params(
-        spec.check_params({})
-    )
+    assert not {"observation", "image_side", "cell_pixels"} & set(spec.check_params({}))
+    assert spec.cls.stream_params(
+        spec.check_params({"observation": "image", "cell_pixels": 8})
+    ) == spec.cls.stream_params(spec.check_params({}))

@@ -1,6 +1,7 @@
 """Presets are complete, and what a person names is found or the nearest is."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +74,40 @@ def test_environment_with_images_gets_tiny_vlm_unless_a_model_is_named() -> None
         named = configure(maze, overrides=[images, ("model.name", name)]).model
         assert (named.name, named.train_vision) == (name, None)
     assert configure("frozen_lake", overrides=[images]).model.name == "tiny"  # a recipe, which is tuned for its model
+
+
+def test_images_without_a_recipe_have_the_size_of_the_models_tokens(tmp_path: Path) -> None:
+    images, maze = ("env.params.observation", "image"), "gymnasium:MiniGrid-Empty-5x5-v0"
+
+    def sizes(target: str, *overrides: tuple[str, str]) -> tuple[Any, ...]:
+        params = configure(target, overrides=[images, *overrides]).env.params
+        return params.get("cell_pixels"), params.get("image_side")
+
+    assert sizes(maze) == (8, 64)
+    assert sizes(maze, ("model.name", "smollm2-135m-vision")) == (28, 224)
+    assert sizes(maze, ("model.name", "Qwen/Qwen2-VL-2B-Instruct")) == (None, None)
+    assert sizes(maze, ("env.params.image_side", "40")) == (None, 40)
+    assert sizes("sudoku") == (8, None) and sizes("sudoku", ("env.params.cell_pixels", "16")) == (16, None)
+    assert sizes("frozen_lake", ("model.name", "tiny_vlm")) == (None, None)  # a recipe
+    assert configure(maze).env.params == {"id": "MiniGrid-Empty-5x5-v0"}
+    (tmp_path / "config.toml").write_text(to_toml(build({"model": {"name": "tiny_vlm"}})), encoding="utf-8")
+    assert sizes(maze, ("model.name", str(tmp_path))) == (8, 64), "a run counts as the model that it started from"
+
+
+def test_fully_observable_environments_show_the_current_turn_by_default() -> None:
+    maze, full = "gymnasium:MiniGrid-Empty-5x5-v0", ("full", 4)
+
+    def context(target: str, *overrides: tuple[str, str], **settings: Any) -> tuple[str, int]:
+        found = configure(target, overrides=overrides, **settings).context
+        return found.mode, found.turns
+
+    assert context(maze) == ("turn", 0)
+    assert context(maze, ("context.turns", "2")) == ("turn", 2)
+    assert context(maze, ("context.mode", "full")) == full
+    assert context(maze, full_context=True) == full
+    assert context(maze, ("env.mix.sokoban", "1")) == full
+    assert context(maze, like="frozen_lake") == full
+    assert context("sudoku") == context("taxi") == full
 
 
 def test_overrides_replace_settings_of_the_preset() -> None:

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from contexts_for_tests import Talk, memory, play
 from episodes_for_tests import renderer
 from turnwise.core.errors import UserError
 from turnwise.core.images import find_images
-from turnwise.core.messages import Picture
+from turnwise.core.messages import Picture, user
 from turnwise.core.random_streams import random_stream
 from turnwise.core.samples import Sample
 from turnwise.core.task import Task
+from turnwise.data.demonstrations import build_demonstration
+from turnwise.data.packing import pack
 from turnwise.envs.answers import read_answer
 from turnwise.envs.registry import load_spec, spec_of
 from turnwise.envs.runner import TextEnvRunner
@@ -28,10 +31,11 @@ from turnwise.models.loading.tiny_vlm import PIXELS
 from turnwise.models.vision.encoder import vision_parameters
 from turnwise.pictures.observation import draw_observation
 from turnwise.render.renderer import Renderer
+from turnwise.rollout.context_modes import TurnContext
 from turnwise.training import warmup
 from turnwise.training.describe_boards import GROUNDS, Boards
 from turnwise.training.optimizer import Optimizer
-from turnwise.training.warmup import Warmup, load_warmed_up, random_episode, warm_up
+from turnwise.training.warmup import Warmup, load_warmed_up, random_captions, random_episode, split_turns, warm_up
 
 
 class Steps(TextEnv):
@@ -64,7 +68,8 @@ def load_tiny(name: str) -> LoadedModel:
 
 
 def episode(kind: EnvSpec, number: int = 0, seed: int = 0) -> Sample:
-    return asyncio.run(random_episode(kind, kind.check_params({}), renderer(), seed, number))
+    exchanges = asyncio.run(random_episode(kind, kind.check_params({}), seed, number))
+    return build_demonstration(number, exchanges, renderer())
 
 
 def turns_of(sample: Sample) -> list[str]:
@@ -143,6 +148,73 @@ def test_warm_up_teaches_the_format_and_is_deterministic() -> None:
     assert warmed > fresh + 1
 
 
+def test_warm_up_of_single_turns_has_the_contexts_of_the_run() -> None:
+    kind = spec_of(Steps)
+    exchanges = asyncio.run(random_episode(kind, kind.check_params({}), 0, 0))
+    opening, *later = (each.messages for each in exchanges)
+    last = (user("The end."),)
+    talk = Talk(opening=opening, answers=(*later, last), said=tuple(each.answer for each in exchanges))
+    played = play(talk, TurnContext(renderer(), memory=memory(turns=0), keep_opening=False), renderer())
+    samples = [build_demonstration(0, each, renderer()) for each in split_turns(exchanges)]
+    assert len(samples) == kind.cls.max_turns == len(played.witness.contexts)
+    for sample, context in zip(samples, played.witness.contexts, strict=True):
+        assert sample.ids[: len(context)].tolist() == list(context)
+        assert not sample.mask[: len(context)].any() and bool(sample.mask[len(context) :].all())
+
+
+def test_warm_up_of_single_turns_trains_on_some_turns_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[list[Sample]] = []
+    monkeypatch.setattr(warmup, "pack", lambda samples: packed.append(samples) or pack(samples))
+    monkeypatch.setattr(warmup, "SINGLE_TURNS", 2)
+    kind = spec_of(Steps)
+    warm_up(
+        load_tiny("tiny"), [(kind, kind.check_params({}))], steps=1, seed=0, show=lambda *_: None, single_turns=True
+    )
+    ((*samples,),) = packed
+    assert len(samples) == 2 * warmup.EPISODES_PER_STEP
+    assert all(len(turns_of(each)) == 1 for each in samples)
+
+
+class Counter(TextEnv):
+    """Count up."""
+
+    max_turns = 3
+    action_names = ("Up",)
+
+    def reset(self, rng: random.Random) -> str:
+        self.number = 0
+        return "|"
+
+    def step(self, action: str) -> Outcome:
+        self.number += 1
+        return goes_on("|" * (self.number + 1))
+
+    def caption(self) -> str | None:
+        return None if self.number == 1 else f"{self.number + 1}"
+
+
+def test_random_captions_describe_observations_without_the_rules() -> None:
+    kind = spec_of(Counter)
+    found = asyncio.run(random_captions(kind, kind.check_params({}), 0, 0))
+    assert [(*(message.content for message in each.messages), each.answer) for each in found] == [
+        ("|", "1"),
+        ("|||", "3"),
+    ]
+
+
+def test_warm_up_trains_on_captions_before_and_among_actions(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[list[Sample]] = []
+    monkeypatch.setattr(warmup, "pack", lambda samples: packed.append(samples) or pack(samples))
+    kind, shown = spec_of(Counter), list[tuple[int, int]]()
+    warm_up(load_tiny("tiny"), [(kind, kind.check_params({}))], steps=1, seed=0, show=lambda *now: shown.append(now))
+    assert shown == [(1, 3), (2, 3), (3, 3)]
+    *first, last = ([turns_of(each) for each in samples] for samples in packed)
+    captions = [["1<|end|>"], ["3<|end|>"]]
+    assert all(len(step) == warmup.CAPTIONS_PER_STEP and sorted(step)[:: len(step) - 1] == captions for step in first)
+    assert [turn for turn in last if turn not in captions] == [["<answer>Up</answer><|end|>"] * 3] * 16
+    assert len(last) == warmup.EPISODES_PER_STEP + warmup.CAPTIONS_PER_STEP
+
+
 @torch.no_grad()
 def _likelihood(model: Any, sample: Sample) -> float:
     """The mean log-probability of what is learnt, from a plain forward."""
@@ -161,9 +233,11 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
     return seeds
 
 
-def warmed(kind: EnvSpec, *, steps: int = 5, seed: int = 0, **params: Any) -> LoadedModel:
-    checked = kind.check_params(params)
-    return load_warmed_up("tiny", [(kind, checked)], steps=steps, seed=seed, load=load_tiny, show=lambda *_: None)[0]
+def warmed(kind: EnvSpec, *, steps: int = 5, seed: int = 0, single_turns: bool = False, **params: Any) -> LoadedModel:
+    environments = [(kind, kind.check_params(params))]
+    return load_warmed_up(
+        "tiny", environments, steps=steps, seed=seed, load=load_tiny, show=lambda *_: None, single_turns=single_turns
+    )[0]
 
 
 def test_warm_up_is_cached(made: list[int], tmp_path: Path) -> None:
@@ -176,19 +250,20 @@ def test_warm_up_is_cached(made: list[int], tmp_path: Path) -> None:
     assert all(parameter.requires_grad for parameter in parameters.values())
 
 
-def test_warm_up_cache_depends_on_environment_seed_and_steps(made: list[int]) -> None:
+def test_warm_up_cache_depends_on_environment_contexts_seed_and_steps(made: list[int]) -> None:
     lake = load_spec("frozen_lake")
     asked: list[Callable[[], LoadedModel]] = [
         lambda: warmed(lake),
         lambda: warmed(lake, size=5),
         lambda: warmed(lake, seed=1),
         lambda: warmed(lake, steps=6),
+        lambda: warmed(lake, single_turns=True),
         lambda: warmed(spec_of(Steps)),
     ]
     names = [ask().name for ask in asked]
-    assert len(set(names)) == len(made) == 5
+    assert len(set(names)) == len(made) == 6
     assert [ask().name for ask in asked] == names
-    assert len(made) == 5
+    assert len(made) == 6
 
 
 def test_warm_up_cache_depends_on_the_learning_rate(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,7 +209,7 @@ def sft(
     from turnwise.recipes.sft import sft as run_sft
 
     target = NO_ENV if recipe is None and not resume else recipe
-    config = configure(target, like=run.like, resume=run.resume, overrides=settings)
+    config = configure(target, like=run.like, resume=run.resume, overrides=settings, full_context=True)
     of_task = [(key, value) for key, value in overrides if key.partition(".")[0] in TASK_SECTIONS]
     options = [word for key, value in of_task for word in (f"--{key}", value)]
     train_arguments = [] if recipe is None else [recipe, *options]

@@ -165,6 +165,10 @@ class ContextConfig(Section):
     )
     """summary: prompt for the model."""
 
+    @property
+    def shows_current_turn_only(self) -> bool:
+        return self.mode == "turn" and self.turns == 0 and not self.keep_opening
+
 
 class CurriculumConfig(Section):
     """Curriculum: training tasks drawn by how often they are solved."""

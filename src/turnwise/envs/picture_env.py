@@ -66,6 +66,10 @@ class PictureEnv(VisualEnv):
         description = "Pixels on a side of each cell in images; 28 is one token of Qwen2.5-VL."
         return super().common_params() | {"cell_pixels": (CellPixels, Field(28, description=description))}
 
+    @classmethod
+    def image_params(cls, pixels: int) -> dict[str, Any]:
+        return {"cell_pixels": pixels}
+
     def draw_image(self) -> ImagePart:
         return draw_observation(self.draw(), self.params.cell_pixels)
 

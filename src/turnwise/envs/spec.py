@@ -139,6 +139,15 @@ class EnvSpec:
         """Return whether observations contain images, as far as that is known before an episode."""
         return self.text_env is not None and self.text_env.shows_images(self.params_model.model_validate(dict(params)))
 
+    def image_params(self, pixels: int) -> dict[str, Any]:
+        """Return parameters of the size of images that suit a model whose image tokens show `pixels` x `pixels`."""
+        return {} if self.text_env is None else self.text_env.image_params(pixels)
+
+    @property
+    def fully_observable(self) -> bool:
+        """Whether each observation shows all that matters."""
+        return self.text_env is not None and self.text_env.fully_observable
+
     def reasoning_format(self, params: Mapping[str, Any]) -> ReasoningFormat:
         """Return the format of replies that `env.params.reasoning` sets; free without that parameter."""
         if (text_env := self.text_env) is None:

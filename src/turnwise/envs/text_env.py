@@ -85,6 +85,8 @@ class TextEnv(ABC):
     """Maximum number of actions per episode; None: as many as the turns allow."""
     action_names: tuple[str, ...] = ()
     """Fixed list of actions, if there is one: the prompt lists them, and others are invalid before `step`."""
+    fully_observable: bool = False
+    """Each observation shows all that matters, so without a recipe the model sees no earlier turns by default."""
     needs: Mapping[str, str] = MappingProxyType({})
     """Optional dependencies: module -> package to install."""
 
@@ -134,6 +136,11 @@ class TextEnv(ABC):
     def shows_images(cls, params: Any) -> bool:
         """Return whether observations contain images, as far as that is known before an episode."""
         return False
+
+    @classmethod
+    def image_params(cls, pixels: int) -> dict[str, Any]:
+        """Return parameters of the size of images that suit a model whose image tokens show `pixels` x `pixels`."""
+        return {}
 
     @classmethod
     def stream_params(cls, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,6 +270,13 @@ class TextEnv(ABC):
         """Describe the state exactly: one fact per line. It scores replies that describe or predict states.
 
         See `env.params.reasoning`. Without this method, a judge scores them.
+        """
+        return None
+
+    def caption(self) -> str | None:
+        """Describe what the current observation shows, so that a model without weights of its own learns to read it.
+
+        The warm-up of tiny and tiny_vlm trains on captions of states that random actions lead to; None leaves one out.
         """
         return None
 

@@ -322,7 +322,9 @@ def _configure(
         raise UserError(f'{call} needs an environment: env="frozen_lake", a class{or_data}, or config=tw.Config(...)')
     if config is None:
         assert env is not None
-        return configure(_reference(env), like=like, overrides=overrides), [key for key, _ in overrides]
+        is_sft = call == "tw.sft"
+        found = configure(_reference(env), like=like, overrides=overrides, full_context=is_sft)
+        return found, [key for key, _ in overrides]
     if env is not None or like is not None or overrides:
         raise UserError(f"{call}: config holds all settings: leave out the others, or leave out config")
     return config, []

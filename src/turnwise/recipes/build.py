@@ -107,6 +107,7 @@ def load_policy(
                 seed=config.model.warmup_seed,
                 load=load,
                 show=show_warmup,
+                single_turns=config.context.shows_current_turn_only,
             )
             if base is not None:
                 save_model(loaded.model, loaded.tokenizer, base)

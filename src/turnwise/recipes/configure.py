@@ -14,8 +14,8 @@ from turnwise.core.references import IN_MEMORY
 from turnwise.core.suggestions import closest_match, suggest
 from turnwise.engine.engines import ENGINES
 from turnwise.envs.registry import ENVIRONMENTS
-from turnwise.models.loading.catalogue import TINY, TINY_VLM
-from turnwise.recipes.environment_mix import build_environment_mix
+from turnwise.models.loading.catalogue import PIXELS_PER_TOKEN, TINY, TINY_VLM
+from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix
 from turnwise.recipes.presets import find_method, find_recipe, method_path, recipe_names, recipe_path
 from turnwise.record.provenance import check_code_files
 
@@ -26,6 +26,9 @@ VISUAL_MODEL = {"name": TINY_VLM, "train_vision": True}
 """Default `model` settings of targets that show images and are not recipes."""
 SAME_DEFAULTS = {TINY_VLM: TINY}
 """Models that take the default settings of another model."""
+
+CURRENT_TURN = {"mode": "turn", "turns": 0}
+"""Default `context` settings of environments that are fully observable, for targets that are not recipes."""
 
 TOKEN_LIMITS = ("max_new_tokens", "max_tokens")
 """Settings of `rollout` that fit the answers of a recipe's environment, so that `like` does not take them."""
@@ -41,12 +44,13 @@ def configure(
     start_from: str | None = None,
     resume: str | None = None,
     overrides: Overrides = (),
+    full_context: bool = False,
 ) -> Config:
     """Return the configuration of a run. Give one of `target`, `start_from` and `resume`.
 
     `target` is a recipe, an environment or a file of settings; `like` is a recipe whose settings, except its
     environment and token limits, the target takes; `start_from` is a run whose settings a new run takes; `resume`
-    is a run to continue.
+    is a run to continue. `full_context`: show whole episodes by default, also in environments that need not.
     """
     if resume is not None and (changed := [key for key, _ in overrides if key not in MAY_CHANGE]):
         raise UserError(
@@ -60,9 +64,31 @@ def configure(
     if resume is not None:
         check_code_files(find_run(resume))
     environments = build_environment_mix(config)
-    if target is not None and not _names_model(settings, target, like, overrides) and environments.visual_spec:
-        config = _complete(settings | {"model": VISUAL_MODEL | settings.get("model", {})}, target, like, overrides)
-    return config
+    if target is None or target in recipe_names():
+        return config
+    if not _names_model(settings, like, overrides) and environments.visual_spec:
+        settings = settings | {"model": VISUAL_MODEL | settings.get("model", {})}
+    if like is None and not full_context and environments.is_fully_observable:
+        settings = _show_current_turn(settings, overrides)
+    return _fit_images(_complete(settings, target, like, overrides), environments)
+
+
+def _show_current_turn(settings: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
+    """Show the current turn only, unless the target or an override chooses the context mode."""
+    context = settings.get("context", {})
+    is_chosen = "mode" in context or _find_override("context.mode", overrides) is not None
+    return settings if is_chosen else settings | {"context": CURRENT_TURN | context}
+
+
+def _fit_images(config: Config, environments: EnvironmentMix) -> Config:
+    """Choose the size of images by the model's tokens, unless it is given: a token shows a cell, if there are cells."""
+    pixels, env, visual = PIXELS_PER_TOKEN.get(_root_model(config.model.name)), config.env, environments.visual_spec
+    if pixels is None or visual is None or visual is not next(iter(environments.specs.values())):
+        return config
+    sizes = visual.image_params(pixels)
+    if sizes.keys() & env.params.keys():
+        return config
+    return config.model_copy(update={"env": env.model_copy(update={"params": env.params | sizes})})
 
 
 def _complete(settings: dict[str, Any], target: str | None, like: str | None, overrides: Overrides) -> Config:
@@ -74,10 +100,10 @@ def _complete(settings: dict[str, Any], target: str | None, like: str | None, ov
     return _fit_mini_batch(config, overrides)
 
 
-def _names_model(settings: dict[str, Any], target: str, like: str | None, overrides: Overrides) -> bool:
-    """Return whether the target or an override names a model. Recipes do, if only by default: they are tuned for it."""
-    is_recipe = like is not None or target in recipe_names()
-    return is_recipe or "name" in settings.get("model", {}) or _find_override("model.name", overrides) is not None
+def _names_model(settings: dict[str, Any], like: str | None, overrides: Overrides) -> bool:
+    """Return whether the target, `like` or an override names a model. Recipes do, at least by default."""
+    given = "name" in settings.get("model", {}) or _find_override("model.name", overrides) is not None
+    return given or like is not None
 
 
 def _base_settings(target: str | None, start_from: str | None, resume: str | None) -> dict[str, Any]:
@@ -148,12 +174,18 @@ def _without_task(recipe: dict[str, Any], limits: dict[str, Any]) -> dict[str, A
 
 def _model_defaults(model: str) -> dict[str, Any]:
     """Return settings that suit a model better than the general defaults. A run counts as the model it started from."""
+    model = _root_model(model)
+    path = MODELS / f"{SAME_DEFAULTS.get(model, model)}.toml"
+    return read_settings(path) if model == Path(model).name and path.is_file() else {}
+
+
+def _root_model(model: str) -> str:
+    """Return the model that a run started from; a model that is not a run itself."""
     visited: set[str] = set()
     while (Path(model) / CONFIG_FILE).is_file() and model not in visited:
         visited.add(model)
         model = str(read_run(model).get("model", {}).get("name", ""))
-    path = MODELS / f"{SAME_DEFAULTS.get(model, model)}.toml"
-    return read_settings(path) if model == Path(model).name and path.is_file() else {}
+    return model
 
 
 def _find_override(name: str, overrides: Overrides) -> Any:

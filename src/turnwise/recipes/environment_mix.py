@@ -47,6 +47,11 @@ class EnvironmentMix:
         """First environment that shows images; None if all show text only."""
         return next((spec for spec, params in self.with_params if spec.shows_images(params)), None)
 
+    @property
+    def is_fully_observable(self) -> bool:
+        """Whether each observation of all environments shows all that matters."""
+        return bool(self.specs) and all(spec.fully_observable for spec in self.specs.values())
+
     def with_services(self, services: RewardServices) -> "EnvironmentMix":
         """Return the same environments with rewards that use `services`, built once now so that errors come early."""
         for spec, params in self.with_params:

@@ -206,15 +206,18 @@ class AttemptEnvFactory(Protocol):
 
 
 async def play_demonstration(
-    make: AttemptEnvFactory, make_script: Callable[[], Script], *, attempts: int
+    make: AttemptEnvFactory, make_script: Callable[[], Script], *, attempts: int, max_turns: int | None = None
 ) -> tuple[list[Exchange], StepResult]:
-    """Play an episode; return its exchanges and its last result. Failed attempts are retried, as in a rollout."""
+    """Play an episode; return its exchanges and its last result. Failed attempts are retried, as in a rollout.
+
+    `max_turns`: stop after as many turns, if the environment does not.
+    """
 
     async def play(attempt: int) -> tuple[list[Exchange], StepResult]:
         with creation_boundary():
             env = make(attempt=attempt)
         try:
-            return await _play_script(env, make_script())
+            return await _play_script(env, make_script(), max_turns)
         finally:
             await env.close()
 
@@ -224,7 +227,9 @@ async def play_demonstration(
     return found
 
 
-async def _play_script(env: EnvRunner, script: Script) -> tuple[list[Exchange], StepResult]:
+async def _play_script(env: EnvRunner, script: Script, max_turns: int | None) -> tuple[list[Exchange], StepResult]:
+    limit = max_turns or (None if isinstance(env.env, TextEnv) else MAX_TURNS)
+
     def answer(observation: str) -> str:
         with failure_boundary(f"{type(env.env).__name__}'s solver or random answer"):
             return script(env, observation)
@@ -239,7 +244,7 @@ async def _play_script(env: EnvRunner, script: Script) -> tuple[list[Exchange], 
     exchanges = [opening]
     while True:
         result = await env.step(assistant(exchanges[-1].answer))
-        if result.over or (len(exchanges) == MAX_TURNS and not isinstance(env.env, TextEnv)):
+        if result.over or len(exchanges) == limit:
             return exchanges, result
         text = result.messages[-1].content if result.messages else ""
         exchanges.append(Exchange(messages=result.messages, answer=answer(text)))

@@ -1,8 +1,9 @@
 """Warm-up: a short, seeded training before a run, cached.
 
-tiny and tiny_vlm learn random legal actions: the format of answers, and not which ones are good. If an environment
-shows images, an untrained patch encoder first learns to describe pictures of random boards: without that,
-reinforcement learning finds no relation between pictures and rewards.
+tiny and tiny_vlm learn random legal actions: the format of answers, and not which ones are good. Before that, a model
+learns to read observations: from captions of the environment's own states if it writes them, and otherwise, if it shows
+images, from pictures of random boards. Without that, reinforcement learning finds no relation between what the model
+sees and rewards.
 """
 
 import asyncio
@@ -10,22 +11,24 @@ import hashlib
 import inspect
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
+from turnwise.core.protocols import Observation
 from turnwise.core.random_streams import address, random_stream
 from turnwise.core.samples import Sample, on_device
 from turnwise.core.task import Task
-from turnwise.data.demonstrations import build_demonstration
+from turnwise.data.demonstrations import Exchange, build_demonstration
 from turnwise.data.packing import pack
 from turnwise.envs.answers import format_answer
 from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
 from turnwise.envs.spec import EnvRunner, EnvSpec
+from turnwise.envs.text_env import TextEnv
 from turnwise.models.forward import batch_attention
 from turnwise.models.loading.catalogue import SMOLLM2_VISION, TINY, TINY_VLM, cached_model_folder
 from turnwise.models.loading.load import LoadedModel, device_of
@@ -35,6 +38,7 @@ from turnwise.models.vision.encoder import vision_parameters
 from turnwise.models.vision.patch_encoder import pixels_per_token
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.judges import skip_judges
+from turnwise.rollout.context import permanent_messages, prepend_text
 from turnwise.training.describe_boards import Boards
 from turnwise.training.learner import token_logprobs
 from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule
@@ -48,6 +52,11 @@ ATTEMPTS = 10
 """Attempts per episode. More than in a rollout, since one failed episode stops the warm-up."""
 EPISODES_PER_START = 4
 """Episodes from the same start state, whose common prefix is computed once."""
+SINGLE_TURNS = 8
+"""Turns of an episode at most, if the model sees one turn at a time: later ones teach nothing about the format."""
+CAPTION_EPISODES = 64
+"""Random episodes, each from another start state, whose states are described."""
+CAPTIONS_PER_STEP = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +64,7 @@ class Warmup:
     """Warm-up of a model. Steps are for each step of `model.warmup_steps`."""
 
     board_steps: int = 2
-    """Steps of describing boards, if an environment shows images."""
+    """Steps of describing boards or the environment's own states."""
     boards: Boards = field(default_factory=Boards)
     action_steps: int = 1
     """Steps of random actions."""
@@ -93,23 +102,32 @@ def _shows_images(environments: Environments) -> bool:
 
 
 def load_warmed_up(
-    name: str, environments: Environments, *, steps: int, seed: int, load: Callable[[str], LoadedModel], show: Progress
+    name: str,
+    environments: Environments,
+    *,
+    steps: int,
+    seed: int,
+    load: Callable[[str], LoadedModel],
+    show: Progress,
+    single_turns: bool = False,
 ) -> tuple[LoadedModel, float]:
     """Return the model, warmed up for these environments, and the seconds that took; from the cache if possible.
 
     `load` loads a model by name or folder, with the caller's settings. Its dtype, device type and chat template are
     part of the cache key: the weights depend on them, and the cached tokenizer keeps the template.
+    `single_turns`: the run shows the model the current turn only, and so does the warm-up.
     """
     began = time.perf_counter()
     fresh = load(name)
     played = environments if WARMUPS[name].action_steps else ()  # boards are the same for all environments
     about = [(spec.name, _source_digest(spec), params) for spec, params in played]
     loading = (str(fresh.model.dtype), device_of(fresh.model).type, fresh.tokenizer.chat_template)
-    key = address("warmup", WARMUP_VERSION, TINY_VERSION, asdict(WARMUPS[name]), about, steps, seed, loading)
+    form = (SINGLE_TURNS,) if single_turns and played else ()
+    key = address("warmup", WARMUP_VERSION, TINY_VERSION, asdict(WARMUPS[name]), about, steps, seed, loading, *form)
     title = "+".join(spec.name for spec, _ in played) or "boards"
     folder = cached_model_folder(f"{name}-{title}-{key:016x}")
     if not folder.exists():
-        warm_up(fresh, environments, steps=steps, seed=seed, show=show)
+        warm_up(fresh, environments, steps=steps, seed=seed, show=show, single_turns=single_turns)
         with suppress(FileExistsError), atomic_folder(folder) as temporary:  # another process may have been faster
             write_model(fresh.model, fresh.tokenizer, temporary)
     return load(str(folder)), time.perf_counter() - began
@@ -124,34 +142,53 @@ def _source_digest(spec: EnvSpec) -> str:
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
-def warm_up(loaded: LoadedModel, environments: Environments, *, steps: int, seed: int, show: Progress) -> None:
-    """Train the model, in place, on random boards if an environment shows images, then on random actions."""
+def warm_up(
+    loaded: LoadedModel,
+    environments: Environments,
+    *,
+    steps: int,
+    seed: int,
+    show: Progress,
+    single_turns: bool = False,
+) -> None:
+    """Train the model, in place, on descriptions of states or random boards, then on random actions."""
     warmup, renderer = WARMUPS[loaded.name], Renderer(loaded.tokenizer, images=loaded.images)
     loaded.model.requires_grad_(True)  # an untrained vision tower cannot stay frozen
-    board_steps = warmup.board_steps * steps if _shows_images(environments) else 0
-    action_steps = warmup.action_steps * steps
-    boards, total = warmup.boards, board_steps + action_steps
+    boards = warmup.boards
 
     @cache  # boards repeat
     def board(number: int) -> Sample:
         return boards.describe(renderer, pixels_per_token(loaded.model), seed, number)
 
-    def describe(step: int) -> list[Sample]:
-        return [board(number % boards.distinct) for number in _numbers(step, boards.per_step)]
-
-    _train(loaded, warmup, describe, board_steps, lambda done: show(done, total))
     with asyncio.Runner() as runner:  # one event loop for all steps: tools keep their connections
 
-        def act(step: int) -> list[Sample]:
+        def play(episodes: Callable[[list[Sample]], Coroutine[Any, Any, None]]) -> list[Sample]:
             samples = list[Sample]()
             try:
                 # Not as the task's result, which asyncio's signal handling formats as text after every run.
-                runner.run(_play_episodes(environments, renderer, seed, _numbers(step, EPISODES_PER_STEP), samples))
+                runner.run(episodes(samples))
             except (EnvironmentFailure, InfrastructureFailure) as failure:  # random actions cannot be to blame
                 raise UserError(f"the environment failed during the warm-up of {loaded.name}: {failure}") from failure
             return samples
 
-        _train(loaded, warmup, act, action_steps, lambda done: show(board_steps + done, total))
+        captions = play(partial(_caption_states, environments, renderer, seed)) if warmup.action_steps else []
+        describing_steps = warmup.board_steps * steps if captions or _shows_images(environments) else 0
+        action_steps = warmup.action_steps * steps
+        total = describing_steps + action_steps
+
+        def caption(step: int) -> list[Sample]:
+            return [captions[number % len(captions)] for number in _numbers(step, CAPTIONS_PER_STEP)]
+
+        def describe(step: int) -> list[Sample]:
+            return [board(number % boards.distinct) for number in _numbers(step, boards.per_step)]
+
+        def act(step: int) -> list[Sample]:
+            numbers = _numbers(step, EPISODES_PER_STEP)
+            answers = play(partial(_play_episodes, environments, renderer, seed, numbers, single_turns))
+            return answers + (caption(step) if captions else [])  # else they would be forgotten
+
+        _train(loaded, warmup, caption if captions else describe, describing_steps, lambda done: show(done, total))
+        _train(loaded, warmup, act, action_steps, lambda done: show(describing_steps + done, total))
 
 
 def _numbers(step: int, count: int) -> range:
@@ -192,18 +229,70 @@ def _optimizer_settings(learning_rate: float) -> OptimizerSettings:
 
 
 async def _play_episodes(
-    environments: Environments, renderer: Renderer, seed: int, numbers: Iterable[int], samples: list[Sample]
+    environments: Environments,
+    renderer: Renderer,
+    seed: int,
+    numbers: Iterable[int],
+    single_turns: bool,
+    samples: list[Sample],
 ) -> None:
     """Play an episode for each number and append the samples."""
     chosen = [(number, *environments[number // EPISODES_PER_START % len(environments)]) for number in numbers]
+    max_turns = SINGLE_TURNS if single_turns else None
     with skip_judges():
-        samples += await asyncio.gather(
-            *(random_episode(spec, params, renderer, seed, number) for number, spec, params in chosen)
+        episodes = await asyncio.gather(
+            *(random_episode(spec, params, seed, number, max_turns) for number, spec, params in chosen)
         )
+    for (number, *_), exchanges in zip(chosen, episodes, strict=True):
+        contexts = split_turns(exchanges) if single_turns else [exchanges]
+        samples += [build_demonstration(number, each, renderer) for each in contexts]
 
 
-async def random_episode(spec: EnvSpec, params: dict[str, Any], renderer: Renderer, seed: int, number: int) -> Sample:
-    """Play an episode of random legal answers; return a sample whose mask is 1 on the answers and their ends."""
+def _writes_captions(spec: EnvSpec) -> bool:
+    return spec.text_env is not None and spec.text_env.caption is not TextEnv.caption
+
+
+async def _caption_states(environments: Environments, renderer: Renderer, seed: int, samples: list[Sample]) -> None:
+    """Append a sample for each state of random episodes that has a caption, in random order, without repetition."""
+    with skip_judges():
+        episodes = await asyncio.gather(
+            *(
+                random_captions(spec, params, seed, number * EPISODES_PER_START)
+                for spec, params in environments
+                if _writes_captions(spec)
+                for number in range(CAPTION_EPISODES)
+            )
+        )
+    found = [build_demonstration(0, [each], renderer) for exchanges in episodes for each in exchanges]
+    samples += {each.ids.numpy().tobytes(): each for each in found}.values()
+    random_stream("warmup captions", seed).shuffle(samples)
+
+
+async def random_captions(spec: EnvSpec, params: dict[str, Any], seed: int, number: int) -> list[Exchange]:
+    """Play an episode of random legal answers; return its observations with their captions, without the rules."""
+    captions: list[str | None] = []
+
+    def note(env: EnvRunner) -> None:
+        captions.append(env.env.caption() if isinstance(env.env, TextEnv) else None)
+
+    exchanges = await random_episode(spec, params, seed, number, note=note)
+    shown = zip(exchanges, captions[-len(exchanges) :], strict=True)  # those of failed attempts come first
+    return [
+        Exchange(messages=tuple(message for message in each.messages if message.role != "system"), answer=caption)
+        for each, caption in shown
+        if caption
+    ]
+
+
+async def random_episode(
+    spec: EnvSpec,
+    params: dict[str, Any],
+    seed: int,
+    number: int,
+    max_turns: int | None = None,
+    note: Callable[[EnvRunner], None] = lambda env: None,
+) -> list[Exchange]:
+    """Play an episode of random legal answers, of at most `max_turns` turns. `note` is called before each answer."""
     index = address("warmup", seed, number // EPISODES_PER_START) % SEEDS_PER_SPLIT
     task = Task(env=spec.name, params=params, seed=seed_for("train", index))
 
@@ -216,10 +305,27 @@ async def random_episode(spec: EnvSpec, params: dict[str, Any], renderer: Render
 
     def script() -> Script:
         rng = random_stream("warmup answers", seed, number, *retry)  # a retry does not repeat the failing answers
-        return lambda env, observation: env.random_answer(rng) or random_word(rng, observation)
 
-    exchanges, _ = await play_demonstration(make, script, attempts=ATTEMPTS)
-    return build_demonstration(number, exchanges, renderer)
+        def answer(env: EnvRunner, observation: str) -> str:
+            note(env)
+            return env.random_answer(rng) or random_word(rng, observation)
+
+        return answer
+
+    exchanges, _ = await play_demonstration(make, script, attempts=ATTEMPTS, max_turns=max_turns)
+    return exchanges
+
+
+def split_turns(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
+    """Return a conversation of one exchange for each turn, with the messages that every context keeps."""
+    first = exchanges[0]
+    opening = Observation(messages=first.messages, tools=first.tools, tools_in_words=first.tools_in_words)
+    kept = permanent_messages(opening, keep_opening=False)
+    later = [
+        replace(first, messages=(*kept, *prepend_text("", each.messages)), answer=each.answer, calls=each.calls)
+        for each in exchanges[1:]
+    ]
+    return [[each] for each in (first, *later)]
 
 
 def random_word(rng: random.Random, observation: str) -> str:

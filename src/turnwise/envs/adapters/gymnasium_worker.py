@@ -17,7 +17,15 @@ from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
 from turnwise.core.image_encoding import Image, import_pillow
 from turnwise.envs.adapters.minigrid import MODULE as MINIGRID
-from turnwise.envs.adapters.minigrid import MOVES, RULES, is_minigrid, shortest_path
+from turnwise.envs.adapters.minigrid import (
+    MOVES,
+    describe_carried,
+    describe_facts,
+    describe_grid,
+    describe_rules,
+    is_minigrid,
+    shortest_path,
+)
 from turnwise.envs.adapters.worker import IllegalAction, InvalidSetting, WorkerEnv, WorkerStep
 
 MAX_DRAWS = 200
@@ -50,6 +58,8 @@ class KnownEnv:
     """Sentence of the rules about random outcomes, given the options."""
     draw_options: Callable[[Options, int], Options] = lambda options, seed: options
     """(options, seed) -> arguments of `gymnasium.make` for one start state."""
+    shape: Callable[[Any], tuple[int, int]] | None = None
+    """unwrapped environment -> rows and columns of cells in its image; None if it shows no cells."""
 
 
 TAXI = """Drive the taxi to the passenger, pick up, drive to the goal, drop off.
@@ -132,6 +142,7 @@ CLIFF = KnownEnv(
     step_reward=-1.0,
     describe=cliff,
     describe_randomness=cliff_randomness,
+    shape=lambda env: env.shape,
 )
 LAKE = KnownEnv(
     rules="Walk over the ice to the goal. A hole ends the game.",
@@ -141,6 +152,7 @@ LAKE = KnownEnv(
     describe=lake,
     describe_randomness=lake_randomness,
     draw_options=random_lake,
+    shape=lambda env: env.desc.shape,
 )
 KNOWN: dict[str, KnownEnv] = {
     "Taxi": KnownEnv(
@@ -150,6 +162,7 @@ KNOWN: dict[str, KnownEnv] = {
         step_reward=-1.0,
         describe=taxi,
         describe_randomness=taxi_randomness,
+        shape=lambda env: env.desc.shape,
     ),
     "CliffWalking": CLIFF,
     "CliffWalkingSlippery": CLIFF,
@@ -180,6 +193,7 @@ class GymnasiumWorkerEnv(WorkerEnv):
         action_budget: int,
         observation: str,
         image_side: int,
+        cell_pixels: int | None,
     ) -> None:
         module, _, name = id.rpartition(":")
         self.is_minigrid = is_minigrid(name)
@@ -192,7 +206,7 @@ class GymnasiumWorkerEnv(WorkerEnv):
             raise InvalidSetting(f"env.params.id: {error}") from error
         self.options, self.action_budget = options, action_budget
         self.shows_text, self.shows_image = observation != "image", observation != "text"
-        self.image_side = image_side
+        self.image_side, self.cell_pixels = image_side, cell_pixels
         self.known = KNOWN.get(self.spec.name) if self.spec.namespace is None else None
         self.success_at = self.known.success_at if success_at is None and self.known is not None else success_at
         step_reward = self.known.step_reward if self.known is not None else 0.0
@@ -210,7 +224,8 @@ class GymnasiumWorkerEnv(WorkerEnv):
             IDLE[self.key].append(self.env)
 
     def about(self) -> dict[str, Any]:
-        rules = RULES if self.is_minigrid else f"Gymnasium's {self.spec.id}."
+        minigrid = describe_rules(text=self.shows_text, image=self.shows_image)
+        rules = minigrid if self.is_minigrid else f"Gymnasium's {self.spec.id}."
         if self.known:
             symbols = self.known.symbols if self.shows_text else ""
             randomness = self.known.describe_randomness(self.spec.kwargs | self.options)
@@ -286,20 +301,44 @@ class GymnasiumWorkerEnv(WorkerEnv):
         return [str(self.first + number) for number in range(count)]
 
     def _observe(self) -> WorkerStep:
-        text = self._text() if self.shows_text else describe_goal(self.observation)
-        return {"text": text, "image": self._image()} if self.shows_image else {"text": text}
+        hidden = describe_goal(self.observation)
+        if self.is_minigrid:
+            hidden = "\n".join(part for part in (hidden, describe_carried(self.env.unwrapped)) if part)
+        step: WorkerStep = {"text": self._text(hidden) if self.shows_text else hidden, "facts": self._facts()}
+        return {**step, "image": self._image()} if self.shows_image else step
+
+    def _facts(self) -> str:
+        """Return what the observation shows, in words other than its own; empty if that is not known."""
+        if self.is_minigrid:
+            return describe_facts(self.env.unwrapped)
+        return self._text("") if self.known and not self.shows_text else ""
 
     def _image(self) -> str:
-        """Return the environment's frame, scaled down to `image_side`, in base64."""
+        """Return the environment's frame in base64: `cell_pixels` per cell, or scaled down to `image_side`."""
         try:
             frame = self.env.render()
         except gymnasium.error.Error as error:
             raise InvalidSetting(f"env.params.observation: {self.spec.id} cannot draw: {error}") from error
-        image = import_pillow().Image.fromarray(numpy.asarray(frame))
-        image.thumbnail((self.image_side, self.image_side))
+        pillow = import_pillow()
+        image, shape = pillow.Image.fromarray(numpy.asarray(frame)), self._shape()
+        if self.cell_pixels is None or shape is None:
+            image.thumbnail((self.image_side, self.image_side))
+        else:  # BOX: pixels of a cell do not depend on its neighbours
+            rows, columns = shape
+            image = image.resize((columns * self.cell_pixels, rows * self.cell_pixels), pillow.Image.Resampling.BOX)
         return base64.b64encode(Image(image).data).decode("ascii")
 
-    def _text(self) -> str:
+    def _shape(self) -> tuple[int, int] | None:
+        """Return the rows and columns of cells in images; None if these show no cells."""
+        env = self.env.unwrapped
+        if self.is_minigrid:
+            return env.grid.height, env.grid.width
+        return self.known.shape(env) if self.known and self.known.shape else None
+
+    def _text(self, hidden: str) -> str:
+        """Return the state in words. `hidden`: what images do not show."""
+        if self.is_minigrid:
+            return f"{describe_grid(self.env.unwrapped)}\n{hidden}"
         if self.known:
             return self.known.describe(self.env.unwrapped, self.observation)
         if self.env.render_mode == "ansi":

@@ -1,25 +1,99 @@
-"""MiniGrid, the navigation tasks of the Farama Foundation: rules in words, and shortest paths to the goal."""
+"""MiniGrid, the navigation tasks of the Farama Foundation: rules and states in words, shortest paths to the goal."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 MODULE = "minigrid"
 PREFIXES = ("MiniGrid-", "BabyAI-")
 """Names of its environments, which are registered when the package is imported."""
 RULES = (
-    "Navigate a grid. You are the red triangle and look where it points; grey cells are walls. left and right turn you "
-    "by 90 degrees, forward moves one cell, pickup, drop and toggle act on the cell in front of you."
+    "Navigate a grid. {look}. left and right turn you by 90 degrees, forward moves one cell, pickup, drop and toggle "
+    "act on the cell in front of you."
 )
+LOOK_OF_TEXT = "You look where {arrows} points; {symbols}"
+LOOK_OF_IMAGE = "You are the red triangle and look where it points; grey cells are walls"
+ARROWS = (">", "v", "<", "^")
+FACING = ("right", "down", "left", "up")
+"""The agent, by its direction."""
+SYMBOLS = {
+    "wall": "#",
+    "floor": ".",
+    "goal": "G",
+    "lava": "~",
+    "door": "D",
+    "key": "K",
+    "ball": "B",
+    "box": "X",
+}
+"""Cells by the type of their object; those without one are floor."""
+GROUND = ("wall", "floor")
+PLAIN = (*GROUND, "goal", "lava")
+"""Types whose symbol says everything. Others have a color, and doors are open, closed or locked."""
+OTHER = "?"
+"""Objects of other types, as a package of its own may define them; they are listed below the grid."""
 MOVES = ("left", "right", "forward")
 DIRECTIONS = ((1, 0), (0, 1), (-1, 0), (0, -1))
 """Column and row of one step, by the agent's direction."""
 
 Pose = tuple[int, int, int]
 """Column, row, direction."""
+Place = tuple[int, int]
+"""Row, column."""
 
 
 def is_minigrid(name: str) -> bool:
     return name.startswith(PREFIXES)
+
+
+def describe_rules(*, text: bool, image: bool) -> str:
+    symbols = ", ".join(f"{symbol} {name}" for name, symbol in SYMBOLS.items())
+    looks = [LOOK_OF_TEXT.format(arrows=" ".join(ARROWS), symbols=symbols)] * text + [LOOK_OF_IMAGE] * image
+    return RULES.format(look=". ".join(looks))
+
+
+def describe_grid(env: Any) -> str:
+    """Return the whole grid, a symbol per cell, and a line for each object with a color: `red key at row 2 col 3`."""
+    objects, agent = _objects(env), (int(env.agent_pos[1]), int(env.agent_pos[0]))
+
+    def symbol(at: Place) -> str:
+        if at == agent:
+            return ARROWS[int(env.agent_dir)]
+        return SYMBOLS.get(objects[at].type, OTHER) if at in objects else SYMBOLS["floor"]
+
+    rows = [" ".join(symbol((row, column)) for column in range(env.grid.width)) for row in range(env.grid.height)]
+    return "\n".join([*rows, *_locate_objects(env, leave_out=PLAIN)])
+
+
+def describe_facts(env: Any) -> str:
+    """Return the agent and the objects with their cells, walls left out: `player at row 2 col 3 facing up`."""
+    player = f"player at row {int(env.agent_pos[1]) + 1} col {int(env.agent_pos[0]) + 1}"
+    return "\n".join([f"{player} facing {FACING[int(env.agent_dir)]}", *_locate_objects(env, leave_out=GROUND)])
+
+
+def _objects(env: Any) -> dict[Place, Any]:
+    places = [(row, column) for row in range(env.grid.height) for column in range(env.grid.width)]
+    return {(row, column): cell for row, column in places if (cell := env.grid.get(column, row)) is not None}
+
+
+def _locate_objects(env: Any, *, leave_out: Sequence[str]) -> list[str]:
+    return [
+        f"{_describe_object(cell)} at row {row + 1} col {column + 1}"
+        for (row, column), cell in _objects(env).items()
+        if cell.type not in leave_out
+    ]
+
+
+def describe_carried(env: Any) -> str:
+    """Return the object that the agent carries, which no image shows; empty if there is none."""
+    return "" if env.carrying is None else f"you carry: {_describe_object(env.carrying)}"
+
+
+def _describe_object(cell: Any) -> str:
+    if cell.type in PLAIN:
+        return str(cell.type)
+    state = ("locked " if cell.is_locked else "open " if cell.is_open else "closed ") if cell.type == "door" else ""
+    return f"{state}{cell.color} {cell.type}"
 
 
 def shortest_path(env: Any) -> list[str] | None:

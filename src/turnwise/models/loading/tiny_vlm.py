@@ -6,10 +6,11 @@ Environments that draw one cell as PIXELS x PIXELS pixels (`cell_pixels`) give i
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
+from turnwise.models.loading.catalogue import PIXELS_PER_TOKEN, TINY_VLM
 from turnwise.models.loading.tiny import tiny_config, tiny_tokenizer
 from turnwise.models.vision.patch_encoder import IMAGE, equip_patch_encoder, match_embeddings, patch_encoder_config
 
-PIXELS = 8
+PIXELS = PIXELS_PER_TOKEN[TINY_VLM]
 
 
 def tiny_vlm_tokenizer() -> PreTrainedTokenizerFast:
