@@ -21,7 +21,7 @@ from turnwise.config.keys import Key, all_keys, show_value
 from turnwise.config.load import read_settings
 from turnwise.config.schema import Config
 from turnwise.core.section import Section
-from turnwise.recipes.configure import MODELS, load_recipe
+from turnwise.recipes.configure import MODELS, SINGLE_TURN, load_recipe
 from turnwise.recipes.presets import recipe_names
 from turnwise.recipes.validate import CHOICES
 from turnwise.tools.docstrings import split_docstring
@@ -113,9 +113,20 @@ def allowed_values(key: Key) -> str:
 def tiny_settings() -> str:
     """Return a table of the defaults that are others for the model `tiny`."""
     own, general = flatten(read_settings(MODELS / "tiny.toml")), all_keys()
-    rows = [(f"`{name}`", f"`{show_value(value)}`", f"`{show_value(general[name].default)}`") for name, value in own]
-    intro = "What a run of `tiny` uses instead, in an environment without a recipe.\n\n"
-    return f"## Defaults of tiny\n\n{intro}{table(('setting', 'tiny', 'other models'), rows)}"
+    single = dict(flatten(read_settings(MODELS / f"tiny{SINGLE_TURN}.toml")))
+    rows = [
+        (f"`{name}`", f"`{show_value(value)}`", f"`{show_value(single.get(name, value))}`", show_default(general[name]))
+        for name, value in own
+    ]
+    intro = (
+        "What a run of `tiny` uses instead, in an environment without a recipe. Single turns: in a fully observable\n"
+        "environment, such as those of Gymnasium, where the model sees one turn at a time.\n\n"
+    )
+    return f"## Defaults of tiny\n\n{intro}{table(('setting', 'tiny', 'single turns', 'other models'), rows)}"
+
+
+def show_default(key: Key) -> str:
+    return f"`{show_value(key.default)}`"
 
 
 def recipe_settings() -> str:

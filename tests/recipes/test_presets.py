@@ -110,6 +110,17 @@ def test_fully_observable_environments_show_the_current_turn_by_default() -> Non
     assert context("sudoku") == context("taxi") == full
 
 
+def test_tiny_model_gets_smaller_batches_where_it_sees_one_turn_at_a_time() -> None:
+    def batch(*overrides: tuple[str, str]) -> tuple[int, int, int]:
+        config = configure("gymnasium:Taxi-v4", overrides=overrides)
+        return config.rollout.groups, config.rollout.group_size, config.train.mini_batch
+
+    assert batch() == batch(("env.params.observation", "image")) == (8, 8, 16)
+    assert batch(("context.mode", "full")) == (32, 8, 64)
+    assert batch(("rollout.groups", "4")) == (4, 8, 16)
+    assert batch(("model.name", "someone/7b")) == (8, 16, 32)
+
+
 def test_overrides_replace_settings_of_the_preset() -> None:
     plain = configure("bandit")
     changed = configure("bandit", overrides=[("train.steps", "3")])

@@ -29,6 +29,8 @@ SAME_DEFAULTS = {TINY_VLM: TINY}
 
 CURRENT_TURN = {"mode": "turn", "turns": 0}
 """Default `context` settings of environments that are fully observable, for targets that are not recipes."""
+SINGLE_TURN = "_single_turn"
+"""Suffix of a model's default settings for these contexts, which go on top of its others."""
 
 TOKEN_LIMITS = ("max_new_tokens", "max_tokens")
 """Settings of `rollout` that fit the answers of a recipe's environment, so that `like` does not take them."""
@@ -158,8 +160,15 @@ def _apply_defaults(settings: dict[str, Any], target: str, like: str | None, ove
     defaults = _model_defaults(str(named))
     if like is not None:
         defaults = _without_task(recipe, limits=defaults.get("rollout", {}))
-    merged = dict(defaults)
-    for section, values in settings.items():
+    elif settings.get("context") == CURRENT_TURN:
+        defaults = _merge(defaults, _model_defaults(str(named), SINGLE_TURN))
+    return _merge(defaults, settings)
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Put settings on top of others, section by section."""
+    merged = dict(below)
+    for section, values in above.items():
         both = isinstance(values, dict) and isinstance(merged.get(section), dict)
         merged[section] = merged[section] | values if both else values
     return merged
@@ -172,10 +181,10 @@ def _without_task(recipe: dict[str, Any], limits: dict[str, Any]) -> dict[str, A
     return {section: values for section, values in recipe.items() if section != "env"} | {"rollout": rollout}
 
 
-def _model_defaults(model: str) -> dict[str, Any]:
+def _model_defaults(model: str, variant: str = "") -> dict[str, Any]:
     """Return settings that suit a model better than the general defaults. A run counts as the model it started from."""
     model = _root_model(model)
-    path = MODELS / f"{SAME_DEFAULTS.get(model, model)}.toml"
+    path = MODELS / f"{SAME_DEFAULTS.get(model, model)}{variant}.toml"
     return read_settings(path) if model == Path(model).name and path.is_file() else {}
 
 
