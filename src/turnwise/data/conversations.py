@@ -177,7 +177,7 @@ def _read_image(url: str, folder: Path) -> bytes:
     try:
         return (folder / url).read_bytes()
     except OSError as error:
-        raise UserError(f"the image {read_failure(folder / url, error)}. Write a path that begins there.") from error
+        raise UserError(f"the image {read_failure(folder / url, error)}. Write a path relative to {folder}.") from error
 
 
 def _calls(rows: Any, where: str) -> tuple[ToolCall, ...]:
