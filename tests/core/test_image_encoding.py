@@ -17,7 +17,7 @@ from PIL import ImageOps
 from turnwise.core import image_encoding
 from turnwise.core.errors import UserError
 from turnwise.core.image_encoding import MAX_IMAGE_BYTES, MAX_SIDE, ORIENTATION, UPRIGHT, Image
-from turnwise.core.messages import ImagePart, Message, TextPart, system, user
+from turnwise.core.messages import ImagePart, Message, TextPart, join_lines, system, user
 
 
 def pixels(image: ImagePart) -> np.ndarray:
@@ -173,3 +173,11 @@ def test_user_message_keeps_text_and_images_in_order() -> None:
 def test_message_of_other_content_is_refused(content: Any) -> None:
     with pytest.raises(TypeError, match=r"value of type (ndarray|dict): give text, a tw\.Image made of the image"):
         user(content)
+
+
+def test_join_lines_keeps_images_between_their_texts() -> None:
+    image = Image(gradient())
+    assert join_lines(["one", "", ("two", "three"), []]) == "one\ntwothree"
+    assert join_lines(["one", ["", image, "two"], "three"]) == ["one\n", image, "two\nthree"]
+    assert join_lines([image, ""]) == [image]
+    assert join_lines([""]) == ""

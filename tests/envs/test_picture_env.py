@@ -130,7 +130,7 @@ def test_text_env_returns_images_with_text_around_them() -> None:
 
 def test_text_env_reports_problems_and_limits_around_an_image() -> None:
     start, invalid, last = run(spec_of(Camera), {}, "", "no colour")
-    assert invalid.parts[0] == TextPart(text="Empty answer.") and invalid.images == start.images
+    assert invalid.parts == (TextPart(text="Empty answer.\nLook:"), *start.images)
     assert last.content.startswith("Invalid action") and last.content.endswith("No turns left.")
     assert last.images == start.images
 

@@ -75,6 +75,22 @@ def content_parts(content: Content) -> tuple[ContentPart, ...]:
     return tuple(found)
 
 
+def join_lines(lines: Sequence[Content]) -> Content:
+    """Join contents by line breaks, leaving out empty ones. Texts that follow each other become one."""
+    parts: list[str | ImagePart] = []
+    for line in lines:
+        if not line:
+            continue
+        items = [line] if isinstance(line, str | ImagePart) else [item for item in line if item]
+        for item in ["\n", *items] if parts else items:
+            if isinstance(item, str) and parts and isinstance(parts[-1], str):
+                parts[-1] += item
+            else:
+                parts.append(item)
+    texts = [part for part in parts if isinstance(part, str)]
+    return "".join(texts) if len(texts) == len(parts) else parts
+
+
 def text_parts(text: str) -> tuple[TextPart, ...]:
     """Return the parts of a message that is text only; none if the text is empty."""
     return (TextPart(text=text),) if text else ()

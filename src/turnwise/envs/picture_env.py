@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from turnwise.core.image_encoding import import_pillow
-from turnwise.core.messages import Content, ImagePart, Picture
+from turnwise.core.messages import Content, ImagePart, Picture, join_lines
 from turnwise.envs.grid import describe_cells
 from turnwise.envs.text_env import TextEnv
 from turnwise.pictures.observation import draw_observation
@@ -42,11 +42,8 @@ class VisualEnv(TextEnv):
 
     def show(self, state: str, *, before: str = "", after: str = "") -> Content:
         """Return the observation of a state, with what the image does not show before and after it."""
-        text = "\n".join(part for part in (before, state if self.shows_text else "", after) if part)
-        if not self.shows_images(self.params):
-            return text
-        rest = "\n".join(part for part in (state if self.shows_text else "", after) if part)
-        return (f"{before}\n" if before else "", self.draw_image(), f"\n{rest}" if rest else "")
+        image = self.draw_image() if self.shows_images(self.params) else ""
+        return join_lines([before, image, state if self.shows_text else "", after])
 
     @abstractmethod
     def draw_image(self) -> ImagePart:

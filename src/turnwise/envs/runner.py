@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turnwise.core.errors import EnvironmentFailure, UserError, failure_boundary
-from turnwise.core.messages import Content, ImagePart, Message, Picture, content_parts, system, user
+from turnwise.core.messages import Content, Message, Picture, content_parts, join_lines, system, user
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.source_location import describe_bug, is_raised_by_user
 from turnwise.envs.answers import Answer, format_answer, invalid_action_line, match_name, read_answer
@@ -242,19 +242,6 @@ def _check_content(value: Content, where: str) -> Content:
     except TypeError as error:
         raise EnvironmentFailure(f"{where} returned {error}") from error
     return value
-
-
-def join_lines(lines: Sequence[Content]) -> Content:
-    """Join texts by line breaks, around the images of those that have any. Leaves out empty ones."""
-    shown = [line for line in lines if line]
-    texts = [line for line in shown if isinstance(line, str)]
-    if len(texts) == len(shown):
-        return "\n".join(texts)
-    parts: list[str | ImagePart] = []
-    for line in shown:
-        parts += ["\n"] * bool(parts)
-        parts += [line] if isinstance(line, str | ImagePart) else line
-    return parts
 
 
 def turn_info(turn: TurnOutcome, state: str | None) -> dict[str, Any]:

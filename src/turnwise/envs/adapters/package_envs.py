@@ -12,7 +12,7 @@ from pydantic import Field
 from turnwise.core.errors import EnvironmentFailure
 from turnwise.core.image_encoding import Image, import_pillow
 from turnwise.core.images import image_hash
-from turnwise.core.messages import Content
+from turnwise.core.messages import Content, join_lines
 from turnwise.envs.adapters.process import RemoteEnv
 from turnwise.envs.picture_env import CellPixels, Observation
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
@@ -81,7 +81,7 @@ class PackageEnv(TextEnv):
             raise EnvironmentFailure(f"an observation has {len(text)} characters, more than {MAX_OBSERVATION_CHARS}")
         self.text, self.moves, self.facts = text, tuple(moves), facts
         self.image = None if image is None else Image(base64.b64decode(image))
-        return text if self.image is None else (self.image, f"\n{text}" if text else "")
+        return text if self.image is None else join_lines([self.image, text])
 
 
 class GymnasiumEnv(PackageEnv):

@@ -8,14 +8,14 @@ from typing import Any
 
 from turnwise.core.errors import UserError
 from turnwise.core.loop_clock import pause_current_clock
-from turnwise.core.messages import Message, system, user
+from turnwise.core.messages import Message, join_lines, system, user
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Task
 from turnwise.envs.answers import invalid_action_line, match_name, read_answer
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.games.game import Game, result_for
-from turnwise.envs.runner import TurnOutcome, join_lines, system_prompt, turn_info
+from turnwise.envs.runner import TurnOutcome, system_prompt, turn_info
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.state_rewards import StateRewards
 
