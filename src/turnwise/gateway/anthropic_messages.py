@@ -12,7 +12,7 @@ from turnwise.core.messages import ContentPart, Message, Role, TextPart, ToolCal
 from turnwise.gateway.chat import ChatReply, ChatRequest, ErrorKind, RequestError, read_wishes
 from turnwise.gateway.fields import (
     add_thinking,
-    decode_image,
+    image_from_base64,
     join_texts,
     read_count,
     read_list,
@@ -216,7 +216,7 @@ def _part(block: Mapping[str, Any], param: str) -> ContentPart:
             source = read_object(block.get("source"), f"{param}.source")
             if source.get("type") != "base64":
                 raise RequestError(f"{param}.source.type", "must be base64: the gateway does not fetch images")
-            return decode_image(read_text(source.get("data"), f"{param}.source.data"), f"{param}.source.data")
+            return image_from_base64(read_text(source.get("data"), f"{param}.source.data"), f"{param}.source.data")
     raise RequestError(f"{param}.type", f"{block.get('type')!r} is not supported here: use text or image")
 
 

@@ -58,10 +58,10 @@ def read_image(url: str, param: str) -> ImagePart:
     head, comma, data = url.partition(",")
     if not head.startswith("data:") or not head.endswith(";base64") or not comma:
         raise RequestError(param, "must be a data URL with base64: the gateway does not fetch images")
-    return decode_image(data, param)
+    return image_from_base64(data, param)
 
 
-def decode_image(data: str, param: str) -> ImagePart:
+def image_from_base64(data: str, param: str) -> ImagePart:
     """Return the image of a base64 text."""
     try:
         return ImagePart(data=base64.b64decode(data, validate=True))
