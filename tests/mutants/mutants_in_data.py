@@ -152,6 +152,13 @@ IN_DATA = (
         ("a broken image ends the run", 'raise EnvironmentFailure(f"{where}: {error}") from error', "raise"),
     ),
     *mutants(
+        "core/image_encoding.py",
+        ("core/test_image_encoding.py",),
+        ("16-bit images are white", "value / 256", "value"),
+        ("photos lie on their side", "UPRIGHT.get(image.getexif().get(ORIENTATION))", "None"),
+        ("animated images move in the viewer", ' and not getattr(image, "is_animated", False)', ""),
+    ),
+    *mutants(
         "core/images.py",
         ("core/test_images.py",),
         ("a changed image passes", "if image_hash(data) != file.stem:", "if False:"),
