@@ -388,11 +388,15 @@ def test_damaged_image_fails_the_environment(folders: Path) -> None:
             renderer.start([look(data)])
 
 
-def test_decode_writes_the_marker_once_per_image(folders: Path) -> None:
-    renderer = renderer_of(load("qwen2_vl", folders))
+@pytest.mark.parametrize(
+    ("name", "tokens"), [("qwen2_vl", ["<|vision_start|>", "<|image_pad|>"]), ("gemma3", ["<boi>", "<image>", "<eoi>"])]
+)
+def test_decode_writes_the_placeholder_once_per_image(name: str, tokens: list[str], folders: Path) -> None:
+    renderer = renderer_of(load(name, folders))
     ids = renderer.extend([look(WIDE, WIDE)], Stop.EOS)
-    assert renderer.decode(ids).count("<|image_pad|>") == 2
-    assert renderer.name_token(min(ids)).special
+    assert [renderer.decode(ids).count(each) for each in tokens] == [2] * len(tokens)
+    named = renderer.name_token(min(ids))
+    assert named.special and named.text == tokens[1]
 
 
 def test_image_marker_in_untrusted_text_stays_text(folders: Path) -> None:

@@ -165,20 +165,20 @@ class Renderer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the exact text of any ids, special tokens included; invalid UTF-8 becomes U+FFFD.
 
-        An image becomes the text that stands for it in the chat template.
+        An image becomes the text of the token that the processor repeats for it, once.
         """
         if self.images is None or min(ids, default=0) >= 0:
             return self._codec.decode(ids)
         decoded = ""
         for is_text, group in groupby(ids, key=lambda token: token >= 0):
             tokens = list(group)
-            decoded += self._codec.decode(tokens) if is_text else self.images.marker * count_images(tokens)
+            decoded += self._codec.decode(tokens) if is_text else self.images.placeholder * count_images(tokens)
         return decoded
 
     def name_token(self, token_id: int) -> TokenName:
         """Return the text of one id; bytes that are not a whole character are written as \\xe4."""
         if token_id < 0 and self.images is not None:
-            return TokenName(id=token_id, text=self.images.marker, special=True)
+            return TokenName(id=token_id, text=self.images.placeholder, special=True)
         text = self._codec.pieces([token_id])[0].decode(errors="backslashreplace")
         return TokenName(id=token_id, text=text, special=token_id in self._codec.control_ids)
 

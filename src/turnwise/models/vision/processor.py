@@ -48,6 +48,8 @@ class ImageProcessor:
         self.store = store or ImageStore()
         self.marker: str = processor.image_token
         """Text that chat templates write in place of an image."""
+        self.placeholder: str = processor.tokenizer.convert_ids_to_tokens(placeholder_id)
+        """Text of the placeholder. That of Gemma 3 is not its marker, which becomes a token before the image."""
         defaults = getattr(processor.valid_processor_kwargs, "_defaults", {}).get("images_kwargs", {})
         self._settings = {**getattr(processor, "images_kwargs", {}), **defaults}  # since transformers 5.23, and before
         self._cutter = None if self._settings else PatchCutter.for_processor(processor.image_processor)
