@@ -120,7 +120,7 @@ def tiny_settings() -> str:
     ]
     intro = (
         "What a run of `tiny` uses instead, in an environment without a recipe. Single turns: in a fully observable\n"
-        "environment, such as those of Gymnasium, where the model sees one turn at a time.\n\n"
+        "environment, such as those of Gymnasium, where it sees one turn at a time.\n\n"
     )
     return f"## Defaults of tiny\n\n{intro}{table(('setting', 'tiny', 'single turns', 'other models'), rows)}"
 

@@ -460,8 +460,6 @@ IN_TRAINING = (
         "training/warmup.py",
         ("training/test_warmup.py",),
         ("random play is unlearnt", "(-logprobs.mean()).backward()", "logprobs.mean().backward()"),
-        ("captions are forgotten", "caption(step) if captions else []", "[]"),
-        ("captions of other states", "captions[-len(exchanges) :]", "captions[::-1]"),
     ),
     *mutants(
         "training/selfplay.py",

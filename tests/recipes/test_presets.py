@@ -94,7 +94,7 @@ def test_images_without_a_recipe_have_the_size_of_the_models_tokens(tmp_path: Pa
     assert sizes(maze, ("model.name", str(tmp_path))) == (8, 64), "a run counts as the model that it started from"
 
 
-def test_fully_observable_environments_show_the_current_turn_by_default() -> None:
+def test_tiny_models_see_the_current_turn_of_fully_observable_environments_by_default(tmp_path: Path) -> None:
     maze, full = "gymnasium:MiniGrid-Empty-5x5-v0", ("full", 4)
 
     def context(target: str, *overrides: tuple[str, str], **settings: Any) -> tuple[str, int]:
@@ -102,12 +102,18 @@ def test_fully_observable_environments_show_the_current_turn_by_default() -> Non
         return found.mode, found.turns
 
     assert context(maze) == ("turn", 0)
+    assert context(maze, ("env.params.observation", "image")) == ("turn", 0)
     assert context(maze, ("context.turns", "2")) == ("turn", 2)
     assert context(maze, ("context.mode", "full")) == full
     assert context(maze, full_context=True) == full
     assert context(maze, ("env.mix.sokoban", "1")) == full
     assert context(maze, like="frozen_lake") == full
     assert context("sudoku") == context("taxi") == full
+    assert context(maze, ("model.name", "Qwen/Qwen3-0.6B")) == full
+    for saved in (full, ("turn", 1)):  # such as SFT, which shows whole episodes
+        run = build({"model": {"name": "tiny"}, "context": dict(zip(("mode", "turns"), saved, strict=True))})
+        (tmp_path / "config.toml").write_text(to_toml(run), encoding="utf-8")
+        assert context(maze, ("model.name", str(tmp_path))) == saved, "a run's model sees what it saw there"
 
 
 def test_tiny_model_gets_smaller_batches_where_it_sees_one_turn_at_a_time() -> None:

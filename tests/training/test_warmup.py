@@ -35,7 +35,7 @@ from turnwise.rollout.context_modes import TurnContext
 from turnwise.training import warmup
 from turnwise.training.describe_boards import GROUNDS, Boards
 from turnwise.training.optimizer import Optimizer
-from turnwise.training.warmup import Warmup, load_warmed_up, random_captions, random_episode, split_turns, warm_up
+from turnwise.training.warmup import Warmup, load_warmed_up, random_episode, split_turns, warm_up
 
 
 class Steps(TextEnv):
@@ -173,46 +173,6 @@ def test_warm_up_of_single_turns_trains_on_some_turns_alone(monkeypatch: pytest.
     ((*samples,),) = packed
     assert len(samples) == 2 * warmup.EPISODES_PER_STEP
     assert all(len(turns_of(each)) == 1 for each in samples)
-
-
-class Counter(TextEnv):
-    """Count up."""
-
-    max_turns = 3
-    action_names = ("Up",)
-
-    def reset(self, rng: random.Random) -> str:
-        self.number = 0
-        return "|"
-
-    def step(self, action: str) -> Outcome:
-        self.number += 1
-        return goes_on("|" * (self.number + 1))
-
-    def caption(self) -> str | None:
-        return None if self.number == 1 else f"{self.number + 1}"
-
-
-def test_random_captions_describe_observations_without_the_rules() -> None:
-    kind = spec_of(Counter)
-    found = asyncio.run(random_captions(kind, kind.check_params({}), 0, 0))
-    assert [(*(message.content for message in each.messages), each.answer) for each in found] == [
-        ("|", "1"),
-        ("|||", "3"),
-    ]
-
-
-def test_warm_up_trains_on_captions_before_and_among_actions(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed: list[list[Sample]] = []
-    monkeypatch.setattr(warmup, "pack", lambda samples: packed.append(samples) or pack(samples))
-    kind, shown = spec_of(Counter), list[tuple[int, int]]()
-    warm_up(load_tiny("tiny"), [(kind, kind.check_params({}))], steps=1, seed=0, show=lambda *now: shown.append(now))
-    assert shown == [(1, 3), (2, 3), (3, 3)]
-    *first, last = ([turns_of(each) for each in samples] for samples in packed)
-    captions = [["1<|end|>"], ["3<|end|>"]]
-    assert all(len(step) == warmup.CAPTIONS_PER_STEP and sorted(step)[:: len(step) - 1] == captions for step in first)
-    assert [turn for turn in last if turn not in captions] == [["<answer>Up</answer><|end|>"] * 3] * 16
-    assert len(last) == warmup.EPISODES_PER_STEP + warmup.CAPTIONS_PER_STEP
 
 
 @torch.no_grad()

@@ -89,7 +89,7 @@ class ModelConfig(Section):
     train_vision: bool | None = None
     """Train the vision tower and its projection too; none: only that of smollm2-135m-vision, which is untrained."""
     warmup_steps: Annotated[int, Field(ge=0)] = 60
-    """tiny, tiny_vlm: steps on random actions, after 2 x as many on boards or captions; smollm2-135m-vision: 8 x."""
+    """tiny, tiny_vlm: steps on random actions; before images 2 x as many on boards, smollm2-135m-vision 8 x."""
     warmup_seed: Seed = 0
     """tiny, tiny_vlm and smollm2-135m-vision only: seed of the warm-up, and of tiny's initial weights."""
 

@@ -86,7 +86,7 @@ class TextEnv(ABC):
     action_names: tuple[str, ...] = ()
     """Fixed list of actions, if there is one: the prompt lists them, and others are invalid before `step`."""
     fully_observable: bool = False
-    """Each observation shows all that matters, so without a recipe the model sees no earlier turns by default."""
+    """Each observation shows all that matters, so without a recipe the tiny models see no earlier turns by default."""
     needs: Mapping[str, str] = MappingProxyType({})
     """Optional dependencies: module -> package to install."""
 
@@ -270,13 +270,6 @@ class TextEnv(ABC):
         """Describe the state exactly: one fact per line. It scores replies that describe or predict states.
 
         See `env.params.reasoning`. Without this method, a judge scores them.
-        """
-        return None
-
-    def caption(self) -> str | None:
-        """Describe what the current observation shows, so that a model without weights of its own learns to read it.
-
-        The warm-up of tiny and tiny_vlm trains on captions of states that random actions lead to; None leaves one out.
         """
         return None
 

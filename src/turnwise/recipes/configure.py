@@ -28,7 +28,7 @@ SAME_DEFAULTS = {TINY_VLM: TINY}
 """Models that take the default settings of another model."""
 
 CURRENT_TURN = {"mode": "turn", "turns": 0}
-"""Default `context` settings of environments that are fully observable, for targets that are not recipes."""
+"""Default `context` settings of the tiny models in fully observable environments, for targets that are not recipes."""
 SINGLE_TURN = "_single_turn"
 """Suffix of a model's default settings for these contexts, which go on top of its others."""
 
@@ -70,16 +70,20 @@ def configure(
         return config
     if not _names_model(settings, like, overrides) and environments.visual_spec:
         settings = settings | {"model": VISUAL_MODEL | settings.get("model", {})}
-    if like is None and not full_context and environments.is_fully_observable:
-        settings = _show_current_turn(settings, overrides)
+        config = _complete(settings, target, like, overrides)
+    context = settings.get("context", {})
+    is_chosen = "mode" in context or _find_override("context.mode", overrides) is not None
+    if like is None and not full_context and not is_chosen and environments.is_fully_observable:
+        settings = settings | {"context": _default_context(config.model.name) | context}
     return _fit_images(_complete(settings, target, like, overrides), environments)
 
 
-def _show_current_turn(settings: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
-    """Show the current turn only, unless the target or an override chooses the context mode."""
-    context = settings.get("context", {})
-    is_chosen = "mode" in context or _find_override("context.mode", overrides) is not None
-    return settings if is_chosen else settings | {"context": CURRENT_TURN | context}
+def _default_context(model: str) -> dict[str, Any]:
+    """Return the `context` settings with which a model sees fully observable environments: a run's model, its run's."""
+    if (Path(model) / CONFIG_FILE).is_file():
+        context = read_run(model).get("context", {})
+        return {key: context[key] for key in CURRENT_TURN if key in context}
+    return CURRENT_TURN if SAME_DEFAULTS.get(model, model) == TINY else {}
 
 
 def _fit_images(config: Config, environments: EnvironmentMix) -> Config:

@@ -1,9 +1,8 @@
 """Warm-up: a short, seeded training before a run, cached.
 
-tiny and tiny_vlm learn random legal actions: the format of answers, and not which ones are good. Before that, a model
-learns to read observations: from captions of the environment's own states if it writes them, and otherwise, if it shows
-images, from pictures of random boards. Without that, reinforcement learning finds no relation between what the model
-sees and rewards.
+tiny and tiny_vlm learn random legal actions: the format of answers, and not which ones are good. If an environment
+shows images, an untrained patch encoder first learns to describe pictures of random boards: without that,
+reinforcement learning finds no relation between pictures and rewards.
 """
 
 import asyncio
@@ -11,10 +10,10 @@ import hashlib
 import inspect
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from turnwise.data.packing import pack
 from turnwise.envs.answers import format_answer
 from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
 from turnwise.envs.spec import EnvRunner, EnvSpec
-from turnwise.envs.text_env import TextEnv
 from turnwise.models.forward import batch_attention
 from turnwise.models.loading.catalogue import SMOLLM2_VISION, TINY, TINY_VLM, cached_model_folder
 from turnwise.models.loading.load import LoadedModel, device_of
@@ -54,9 +52,6 @@ EPISODES_PER_START = 4
 """Episodes from the same start state, whose common prefix is computed once."""
 SINGLE_TURNS = 8
 """Turns of an episode at most, if the model sees one turn at a time: later ones teach nothing about the format."""
-CAPTION_EPISODES = 64
-"""Random episodes, each from another start state, whose states are described."""
-CAPTIONS_PER_STEP = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +59,7 @@ class Warmup:
     """Warm-up of a model. Steps are for each step of `model.warmup_steps`."""
 
     board_steps: int = 2
-    """Steps of describing boards or the environment's own states."""
+    """Steps of describing boards, if an environment shows images."""
     boards: Boards = field(default_factory=Boards)
     action_steps: int = 1
     """Steps of random actions."""
@@ -151,44 +146,33 @@ def warm_up(
     show: Progress,
     single_turns: bool = False,
 ) -> None:
-    """Train the model, in place, on descriptions of states or random boards, then on random actions."""
+    """Train the model, in place, on random boards if an environment shows images, then on random actions."""
     warmup, renderer = WARMUPS[loaded.name], Renderer(loaded.tokenizer, images=loaded.images)
     loaded.model.requires_grad_(True)  # an untrained vision tower cannot stay frozen
-    boards = warmup.boards
+    board_steps = warmup.board_steps * steps if _shows_images(environments) else 0
+    action_steps = warmup.action_steps * steps
+    boards, total = warmup.boards, board_steps + action_steps
 
     @cache  # boards repeat
     def board(number: int) -> Sample:
         return boards.describe(renderer, pixels_per_token(loaded.model), seed, number)
 
+    def describe(step: int) -> list[Sample]:
+        return [board(number % boards.distinct) for number in _numbers(step, boards.per_step)]
+
+    _train(loaded, warmup, describe, board_steps, lambda done: show(done, total))
     with asyncio.Runner() as runner:  # one event loop for all steps: tools keep their connections
 
-        def play(episodes: Callable[[list[Sample]], Coroutine[Any, Any, None]]) -> list[Sample]:
-            samples = list[Sample]()
+        def act(step: int) -> list[Sample]:
+            samples, numbers = list[Sample](), _numbers(step, EPISODES_PER_STEP)
             try:
                 # Not as the task's result, which asyncio's signal handling formats as text after every run.
-                runner.run(episodes(samples))
+                runner.run(_play_episodes(environments, renderer, seed, numbers, single_turns, samples))
             except (EnvironmentFailure, InfrastructureFailure) as failure:  # random actions cannot be to blame
                 raise UserError(f"the environment failed during the warm-up of {loaded.name}: {failure}") from failure
             return samples
 
-        captions = play(partial(_caption_states, environments, renderer, seed)) if warmup.action_steps else []
-        describing_steps = warmup.board_steps * steps if captions or _shows_images(environments) else 0
-        action_steps = warmup.action_steps * steps
-        total = describing_steps + action_steps
-
-        def caption(step: int) -> list[Sample]:
-            return [captions[number % len(captions)] for number in _numbers(step, CAPTIONS_PER_STEP)]
-
-        def describe(step: int) -> list[Sample]:
-            return [board(number % boards.distinct) for number in _numbers(step, boards.per_step)]
-
-        def act(step: int) -> list[Sample]:
-            numbers = _numbers(step, EPISODES_PER_STEP)
-            answers = play(partial(_play_episodes, environments, renderer, seed, numbers, single_turns))
-            return answers + (caption(step) if captions else [])  # else they would be forgotten
-
-        _train(loaded, warmup, caption if captions else describe, describing_steps, lambda done: show(done, total))
-        _train(loaded, warmup, act, action_steps, lambda done: show(describing_steps + done, total))
+        _train(loaded, warmup, act, action_steps, lambda done: show(board_steps + done, total))
 
 
 def _numbers(step: int, count: int) -> range:
@@ -248,51 +232,10 @@ async def _play_episodes(
         samples += [build_demonstration(number, each, renderer) for each in contexts]
 
 
-def _writes_captions(spec: EnvSpec) -> bool:
-    return spec.text_env is not None and spec.text_env.caption is not TextEnv.caption
-
-
-async def _caption_states(environments: Environments, renderer: Renderer, seed: int, samples: list[Sample]) -> None:
-    """Append a sample for each state of random episodes that has a caption, in random order, without repetition."""
-    with skip_judges():
-        episodes = await asyncio.gather(
-            *(
-                random_captions(spec, params, seed, number * EPISODES_PER_START)
-                for spec, params in environments
-                if _writes_captions(spec)
-                for number in range(CAPTION_EPISODES)
-            )
-        )
-    found = [build_demonstration(0, [each], renderer) for exchanges in episodes for each in exchanges]
-    samples += {each.ids.numpy().tobytes(): each for each in found}.values()
-    random_stream("warmup captions", seed).shuffle(samples)
-
-
-async def random_captions(spec: EnvSpec, params: dict[str, Any], seed: int, number: int) -> list[Exchange]:
-    """Play an episode of random legal answers; return its observations with their captions, without the rules."""
-    captions: list[str | None] = []
-
-    def note(env: EnvRunner) -> None:
-        captions.append(env.env.caption() if isinstance(env.env, TextEnv) else None)
-
-    exchanges = await random_episode(spec, params, seed, number, note=note)
-    shown = zip(exchanges, captions[-len(exchanges) :], strict=True)  # those of failed attempts come first
-    return [
-        Exchange(messages=tuple(message for message in each.messages if message.role != "system"), answer=caption)
-        for each, caption in shown
-        if caption
-    ]
-
-
 async def random_episode(
-    spec: EnvSpec,
-    params: dict[str, Any],
-    seed: int,
-    number: int,
-    max_turns: int | None = None,
-    note: Callable[[EnvRunner], None] = lambda env: None,
+    spec: EnvSpec, params: dict[str, Any], seed: int, number: int, max_turns: int | None = None
 ) -> list[Exchange]:
-    """Play an episode of random legal answers, of at most `max_turns` turns. `note` is called before each answer."""
+    """Play an episode of random legal answers, of at most `max_turns` turns."""
     index = address("warmup", seed, number // EPISODES_PER_START) % SEEDS_PER_SPLIT
     task = Task(env=spec.name, params=params, seed=seed_for("train", index))
 
@@ -305,12 +248,7 @@ async def random_episode(
 
     def script() -> Script:
         rng = random_stream("warmup answers", seed, number, *retry)  # a retry does not repeat the failing answers
-
-        def answer(env: EnvRunner, observation: str) -> str:
-            note(env)
-            return env.random_answer(rng) or random_word(rng, observation)
-
-        return answer
+        return lambda env, observation: env.random_answer(rng) or random_word(rng, observation)
 
     exchanges, _ = await play_demonstration(make, script, attempts=ATTEMPTS, max_turns=max_turns)
     return exchanges

@@ -20,7 +20,6 @@ from turnwise.envs.adapters.minigrid import MODULE as MINIGRID
 from turnwise.envs.adapters.minigrid import (
     MOVES,
     describe_carried,
-    describe_facts,
     describe_grid,
     describe_rules,
     is_minigrid,
@@ -304,14 +303,8 @@ class GymnasiumWorkerEnv(WorkerEnv):
         hidden = describe_goal(self.observation)
         if self.is_minigrid:
             hidden = "\n".join(part for part in (hidden, describe_carried(self.env.unwrapped)) if part)
-        step: WorkerStep = {"text": self._text(hidden) if self.shows_text else hidden, "facts": self._facts()}
-        return {**step, "image": self._image()} if self.shows_image else step
-
-    def _facts(self) -> str:
-        """Return what the observation shows, in words other than its own; empty if that is not known."""
-        if self.is_minigrid:
-            return describe_facts(self.env.unwrapped)
-        return self._text("") if self.known and not self.shows_text else ""
+        text = self._text(hidden) if self.shows_text else hidden
+        return {"text": text, "image": self._image()} if self.shows_image else {"text": text}
 
     def _image(self) -> str:
         """Return the environment's frame in base64: `cell_pixels` per cell, or scaled down to `image_side`."""

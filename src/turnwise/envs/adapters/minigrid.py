@@ -1,7 +1,6 @@
 """MiniGrid, the navigation tasks of the Farama Foundation: rules and states in words, shortest paths to the goal."""
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 MODULE = "minigrid"
@@ -14,7 +13,6 @@ RULES = (
 LOOK_OF_TEXT = "You look where {arrows} points; {symbols}"
 LOOK_OF_IMAGE = "You are the red triangle and look where it points; grey cells are walls"
 ARROWS = (">", "v", "<", "^")
-FACING = ("right", "down", "left", "up")
 """The agent, by its direction."""
 SYMBOLS = {
     "wall": "#",
@@ -27,8 +25,7 @@ SYMBOLS = {
     "box": "X",
 }
 """Cells by the type of their object; those without one are floor."""
-GROUND = ("wall", "floor")
-PLAIN = (*GROUND, "goal", "lava")
+PLAIN = ("wall", "floor", "goal", "lava")
 """Types whose symbol says everything. Others have a color, and doors are open, closed or locked."""
 OTHER = "?"
 """Objects of other types, as a package of its own may define them; they are listed below the grid."""
@@ -62,26 +59,17 @@ def describe_grid(env: Any) -> str:
         return SYMBOLS.get(objects[at].type, OTHER) if at in objects else SYMBOLS["floor"]
 
     rows = [" ".join(symbol((row, column)) for column in range(env.grid.width)) for row in range(env.grid.height)]
-    return "\n".join([*rows, *_locate_objects(env, leave_out=PLAIN)])
-
-
-def describe_facts(env: Any) -> str:
-    """Return the agent and the objects with their cells, walls left out: `player at row 2 col 3 facing up`."""
-    player = f"player at row {int(env.agent_pos[1]) + 1} col {int(env.agent_pos[0]) + 1}"
-    return "\n".join([f"{player} facing {FACING[int(env.agent_dir)]}", *_locate_objects(env, leave_out=GROUND)])
+    colored = [
+        f"{_describe_object(cell)} at row {row + 1} col {column + 1}"
+        for (row, column), cell in objects.items()
+        if cell.type not in PLAIN
+    ]
+    return "\n".join([*rows, *colored])
 
 
 def _objects(env: Any) -> dict[Place, Any]:
     places = [(row, column) for row in range(env.grid.height) for column in range(env.grid.width)]
     return {(row, column): cell for row, column in places if (cell := env.grid.get(column, row)) is not None}
-
-
-def _locate_objects(env: Any, *, leave_out: Sequence[str]) -> list[str]:
-    return [
-        f"{_describe_object(cell)} at row {row + 1} col {column + 1}"
-        for (row, column), cell in _objects(env).items()
-        if cell.type not in leave_out
-    ]
 
 
 def describe_carried(env: Any) -> str:

@@ -44,7 +44,6 @@ class PackageEnv(TextEnv):
         self.text = ""
         self.moves: tuple[str, ...] = ()
         self.image: Image | None = None
-        self.facts = ""
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments of the worker's environment, as plain JSON values."""
@@ -73,13 +72,12 @@ class PackageEnv(TextEnv):
 
     def _observe(self, result: Any) -> Content:
         text, moves, image = result["text"], result.get("moves", ()), result.get("image")
-        facts = result.get("facts", "")
-        if not all(isinstance(each, str) for each in (text, image or "", facts, *moves)):
+        if not all(isinstance(each, str) for each in (text, image or "", *moves)):
             raise EnvironmentFailure("the package's observation is not text")
         text = CONTROL_CHARACTERS.sub("", text).strip()
         if len(text) > MAX_OBSERVATION_CHARS:
             raise EnvironmentFailure(f"an observation has {len(text)} characters, more than {MAX_OBSERVATION_CHARS}")
-        self.text, self.moves, self.facts = text, tuple(moves), facts
+        self.text, self.moves = text, tuple(moves)
         self.image = None if image is None else Image(base64.b64decode(image))
         return text if self.image is None else join_lines([self.image, text])
 
@@ -134,9 +132,6 @@ class GymnasiumEnv(PackageEnv):
     @classmethod
     def image_params(cls, pixels: int) -> dict[str, Any]:
         return {"cell_pixels": pixels, "image_side": TOKENS_PER_SIDE * pixels}
-
-    def caption(self) -> str | None:
-        return self.facts or None
 
     def state_key(self) -> str:
         return self.text if self.image is None else f"{image_hash(self.image.data)} {self.text}".strip()

@@ -39,8 +39,6 @@ class WorkerStep(TypedDict, total=False):
     text: str
     image: str
     """PNG file in base64, if the observation has an image."""
-    facts: str
-    """What the observation shows, in words, if the worker knows."""
     reward: float
     over: bool
     success: bool
