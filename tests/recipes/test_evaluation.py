@@ -423,3 +423,9 @@ def test_eval_help_lists_arguments_and_options(capsys: pytest.CaptureFixture[str
     text = capsys.readouterr().out
     for part in ("SOURCE... [ENV]", "--endpoint URL", "--tries K", "--seeds", "--resume FOLDER", "OPENAI_API_KEY"):
         assert part in text
+
+
+@pytest.mark.parametrize("env", ["sokoban", "taxi", "my_env.py:MyEnv", "gymnasium:MiniGrid-Empty-5x5-v0"])
+def test_last_argument_may_name_an_environment(env: str) -> None:
+    assert eval_models.split_environment(["tiny", env], None) == (["tiny"], env)
+    assert eval_models.split_environment([env, "tiny"], None) == ([env, "tiny"], None)

@@ -27,6 +27,9 @@ VISUAL_MODEL = {"name": TINY_VLM, "train_vision": True}
 SAME_DEFAULTS = {TINY_VLM: TINY}
 """Models that take the default settings of another model."""
 
+GYMNASIUM = "gymnasium:"
+"""Start of a target that names an environment of Gymnasium: gymnasium:ID."""
+
 CURRENT_TURN = {"mode": "turn", "turns": 0}
 """Default `context` settings of the tiny models in fully observable environments, for targets that are not recipes."""
 SINGLE_TURN = "_single_turn"
@@ -261,7 +264,6 @@ def load_recipe(name: str) -> dict[str, Any]:
 
 # Paths in settings
 
-GYMNASIUM = "gymnasium:"
 CODE = re.compile(r"[^\n]+\.py:\w+")
 FILE = re.compile(rf"[^\n]+\.(?:jsonl?|csv)|{CODE.pattern}")
 PATH_OPTIONS = ("index", "database", "cwd", "key_file", "cache")

@@ -25,7 +25,7 @@ from turnwise.evaluation.episodes import EpisodeRunner
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_name
 from turnwise.recipes.build import PolicyStack, build_policy_stack, evaluation_sampling, load_policy
-from turnwise.recipes.configure import load_target
+from turnwise.recipes.configure import GYMNASIUM, load_target
 from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.recipes.presets import recipe_names
 from turnwise.recipes.sources import find_checkpoint, find_source
@@ -72,7 +72,7 @@ def split_environment(words: Sequence[str], remote: RemoteModels | None) -> tupl
         return list(words), None
     *others, last = words
     is_file = ".py" in last or last.endswith(".toml")
-    if is_file or last in ENVIRONMENTS or last in recipe_names() or last.startswith(IN_MEMORY):
+    if is_file or last in ENVIRONMENTS or last in recipe_names() or last.startswith((IN_MEMORY, GYMNASIUM)):
         return others, last
     if not _is_source(last):
         load_target(last)  # raises an error that suggests the nearest name
