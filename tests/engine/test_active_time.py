@@ -68,7 +68,7 @@ def test_engine_timer_records_the_idle_share_since_the_last_step() -> None:
     assert "time/engine_idle_share" not in EngineTimer(clock).metrics(EngineStats()), "it is not known"
 
 
-def test_engine_timer_records_published_megabytes_of_steps_that_copied_some() -> None:
+def test_engine_timer_records_published_megabytes_only_after_a_copy() -> None:
     timer = EngineTimer(Clock())
     totals = (2_500_000, 2_500_000, 4_000_000)
     found = [timer.metrics(EngineStats(published_bytes=each)).get("engine/published_mb") for each in totals]

@@ -94,7 +94,7 @@ def test_images_without_a_recipe_have_the_size_of_the_models_tokens(tmp_path: Pa
     assert sizes(maze, ("model.name", str(tmp_path))) == (8, 64), "a run counts as the model that it started from"
 
 
-def test_tiny_models_see_the_current_turn_of_fully_observable_environments_by_default(tmp_path: Path) -> None:
+def test_tiny_models_see_the_current_turn_of_gymnasium_by_default(tmp_path: Path) -> None:
     maze, full = "gymnasium:MiniGrid-Empty-5x5-v0", ("full", 4)
 
     def context(target: str, *overrides: tuple[str, str], **settings: Any) -> tuple[str, int]:

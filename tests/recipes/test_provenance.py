@@ -10,8 +10,9 @@ from runs_for_tests import printed, quiet
 from turnwise.config.load import build, to_toml
 from turnwise.core import version as core_version
 from turnwise.core.errors import UserError
-from turnwise.recipes.configure import configure, source_files
+from turnwise.recipes.configure import configure
 from turnwise.recipes.run import train
+from turnwise.recipes.setting_paths import source_files
 from turnwise.record import provenance
 from turnwise.record.provenance import describe_changes, write_provenance
 

@@ -25,7 +25,7 @@ UPRIGHT = {
     7: "TRANSVERSE",
     8: "ROTATE_90",
 }
-"""What makes an image upright, by orientation; 1 is upright."""
+"""Transposition that makes an image upright, by orientation; 1 is upright."""
 CHANNELS = (1, 3, 4)
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 """First bytes of a PNG file."""

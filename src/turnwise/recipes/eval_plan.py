@@ -13,11 +13,11 @@ from turnwise.core.errors import UserError, read_failure
 from turnwise.core.task import Split, Task
 from turnwise.envs.seeds import FIRST_SEED, SEEDS_PER_SPLIT, seed_for, split_of_seed
 from turnwise.envs.spec import EnvSpec
-from turnwise.recipes.configure import is_file
 from turnwise.recipes.contexts import check_context
 from turnwise.recipes.environment_mix import load_environment, rows_name
 from turnwise.recipes.eval_models import EvaluatedModel, RemoteModels, build_models, split_environment
 from turnwise.recipes.resources import check_threads
+from turnwise.recipes.setting_paths import is_file
 from turnwise.recipes.training_run import resolve
 from turnwise.recipes.validate import check_model, check_servers
 from turnwise.record.evaluation_folder import EvaluationFolder, read_plan

@@ -22,9 +22,9 @@ from turnwise.core.thread_tasks import cancellable
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.load import LoadedModel
 from turnwise.recipes.build import PolicyStack, load_policy, model_loader
-from turnwise.recipes.configure import source_files
 from turnwise.recipes.environment_mix import EnvironmentMix, build_task_source, describe_rows
 from turnwise.recipes.resources import default_threads
+from turnwise.recipes.setting_paths import source_files
 from turnwise.recipes.sources import resolve_model_name
 from turnwise.recipes.trial_episodes import check_replies_fit
 from turnwise.record.disk import unused_path
