@@ -134,7 +134,7 @@ IN_ENGINE = (
         "models/attention/varlen.py",
         WHOLE_IMAGES,
         ("images are causal on a GPU", "self.ahead = ahead", "self.ahead = None"),
-        ("images are causal backward", "seen = None if ahead is None else ahead[queries]", "seen = None"),
+        ("images are causal backward", "softcap_grad = _scores(q, k, ahead,", "softcap_grad = _scores(q, k, None,"),
     ),
     *mutants(
         "engine/paged/runner.py",

@@ -3,7 +3,7 @@
 rows   p p p p | x x x | a a | b b b       a and b continue p: their keys are p's followed by their own, gathered
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -48,8 +48,7 @@ class VarlenPlan:
     ) -> tuple[Tensor, Tensor]:
         key, value = self._gather(key), self._gather(value)
         if not self._uses_flash(query, softcap):
-            rows = self.rows, self.key_rows, self.ahead
-            return _reference_forward(query, key, value, *rows, scale, softcap, window)
+            return self._reference_forward(query, key, value, scale, softcap, window)
         out, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
             *(query, key, value, self.rows, self.key_rows, *self.max_lengths),
             *(0.0, True, False),
@@ -78,8 +77,7 @@ class VarlenPlan:
                 **_window_arguments(window),
             )
         else:
-            rows = self.rows, self.key_rows, self.ahead
-            grads = _reference_backward(grad, query, keys, values, *rows, scale, softcap, window)
+            grads = self._reference_backward(grad, query, keys, values, scale, softcap, window)
         return grads[0], self._scatter_gradient(grads[1], key), self._scatter_gradient(grads[2], value)
 
     def _uses_flash(self, query: Tensor, softcap: float) -> bool:
@@ -95,6 +93,44 @@ class VarlenPlan:
         zeros = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
         return zeros.index_add_(0, self.gather, grad.float()).to(like.dtype)
 
+    def _reference_forward(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int
+    ) -> tuple[Tensor, Tensor]:
+        """Flash attention's result row by row in torch: for the CPU, and for what flash attention does not support."""
+        out, logsumexp = torch.empty_like(query), query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
+        group = query.shape[1] // key.shape[1]
+        for queries, keys, ahead in self._row_slices():
+            q, k, v = _heads(query[queries]), _heads(key[keys], group), _heads(value[keys], group)
+            scores, _ = _scores(q, k, ahead, scale, softcap, window)
+            logsumexp[:, queries] = scores.logsumexp(dim=-1)
+            out[queries] = (scores.softmax(dim=-1) @ v).transpose(0, 1).to(out.dtype)
+        return out, logsumexp
+
+    def _reference_backward(
+        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of `_reference_forward`, written out: autograd does not record inside a custom operator."""
+        grads = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        group = query.shape[1] // key.shape[1]
+        for queries, keys, ahead in self._row_slices():
+            q, k, v = _heads(query[queries]), _heads(key[keys], group), _heads(value[keys], group)
+            out_grad = _heads(grad[queries])
+            scores, softcap_grad = _scores(q, k, ahead, scale, softcap, window)
+            weights = scores.softmax(dim=-1)
+            score_grad = out_grad @ v.transpose(1, 2)
+            score_grad = weights * (score_grad - (score_grad * weights).sum(dim=-1, keepdim=True))
+            score_grad = score_grad * softcap_grad * scale
+            grads[0][queries] = (score_grad @ k).transpose(0, 1).to(query.dtype)
+            key_grads = score_grad.transpose(1, 2) @ q, weights.transpose(1, 2) @ out_grad
+            for target, each in zip(grads[1:], key_grads, strict=True):
+                target[keys] = each.unflatten(0, (-1, group)).sum(dim=1).transpose(0, 1).to(key.dtype)
+        return grads
+
+    def _row_slices(self) -> Iterator[tuple[slice, slice, Tensor | None]]:
+        """Yield the queries and the keys of each row, and how many later tokens its queries attend to."""
+        for queries, keys in zip(pairwise(self.rows.tolist()), pairwise(self.key_rows.tolist()), strict=True):
+            yield slice(*queries), slice(*keys), None if self.ahead is None else self.ahead[slice(*queries)]
+
 
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy to the device without blocking the host."""
@@ -107,65 +143,6 @@ def _supports_flash(query: Tensor, softcap: float) -> bool:
 
 def _window_arguments(window: int) -> dict[str, int]:
     return {"window_size_left": window - 1, "window_size_right": 0} if window else {}
-
-
-def _reference_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rows: Tensor,
-    key_rows: Tensor,
-    ahead: Tensor | None,
-    scale: float,
-    softcap: float,
-    window: int,
-) -> tuple[Tensor, Tensor]:
-    """Flash attention's result row by row in torch: for the CPU, and for what flash attention does not support."""
-    out, logsumexp = torch.empty_like(query), query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
-    group = query.shape[1] // key.shape[1]
-    for queries, keys in _row_slices(rows, key_rows):
-        q, k, v = _heads(query[queries]), _heads(key[keys], group), _heads(value[keys], group)
-        scores, _ = _scores(q, k, None if ahead is None else ahead[queries], scale, softcap, window)
-        logsumexp[:, queries] = scores.logsumexp(dim=-1)
-        out[queries] = (scores.softmax(dim=-1) @ v).transpose(0, 1).to(out.dtype)
-    return out, logsumexp
-
-
-def _reference_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rows: Tensor,
-    key_rows: Tensor,
-    ahead: Tensor | None,
-    scale: float,
-    softcap: float,
-    window: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `_reference_forward`, written out: autograd does not record inside a custom operator."""
-    grads = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-    group = query.shape[1] // key.shape[1]
-    for queries, keys in _row_slices(rows, key_rows):
-        q, k, v = _heads(query[queries]), _heads(key[keys], group), _heads(value[keys], group)
-        out_grad = _heads(grad[queries])
-        seen = None if ahead is None else ahead[queries]
-        scores, softcap_grad = _scores(q, k, seen, scale, softcap, window)
-        weights = scores.softmax(dim=-1)
-        score_grad = out_grad @ v.transpose(1, 2)
-        score_grad = weights * (score_grad - (score_grad * weights).sum(dim=-1, keepdim=True)) * softcap_grad * scale
-        grads[0][queries] = (score_grad @ k).transpose(0, 1).to(query.dtype)
-        key_grads = score_grad.transpose(1, 2) @ q, weights.transpose(1, 2) @ out_grad
-        for target, each in zip(grads[1:], key_grads, strict=True):
-            target[keys] = each.unflatten(0, (-1, group)).sum(dim=1).transpose(0, 1).to(key.dtype)
-    return grads
-
-
-def _row_slices(rows: Tensor, key_rows: Tensor) -> list[tuple[slice, slice]]:
-    """Return the query slice and the key slice of each row."""
-    starts, key_starts = rows.tolist(), key_rows.tolist()
-    queries = (slice(*pair) for pair in pairwise(starts))
-    return list(zip(queries, (slice(*pair) for pair in pairwise(key_starts)), strict=True))
 
 
 def _heads(each: Tensor, group: int = 1) -> Tensor:
