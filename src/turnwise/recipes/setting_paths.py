@@ -82,7 +82,7 @@ def _resolve_agent(agent: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _command_words(command: Any) -> list[str]:
-    """Return the words of agent.command; none if there is no command, or its quotes are not closed."""
+    """Return the words of agent.command; [] without one, or if its quotes are not closed."""
     try:
         return shlex.split(command) if isinstance(command, str) else []
     except ValueError:

@@ -32,8 +32,8 @@ def tokens_ahead(model: Any, ids: Tensor, lengths: Sequence[int]) -> Tensor | No
     goes_on[:-1] = (host[:-1] < 0) & (host[1:] == host[:-1] - 1)
     goes_on[torch.tensor(lengths).cumsum(0) - 1] = False
     lasts = (~goes_on).nonzero()[:, 0]
-    places = torch.arange(len(host))
-    return (lasts[torch.searchsorted(lasts, places)] - places).to(ids.device)
+    positions = torch.arange(len(host))
+    return (lasts[torch.searchsorted(lasts, positions)] - positions).to(ids.device)
 
 
 def end_before_image(ids: Sequence[int], end: int) -> int:
