@@ -9,10 +9,12 @@ from turnwise.core.messages import ImagePart, Message, TextPart, system
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.samples import Sample
 from turnwise.core.task import EpisodeKey, Task
+from turnwise.data.packing import pack, unpack
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.engine.paged.runner import build_paged_runner
 from turnwise.models.loading.load import LoadedModel
 from turnwise.render.renderer import Renderer
+from turnwise.training.learner import token_logprobs
 from vision_models_for_tests import png
 
 WIDE, SQUARE = png(40, 24), png(16, 16, seed=1)
@@ -70,6 +72,15 @@ def engine_of(loaded: LoadedModel, renderer: Renderer, *, paged: bool = False, *
     common: dict[str, Any] = {"slots": 4, "stop_ids": renderer.stop_ids, "decode": renderer.decode}
     runner = build_paged_runner(loaded.model, **common, longest=1024, **settings) if paged else None
     return NativeEngine(loaded.model, **common, runner=runner)
+
+
+def assert_agrees_with_the_learner(loaded: LoadedModel, played: list[tuple[Sample, list[float]]]) -> None:
+    """Compare the sampler's log-probabilities of each episode with the learner's."""
+    batch = pack([sample for sample, _ in played])
+    with torch.no_grad():
+        found, *_ = token_logprobs(loaded.model, batch)
+    for (_, sampled), scored in zip(played, unpack(batch, found), strict=True):
+        torch.testing.assert_close(scored, torch.tensor(sampled), atol=2e-4, rtol=1e-3)
 
 
 async def play_all(engine: NativeEngine, renderer: Renderer) -> list[tuple[Sample, list[float]]]:

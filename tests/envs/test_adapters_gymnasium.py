@@ -255,6 +255,14 @@ def test_gymnasium_scales_each_cell_of_an_image_apart() -> None:
     assert len(set(cells)) <= 6
 
 
+@pytest.mark.parametrize(
+    ("env", "size"), [("FrozenLake-v1", (32, 32)), ("CliffWalking-v1", (96, 32)), ("Taxi-v4", (88, 56))]
+)
+def test_cell_pixels_set_the_size_of_images(env: str, size: tuple[int, int]) -> None:
+    runner = begun(1, id=env, observation="image", cell_pixels=8)
+    assert PillowImage.open(io.BytesIO(runner.opening.messages[-1].images[0].data)).size == size
+
+
 def minigrid_with_objects(observation):
     """A worker's environment with a red key, a locked blue door and a green ball that the agent carries."""
     objects = pytest.importorskip("minigrid.core.world_object")

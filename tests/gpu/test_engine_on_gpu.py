@@ -160,9 +160,9 @@ def test_gpu_two_engines_run_side_by_side() -> None:
     assert ids_of(one) == ids_of(other)
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "tiny_vlm"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "gemma3", "tiny_vlm"])
 def test_gpu_engine_and_learner_logprobs_agree_with_images(name: str, tmp_path: Path) -> None:
-    """Qwen3-VL also adds features to the outputs of layers."""
+    """Qwen3-VL also adds features to the outputs of layers. In Gemma 3, tokens of an image attend to all of it."""
     folder = name if name == "tiny_vlm" else str(write_vision_model(name, tmp_path / name))
     loaded = load_model(folder, device="cuda", dtype="float32", attn_implementation=ATTENTION)
     renderer = renderer_of(loaded)

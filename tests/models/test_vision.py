@@ -31,7 +31,15 @@ from turnwise.models.vision.patch_encoder import MERGE
 from turnwise.models.vision.processor import ProcessedImage, decode_image
 from turnwise.training.learner import token_logprobs
 from vision_models_for_tests import VISION_MODELS, png, write_vision_model
-from visual_talks_for_tests import WIDE, engine_of, look, play_all, renderer_of, sample_of
+from visual_talks_for_tests import (
+    WIDE,
+    assert_agrees_with_the_learner,
+    engine_of,
+    look,
+    play_all,
+    renderer_of,
+    sample_of,
+)
 
 TINY_VLM = "tiny_vlm"
 
@@ -144,11 +152,7 @@ def test_engine_and_learner_logprobs_agree_with_images(name: str, paged: bool, f
     loaded = load(name, folders)
     renderer = renderer_of(loaded)
     played = asyncio.run(play_all(engine_of(loaded, renderer, paged=paged), renderer))
-    batch = pack([sample for sample, _ in played])
-    with torch.no_grad():
-        found, *_ = token_logprobs(loaded.model, batch)
-    for (_, sampled), scored in zip(played, unpack(batch, found), strict=True):
-        torch.testing.assert_close(scored, torch.tensor(sampled), atol=2e-4, rtol=1e-3)
+    assert_agrees_with_the_learner(loaded, played)
     assert played[0][1] != played[2][1]  # the members see different first images
 
 
@@ -170,11 +174,7 @@ def test_paged_engine_restores_evicted_sessions_with_images(folders: Path) -> No
     engine = engine_of(loaded, renderer, paged=True, pages=5)
     played = asyncio.run(play_all(engine, renderer))
     assert engine.stats().counts["evicted_tokens"] > 0
-    batch = pack([sample for sample, _ in played])
-    with torch.no_grad():
-        found, *_ = token_logprobs(loaded.model, batch)
-    for (_, sampled), scored in zip(played, unpack(batch, found), strict=True):
-        torch.testing.assert_close(scored, torch.tensor(sampled), atol=2e-4, rtol=1e-3)
+    assert_agrees_with_the_learner(loaded, played)
 
 
 def test_evicted_session_that_shares_part_of_an_image_places_all_of_it(folders: Path) -> None:

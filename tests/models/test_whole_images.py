@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from active_plan_for_tests import check_equal, gradients
 from turnwise.core.errors import UserError
 from turnwise.core.images import image_token_id
-from turnwise.data.packing import pack, unpack
+from turnwise.data.packing import pack
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.layers import copy_model
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.vision.whole_images import end_before_image, tokens_ahead
-from turnwise.training.learner import token_logprobs
 from vision_models_for_tests import write_vision_model
-from visual_talks_for_tests import engine_of, play_all, renderer_of
+from visual_talks_for_tests import assert_agrees_with_the_learner, engine_of, play_all, renderer_of
 
 KEYS = ("0000000000001", "0000000000002", "0000000000003")
 IMAGE_TOKENS = 9
@@ -74,11 +73,7 @@ def test_images_enter_the_paged_cache_whole(gemma: LoadedModel, prefill_tokens: 
     renderer = renderer_of(gemma)
     engine = engine_of(gemma, renderer, paged=True, prefill_tokens=prefill_tokens)
     played = asyncio.run(play_all(engine, renderer))
-    batch = pack([sample for sample, _ in played])
-    with torch.no_grad():
-        found, *_ = token_logprobs(gemma.model, batch)
-    for (_, sampled), scored in zip(played, unpack(batch, found), strict=True):
-        torch.testing.assert_close(scored, torch.tensor(sampled), atol=2e-4, rtol=1e-3)
+    assert_agrees_with_the_learner(gemma, played)
 
 
 def test_image_larger_than_a_pass_is_refused(gemma: LoadedModel) -> None:

@@ -10,25 +10,13 @@ import pytest
 import torch
 
 from turnwise.core.samples import Sample
-from turnwise.data.packing import pack, unpack
 from turnwise.engine.vllm.images import LAYOUTS
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.vision.encoder import vision_names
-from turnwise.training.learner import token_logprobs
 from vision_models_for_tests import write_vision_model
-from visual_talks_for_tests import play_all, renderer_of
+from visual_talks_for_tests import assert_agrees_with_the_learner, play_all, renderer_of
 from vllm_engines_for_tests import build_engine
-
-TOLERANCE = 2e-4
-
-
-def assert_agrees_with_the_learner(loaded: LoadedModel, played: list[tuple[Sample, list[float]]]) -> None:
-    batch = pack([sample for sample, _ in played])
-    with torch.no_grad():
-        found, *_ = token_logprobs(loaded.model, batch)
-    for (_, sampled), scored in zip(played, unpack(batch, found), strict=True):
-        torch.testing.assert_close(scored, torch.tensor(sampled), atol=TOLERANCE, rtol=1e-3)
 
 
 @torch.no_grad()
