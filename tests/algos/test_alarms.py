@@ -159,6 +159,11 @@ def test_gradient_spike_is_reported_at_its_step(norm: float, words: str) -> None
     assert words in alarms[0].message
 
 
+def test_gradient_that_was_never_finite_raises_an_alarm() -> None:
+    alarms = alarms_of(rows(train__grad_norm=lambda step: math.nan))
+    assert [(alarm.kind, alarm.step) for alarm in alarms] == [("gradient_spike", 1)]
+
+
 def test_longer_answers_raise_an_alarm_only_without_progress() -> None:
     longer = falling(50, 400)
     (alarm,) = alarms_of(rows(rollout__response_tokens=longer))

@@ -46,11 +46,7 @@ IN_TRAINING = (
         "training/update.py",
         (*STEP, "training/test_update.py"),
         ("skip_idle looks at the last token only", "bool(sample.advantages.any())", "bool(sample.advantages[-1])"),
-        (
-            "a step after each micro-batch",
-            "        if samples:\n            step_metrics.append(",
-            "            step_metrics.append(",
-        ),
+        ("no step for the first mini-batch", "        if samples:\n", "        if samples and number:\n"),
         ("metrics are sums", "float(value) / tokens for", "float(value) for"),
         ("epochs in the same order", "settings.run_seed, step, epoch)", "settings.run_seed, step)"),
         (
@@ -564,5 +560,36 @@ IN_TRAINING = (
         ),
         ("awac values the data", "settings, step), fresh,", "settings, step), [],"),
         ("advantages of the returns", "compute_advantages(estimates.q, estimates.v)", "stored.discounted_returns()"),
+    ),
+    *mutants(
+        "training/skipped_steps.py",
+        ("training/test_skipped_steps.py",),
+        ("a fourth skipped step is needed", "self._in_a_row >= MAX_SKIPPED", "self._in_a_row > MAX_SKIPPED"),
+        ("skipped steps are counted over the whole run", "0 if all(map", "self._in_a_row if all(map"),
+        ("only the policy's steps count", 'name.endswith("grad_norm")', 'name == "grad_norm"'),
+        ("the model's outputs are not looked at first", 'if "entropy" in broken', 'if "entropies" in broken'),
+    ),
+    *mutants(
+        "training/update.py",
+        ("recipes/test_diverged.py",),
+        ("skipped steps are counted within a training step", "skips = skips or SkipMonitor()", "skips = SkipMonitor()"),
+        ("the cause is not looked for", "find_cause, step_sums,", "find_cause, {},"),
+    ),
+    *mutants(
+        "training/loop.py",
+        ("recipes/test_diverged.py",),
+        ("no alarm for a run that stops", "            self.folder.append_alarm(number, str(error))\n", ""),
+        ("advantages are not checked", "check_finite_advantages(estimated, self.config.algo, number)", "pass"),
+    ),
+    *mutants(
+        "training/estimate.py",
+        ("recipes/test_diverged.py",),
+        ("value targets are not checked", "estimated.returns or []", "[]"),
+        ("only NaN is found", "(~values.isfinite()).sum()", "values.isnan().sum()"),
+    ),
+    *mutants(
+        "training/utterance_critic.py",
+        ("training/test_utterance_critic.py",),
+        ("skipped steps of the critic are not counted", "self._skips.add(metrics,", "self._skips.add({},"),
     ),
 )

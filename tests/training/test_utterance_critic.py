@@ -10,6 +10,7 @@ from torch import Tensor
 
 from episodes_for_tests import trajectory_of, turn_of
 from models_for_tests import random_model
+from turnwise.core.errors import DivergedError
 from turnwise.core.trajectory import Status, Trajectory
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.critic import UtteranceCritic
@@ -177,7 +178,7 @@ def test_update_follows_the_gradient_of_the_papers_losses(
     expected = torch.autograd.grad(q_loss + v_loss, heads)
     found: list[Tensor] = []
     monkeypatch.setattr(
-        learner.optimizer, "step", lambda step: (found.extend(each.grad.clone() for each in heads), True)
+        learner.optimizer, "step", lambda step: (found.extend(each.grad.clone() for each in heads) or 0.0, True)
     )
     metrics = learner.update(decisions(talks()), fresh_samples() if fresh else [], STATES if fresh else [], step=0)  # type: ignore[arg-type]
     assert metrics["q_loss"] == pytest.approx(q_loss.item(), rel=1e-3)
@@ -348,3 +349,12 @@ def test_unit_is_that_of_the_first_returns_that_differ() -> None:
     torch.testing.assert_close(
         restored.estimate_values(samples, by_target=True).v, learner.estimate_values(samples, by_target=True).v
     )
+
+
+def test_critic_of_utterances_stops_after_three_skipped_steps() -> None:
+    critic = make_critic()
+    played = decisions([trajectory_of([turn_of([3, 4], [20], extends=False, reward=math.inf)])])
+    for step in range(2):
+        assert not math.isfinite(critic.update(played, [], [], step)["utterance_critic_grad_norm"])
+    with pytest.raises(DivergedError, match=r"in step 3: .* critic of utterances: lower critic\.learning_rate"):
+        critic.update(played, [], [], 2)

@@ -173,15 +173,15 @@ def entropy_collapse(history: History, settings: AlarmSettings, slack: float) ->
 
 
 def gradient_spike(history: History, settings: AlarmSettings, slack: float) -> str | None:
-    """The point of no return of an echo trap; a non-finite norm counts as a spike."""
+    """The point of no return of an echo trap; a non-finite norm counts as a spike in any row."""
     norms = [norm for _, norm in _series(history, GRAD_NORM)]
+    if norms and not math.isfinite(norms[-1]):
+        return "the gradient is not finite: an optimizer step was skipped"
     before = [norm for norm in norms[:-1] if math.isfinite(norm)]
     if len(norms) < settings.min_rows or not before:
         return None
     recent, first = before[-settings.gradient_rows :], before[: settings.min_rows]
     usual = max(statistics.median(recent), statistics.median(first))
-    if not math.isfinite(norms[-1]):
-        return f"the gradient is not finite; its usual norm is {usual:.3g}"
     if usual <= 0 or norms[-1] <= max(settings.gradient_factor / slack * usual, settings.max_grad_norm):
         return None
     return f"gradient norm {norms[-1]:.3g} is {norms[-1] / usual:.0f} times its usual {usual:.3g}: a spike"

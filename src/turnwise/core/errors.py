@@ -16,7 +16,7 @@ class Outage(UserError):
 
 
 class DivergedError(UserError):
-    """The weights are no longer finite. Nothing of that step may be saved."""
+    """Weights are not finite, or gradients in several optimizer steps. Nothing of that step may be saved."""
 
 
 class ImageError(UserError):

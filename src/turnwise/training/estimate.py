@@ -13,6 +13,7 @@ from turnwise.algos.kl import KlCoefficient, KlEstimator, subtract_kl
 from turnwise.algos.rewards import PLACEMENTS, SCOPES, combine_rewards, normalise, place_returns, scale_process_rewards
 from turnwise.algos.turn_discount import AdaptiveDiscount, CriticFit, critic_fit_by_distance, turn_distances
 from turnwise.config.algorithm import AlgoConfig
+from turnwise.core.errors import UserError
 from turnwise.core.learner import Learner, Needs
 from turnwise.core.samples import Sample
 from turnwise.core.trajectory import Group, Trajectory
@@ -182,6 +183,18 @@ def estimate(
         critic_fit=_fit_critic(inputs),
         metrics=metrics,
     )
+
+
+def check_finite_advantages(estimated: Estimate, algo: AlgoConfig, step: int) -> None:
+    """Raise UserError if an advantage or a value target is NaN or infinite. `step`: number of the training step."""
+    source = f"algo.advantage {algo.advantage}" if algo.method == "on_policy" else f"algo.method {algo.method}"
+    for what, tensors in (("advantages", estimated.advantages), ("value targets", estimated.returns or [])):
+        values = gather_sampled(estimated.samples, tensors) if tensors else torch.zeros(0)
+        if bad := int((~values.isfinite()).sum()):
+            raise UserError(
+                f"{source} gave {what} that are not finite (NaN or infinity) for {bad:,} of {len(values):,} sampled "
+                f"tokens in step {step}. Nothing was trained on them. Return finite numbers for every sampled token."
+            )
 
 
 def _mask_shares(

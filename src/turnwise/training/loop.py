@@ -30,9 +30,16 @@ from turnwise.training.archer_offline import OfflineArcher
 from turnwise.training.asynchronous import LearnerThread
 from turnwise.training.checkpoints import Checkpoints, State, step_of
 from turnwise.training.diagnostics import AlarmWatcher, gradient_metrics, is_due, mutual_information_metrics, roll_back
-from turnwise.training.estimate import AdaptiveCoefficients, Estimate, EstimateSettings, estimate
+from turnwise.training.estimate import (
+    AdaptiveCoefficients,
+    Estimate,
+    EstimateSettings,
+    check_finite_advantages,
+    estimate,
+)
 from turnwise.training.rollout_stage import GroupSource, RolloutResult
 from turnwise.training.selfplay import Opponents
+from turnwise.training.skipped_steps import SkipMonitor
 from turnwise.training.step_record import (
     EngineTimer,
     Evaluator,
@@ -110,7 +117,7 @@ class Loop:
         """Version of the weights that the engine generates with."""
         self._publish_s = 0.0
         """Seconds that publishing the last step's weights took."""
-        self._engine_timer = EngineTimer()
+        self._engine_timer, self._skips = EngineTimer(), SkipMonitor()
 
     @property
     def steps(self) -> int:
@@ -186,7 +193,11 @@ class Loop:
             await self._sleep()
         self.progress.phase("update", 0, 1)
         learn = partial(self._learn, number, rollout, fresh, coefficients, timer)
-        result = learn() if self.learner_thread is None else await self.learner_thread.run(learn)
+        try:
+            result = learn() if self.learner_thread is None else await self.learner_thread.run(learn)
+        except DivergedError as error:
+            self.folder.append_alarm(number, str(error))
+            raise
         curriculum, success_counts = self.rollout_stage.tasks.curriculum, state.success_counts
         if curriculum is not None:
             success_counts = curriculum.update(success_counts, rollout.groups)
@@ -222,6 +233,8 @@ class Loop:
             estimated = estimate(rollout.kept, self.learner, self.estimate_settings, coefficients, rollout.baselines)
         else:
             estimated = self.archer.estimate(number, rollout.groups, fresh, self.learner)
+        if estimated is not None:
+            check_finite_advantages(estimated, self.config.algo, number)
         timer.lap("estimate")
         diagnostics = self._diagnose(number, rollout, estimated)
         timer.lap("diagnose")
@@ -229,7 +242,7 @@ class Loop:
         if estimated is not None:
             settings = self.update_settings
             rate_scale = rollout.rate_scale * estimated.rate_scale
-            metrics = update(self.learner, estimated, settings, number - 1, rate_scale, statistics)
+            metrics = update(self.learner, estimated, settings, number - 1, rate_scale, statistics, self._skips)
             kl = estimated.metrics.get("kl", metrics.get("kl"))
             coefficients = coefficients.after(kl, len(estimated.trajectories), estimated.critic_fit)
         timer.lap("update")

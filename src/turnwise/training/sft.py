@@ -30,6 +30,7 @@ from turnwise.report.progress import Progress
 from turnwise.rewards.scoring import first_part_only
 from turnwise.rollout.failures import MAX_DROPPED_SHARE, creation_boundary, run_with_retries
 from turnwise.training.checkpoints import Checkpoints, State
+from turnwise.training.skipped_steps import SkipMonitor
 from turnwise.training.step_record import Evaluator, StepTimer, recorded_success
 
 
@@ -86,6 +87,7 @@ class SftLoop:
         self.evaluator, self.learner, self.checkpoints = evaluator, learner, checkpoints
         self.folder, self.progress = folder, progress
         self.steps = count_steps(len(samples), settings)
+        self._skips = SkipMonitor()
 
     async def run(self, state: State) -> State:
         """Train until the last step or the time limit. Saves a checkpoint at the end, and when cancelled (Ctrl-C)."""
@@ -125,6 +127,8 @@ class SftLoop:
         }
         self.folder.append_metrics(row)
         self.progress.step(state.step, row)
+        advice = f"The loss was {loss:g}: lower train.learning_rate, or set model.dtype float32."
+        self._skips.add(row, number, lambda: advice)
         return replace(state, step=number, skipped_steps=self.learner.skipped_steps)
 
     async def _finish_step(self, state: State, success: float | None = None) -> State:

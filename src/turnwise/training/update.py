@@ -1,7 +1,8 @@
 """Update of a training step: all epochs and mini-batches over its estimate."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from turnwise.data.packing import micro_batches, pack_train
 from turnwise.data.samples import count_sampled, gather_sampled, scatter_sampled
 from turnwise.training.estimate import Estimate, score_samples
 from turnwise.training.objective import MISMATCH_METRICS, Objective
+from turnwise.training.skipped_steps import SkipMonitor, find_cause
 from turnwise.training.step_record import TOKEN_SCORES, TokenStatistics
 
 
@@ -37,14 +39,16 @@ def update(
     step: int,
     rate_scale: float = 1.0,
     statistics: TokenStatistics | None = None,
+    skips: SkipMonitor | None = None,
 ) -> dict[str, float]:
     """Train on the estimate of a step; return metrics, which are means over the sampled tokens.
 
     `rate_scale`: factor of the learning rates in this step; 0 trains nothing. `statistics`: collects values of each
-    token.
+    token. `skips`: counts skipped optimizer steps over training steps, and raises DivergedError.
     """
     if rate_scale == 0:
         return {"idle_steps": 1.0}
+    skips = skips or SkipMonitor()
     sums: dict[str, Tensor] = {}
     step_metrics: list[dict[str, float]] = []
     for number, trajectories in enumerate(mini_batch_order(estimated.group_ids, settings, step)):
@@ -56,21 +60,30 @@ def update(
             samples = [sample for sample in samples if bool(sample.advantages.any())]
         micro = micro_batches([each.sample for each in samples], settings.micro_tokens, learner.ranks)
         batches = [pack_train([samples[index] for index in part]) for part in micro]
-        for part, batch, found in zip(
-            micro, batches, learner.forward_backward(batches, tokens=statistics is not None), strict=True
-        ):
-            if statistics is not None:
-                statistics.add([samples[index] for index in part], batch.batch, found)
-            for name, value in found.items():
-                if name not in TOKEN_SCORES:
-                    sums[name] = sums[name] + value if name in sums else value
+        found = learner.forward_backward(batches, tokens=statistics is not None)
+        if statistics is not None:
+            for part, batch, metrics in zip(micro, batches, found, strict=True):
+                statistics.add([samples[index] for index in part], batch.batch, metrics)
+        step_sums = _add_up(found)
+        sums = _add_up([sums, step_sums])
         if samples:
             step_metrics.append(learner.step(rate_scale=rate_scale) | pair_metrics)
+            skips.add(step_metrics[-1], step + 1, partial(find_cause, step_sums, settings.objective.algo))
     if not sums:
         return {"idle_steps": 1.0}
     tokens = float(sums["tokens"])
     means = {name: float(value) / tokens for name, value in sums.items() if name != "tokens"}
     return means | _mean_over_steps(step_metrics)
+
+
+def _add_up(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the sum of each metric, without the values of single tokens."""
+    sums: dict[str, Tensor] = {}
+    for part in parts:
+        for name, value in part.items():
+            if name not in TOKEN_SCORES:
+                sums[name] = sums[name] + value if name in sums else value
+    return sums
 
 
 def _mean_over_steps(steps: list[dict[str, float]]) -> dict[str, float]:

@@ -16,6 +16,7 @@ from turnwise.data.samples import build_samples
 from turnwise.models.critic import UtteranceCritic, UtteranceValues
 from turnwise.models.forward import batch_attention
 from turnwise.training.optimizer import Optimizer
+from turnwise.training.skipped_steps import SkipMonitor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,7 @@ class UtteranceCriticLearner:
         self._trained_indices = [index for index, each in enumerate(critic.parameters()) if each.requires_grad]
         self.averages = [each.detach().float() for each in self._trained(self.target)]
         self.device = self.averages[0].device
+        self._skips = SkipMonitor()
 
     def _trained(self, critic: UtteranceCritic) -> list[Tensor]:
         """Return the parameters of either critic that are trained in the online one."""
@@ -120,7 +122,9 @@ class UtteranceCriticLearner:
         losses = self._backward(played.samples, q_targets, q_weights, v_targets, v_weights)
         norm, _ = self.optimizer.step(step)
         self.move_target()
-        return losses | {"utterance_critic_grad_norm": norm}
+        metrics = losses | {"utterance_critic_grad_norm": norm}
+        self._skips.add(metrics, step + 1, lambda: "They are of the critic of utterances: lower critic.learning_rate.")
+        return metrics
 
     def _backward(
         self, samples: Sequence[Sample], q_targets: Tensor, q_weights: Tensor, v_targets: Tensor, v_weights: Tensor
