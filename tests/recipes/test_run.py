@@ -6,6 +6,7 @@ import signal
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -352,6 +353,35 @@ def test_time_limit_before_the_first_step_leaves_no_summary(tmp_path: Path) -> N
     assert stopped["finished"] is False and stopped["steps"] == 0
     assert "resume with: turnwise train --resume" in printed(console)
     assert not (tmp_path / "run/summary.json").exists()
+
+
+def test_time_limit_stops_a_warm_up_and_the_resumed_run_repeats_it(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path / "cache"))
+    console = quiet()
+    stopped = train(small(tmp_path, train__max_minutes=1e-6), console=console)
+    assert stopped["finished"] is False and stopped["steps"] == 0
+    assert f"the warm-up of tiny had done 1 of {WARMUP_STEPS} steps" in printed(console)
+    assert not list((tmp_path / "cache").rglob("*.safetensors")), "a warm-up that was cut is not cached"
+    train(small(tmp_path), resume=True, console=quiet())
+    assert_same_run(tmp_path / "run", run)
+
+
+def test_warm_up_counts_against_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One second per step of the warm-up, by a clock of its own; the loop gets the rest of the minute."""
+    monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path / "cache"))
+    seconds, limits = iter(range(100)), list[float | None]()
+    monkeypatch.setattr(training_run, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    init = loop.Loop.__init__
+
+    def keep_limit(self: loop.Loop, *, max_seconds: float | None, **parts: Any) -> None:
+        limits.append(max_seconds)
+        init(self, max_seconds=None, **parts)
+
+    monkeypatch.setattr(loop.Loop, "__init__", keep_limit)
+    train(small(tmp_path, train__max_minutes=1, train__steps=1), console=quiet())
+    assert limits == [60.0 - WARMUP_STEPS]
 
 
 IDLE = {

@@ -109,6 +109,7 @@ def test_progress_prints_the_phase_of_a_long_step() -> None:
     out, file = console(terminal=False)
     clock = Clock()
     with Progress(10, out, clock=clock) as progress:
+        progress.begin(0)
         for done in range(70):
             clock.now += 1
             progress.phase("rollout", done, 256)
@@ -129,6 +130,20 @@ def test_progress_estimates_the_time_left_within_the_limit() -> None:
     assert lines[0].startswith("step  5/10")
     assert lines[0].endswith("left    0:30")  # five steps of 6 s
     assert lines[1].endswith("left    0:22")  # four of 9 s, but 22 until the limit
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_shows_the_time_left_of_a_warm_up(terminal: bool) -> None:
+    out, file = console(terminal=terminal)
+    clock = Clock()
+    with Progress(10, out, clock=clock) as progress:
+        clock.now += 100  # loading does not count
+        for done in range(4):
+            progress.phase("warm-up", done, 60)
+            clock.now += 31
+        progress.phase("warm-up", 4, 60)
+    shown = "28:56 left" if terminal else "step  0/10  warm-up 4/60  left   28:56"  # 56 steps of 31 s
+    assert shown in written(file)
 
 
 def test_progress_of_a_resumed_run_without_steps_prints_nothing() -> None:

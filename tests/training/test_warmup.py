@@ -175,6 +175,39 @@ def test_warm_up_of_single_turns_trains_on_some_turns_alone(monkeypatch: pytest.
     assert all(len(turns_of(each)) == 1 for each in samples)
 
 
+def first_step(monkeypatch: pytest.MonkeyPatch, kind: EnvSpec, single_turns: bool = False) -> list[Sample]:
+    """Return the samples of the first step on random actions, without training on them."""
+    drawn: list[Sample] = []
+    monkeypatch.setattr(warmup, "_train", lambda _, __, draw, steps, show: drawn.extend(draw(0) if steps else ()))
+    environments = [(kind, kind.check_params({}))]
+    warm_up(load_tiny("tiny"), environments, steps=60, seed=0, show=lambda *_: None, single_turns=single_turns)
+    return drawn
+
+
+@pytest.mark.parametrize("kind", ["guess_city", "twenty_questions", "game_2048", "web_shop"])
+def test_warm_up_cuts_long_episodes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole games of guess_city would have 59,000 tokens per step: 45 minutes before the first step."""
+    samples = first_step(monkeypatch, load_spec(kind))
+    assert len(samples) == warmup.EPISODES_PER_STEP
+    assert 8_000 < sum(map(len, samples)) <= 16_384
+    for number, sample in enumerate(samples):
+        whole = episode(load_spec(kind), number)
+        assert torch.equal(sample.ids, whole.ids[: len(sample)]) and torch.equal(sample.mask, whole.mask[: len(sample)])
+        assert bool(sample.mask[-1])
+
+
+def test_warm_up_keeps_whole_episodes_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, sample in enumerate(first_step(monkeypatch, load_spec("sudoku"))):
+        assert torch.equal(sample.ids, episode(load_spec("sudoku"), number).ids)
+
+
+@pytest.mark.parametrize("single_turns", [False, True])
+def test_warm_up_keeps_the_first_turn_at_least(single_turns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(warmup.WARMUPS, "tiny", Warmup(action_tokens=1))
+    samples = first_step(monkeypatch, spec_of(Steps), single_turns)
+    assert [len(turns_of(each)) for each in samples] == [1] * warmup.EPISODES_PER_STEP
+
+
 @torch.no_grad()
 def _likelihood(model: Any, sample: Sample) -> float:
     """The mean log-probability of what is learnt, from a plain forward."""

@@ -230,7 +230,7 @@ class TrainConfig(Section):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are clipped to this norm."""
     max_minutes: Annotated[float, Field(gt=0)] | None = None
-    """Minutes of training after which the run stops, is evaluated and summarised; it can be resumed."""
+    """Minutes of warm-up and training after which the run stops, is evaluated and summarised; it can be resumed."""
 
 
 class SftConfig(Section):

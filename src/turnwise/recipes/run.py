@@ -130,7 +130,7 @@ class ReinforcementRun(TrainingRun):
             model = self.config.model.model_copy(update={"device": "cpu"})
             self.config = self.config.model_copy(update={"model": model})
 
-    def build(self, progress: Progress, limit_s: float | None, resume: bool) -> tuple[Loop, State]:
+    def build(self, progress: Progress, resume: bool) -> tuple[Loop, State]:
         config = self.config
         loaded, warmup_s = self.load_policy(progress)
         plan = memory_plan(config, loaded.model)
@@ -150,7 +150,7 @@ class ReinforcementRun(TrainingRun):
             archer.rewind(state.step)
         if not self.folder.read_metrics():
             self.folder.append_metrics({"step": 0, "time/warmup_s": warmup_s})
-        return self._loop(loaded, stack, learner, archer, checkpoints, progress, limit_s, plan, replay), state
+        return self._loop(loaded, stack, learner, archer, checkpoints, progress, plan, replay), state
 
     def _fill_replay(
         self, loaded: LoadedModel, stack: PolicyStack, learner: Learner, plan: MemoryPlan, progress: Progress
@@ -199,7 +199,6 @@ class ReinforcementRun(TrainingRun):
         archer: Archer | OfflineArcher | None,
         checkpoints: Checkpoints,
         progress: Progress,
-        limit_s: float | None,
         plan: MemoryPlan,
         replay: Replay | None,
     ) -> Loop:
@@ -236,7 +235,7 @@ class ReinforcementRun(TrainingRun):
             validation_tasks=self.eval_tasks("validation"),
             opponents=opponents,
             services=self.services,
-            max_seconds=limit_s,
+            max_seconds=progress.limit_s,
             release_cache=plan.releases_cache,
             learner_thread=LearnerThread() if config.rollout.max_staleness else None,
             archer=archer,

@@ -153,7 +153,7 @@ class _SftRun(TrainingRun):
         super().__post_init__()
         self.planned_steps = 1  # until the demonstrations are counted
 
-    def build(self, progress: Progress, limit_s: float | None, resume: bool) -> tuple[SftLoop, State]:
+    def build(self, progress: Progress, resume: bool) -> tuple[SftLoop, State]:
         config = self.config
         loaded, warmup_s = self.load_policy(progress)
         plan = memory_plan(config, loaded.model, sft=True)
@@ -169,7 +169,7 @@ class _SftRun(TrainingRun):
         )
         share = 0.0 if has_env else config.sft.held_out
         self.samples, self.held_out = hold_out(demonstrations, share, config.seed)
-        settings = self._settings(limit_s, plan.micro_tokens)
+        settings = self._settings(progress.limit_s, plan.micro_tokens)
         learner = build_sft_learner(config, loaded.model, count_steps(len(self.samples), settings), plan)
         checkpoints, state = restore_or_init(config, loaded, learner, self.folder, resume=resume, note=progress.note)
         self._check_same_samples(warmup_s)

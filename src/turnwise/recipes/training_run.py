@@ -1,6 +1,7 @@
 """A training run from its settings to its summary, shared by reinforcement learning and SFT."""
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, nullcontext
@@ -46,6 +47,10 @@ OWN_LOOP = "tw.Trainer"
 Summary = dict[str, Any]
 OnStep = Callable[[Mapping[str, Any]], object]
 """Called with the metrics of each training step."""
+
+
+class TimeLimitReached(Exception):
+    """train.max_minutes passed before the first step."""
 
 
 @contextmanager
@@ -225,7 +230,7 @@ class TrainingRun(ABC):
         self.environments = self.environments.with_services(self.services)
 
     @abstractmethod
-    def build(self, progress: Progress, limit_s: float | None, resume: bool) -> tuple[TrainingLoop, State]: ...
+    def build(self, progress: Progress, resume: bool) -> tuple[TrainingLoop, State]: ...
 
     @abstractmethod
     def summarise(self, rows: Sequence[dict[str, Any]]) -> Summary: ...
@@ -234,13 +239,26 @@ class TrainingRun(ABC):
         """Write figures into the run folder."""
 
     def load_policy(self, progress: Progress) -> tuple[LoadedModel, float]:
-        """Load the model and show the progress of its warm-up; return the warm-up's seconds too."""
+        """Load the model and show the progress of its warm-up; return the warm-up's seconds too.
+
+        A warm-up counts against train.max_minutes. One that it stops is not kept: a resumed run starts it again.
+        """
 
         def check(loaded: LoadedModel) -> None:
             check_replies_fit(self.config, self.environments, loaded.tokenizer)
 
-        show_warmup = partial(progress.phase, "warm-up")
-        return load_policy(self.config, self.environments, show_warmup, self.folder.path, check)
+        began, spent_s, limit_s = time.monotonic(), 0.0, progress.limit_s
+
+        def show_warmup(done: int, total: int) -> None:
+            nonlocal spent_s
+            progress.phase("warm-up", done, total)
+            spent_s = time.monotonic() - began
+            if limit_s is not None and spent_s > limit_s:
+                raise TimeLimitReached(f"the warm-up of {self.config.model.name} had done {done} of {total} steps")
+
+        loaded = load_policy(self.config, self.environments, show_warmup, self.folder.path, check)
+        progress.limit_s = None if limit_s is None else limit_s - spent_s
+        return loaded
 
     def build_evaluator(self, stack: PolicyStack, progress: Progress) -> Evaluator:
         return Evaluator(
@@ -253,11 +271,14 @@ class TrainingRun(ABC):
         )
 
     def train(self, resume: bool) -> Summary:
-        with self.open(resume) as (loop, state):
-            try:
+        try:
+            with self.open(resume) as (loop, state):
                 return asyncio.run(self.services.run(self._train(loop, state)))
-            except asyncio.CancelledError:  # by `cancel_task_of`
-                raise KeyboardInterrupt from None
+        except asyncio.CancelledError:  # by `cancel_task_of`
+            raise KeyboardInterrupt from None
+        except TimeLimitReached as stop:
+            self.console.print(sanitize_line(f"note: {stop}"), soft_wrap=True)
+            return {"finished": False, "steps": 0}
 
     @contextmanager
     def open(self, resume: bool) -> Iterator[tuple[TrainingLoop, State]]:
@@ -272,7 +293,7 @@ class TrainingRun(ABC):
             Progress(self.planned_steps, self.console, title=self.folder.path.name, limit_s=limit_s) as progress,
             ExitStack() as self.resources,
         ):
-            loop, state = self.build(progress, limit_s, resume)
+            loop, state = self.build(progress, resume)
             with track_metrics(config, self.folder, progress.note, resumed_after=state.step if resume else None):
                 yield loop, state
 

@@ -106,16 +106,17 @@ class Progress:
         limit_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`limit_s`: time limit of the training, counted from `begin`."""
+        """`limit_s`: time limit of the training, counted from `begin`; it may be changed until then."""
         self._console = console
         self._clock = clock
         self._started = clock()
-        self._limit_s = limit_s
+        self.limit_s = limit_s
         self._step_ends: deque[float] = deque(maxlen=RECENT_STEPS + 1)
         self._title = title
         self._total = total_steps
         self._done = 0
         self._phase = ("", 0, 0)
+        self._phase_began = self._started
         self._metrics: Mapping[str, float] = {}
         self._successes: list[float] = []
         self._view: ProgressView = LiveView(console) if console.is_interactive else LineView(console)
@@ -149,6 +150,8 @@ class Progress:
 
     def phase(self, name: str, done: int, total: int) -> None:
         """Show the current phase of the step, e.g. `phase("rollout", 120, 256)`. Cheap enough to call at any rate."""
+        if name != self._phase[0]:
+            self._phase_began = self._clock()
         self._phase = (name, done, total)
         if self._clock() - self._drawn >= self._view.phase_interval_s:
             self._draw()
@@ -196,13 +199,19 @@ class Progress:
         )
 
     def _left_s(self) -> float | None:
-        """Estimate the remaining time from recent steps, capped by the run's limit. None before the first step."""
+        """Estimate the remaining time from recent steps, capped by the run's limit. None before the first step.
+
+        Before `begin` it is that of the current phase, such as the warm-up.
+        """
+        if not self._step_ends:
+            _, done, total = self._phase
+            return (self._clock() - self._phase_began) / done * (total - done) if done else None
         if len(self._step_ends) < 2:
             return None
         step_s = (self._step_ends[-1] - self._step_ends[0]) / (len(self._step_ends) - 1)
         left = step_s * (self._total - self._done) - (self._clock() - self._step_ends[-1])
-        if self._limit_s is not None:
-            left = min(left, self._limit_s - (self._clock() - self._started))
+        if self.limit_s is not None:
+            left = min(left, self.limit_s - (self._clock() - self._started))
         return max(left, 0.0)
 
 
@@ -263,7 +272,8 @@ class LineView:
 
     def draw(self, snapshot: ProgressSnapshot) -> None:
         name, done, total = snapshot.phase
-        line = f"{_step_count(snapshot)}  {name} {done}/{total}" if name else _step_line(snapshot)
+        left = "" if snapshot.left_s is None else _left(snapshot)
+        line = f"{_step_count(snapshot)}  {name} {done}/{total}{left}" if name else _step_line(snapshot)
         self._last_step = self._last_step if name else snapshot.done
         self._console.print(Text(line), soft_wrap=True)
 
@@ -280,7 +290,11 @@ def _step_count(snapshot: ProgressSnapshot) -> str:
 def _step_line(snapshot: ProgressSnapshot) -> str:
     columns = choose_columns(snapshot.metrics)
     cells = [f"{column.label} {column.cell(snapshot.metrics):>{column.width}}" for column in columns]
-    return "  ".join([_step_count(snapshot), *cells, f"left {format_duration(snapshot.left_s):>7}"])
+    return "  ".join([_step_count(snapshot), *cells]) + _left(snapshot)
+
+
+def _left(snapshot: ProgressSnapshot) -> str:
+    return f"  left {format_duration(snapshot.left_s):>7}"
 
 
 def _bar(snapshot: ProgressSnapshot) -> Table:

@@ -63,6 +63,9 @@ class Warmup:
     boards: Boards = field(default_factory=Boards)
     action_steps: int = 1
     """Steps of random actions."""
+    action_tokens: int = 16_384
+    """Tokens of a step of random actions at most: its episodes are cut after as many turns as fit. The format is
+    learned from the first turns, and whole episodes of long games would take most of an hour."""
     learning_rate: float = 2e-3
     vision_learning_rate: float | None = None
     """Learning rate of the patch encoder; None: that of the language model, in the same optimizer."""
@@ -167,7 +170,9 @@ def warm_up(
             samples, numbers = list[Sample](), _numbers(step, EPISODES_PER_STEP)
             try:
                 # Not as the task's result, which asyncio's signal handling formats as text after every run.
-                runner.run(_play_episodes(environments, renderer, seed, numbers, single_turns, samples))
+                runner.run(
+                    _play_episodes(environments, renderer, seed, numbers, single_turns, warmup.action_tokens, samples)
+                )
             except (EnvironmentFailure, InfrastructureFailure) as failure:  # random actions cannot be to blame
                 raise UserError(f"the environment failed during the warm-up of {loaded.name}: {failure}") from failure
             return samples
@@ -218,18 +223,40 @@ async def _play_episodes(
     seed: int,
     numbers: Iterable[int],
     single_turns: bool,
+    max_tokens: int,
     samples: list[Sample],
 ) -> None:
-    """Play an episode for each number and append the samples."""
+    """Play an episode for each number and append the samples, which have at most `max_tokens` tokens in all."""
     chosen = [(number, *environments[number // EPISODES_PER_START % len(environments)]) for number in numbers]
     max_turns = SINGLE_TURNS if single_turns else None
     with skip_judges():
         episodes = await asyncio.gather(
             *(random_episode(spec, params, seed, number, max_turns) for number, spec, params in chosen)
         )
-    for (number, *_), exchanges in zip(chosen, episodes, strict=True):
-        contexts = split_turns(exchanges) if single_turns else [exchanges]
-        samples += [build_demonstration(number, each, renderer) for each in contexts]
+
+    def render(turns: int | None = None) -> list[list[Sample]]:
+        cut = [(number, exchanges[:turns]) for (number, *_), exchanges in zip(chosen, episodes, strict=True)]
+        contexts = [(number, split_turns(first) if single_turns else [first]) for number, first in cut]
+        return [[build_demonstration(number, each, renderer) for each in several] for number, several in contexts]
+
+    rendered = render()
+    ends = [turn_ends(each) for each in rendered]
+    turns = longest = max(map(len, ends))
+    while turns > 1 and sum(each[:turns][-1] for each in ends) > max_tokens:
+        turns -= 1
+    if turns < longest:
+        rendered = render(turns)
+    samples += [sample for several in rendered for sample in several]
+
+
+def turn_ends(samples: Iterable[Sample]) -> list[int]:
+    """Return the number of tokens up to the end of each turn of an episode."""
+    ends, before = list[int](), 0
+    for sample in samples:
+        for turn in range(int(sample.turn_ids.max()) + 1):
+            ends.append(before + int((sample.turn_ids == turn).nonzero()[-1]) + 1)
+        before += len(sample)
+    return ends
 
 
 async def random_episode(
