@@ -46,6 +46,7 @@ def run(order: str, name: str, out: Path, episodes: int, in_flight: int) -> Meas
         "rollout.groups": episodes // GROUP_SIZE,
         "rollout.group_size": GROUP_SIZE,
         "rollout.in_flight": in_flight,
+        "rollout.trial_s": 0,  # single episodes would wait for the others at the barrier
         "eval.episodes": 1,
         "record.folder": out,
         "record.name": name,

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import re
 from functools import partial
 from pathlib import Path
 from textwrap import dedent
@@ -45,6 +46,10 @@ def broken(trajectory):
 '''
 
 
+def ignore(line: str) -> None:
+    """Print nothing."""
+
+
 def write_env(folder: Path, result: str = "") -> str:
     (folder / "mine.py").write_text(dedent(ENV.replace("RESULT", result or "pass")))
     return str(folder / "mine.py")
@@ -63,19 +68,19 @@ def test_bug_in_a_reward_is_reported_with_file_and_line(tmp_path: Path) -> None:
     for kind in (f"{file}:Mine", "frozen_lake"):
         config = small(tmp_path, env__kind=kind, reward__functions=[f"{file}:broken"])
         with pytest.raises(UserError, match=r"the reward broken raised IndexError: .* at mine\.py:20"):
-            try_environments(config, build_environment_mix(config))
+            try_environments(config, build_environment_mix(config), ignore)
 
 
 def test_trial_episode_is_scored_like_a_trajectory(tmp_path: Path) -> None:
     file = write_env(tmp_path)
     config = small(tmp_path, env__kind=f"{file}:Mine", reward__functions=[f"{file}:fair"])
-    try_environments(config, build_environment_mix(config))
+    try_environments(config, build_environment_mix(config), ignore)
 
 
 def test_environments_without_user_code_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EnvSpec, "make", lambda *given: pytest.fail("plays an episode"))
     config = small(tmp_path, env__kind="frozen_lake")
-    try_environments(config, build_environment_mix(config))
+    try_environments(config, build_environment_mix(config), ignore)
 
 
 def test_environment_may_answer_without_a_message(tmp_path: Path) -> None:
@@ -97,18 +102,56 @@ def test_environment_may_answer_without_a_message(tmp_path: Path) -> None:
 
     config = small(tmp_path, env__kind=spec_of(Silent).id)
     mix = build_environment_mix(config)
-    try_environments(config, mix)
+    try_environments(config, mix, ignore)
     ((spec, params),) = mix.with_params
     make = partial(spec.make, tw.Task(env=spec.name, params=params, seed=0), 0)
     exchanges, _ = asyncio.run(play_demonstration(make, lambda: lambda env, text: f"saw {text}", attempts=1))
     assert [each.answer for each in exchanges] == ["saw go", "saw ", "saw "]
 
 
+WAITING = """
+class Waits(TextEnvRunner):
+    async def step(self, action):
+        await asyncio.Event().wait()
+
+Mine.runner = Waits
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "more", "cause"),
+    [("while True: pass", "", r" \(Mine ran for .* without a pause, at mine\.py:13\)"), ("", WAITING, "")],
+    ids=["blocks", "waits"],
+)
+def test_trial_episodes_that_hang_end_at_their_time_limit(
+    step: str, more: str, cause: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = Path(write_env(tmp_path, step))
+    file.write_text(f"import asyncio\nfrom turnwise.envs.runner import TextEnvRunner\n{file.read_text()}{more}")
+    config = small(tmp_path, env__kind=f"{file}:Mine", rollout__trial_s=0.5)
+    shown: list[str] = []
+    with caplog.at_level(logging.WARNING):
+        try_environments(config, build_environment_mix(config), shown.append)
+    assert shown == ["Mine: trying 8 episodes of random answers"]
+    (record,) = caplog.records
+    assert re.fullmatch(
+        rf"note: the trial episodes of Mine did not end within rollout\.trial_s 0\.5{cause}, so the run starts without "
+        r"them; --rollout\.trial_s 0 skips them",
+        record.getMessage(),
+    )
+
+
+def test_trial_episodes_can_be_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EnvSpec, "make", lambda *given: pytest.fail("plays an episode"))
+    config = small(tmp_path, env__kind=f"{write_env(tmp_path)}:Mine", rollout__trial_s=0)
+    try_environments(config, build_environment_mix(config), lambda line: pytest.fail(line))
+
+
 def test_infrastructure_failure_in_a_trial_is_only_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     failing = 'raise tw.InfrastructureFailure("the server is away")'
     config = small(tmp_path, env__kind=f"{write_env(tmp_path, failing)}:Mine")
     with caplog.at_level(logging.WARNING):
-        try_environments(config, build_environment_mix(config))
+        try_environments(config, build_environment_mix(config), ignore)
     assert "a trial episode of random answers failed: the server is away" in caplog.text
 
 
@@ -116,7 +159,7 @@ def test_rare_bug_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixt
     file = write_env(tmp_path, "assert action == 'one'")
     config = small(tmp_path, env__kind=f"{file}:Mine")
     with caplog.at_level(logging.WARNING), contextlib.suppress(UserError):  # raised if all attempts of an episode fail
-        try_environments(config, build_environment_mix(config))
+        try_environments(config, build_environment_mix(config), ignore)
     assert caplog.text.count("failed: Mine.step raised AssertionError at mine.py:11") == 1
 
 
@@ -133,7 +176,7 @@ def test_start_that_does_not_follow_from_its_seed_is_reported(
     Path(file).write_text(f"import numpy as np\n{draw}\nSTARTS = iter(range(99))\n{text}")
     config = small(tmp_path, env__kind=f"{file}:Mine")
     with caplog.at_level(logging.WARNING):
-        try_environments(config, build_environment_mix(config))
+        try_environments(config, build_environment_mix(config), ignore)
     assert caplog.text.count("Mine.reset gave two starts for one seed") == notes
 
 
@@ -145,7 +188,7 @@ def test_environment_without_rules_is_reported(
     Path(file).write_text(Path(file).read_text().replace('"""Say 1."""', rules))
     config = small(tmp_path, env__kind=f"{file}:Mine")
     with caplog.at_level(logging.WARNING):
-        try_environments(config, build_environment_mix(config))
+        try_environments(config, build_environment_mix(config), ignore)
     assert caplog.text.count("Mine has no docstring") == notes
 
 

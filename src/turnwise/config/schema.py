@@ -124,6 +124,8 @@ class RolloutConfig(Section):
     """Seconds per episode for its sampling, and as many for its environment; waiting for others is not counted."""
     attempts: Positive = 3
     """Attempts per episode before it is dropped, if its environment or infrastructure fails; 3 means two retries."""
+    trial_s: NonNegative = 30.0
+    """Seconds for trial episodes in an environment of your own, before a model is loaded; 0 skips them."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature in training."""
     max_staleness: Annotated[int, Field(ge=0)] = 0

@@ -78,9 +78,9 @@ def train(
     """
     environments = build_environment_mix(config, spec)
     check_run(config, environments, override_keys, resume=resume)
-    if not resume and not config.data.sources:
-        try_environments(config, environments)
     console = console or make_console()
+    if not resume and not config.data.sources:
+        try_environments(config, environments, console.print)
     config = resolve(config)
     algo = config.algo
     with open_run(

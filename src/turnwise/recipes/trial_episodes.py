@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from turnwise.config.schema import Config
 from turnwise.core.blocking import allow_interrupts, interruptible
-from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError, failure_boundary
+from turnwise.core.errors import EnvironmentFailure, UserError, failure_boundary
 from turnwise.core.messages import Message, assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.random_streams import random_stream
@@ -41,28 +41,46 @@ MAX_TURNS = 100
 log = logging.getLogger(__name__)
 
 
-def try_environments(config: Config, environments: EnvironmentMix) -> None:
+class _TimeIsUp(Exception):
+    """Trial episodes took longer than rollout.trial_s."""
+
+
+def try_environments(config: Config, environments: EnvironmentMix, show: Callable[[str], None]) -> None:
     """Play a few episodes in each environment with code of the user's own, before a model is loaded.
 
     A bug in `reset`, `step` or a reward then shows within seconds, with file and line. Judges are not asked.
+    `show` prints a line per environment.
     """
-    if environments.has_agent:
+    limit = config.rollout.trial_s
+    if environments.has_agent or not limit:
         return
     for spec, params in environments.with_params:
         is_own = ".py:" in spec.id or spec.id.startswith(IN_MEMORY) or spec.subclass_of(RubricEnv) is not None
-        if is_own or config.reward.functions:
+        if not is_own and not config.reward.functions:
+            continue
+        show(f"{spec.name}: trying {EPISODES} episodes of random answers")
+        try:
             asyncio.run(_try_environment(config, spec, params))
+        except _TimeIsUp as error:
+            log.warning(
+                "note: the trial episodes of %s did not end within rollout.trial_s %g%s, so the run starts without "
+                "them; --rollout.trial_s 0 skips them",
+                spec.name,
+                limit,
+                f" ({error})" if str(error) else "",
+            )
 
 
 async def _try_environment(config: Config, spec: EnvSpec, params: dict[str, Any]) -> None:
-    limit = config.rollout.timeout_s
+    began = time.monotonic()
 
     async def play(number: int, attempt: int) -> tuple[Message, Trajectory]:
+        left = max(began + config.rollout.trial_s - time.monotonic(), 0.0)
         try:
-            async with asyncio.timeout(limit):
-                return await interruptible(_play(spec, params, config.seed, number, attempt), limit, spec.name)
+            async with asyncio.timeout(left):
+                return await interruptible(_play(spec, params, config.seed, number, attempt), left, spec.name)
         except TimeoutError as error:
-            raise InfrastructureFailure(f"{spec.name} took longer than rollout.timeout_s {limit:g}") from error
+            raise _TimeIsUp(error) from error
 
     def report(failure: Exception) -> None:
         if not failures:
@@ -72,7 +90,6 @@ async def _try_environment(config: Config, spec: EnvSpec, params: dict[str, Any]
     _check_rules(spec)
     starts: dict[int, Message] = {}
     failures: list[Exception] = []
-    began = time.monotonic()
     with skip_judges(), allow_interrupts():
         for number in range(EPISODES):
             found = await run_with_retries(config.rollout.attempts, partial(play, number), report)

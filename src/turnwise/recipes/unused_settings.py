@@ -143,7 +143,7 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
         _on("data.sources", "name stored episodes"),
     ),
     (
-        ("rollout.temperature", "reward.format_penalty", "reward.weights", "algo.filter_scale"),
+        ("rollout.temperature", "rollout.trial_s", "reward.format_penalty", "reward.weights", "algo.filter_scale"),
         _off("data.sources", "play the environment: name no stored episodes"),
     ),
     (("curriculum.floor", "curriculum.memory"), _on("curriculum.pool", "raise {key}")),
