@@ -14,7 +14,7 @@ from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outa
 from turnwise.core.messages import Message, TextPart
 from turnwise.core.protocols import Sampling
 from turnwise.core.task import EpisodeKey, Task
-from turnwise.core.trajectory import Status, Stop, Trajectory, Turn
+from turnwise.core.trajectory import Sampler, Status, Stop, Trajectory, Turn
 from turnwise.gateway.agent_episodes import AgentCollector, RecordedEpisodes
 from turnwise.gateway.agents import CommandAgent, FunctionAgent
 from turnwise.rollout.episode import Limits
@@ -68,7 +68,8 @@ def collector_of(
 ) -> AgentCollector:
     gateway: Any = StubGateway(episode or StubEpisode())
     config = AgentConfig(**settings)
-    limits = Limits(sampling=Sampling(max_tokens=4), max_tokens=64, timeout_s=60.0)
+    sampling = Sampling(max_tokens=4, temperature=0.7, top_p=0.9)
+    limits = Limits(sampling=sampling, max_tokens=64, timeout_s=60.0)
     host = RecordedEpisodes(gateway=gateway, limits=limits, settings=config, reward=reward, is_scored_later=scored)
     return AgentCollector(
         host=host,
@@ -111,6 +112,7 @@ def test_return_value_is_the_reward_of_the_last_turn(value: Any, reward: float, 
     assert trajectory.turn_rewards == (0.0, reward)
     assert [turn.reward for turn in trajectory.turns] == [0.0, reward]
     assert trajectory.status is status
+    assert trajectory.sampler == Sampler(temperature=0.7, top_p=0.9)
 
 
 def test_parts_of_an_outcome_are_recorded() -> None:

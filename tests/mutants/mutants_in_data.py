@@ -147,6 +147,13 @@ IN_DATA = (
         ("the buffer grows on disk", "            replay.prune(0)\n", ""),
     ),
     *mutants(
+        "recipes/datasets.py",
+        ("recipes/test_data_tools.py",),
+        ("greedy episodes count as sampled", '"" if sampler.is_exact else', '"" if True else'),
+        ("an unknown sampler counts as exact", "        if sampler is None:\n", "        if False:\n"),
+        ("evaluations of old runs count as training", 'if "evaluation" in row:', "if False:"),
+    ),
+    *mutants(
         "core/errors.py",
         ("envs/test_picture_env.py",),
         ("a broken image ends the run", 'raise EnvironmentFailure(f"{where}: {error}") from error', "raise"),
@@ -162,6 +169,12 @@ IN_DATA = (
         "core/images.py",
         ("core/test_images.py",),
         ("a changed image passes", "if image_hash(data) != file.stem:", "if False:"),
+    ),
+    *mutants(
+        "core/trajectory.py",
+        ("record/test_trajectories.py",),
+        ("greedy samples are exact", "self.temperature > 0 and ", ""),
+        ("samples with top-k are exact", " and self.top_k == 0", ""),
     ),
     *mutants(
         "core/trajectory.py",

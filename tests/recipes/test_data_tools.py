@@ -1,12 +1,14 @@
 """`turnwise data`, and datasets that go out of a run and into another."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runs_for_tests import quiet, small
+from runs_for_tests import printed, quiet, small
 from turnwise.cli.main import main
 from turnwise.config.schema import DataConfig
 from turnwise.core.errors import UserError
@@ -19,7 +21,7 @@ from turnwise.record.trajectories import open_replay, trajectory_from_row
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("played")
-    still = {"train__learning_rate": 1e-12, "algo__entropy_coef": 0.0}
+    still = {"train__learning_rate": 1e-12, "algo__entropy_coef": 0.0, "eval__temperature": 0.0}
     config = small(folder, train__steps=8, algo__advantage="grpo", algo__kl_coef=0.0, eval__every=0, **still)
     train(config, console=quiet())
     return folder / "run"
@@ -27,11 +29,14 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_inspect_prints_the_contents_of_a_run(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "inspect", str(played)]) == 0
-    printed = capsys.readouterr().out
+    shown = capsys.readouterr().out
     entries = RunFolder.open(played).read_index()
-    assert f"{len(entries)}" in printed
-    assert f"{sum(entry['tokens'] for entry in entries):,}" in printed
-    assert "0 to 7" in printed
+    assert f"{len(entries)}" in shown
+    assert f"{sum(entry['tokens'] for entry in entries):,}" in shown
+    assert "0 to 7" in shown
+    assert re.search(r"sampled\s+at temperature 1 64\n", shown)
+    assert main(["data", "inspect", str(played), "--episodes", "evaluation"]) == 0
+    assert re.search(r"sampled\s+greedily \d+\n", capsys.readouterr().out)
 
 
 def test_export_keeps_ids_and_logprobs_exactly(
@@ -57,10 +62,73 @@ def test_export_keeps_ids_and_logprobs_exactly(
 
 def test_evaluate_returns_the_mean_for_the_policy_that_played(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "evaluate", str(played), "--on", str(played)]) == 0
-    printed = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line.strip())
-    found = {name.strip(): value.strip() for name, value in printed.items()}
+    pairs = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line.strip())
+    found = {name.strip(): value.strip() for name, value in pairs.items()}
     assert found["effective sample size"] == "64.0 of 64 episodes"
     assert found["expected return"] == found["return of the episodes"]
+
+
+def remove_samplers(file: Path) -> None:
+    """Rewrite a file of episodes as earlier versions wrote it."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert all(row.pop("sampler") for row in rows)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_evaluate_refuses_exported_greedy_episodes(
+    played: Path, tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "dataset"
+    assert main(["data", "export", str(played), "--to", str(folder), "--episodes", "evaluation"]) == 0
+    file = folder / "data" / "train.jsonl"
+    if ending == "parquet":
+        table = pytest.importorskip("pyarrow.json").read_json(file)
+        pytest.importorskip("pyarrow.parquet").write_table(table, file.with_suffix(".parquet"))
+        file.unlink()
+    capsys.readouterr()
+    for source in (folder, played):
+        assert main(["data", "evaluate", str(played), "--on", str(source), "--episodes", "evaluation"]) == 2
+        assert "1 was sampled greedily, so it cannot evaluate another policy" in capsys.readouterr().err
+
+
+def test_evaluate_refuses_episodes_of_an_unknown_sampler(
+    played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "dataset"
+    assert main(["data", "export", str(played), "--to", str(folder)]) == 0
+    remove_samplers(folder / "data" / "train.jsonl")
+    assert main(["data", "evaluate", str(played), "--on", str(folder)]) == 2
+    assert "line 1 was recorded without sampling settings" in capsys.readouterr().err
+    assert main(["data", "inspect", str(folder)]) == 0
+    assert "unknown 64" in capsys.readouterr().out
+
+
+def test_export_adds_the_sampler_to_runs_of_earlier_versions(played: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(played, old)
+    for file in (old / "trajectories").glob("[se]*_*.jsonl"):
+        remove_samplers(file)
+    assert main(["data", "export", str(old), "--to", str(tmp_path / "dataset"), "--episodes", "all"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "dataset" / "data" / "train.jsonl").read_text().splitlines()]
+    found = {("evaluation" in row, row["sampler"]["temperature"]) for row in rows}
+    assert found == {(False, 1.0), (True, 0.0)}
+
+
+def test_greedy_evaluations_leave_training_logprobs_exact(played: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "dataset"
+    assert main(["data", "export", str(played), "--to", str(folder), "--episodes", "all"]) == 0
+    settings = {"algo__advantage": "clone", "algo__loss": "reinforce", "algo__kl_coef": 0.0, "eval__every": 0}
+    for source in (played, folder):
+        console = quiet()
+        given = {"data__sources": [str(source)], "data__episodes": "all", "record__name": f"from_{source.name}"}
+        train(small(tmp_path, train__steps=1, **given, **settings), console=console)
+        entries = open_replay(tmp_path / f"from_{source.name}" / "replay", 1000).entries
+        assert sum(entry.sampled for entry in entries) == 64
+        greedy = sum(not entry.sampled for entry in entries)
+        shown = " ".join(printed(console).split())
+        assert f"64 episodes with the log-probabilities of their sampler, {greedy} episodes without" in shown
+        assert "(they were sampled greedily)" in shown
 
 
 def test_evaluate_refuses_insufficient_data(played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +144,7 @@ def test_evaluate_refuses_insufficient_data(played: Path, tmp_path: Path, capsys
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     text.write_text(json.dumps({"messages": messages, "reward": 1.0}) + "\n")
     assert main(["data", "evaluate", str(played), "--on", str(text)]) == 2
-    assert "line 1 lacks its sampler's log-probabilities" in capsys.readouterr().err
+    assert "line 1 was written as text, so it cannot evaluate another policy" in capsys.readouterr().err
     assert main(["data", "inspect", str(text)]) == 2
     assert "line 1 is not a trajectory of a run" in capsys.readouterr().err
 

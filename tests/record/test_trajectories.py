@@ -13,7 +13,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.images import ImageSpan
 from turnwise.core.messages import ImagePart, Message, Picture, TextPart, ToolCall, assistant
 from turnwise.core.task import Task
-from turnwise.core.trajectory import Span, Status, Stop, Trajectory, Turn
+from turnwise.core.trajectory import Sampler, Span, Status, Stop, Trajectory, Turn
 from turnwise.record.images import image_hashes
 from turnwise.record.jsonl import MAX_ARRAY, MAX_REPR, encode_row, to_json_numbers, to_json_value
 from turnwise.record.run_folder import RunFolder
@@ -45,6 +45,8 @@ messages = st.builds(
     ),
     call_id=any_text,
 )
+
+samplers = st.builds(Sampler, temperature=st.floats(0, 2), top_p=st.floats(0.1, 1), top_k=st.integers(0, 50))
 
 
 @st.composite
@@ -87,6 +89,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         turn_rewards=tuple(draw(numbers) for _ in drawn),
         rewards=draw(st.dictionaries(any_text, numbers, max_size=2)),
         timings=draw(st.dictionaries(any_text, numbers, max_size=2)),
+        sampler=draw(st.none() | samplers),
     )
 
 
@@ -127,6 +130,22 @@ def test_trajectory_row_round_trips_exactly(trajectory: Trajectory) -> None:
 def test_trajectory_row_round_trips_any_float(values: list[float]) -> None:
     text = json.dumps(to_json_numbers(values), allow_nan=False)
     assert list(map(repr, map(float, json.loads(text)))) == list(map(repr, values))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "is_exact", "described"),
+    [
+        (Sampler(temperature=1.0), True, "at temperature 1"),
+        (Sampler(temperature=0.7), True, "at temperature 0.7"),
+        (Sampler(temperature=0.0), False, "greedily"),
+        (Sampler(temperature=1.0, top_p=0.9), False, "at temperature 1 with top-p 0.9"),
+        (Sampler(temperature=1.0, top_p=0.9, top_k=20), False, "at temperature 1 with top-p 0.9 and top-k 20"),
+        (Sampler(temperature=1.0, top_k=20), False, "at temperature 1 with top-k 20"),
+    ],
+)
+def test_sampler_is_exact_without_greedy_top_p_and_top_k(sampler: Sampler, is_exact: bool, described: str) -> None:
+    assert sampler.is_exact is is_exact
+    assert sampler.describe() == described
 
 
 def test_trajectory_row_refers_to_images_by_hash() -> None:

@@ -71,6 +71,7 @@ def _print_summary(run: str, episodes: Episodes) -> None:
         ("tasks", f"{found.tasks:,}, {found.comparable:,} of them with different rewards"),
         ("turns per episode", f"{found.turns / found.episodes:.1f}"),
         ("sampled tokens", f"{found.sampled_tokens:,}"),
+        ("sampled", ", ".join(f"{name} {count:,}" for name, count in found.samplers.items())),
         ("policy versions", "unknown" if found.versions is None else f"{found.versions[0]} to {found.versions[1]}"),
     ]
     if found.images:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.messages import Message, Picture, ToolSpec
 from turnwise.core.task import EpisodeKey, Task
-from turnwise.core.trajectory import Group, Status, Stop, Trajectory
+from turnwise.core.trajectory import Group, Sampler, Status, Stop, Trajectory
 
 if TYPE_CHECKING:  # environments import this module and need no torch
     from torch import Tensor
@@ -97,6 +97,10 @@ class Sampling:
     """0: all tokens."""
     stop: tuple[str, ...] = ()
     """Strings that end the turn. Their tokens stay in `Completion.ids`."""
+
+    @property
+    def sampler(self) -> Sampler:
+        return Sampler(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,6 +96,28 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    """Settings with which an episode's tokens were sampled."""
+
+    temperature: float
+    """0: greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: all tokens."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether tokens were drawn from the distribution of their log-probabilities, which greedy choices are not."""
+        return self.temperature > 0 and self.top_p == 1 and self.top_k == 0
+
+    def describe(self) -> str:
+        """Return the settings in words, such as "at temperature 0.7 with top-p 0.9"."""
+        limits = [f"top-p {self.top_p:g}"] * (self.top_p != 1) + [f"top-k {self.top_k}"] * (self.top_k != 0)
+        chosen = f" with {' and '.join(limits)}" if limits else ""
+        return "greedily" if self.temperature == 0 else f"at temperature {self.temperature:g}{chosen}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """An unbroken context: the turns that share one growing sequence of ids."""
 
@@ -125,6 +147,8 @@ class Trajectory:
     """Seconds by name."""
     start: Picture | None = None
     """State before the first turn; a turn's picture shows the state after it."""
+    sampler: Sampler | None = None
+    """How its tokens were sampled; None if unknown, as for text that others wrote."""
 
     def __post_init__(self) -> None:
         if len(self.turn_rewards) != len(self.turns):

@@ -193,6 +193,7 @@ class RecordedEpisode:
             status=Status.ONGOING,
             turn_rewards=tuple(turn.reward for turn in turns),
             timings={"wall_s": time.perf_counter() - self.began},
+            sampler=self.host.limits.sampling.sampler,
         )
 
     async def _outcome(

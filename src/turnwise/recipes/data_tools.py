@@ -38,6 +38,7 @@ from turnwise.recipes.sources import find_checkpoint
 from turnwise.recipes.stored_images import StoredImages, find_images_folder
 from turnwise.record.images import IMAGES_FOLDER, image_hashes
 from turnwise.record.jsonl import encode_row
+from turnwise.record.trajectories import sampler_from_row
 from turnwise.training.estimate import env_turn_ids, turn_matrix
 from turnwise.training.learner import token_logprobs
 
@@ -48,9 +49,10 @@ configs: [{{config_name: default, data_files: data/train.jsonl}}]
 ---
 Episodes of {run}, exported by `turnwise data export`: one row per episode.
 
-turns: context and action as text and as token ids, log-probabilities of the sampler, rewards. Columns without a fixed
-type, such as info, are JSON text. `tokens.jsonl` names the ids. A turn's images list the hash of each image in its
-context and the range of its ids there; the image is `images/HASH.png`.
+turns: context and action as text and as token ids, log-probabilities of the sampler, rewards. sampler: temperature (0:
+greedy), top_p and top_k; log-probabilities are those at this temperature before top-p and top-k. Columns without a
+fixed type, such as info, are JSON text. `tokens.jsonl` names the ids. A turn's images list the hash of each image in
+its context and the range of its ids there; the image is `images/HASH.png`.
 
 Train on it with `turnwise train ENV --data FOLDER`, or read it with `datasets.load_dataset(FOLDER)`.
 """
@@ -74,6 +76,8 @@ class DataSummary:
     statuses: Mapping[str, int]
     versions: tuple[int, int] | None
     """Oldest and newest version of the weights that sampled them. None if unknown."""
+    samplers: Mapping[str, int]
+    """Number of episodes by how they were sampled, such as "greedily"."""
     images: int
     """Different images in the contexts."""
     missing_images: int
@@ -93,13 +97,15 @@ def _rows(source: str, episodes: Episodes) -> Iterator[tuple[str, Mapping[str, A
 
 def inspect_data(source: str, episodes: Episodes) -> DataSummary:
     """Summarise the recorded episodes of a run or an exported dataset, without a model."""
-    statuses: Counter[str] = Counter()
+    statuses, samplers = Counter[str](), Counter[str]()
     rewards: dict[str, list[float]] = {}
     versions, images = set[int](), set[str]()
     turns = tokens = 0
     for where, row in _rows(source, episodes):
         try:
             statuses[row["status"]] += 1
+            sampler = sampler_from_row(row.get("sampler"))
+            samplers["unknown" if sampler is None else sampler.describe()] += 1
             rewards.setdefault(json.dumps(row["task"], sort_keys=True), []).append(float(row["reward"]))
             turns, tokens = turns + len(row["turns"]), tokens + sum(len(turn["action_ids"]) for turn in row["turns"])
             for turn in row["turns"]:
@@ -119,6 +125,7 @@ def inspect_data(source: str, episodes: Episodes) -> DataSummary:
         rewards=sorted(reward for each in rewards.values() for reward in each),
         statuses=dict(statuses.most_common()),
         versions=(min(versions), max(versions)) if versions else None,
+        samplers=dict(samplers.most_common()),
         images=len(images),
         missing_images=sum(not image_file(folder, each).is_file() for each in images),
     )
@@ -183,10 +190,10 @@ def evaluate_offline(run: str, sources: Sequence[str], episodes: Episodes) -> Of
 
 
 def _check_evaluable(episode: StoredEpisode) -> Trajectory:
-    if not episode.sampled or not episode.scored:
+    if problem := episode.sampler_problem:
         raise UserError(
-            f"{episode.where} lacks its sampler's log-probabilities or a reward, so it cannot evaluate another policy. "
-            "Leave it out."
+            f"{episode.where} was {problem}, so it cannot evaluate another policy: importance sampling needs the "
+            "probabilities with which tokens were drawn. Leave such episodes out."
         )
     return episode.trajectory
 

@@ -14,7 +14,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from turnwise.config.load import CONFIG_FILE, build, read_run
 from turnwise.config.schema import Config, DataConfig
 from turnwise.core.errors import UserError, read_failure
 from turnwise.core.table_files import READERS, is_table_file, read_jsonl_rows
-from turnwise.core.trajectory import Trajectory, Turn
+from turnwise.core.trajectory import Sampler, Trajectory, Turn
 from turnwise.data.episodes import build_episode, parse_episode
 from turnwise.data.replay import Replay
 from turnwise.recipes.build_learner import advantage_traits
@@ -54,8 +54,6 @@ class Source:
     """File that names the token ids of the rows."""
     folder: Path
     """Folder of the rows, in which paths of images begin."""
-    knows_sampler: bool
-    """False: episodes were not drawn from the distribution of their log-probabilities, as in a greedy evaluation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +61,25 @@ class StoredEpisode:
     trajectory: Trajectory
     where: str
     """File and line."""
-    sampled: bool
-    """See `Entry.sampled`, as for `scored`."""
     scored: bool
+    """See `Entry.scored`."""
+    is_text: bool = False
+    """True: its ids were rendered from text."""
+
+    @property
+    def sampled(self) -> bool:
+        """See `Entry.sampled`."""
+        return not self.sampler_problem
+
+    @property
+    def sampler_problem(self) -> str:
+        """Return why the episode was not drawn from its log-probabilities, as far as known; "" if it was."""
+        sampler = self.trajectory.sampler
+        if self.is_text:
+            return "written as text"
+        if sampler is None:
+            return "recorded without sampling settings, as by older versions"
+        return "" if sampler.is_exact else f"sampled {sampler.describe()}"
 
 
 def find_data(source: str) -> Path:
@@ -98,14 +112,14 @@ def open_source(path: Path, data: DataConfig) -> Source:
         if not is_table_file(str(path)):
             raise UserError(f"data.sources: {path} does not end in {', '.join(READERS)}. Convert it, or give a run.")
         rows = READERS[path.suffix.lower()](path)
-        return Source(rows=rows, tokens=path.with_name(TOKENS_FILE), folder=path.parent, knows_sampler=True)
+        return Source(rows=rows, tokens=path.with_name(TOKENS_FILE), folder=path.parent)
     if is_minari(path):
-        return Source(rows=_read_minari(path), tokens=path / TOKENS_FILE, folder=path, knows_sampler=True)
+        return Source(rows=_read_minari(path), tokens=path / TOKENS_FILE, folder=path)
     files = sorted(file for file in path.rglob("*") if file.suffix in DATASET_FILES and file.name != TOKENS_FILE)
     if not files:
         raise UserError(f"data.sources: {path} has no {', '.join(DATASET_FILES)} file. Give a run, a file or a folder.")
     rows = (row for file in files for row in _read_dataset_file(file))
-    return Source(rows=rows, tokens=path / TOKENS_FILE, folder=path, knows_sampler=True)
+    return Source(rows=rows, tokens=path / TOKENS_FILE, folder=path)
 
 
 def _open_run(path: Path, data: DataConfig) -> Source:
@@ -118,13 +132,20 @@ def _open_run(path: Path, data: DataConfig) -> Source:
     files = sorted(file for pattern in PATTERNS[data.episodes] for file in folder.glob(pattern))
     if not files:
         raise UserError(f"{path} recorded no {data.episodes} episodes. Give a run with record.trajectories above 0.")
-    plain = settings.eval.temperature > 0 and settings.eval.top_p == 1 and settings.eval.top_k == 0
-    return Source(
-        rows=(row for file in files for row in read_jsonl_rows(file)),
-        tokens=folder / TOKENS_FILE,
-        folder=path,
-        knows_sampler=plain or data.episodes == "training",
-    )
+    rows = (_add_sampler(where, row, settings) for file in files for where, row in read_jsonl_rows(file))
+    return Source(rows=rows, tokens=folder / TOKENS_FILE, folder=path)
+
+
+def _add_sampler(where: str, row: Any, settings: Config) -> tuple[str, Any]:
+    """Add the sampler to a row that an earlier version recorded without it, from the settings of its run."""
+    if not isinstance(row, Mapping) or "sampler" in row:
+        return where, row
+    played, evaluated = settings.rollout, settings.eval
+    if "evaluation" in row:
+        sampler = Sampler(temperature=evaluated.temperature, top_p=evaluated.top_p, top_k=evaluated.top_k)
+    else:
+        sampler = Sampler(temperature=played.temperature)
+    return where, {**row, "sampler": asdict(sampler)}
 
 
 def _read_dataset_file(file: Path) -> Rows:
@@ -193,7 +214,7 @@ def read_episodes(
                 checked = True
             trajectory = _read_trajectory(row, where, vocabulary, renderer)
             images.check(trajectory, images_folder, where)
-            yield StoredEpisode(trajectory=trajectory, where=where, sampled=source.knows_sampler, scored=True)
+            yield StoredEpisode(trajectory=trajectory, where=where, scored=True)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{read_failure(path, error)}. Restore it, or give another source.") from error
 
@@ -203,7 +224,7 @@ def _render(row: Any, where: str, env: str, folder: Path, renderer: Renderer) ->
     if not renderer.reads_images and any(message.images for each in episode.exchanges for message in each.messages):
         raise UserError(f"{where} has images, and the model reads text only. Choose one that reads images.")
     trajectory = build_episode(episode, env, renderer)
-    return StoredEpisode(trajectory=trajectory, where=where, sampled=False, scored=episode.turn_rewards is not None)
+    return StoredEpisode(trajectory=trajectory, where=where, scored=episode.turn_rewards is not None, is_text=True)
 
 
 def _check_tokens(names: Path, where: str, renderer: Renderer) -> None:
@@ -320,13 +341,16 @@ def fill_replay(
     with wrap_disk_errors(replay.folder, "start again (nothing was trained)"):
         replay.discard_from(0)  # of a fill that was killed
         for source in data.sources:
-            counts: Counter[str] = Counter()
+            kept, left = Counter[str](), Counter[str]()
             for episode in read_episodes(find_data(source), data, renderer, vocabulary, images):
                 _check_length(episode, config.rollout.max_tokens)
                 check_sampler_reads_images(episode.trajectory, config, episode.where)
                 _check_reward(episode, config)
-                counts[_add(replay, episode, data)] += 1
-            note(_describe(source, counts))
+                if reason := _add(replay, episode, data):
+                    left[reason] += 1
+                else:
+                    kept[episode.sampler_problem] += 1
+            note(_describe(source, kept, left))
             replay.prune(0)
         _check_filled(replay, config)
         images.keep(replay.find_images())
@@ -334,7 +358,7 @@ def fill_replay(
 
 
 def _add(replay: Replay, episode: StoredEpisode, data: DataConfig) -> str:
-    """Add an episode that the settings keep; return what became of it."""
+    """Add an episode that the settings keep; return why it was left out, "" if it was not."""
     trajectory = episode.trajectory
     if data.keep == "succeeded" and not trajectory.status.succeeded:
         return "without success"
@@ -343,14 +367,16 @@ def _add(replay: Replay, episode: StoredEpisode, data: DataConfig) -> str:
     if not trajectory.num_sampled:
         return "without answers"
     added = replay.add(trajectory, source=episode.where, sampled=episode.sampled, scored=episode.scored)
-    return ("sampled" if episode.sampled else "rendered") if added else "known already"
+    return "" if added else "known already"
 
 
-def _describe(source: str, counts: Counter[str]) -> str:
-    kept = {"sampled": "with the log-probabilities of their sampler", "rendered": "without"}
-    parts = [f"{counts[name]:,} episodes {text}" for name, text in kept.items() if counts[name]] or ["no episodes"]
-    left = [f"{count:,} {name}" for name, count in counts.items() if name not in kept]
-    return f"{source}: {', '.join(parts)}" + (f"; left out: {', '.join(left)}" if left else "")
+def _describe(source: str, kept: Counter[str], left: Counter[str]) -> str:
+    """Describe the episodes of a source: `kept` counts them by `sampler_problem`, `left` by why they are left out."""
+    exact = [f"{kept['']:,} episodes with the log-probabilities of their sampler"] * bool(kept[""])
+    others = [f"{count:,} episodes without (they were {problem})" for problem, count in kept.items() if problem]
+    parts = [*exact, *others] or ["no episodes"]
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in left.items())
+    return f"{source}: {', '.join(parts)}" + (f"; left out: {reasons}" if reasons else "")
 
 
 def _check_length(episode: StoredEpisode, limit: int) -> None:

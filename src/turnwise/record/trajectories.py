@@ -14,7 +14,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.messages import ContentPart, ImagePart, Message, Picture, TextPart, ToolCall, text_parts
 from turnwise.core.task import Task
 from turnwise.core.token_name import TokenName
-from turnwise.core.trajectory import Span, Status, Stop, Trajectory, Turn
+from turnwise.core.trajectory import Sampler, Span, Status, Stop, Trajectory, Turn
 from turnwise.data.replay import Replay, RowCodec
 from turnwise.record.disk import append_bytes
 from turnwise.record.images import span_from_row, span_to_row
@@ -68,6 +68,7 @@ def trajectory_to_row(
         "rewards": {name: to_json_number(value) for name, value in trajectory.rewards.items()},
         "timings": {name: to_json_number(value) for name, value in trajectory.timings.items()},
         "start": None if trajectory.start is None else _picture_row(trajectory.start),
+        "sampler": None if trajectory.sampler is None else asdict(trajectory.sampler),
         "turns": [
             _turn_row(turn, turn_reward, {name: values[number] for name, values in columns.items()}, decode)
             for number, (turn, turn_reward) in enumerate(zip(trajectory.turns, trajectory.turn_rewards, strict=True))
@@ -151,7 +152,15 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
         rewards={name: float(value) for name, value in row["rewards"].items()},
         timings={name: float(value) for name, value in row["timings"].items()},
         start=None if row.get("start") is None else _picture(row["start"]),
+        sampler=sampler_from_row(row.get("sampler")),
     )
+
+
+def sampler_from_row(row: Mapping[str, Any] | None) -> Sampler | None:
+    """Return the sampler of a trajectory's column `sampler`; None if it is unknown."""
+    if row is None:
+        return None
+    return Sampler(temperature=float(row["temperature"]), top_p=float(row["top_p"]), top_k=int(row["top_k"]))
 
 
 def _version_column(versions: Sequence[int]) -> int | list[int] | None:

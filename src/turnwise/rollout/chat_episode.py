@@ -64,7 +64,7 @@ async def run_chat_episode(
     key: EpisodeKey, env: Env, chat: ChatModel, limits: Limits, images: ImageStore
 ) -> Trajectory:
     """Run an episode. The time limit covers the environment only: a slow endpoint is not the agent's fault."""
-    builder, token = EpisodeBuilder(), blocking_limit.set(limits.timeout_s)
+    builder, token = EpisodeBuilder(sampler=limits.sampling.sampler), blocking_limit.set(limits.timeout_s)
     try:
         status = await _play(key, env, chat, limits, builder, images)
     finally:

@@ -7,7 +7,7 @@ from turnwise.core.images import find_images
 from turnwise.core.messages import Picture
 from turnwise.core.protocols import Completion, Env, Sampling, Session, StepResult
 from turnwise.core.task import EpisodeKey
-from turnwise.core.trajectory import Status, Trajectory, Turn
+from turnwise.core.trajectory import Sampler, Status, Trajectory, Turn
 from turnwise.render.parse import ParsedAction
 from turnwise.rollout.clock import EpisodeClock
 from turnwise.rollout.context import Context, ContextState
@@ -42,6 +42,7 @@ class Limits:
 class EpisodeBuilder:
     """Turns of an episode so far, so that a time limit keeps the finished ones."""
 
+    sampler: Sampler
     start: Picture | None = None
     turns: list[Turn] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
@@ -56,6 +57,7 @@ class EpisodeBuilder:
             turn_rewards=tuple(turn.reward for turn in self.turns),
             timings={"wall_s": time.perf_counter() - self.began},
             start=self.start,
+            sampler=self.sampler,
         )
 
 
@@ -65,7 +67,7 @@ async def run_episode(key: EpisodeKey, env: Env, session: Session, context: Cont
     If the environment takes too long, raise InfrastructureFailure: a tool, judge or hook that hangs must not count as a
     reward of 0 for the agent.
     """
-    builder, clock = EpisodeBuilder(), EpisodeClock(session, limits.timeout_s)
+    builder, clock = EpisodeBuilder(sampler=limits.sampling.sampler), EpisodeClock(session, limits.timeout_s)
     try:
         async with clock.limit():
             status = await _play(key.task.env, env, session, context, limits, builder, clock)
