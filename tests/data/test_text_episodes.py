@@ -45,10 +45,24 @@ def test_steps_are_a_conversation_with_rewards() -> None:
     assert list(steps.exchanges) == list(talk.exchanges)
     assert steps.turn_rewards == (0.5, 1.0)
     assert steps.status is Status.SUCCEEDED
-    assert parse_episode({**STEPS, "truncations": [False, True]}, "line 1", Path()).status is Status.TRUNCATED_TURNS
     assert parse_episode({**STEPS, "rewards": [1, 0]}, "line 1", Path()).status is Status.FAILED
     opened = parse_episode({**STEPS, "system": "Be brief."}, "line 1", Path()).exchanges[0]
     assert [message.role for message in opened.messages] == ["system", "user"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "status"),
+    [
+        ({"truncations": [False, True]}, Status.TRUNCATED_LIMIT),
+        ({"truncations": [False, True], "terminations": [False, False]}, Status.TRUNCATED_LIMIT),
+        ({"truncations": [False, True], "success": False}, Status.TRUNCATED_LIMIT),
+        ({"truncations": [False, True], "success": True}, Status.SUCCEEDED),
+        ({"truncations": [False, True], "terminations": [False, True]}, Status.SUCCEEDED),
+        ({"truncations": [True, False]}, Status.SUCCEEDED),
+    ],
+)
+def test_truncated_steps_end_at_a_time_limit(columns: dict[str, Any], status: Status) -> None:
+    assert parse_episode({**STEPS, **columns}, "line 1", Path()).status is status
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ IN_DATA = (
             "Status.SUCCEEDED",
         ),
         ("a reward of 0 counts as a success", "rewards[-1] > 0", "rewards[-1] >= 0"),
+        ("a termination counts as a time limit", ' and not _is_last_true(row.get("terminations"))', ""),
         ("the reward comes first", "(*[0.0] * (answers - 1), total)", "(total, *[0.0] * (answers - 1))"),
         (
             "every episode is a task of its own",
@@ -178,12 +179,17 @@ IN_DATA = (
     ),
     *mutants(
         "core/trajectory.py",
-        (*SAMPLES, "training/test_update.py", "rollout/test_context_summary.py"),
+        (*SAMPLES, "training/test_update.py", "training/test_utterance_critic.py", "rollout/test_context_summary.py"),
         ("every segment begins with turn 0", "first_turn=start", "first_turn=0"),
         (
             "a turn limit is bootstrapped",
-            "(Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME)",
-            "(Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME, Status.TRUNCATED_TURNS)",
+            "(Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME, Status.TRUNCATED_LIMIT)",
+            "(Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME, Status.TRUNCATED_LIMIT, Status.TRUNCATED_TURNS)",
+        ),
+        (
+            "an imported time limit is an end",
+            "self is Status.TRUNCATED_LIMIT or (bootstrap and self.cut_short)",
+            "bootstrap and self.cut_short",
         ),
         ("summaries count as turns", "sum(not turn.is_summary for turn in self.turns)", "len(self.turns)"),
     ),

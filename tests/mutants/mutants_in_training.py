@@ -109,7 +109,7 @@ IN_TRAINING = (
             "(settings.loss_tokens, advantage_masks)",
         ),
         ("hidden tokens have an advantage", "torch.where(chosen, result.advantages, 0.0)", "result.advantages"),
-        ("every end is bootstrapped", "float(last[index]) if each.status.cut_short else 0.0", "float(last[index])"),
+        ("every end is bootstrapped", "float(last[index]) if each else 0.0", "float(last[index])"),
         (
             "bootstrap after the first segment",
             'zip(samples, scores["end_values"], strict=True)',
@@ -488,7 +488,7 @@ IN_TRAINING = (
             "for turn in trajectory.turns]",
         ),
         ("a summary costs a turn", "1.0 if turn.is_summary else gamma", "gamma"),
-        ("an unknown next state counts as an end", "[not (bootstrap and trajectory.status.cut_short)]", "[True]"),
+        ("an unknown next state counts as an end", "[not trajectory.status.continues(bootstrap=bootstrap)]", "[True]"),
         ("Q is read before the last token", "batch.sources[ends.to(device)] + 1", "batch.sources[ends.to(device)]"),
         (
             "a wrong turn boundary",

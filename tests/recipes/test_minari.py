@@ -24,14 +24,14 @@ def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_dataset(datasets: Path, data_format: str, observation_space: Any, observations: list[list[Any]]) -> Path:
-    """Write episodes of two steps, the second of which was cut short."""
+    """Write episodes of two steps: the first terminates, the second is truncated, the third is both."""
     buffers = [
         minari.data_collector.EpisodeBuffer(
             observations=each,
             actions=["left", "right"],
             rewards=[0.5, float(number)],
-            terminations=[False, number == 0],
-            truncations=[False, number == 1],
+            terminations=[False, number != 1],
+            truncations=[False, number != 0],
         )
         for number, each in enumerate(observations)
     ]
@@ -53,15 +53,15 @@ def write_dataset(datasets: Path, data_format: str, observation_space: Any, obse
 @pytest.mark.parametrize("data_format", FILES)
 def test_minari_episodes_are_rows_of_steps(datasets: Path, data_format: str) -> None:
     pytest.importorskip({"hdf5": "h5py", "arrow": "pyarrow"}[data_format])
-    seen = [["Where?", "And now?", "The end."], ["Hello.", "Go on.", "Stop."]]
+    seen = [["Where?", "And now?", "The end."], ["Hello.", "Go on.", "Stop."], ["Hello.", "Go on.", "Stop."]]
     folder = write_dataset(datasets, data_format, gymnasium.spaces.Text(max_length=20), seen)
     rows = list(open_source(folder, DataConfig()).rows)
-    assert [where for where, _ in rows] == [f"{folder} episode 0", f"{folder} episode 1"]
+    assert [where for where, _ in rows] == [f"{folder} episode {number}" for number in range(3)]
     found = [parse_episode(row, where, Path()) for where, row in rows]
-    assert [each.turn_rewards for each in found] == [(0.5, 0.0), (0.5, 1.0)]
-    assert [each.status for each in found] == [Status.FAILED, Status.TRUNCATED_TURNS]
+    assert [each.turn_rewards for each in found] == [(0.5, 0.0), (0.5, 1.0), (0.5, 2.0)]
+    assert [each.status for each in found] == [Status.FAILED, Status.TRUNCATED_LIMIT, Status.SUCCEEDED]
     turns = [[(turn.messages[-1].content, turn.answer) for turn in each.exchanges] for each in found]
-    assert turns == [[("Where?", "left"), ("And now?", "right")], [("Hello.", "left"), ("Go on.", "right")]]
+    assert turns[:2] == [[("Where?", "left"), ("And now?", "right")], [("Hello.", "left"), ("Go on.", "right")]]
     damaged = folder / "data" / FILES[data_format]
     damaged.write_bytes(damaged.read_bytes()[:100])
     with pytest.raises(UserError, match=r"talks-v0 is damaged \(.*\)\. Restore it\.") as error:

@@ -365,3 +365,5 @@ def test_usable_trajectories_leave_out_turns_without_tokens() -> None:
     group = Group(task=empty.task, trajectories=(empty, cut, talk(2)))
     assert usable_trajectories([group], settings_of().algo) == [cut, talk(2)]
     assert usable_trajectories([group], settings_of(algo__truncated="drop").algo) == [talk(2)]
+    imported = Group(task=empty.task, trajectories=(talk(1, status=Status.TRUNCATED_LIMIT),))
+    assert usable_trajectories([imported], settings_of(algo__truncated="drop").algo) == []

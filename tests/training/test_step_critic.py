@@ -27,17 +27,28 @@ def plain_trunk(learner: Any) -> Any:
     return trunk
 
 
-@pytest.mark.parametrize("micro_tokens", [10**6, 30])
+@pytest.mark.parametrize(
+    ("truncated", "status", "bootstraps"),
+    [
+        ("bootstrap", Status.TRUNCATED_TIME, True),
+        ("zero", Status.TRUNCATED_TIME, False),
+        ("bootstrap", Status.TRUNCATED_LIMIT, True),
+        ("zero", Status.TRUNCATED_LIMIT, True),
+        ("bootstrap", Status.TRUNCATED_TURNS, False),
+    ],
+)
 @pytest.mark.parametrize("kind", ["head", "trunk"])
-def test_bootstrap_value_is_that_of_the_episodes_own_end(kind: str, micro_tokens: int) -> None:
+def test_bootstrap_value_is_that_of_the_episodes_own_end(
+    kind: str, truncated: str, status: Status, bootstraps: bool
+) -> None:
     """With gamma and lambda 1, a return is the rewards to come and the value after the last token."""
-    config = settings_of(kind, algo__truncated="bootstrap", algo__whiten=False, algo__gamma=1.0, algo__lam=1.0)
+    config = settings_of(kind, algo__truncated=truncated, algo__whiten=False, algo__gamma=1.0, algo__lam=1.0)
     learner = make_learner(config, moved=0.05)
     groups = [
         replace(
             group,
             trajectories=tuple(
-                replace(each, status=Status.TRUNCATED_TIME if number else Status.FAILED)
+                replace(each, status=status if number else Status.FAILED)
                 for number, each in enumerate(group.trajectories)
             ),
         )
@@ -50,13 +61,26 @@ def test_bootstrap_value_is_that_of_the_episodes_own_end(kind: str, micro_tokens
         hidden = trunk(torch.tensor([ids_of_last_context(trajectory)])).last_hidden_state[0, -1]
         value = float(learner.critic.head(hidden).detach())
         values.append(value)
-        cut = trajectory.status is Status.TRUNCATED_TIME
+        cut = bootstraps and trajectory.status is status
         for sample, returns in zip(found.samples, found.returns, strict=True):
             if sample.trajectory == index:
                 turns = sample.turn_ids[sample.mask].tolist()
                 future_rewards = [sum(trajectory.turn_rewards[turn:]) + cut * value for turn in turns]
                 torch.testing.assert_close(returns[sample.mask], torch.tensor(future_rewards), atol=1e-4, rtol=1e-4)
     assert max(values) - min(values) > 1e-2, "the ends must differ for their order to show"
+
+
+def test_estimate_without_critic_takes_rewards_of_imported_time_limits() -> None:
+    config = settings_of(algo__advantage="grpo")
+    learner, groups = make_learner(config), random_groups(members=4)
+    cut = [
+        replace(group, trajectories=tuple(replace(each, status=Status.TRUNCATED_LIMIT) for each in group.trajectories))
+        for group in groups
+    ]
+    found, expected = (estimate_of(each, learner, config) for each in (cut, groups))
+    assert found is not None and expected is not None
+    for one, other in zip(found.advantages, expected.advantages, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def with_values(groups: list[Group], learner: Any, shift: float = 0.0) -> list[Group]:

@@ -13,7 +13,7 @@ from turnwise.recipes.build_learner import build_coefficients, estimate_settings
 from turnwise.training.estimate import estimate, select_trajectories
 from turnwise.training.update import UpdateSettings, mini_batch_order, train_samples
 
-CUT = (Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME)
+CUT = (Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME, Status.TRUNCATED_LIMIT)
 
 
 def update_of(**changes: object) -> UpdateSettings:

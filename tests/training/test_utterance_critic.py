@@ -115,6 +115,9 @@ def test_decisions_end_with_their_trajectory() -> None:
     assert found.discounted_returns().tolist() == pytest.approx(returns)
     cut = decisions(talks(), bootstrap=True)
     assert cut.has_target.tolist() == [True, True, True, True, False, True], "no target after an unknown next state"
+    first, second, third = talks()
+    imported = decisions([first, replace(second, status=Status.TRUNCATED_LIMIT), third], bootstrap=False)
+    assert imported.has_target.tolist() == cut.has_target.tolist(), "the data's own limit is not an end"
 
 
 def test_summary_is_a_decision_without_a_discount() -> None:

@@ -17,6 +17,8 @@ class Status(StrEnum):
     TRUNCATED_TURNS = "truncated_turns"
     TRUNCATED_TOKENS = "truncated_tokens"
     TRUNCATED_TIME = "truncated_time"
+    TRUNCATED_LIMIT = "truncated_limit"
+    """Imported episode that its own environment truncated, such as Minari's `truncations`."""
 
     @property
     def ongoing(self) -> bool:
@@ -32,7 +34,15 @@ class Status(StrEnum):
 
         The prompt states the turn limit, which therefore counts as terminal.
         """
-        return self in (Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME)
+        return self in (Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME, Status.TRUNCATED_LIMIT)
+
+    def continues(self, *, bootstrap: bool) -> bool:
+        """Return whether the value after the last token counts. `bootstrap`: also in played episodes.
+
+        It always does after the time limit of an imported episode, which its observations do not show (Pardo et al.
+        2018, arXiv:1712.00378).
+        """
+        return self is Status.TRUNCATED_LIMIT or (bootstrap and self.cut_short)
 
 
 class Stop(StrEnum):

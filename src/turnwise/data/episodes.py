@@ -7,6 +7,9 @@
     steps           observations  [n or n + 1 texts], actions [n texts], rewards [n numbers], and perhaps terminations,
                     truncations [n], system (a text): the columns of a Minari episode whose spaces are text
 
+An episode whose last truncation is true, and whose last termination is not, was cut by a time limit: the value after
+its last action is not 0.
+
 Texts are encoded once, with the model's chat template. The probability with which their author wrote them is unknown.
 """
 
@@ -68,16 +71,19 @@ def _parse_rewards(row: Mapping[str, Any], success: bool | None, answers: int, w
 
 
 def _find_status(row: Mapping[str, Any], success: bool | None, rewards: Sequence[float] | None) -> Status:
-    """Return the status: the column success, or else whether the last reward is positive and no limit cut it short.
+    """Return the status: success, a time limit, or else whether the last reward is positive.
 
     A conversation without rewards is a demonstration.
     """
+    if not success and _is_last_true(row.get("truncations")) and not _is_last_true(row.get("terminations")):
+        return Status.TRUNCATED_LIMIT
     if success is not None:
         return Status.SUCCEEDED if success else Status.FAILED
-    truncations = row.get("truncations")
-    if isinstance(truncations, list) and truncations and truncations[-1]:
-        return Status.TRUNCATED_TURNS
     return Status.SUCCEEDED if rewards is None or rewards[-1] > 0 else Status.FAILED
+
+
+def _is_last_true(column: Any) -> bool:
+    return isinstance(column, list) and bool(column) and bool(column[-1])
 
 
 def _number(value: Any, name: str, where: str) -> float:

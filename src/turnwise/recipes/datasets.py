@@ -185,7 +185,7 @@ def _read_minari(path: Path) -> Rows:
         import minari
 
         for episode in minari.MinariDataset(path / "data").iterate_episodes():
-            columns = ("observations", "actions", "rewards", "truncations")
+            columns = ("observations", "actions", "rewards", "terminations", "truncations")
             yield f"{path} episode {episode.id}", {name: _plain(getattr(episode, name)) for name in columns}
     except ImportError:  # of minari, or of the package for the storage format
         raise UserError(f"{path} is a Minari dataset: pip install 'turnwise[minari]'") from None

@@ -125,9 +125,13 @@ def _calls(turns: Sequence[Turn], episodes: int) -> dict[str, float]:
 
 
 def _statuses(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the fraction of each final status except success, e.g. `rollout/truncated_tokens`."""
+    """Return the fraction of each final status except success, e.g. `rollout/truncated_tokens`.
+
+    Played episodes have no limit of imported ones, so it is reported only if it occurs.
+    """
     counts = Counter(trajectory.status for trajectory in trajectories)
-    return {f"rollout/{status.value}": counts[status] / max(len(trajectories), 1) for status in REPORTED}
+    reported = [status for status in REPORTED if counts[status] or status is not Status.TRUNCATED_LIMIT]
+    return {f"rollout/{status.value}": counts[status] / max(len(trajectories), 1) for status in reported}
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -23,6 +23,7 @@ STATUS_WORDS = {
     "truncated_turns": "out of turns",
     "truncated_tokens": "out of tokens",
     "truncated_time": "out of time",
+    "truncated_limit": "cut by the data's time limit",
 }
 """Plain words for statuses, as in the viewer."""
 SUCCEEDED = "succeeded"

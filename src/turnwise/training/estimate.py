@@ -156,7 +156,7 @@ def estimate(
         group_ids=torch.tensor(group_ids),
         turn_ids=env_turn_ids(trajectories, table),
         values=table.to_matrix(scores["values"]) if "values" in scores else None,
-        bootstrap=_bootstrap_values(trajectories, samples, scores) if settings.algo.truncated == "bootstrap" else None,
+        bootstrap=_bootstrap_values(trajectories, samples, scores, settings.algo.truncated),
         state_ids=state_ids(trajectories, table) if settings.advantage.needs_states else None,
         greedy_returns=None if baselines is None else _baseline(trajectories, baselines),
     )
@@ -256,11 +256,18 @@ def _mismatch_metrics(samples: list[Sample], scores: dict[str, list[Tensor]]) ->
     return mismatch.take()
 
 
-def _bootstrap_values(trajectories: list[Trajectory], samples: list[Sample], scores: dict[str, list[Tensor]]) -> Tensor:
-    """Return the critic's value after the last token of truncated trajectories, 0 for all others. [B]"""
+def _bootstrap_values(
+    trajectories: list[Trajectory], samples: list[Sample], scores: dict[str, list[Tensor]], truncated: str
+) -> Tensor | None:
+    """Return the critic's value after the last token of trajectories that continue, 0 for all others. [B]
+
+    None without a critic, or if none continues.
+    """
+    continues = [each.status.continues(bootstrap=truncated == "bootstrap") for each in trajectories]
+    if "end_values" not in scores or not any(continues):
+        return None
     last = {sample.trajectory: value for sample, value in zip(samples, scores["end_values"], strict=True)}
-    ends = [float(last[index]) if each.status.cut_short else 0.0 for index, each in enumerate(trajectories)]
-    return torch.tensor(ends)
+    return torch.tensor([float(last[index]) if each else 0.0 for index, each in enumerate(continues)])
 
 
 def sampler_values(trajectories: Sequence[Trajectory]) -> list[Tensor] | None:

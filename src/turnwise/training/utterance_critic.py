@@ -40,13 +40,14 @@ class Decisions:
 def build_decisions(trajectories: Sequence[Trajectory], gamma: float, *, bootstrap: bool) -> Decisions:
     """Build the decisions of whole trajectories, every turn of which has sampled tokens.
 
-    `bootstrap`: the state after a token or time limit has a value, which is unknown; otherwise it is 0.
+    `bootstrap`: the state after a token or time limit has a value, which is unknown; otherwise it is 0. The state after
+    the limit of an imported episode always has one.
     """
     rewards, discounts, has_target = list[float](), list[float](), list[bool]()
     for trajectory in trajectories:
         rewards += trajectory.turn_rewards
         discounts += [1.0 if turn.is_summary else gamma for turn in trajectory.turns[:-1]] + [0.0]
-        has_target += [True] * (len(trajectory.turns) - 1) + [not (bootstrap and trajectory.status.cut_short)]
+        has_target += [True] * (len(trajectory.turns) - 1) + [not trajectory.status.continues(bootstrap=bootstrap)]
     return Decisions(
         samples=build_samples(trajectories),
         rewards=torch.tensor(rewards),

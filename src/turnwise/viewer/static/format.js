@@ -39,6 +39,7 @@ const STATUS_WORDS = {
   truncated_turns: "out of turns",
   truncated_tokens: "out of tokens",
   truncated_time: "out of time",
+  truncated_limit: "cut by the data's time limit",
 };
 
 export function statusText(status) {
