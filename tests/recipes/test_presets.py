@@ -10,6 +10,7 @@ from turnwise.core.errors import UserError
 from turnwise.envs.registry import ENVIRONMENTS, load_spec
 from turnwise.recipes import configure as module
 from turnwise.recipes.configure import configure, load_recipe, load_target
+from turnwise.recipes.eval_plan import plan_evaluation
 from turnwise.recipes.presets import find_recipe, list_recipes, recipe_names
 from turnwise.recipes.validate import check_settings
 
@@ -187,6 +188,29 @@ def test_settings_file_with_another_suffix_is_reported(tmp_path: Path) -> None:
             configure(name)
     with pytest.raises(UserError, match=r'Unknown recipe or environment "Qwen2\.5-0\.5B"'):
         configure("Qwen2.5-0.5B")
+
+
+@pytest.mark.parametrize("text", ["", "# settings\n", "[train]\n", "[env]\n"])
+def test_toml_file_without_settings_is_rejected(tmp_path: Path, text: str) -> None:
+    (tmp_path / "own.toml").write_text(text)
+    with pytest.raises(UserError, match=r"own\.toml has no settings\. Start it with the environment: \[env\]"):
+        configure(str(tmp_path / "own.toml"))
+
+
+@pytest.mark.parametrize("text", ["train.steps = 3\n", "[env]\nsize = 3\n", "[agent]\ntimeout_s = 9.0\n"])
+def test_toml_file_without_environment_is_rejected(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=r"own\.toml does not name an environment\. Add \[env\] .* --env\.kind NAME"):
+        configure(str(file))
+    with pytest.raises(UserError, match=r"own\.toml does not name an environment"):
+        plan_evaluation(["tiny", str(file)])
+
+
+def test_toml_file_without_environment_takes_it_from_an_override(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("train.steps = 3\n")
+    config = configure(str(tmp_path / "own.toml"), overrides=[("env.kind", "bandit")])
+    assert (config.env.kind, config.train.steps) == ("bandit", 3)
 
 
 def test_toml_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def configure(
         )
     if like is not None and target is None:
         raise UserError("like RECIPE needs an environment, such as my_env.py:MyEnv. Add one.")
-    settings = _base_settings(target, start_from, resume)
+    settings = _base_settings(target, start_from, resume, overrides)
     config = _complete(settings, target, like, overrides)
     if resume is not None:
         check_code_files(find_run(resume))
@@ -113,10 +113,12 @@ def _names_model(settings: dict[str, Any], like: str | None, overrides: Override
     return given or like is not None
 
 
-def _base_settings(target: str | None, start_from: str | None, resume: str | None) -> dict[str, Any]:
+def _base_settings(
+    target: str | None, start_from: str | None, resume: str | None, overrides: Overrides
+) -> dict[str, Any]:
     match (target, start_from, resume):
         case (str(), None, None):
-            return load_target(target)
+            return load_target(target, overrides)
         case (None, str(), None):
             return _with_record(read_run(start_from), name=None)  # a new run gets its own name
         case (None, None, str()):
@@ -132,15 +134,18 @@ def _with_record(settings: dict[str, Any], **record: Any) -> dict[str, Any]:
     return settings | {"record": settings.get("record", {}) | record}
 
 
-def load_target(target: str) -> dict[str, Any]:
+def load_target(target: str, overrides: Overrides = ()) -> dict[str, Any]:
     """Return the settings that `turnwise train TARGET` starts from, not yet checked.
 
     These are a recipe, a file of settings, or the defaults with that environment; gymnasium:ID names one of Gymnasium.
+    A file must name its environment, unless one of the `overrides` does.
     """
     if target in recipe_names():
         return load_recipe(target)
     if target.endswith(".toml"):
-        return read_settings_file(Path(target))
+        settings = read_settings_file(Path(target))
+        _check_names_environment(target, settings, overrides)
+        return settings
     if target in (NO_ENV, AGENT_ENV, *ENVIRONMENTS) or ".py" in target or target.startswith(IN_MEMORY):
         return {"env": {"kind": target}}
     if target.startswith(GYMNASIUM):
@@ -152,6 +157,21 @@ def load_target(target: str) -> dict[str, Any]:
         raise UserError(f'Unknown environment "{target}": did you mean {module}.py:{name}?')
     near = suggest(target, [*recipe_names(), *ENVIRONMENTS])
     raise UserError(f'Unknown recipe or environment "{target}":{near} (`turnwise recipes` and `envs` list them)')
+
+
+def _check_names_environment(file: str, settings: dict[str, Any], overrides: Overrides) -> None:
+    """Raise UserError if the default of env.kind would decide what a file of settings trains."""
+    if all(value == {} for value in settings.values()):
+        raise UserError(f'{file} has no settings. Start it with the environment: [env], then kind = "frozen_lake".')
+    env, agent = settings.get("env", {}), settings.get("agent", {})
+    names_agent = isinstance(agent, dict) and (agent.get("command") or agent.get("function"))
+    names_env = not isinstance(env, dict) or "kind" in env  # what is not a table is rejected later
+    given = {key.replace("-", "_") for key, _ in overrides}
+    if not names_agent and not names_env and not given & {"env.kind", "agent.command", "agent.function"}:
+        raise UserError(
+            f'{file} does not name an environment. Add [env] with kind = "frozen_lake", for example, or give '
+            "--env.kind NAME."
+        )
 
 
 def _apply_defaults(settings: dict[str, Any], target: str, like: str | None, overrides: Overrides) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def build_models(
 ) -> list[EvaluatedModel]:
     """Build the models in the order of the command line, all with the same environment."""
     runs = {source: run for source in sources if (run := find_run_or_none(source)) is not None}
-    shared = _shared_settings(sources, environment, remote, runs)
+    shared = _shared_settings(sources, environment, remote, runs, overrides)
     models = [_local_model(source, runs.get(source), environment, shared, overrides) for source in sources]
     if remote is not None:
         config = build({**shared, "context": {}}, overrides)  # an endpoint always gets the full history
@@ -114,10 +114,11 @@ def _shared_settings(
     environment: str | None,
     remote: RemoteModels | None,
     runs: Mapping[str, tuple[Path, str | None]],
+    overrides: Overrides,
 ) -> dict[str, Any]:
     """Return the settings of models that are not runs: those of the environment, or of the first run."""
     if environment is not None:
-        return load_target(environment)
+        return load_target(environment, overrides)
     if runs:
         first = read_run(str(next(iter(runs.values()))[0]))
         return {section: first[section] for section in SHARED if section in first}
