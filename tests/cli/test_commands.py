@@ -83,6 +83,8 @@ ERRORS = [
     ("train frozen_lake --algo.advantage groo --dry-run", 'Unknown algo.advantage "groo"'),
     ("train frozen_lake --model.name tny --dry-run", 'Unknown model "tny": did you mean "tiny"?'),
     ("train frozen_lake --model.device gpu --dry-run", 'unknown device "gpu"'),
+    ("train bandit --name a/b --dry-run", "record.name 'a/b' is not a folder name. Leave out /; record.folder sets"),
+    ("train bandit --name a/b --seeds 0,1 --dry-run", "record.name 'a/b-seed0' is not a folder name."),
     ("train --from nowhere", 'no run "nowhere" here or in runs/'),
     ("train --resume nowhere", 'no run "nowhere" here or in runs/'),
     ("play", "ENV is missing"),
@@ -103,6 +105,16 @@ def test_wrong_input_prints_one_line_and_exits_with_2(run_cli, typed: str, line:
     assert outcome.err.startswith(f"turnwise: {line}")
     assert outcome.err.count("\n") == 1
     assert outcome.out == ""
+
+
+def test_resume_with_settings_prints_both_commands(run_cli) -> None:
+    run = Path("runs/cut")
+    run.mkdir(parents=True)
+    (run / "config.toml").write_text(to_toml(build({"env": {"kind": "bandit"}})))
+    outcome = run_cli("train", "--resume", "cut", "--algo.kl_coef", "0.1", "--name", "my run")
+    assert outcome.code == 2
+    assert "Leave out algo.kl_coef: `turnwise train --resume runs/cut`, or start a new run" in outcome.err
+    assert "`turnwise train --from runs/cut --algo.kl_coef 0.1 --record.name 'my run'`" in outcome.err
 
 
 TOOLS = "train tools --env.params.reward exact_match --env.params.tasks"

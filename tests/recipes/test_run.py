@@ -191,9 +191,10 @@ def test_best_checkpoint_has_the_best_validation(run: Path) -> None:
 
 def test_existing_run_folder_is_not_overwritten(run: Path) -> None:
     before = metrics(run)
-    with pytest.raises(UserError, match="already contains a run"):
+    with pytest.raises(UserError, match="already contains a finished run"):
         train(small(run.parent), console=quiet())
-    with pytest.raises(UserError, match="is finished"):
+    advice = rf"is finished\. To train it .* `turnwise train --from {run} --model\.name {run}`.* `turnwise eval {run}`$"
+    with pytest.raises(UserError, match=advice):
         train(small(run.parent), resume=True, console=quiet())
     assert metrics(run) == before
 
@@ -512,7 +513,7 @@ def test_explain_failure_reports_whether_steps_are_saved(step: int, saved: str, 
     with RunFolder.create(tmp_path / "run", "") as folder:
         (folder.checkpoints / f"step_{step:06d}").mkdir(parents=True)
         message = rf"^gone\. {saved}; resume with: turnwise train --resume .*run$"
-        with pytest.raises(Outage, match=message), training_run.explain_failure(folder, resume=False, command="train"):
+        with pytest.raises(Outage, match=message), training_run.explain_failure(folder, resume=False):
             raise Outage("gone.")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 from contextlib import nullcontext
 from pathlib import Path
@@ -307,7 +308,8 @@ def test_sft_command_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     following = f"turnwise train '{tmp_path}/my lake.toml' --model.name"
     assert following in capsys.readouterr().out
     assert main(["sft", "--resume", str(tmp_path / "run")]) == 2
-    assert "is finished" in capsys.readouterr().err
+    expected = rf"is finished\. To train its model: `turnwise train frozen_lake --model\.name {tmp_path}/run`"
+    assert re.search(expected, capsys.readouterr().err)
 
 
 def test_sft_command_takes_a_file_without_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

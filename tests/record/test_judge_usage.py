@@ -30,5 +30,5 @@ def test_judge_usage_names_an_invalid_line(line: str, tmp_path: Path) -> None:
 
 def test_judge_usage_explains_a_write_error(tmp_path: Path) -> None:
     (tmp_path / JUDGES_FILE).mkdir()
-    with pytest.raises(UserError, match=rf"Cannot write .*{JUDGES_FILE}.* resume {tmp_path}"):
+    with pytest.raises(UserError, match=rf"Cannot write .*{JUDGES_FILE}.* --resume {tmp_path}"):
         JudgeUsage(tmp_path).add("a", 1, 5)

@@ -373,7 +373,10 @@ def test_save_reports_a_full_disk_and_keeps_checkpoints(
     folder = copy_of(saved, tmp_path)
     shutil.rmtree(folder / ".writing-step_000003")
     monkeypatch.setattr(module_with(where), where, failure)
-    with pytest.raises(UserError, match=r"No disk space left to write .*step_000003. Free some space, then resume"):
+    with pytest.raises(
+        UserError,
+        match=r"No disk space left to write .*step_000003. Free some space, then continue from the last checkpoint: `",
+    ):
         checkpoints_in(tmp_path).save(trained(0), state(3))
     assert sorted(path.name for path in folder.iterdir()) == ["best", "step_000001", "step_000002"]
     assert last_checkpoint(folder) == folder / "step_000002"

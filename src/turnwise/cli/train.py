@@ -134,7 +134,7 @@ def train(
     override_keys = [key for key, _ in overrides]
     several_seeds = parse_seeds(seeds) if seeds is not None else ()
     if dry_run:
-        _print_plan(config, override_keys, resume=resume)
+        _print_plan(config, several_seeds, override_keys, resume=resume)
         return
     from turnwise.recipes.run import train as train_run
     from turnwise.recipes.run import train_seeds
@@ -145,12 +145,15 @@ def train(
         train_run(config, resume=resume, override_keys=override_keys)
 
 
-def _print_plan(config: "Config", override_keys: Sequence[str], *, resume: bool) -> None:
+def _print_plan(config: "Config", seeds: Sequence[int], override_keys: Sequence[str], *, resume: bool) -> None:
     """Check and print the settings of a run, and the memory per GPU of one on a cluster."""
     from turnwise.config.keys import describe
     from turnwise.recipes.environment_mix import build_environment_mix
+    from turnwise.recipes.run_name import check_run_name, configs_of_seeds
     from turnwise.recipes.validate import check_hub, check_run
 
+    for one in configs_of_seeds(config, seeds) if seeds else [] if resume else [config]:
+        check_run_name(one)
     check_run(config, build_environment_mix(config), override_keys, resume=resume)
     check_hub(config.model)
     print_line(describe(config))

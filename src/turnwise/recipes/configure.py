@@ -7,6 +7,7 @@ from turnwise.config.agent import AGENT_ENV
 from turnwise.config.load import CONFIG_FILE, Overrides, build, find_run, read_run, read_settings
 from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
+from turnwise.core.program import spell_command
 from turnwise.core.references import IN_MEMORY
 from turnwise.core.suggestions import closest_match, suggest
 from turnwise.engine.engines import ENGINES
@@ -16,6 +17,7 @@ from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_m
 from turnwise.recipes.presets import find_method, find_recipe, method_path, recipe_names, recipe_path
 from turnwise.recipes.setting_paths import read_settings_file, resolve_paths
 from turnwise.record.provenance import check_code_files
+from turnwise.record.resume_command import spell_resume
 
 MODELS = Path(__file__).parent / "models"
 """Default settings by model, for targets that are not recipes."""
@@ -55,11 +57,8 @@ def configure(
     environment and token limits, the target takes; `start_from` is a run whose settings a new run takes; `resume`
     is a run to continue. `full_context`: show whole episodes by default, also in environments that need not.
     """
-    if resume is not None and (changed := [key for key, _ in overrides if key not in MAY_CHANGE]):
-        raise UserError(
-            f"{resume} keeps its own settings when it is resumed. Leave out {changed[0]}, or start a new run from its "
-            "settings and change it there."
-        )
+    if resume is not None:
+        _refuse_changes(find_run(resume), [each for each in overrides if each[0] not in MAY_CHANGE])
     if like is not None and target is None:
         raise UserError("like RECIPE needs an environment, such as my_env.py:MyEnv. Add one.")
     settings = _base_settings(target, start_from, resume, overrides)
@@ -77,6 +76,18 @@ def configure(
     if like is None and not full_context and not is_chosen and environments.is_fully_observable:
         settings = settings | {"context": _default_context(config.model.name) | context}
     return _fit_images(_complete(settings, target, like, overrides), environments)
+
+
+def _refuse_changes(run: Path, changes: Overrides) -> None:
+    """Raise UserError if a resumed run would get other settings."""
+    if not changes:
+        return
+    again = spell_resume(run)
+    options = [word for key, value in changes for word in (f"--{key}", value)]
+    message = f"{run} keeps its own settings when it is resumed. Leave out {changes[0][0]}: `{again}`"
+    if " train " in again:  # only `turnwise train` takes the settings of a run
+        message += f", or start a new run from its settings: `{spell_command('train', '--from', run, *options)}`"
+    raise UserError(message)
 
 
 def _default_context(model: str) -> dict[str, Any]:

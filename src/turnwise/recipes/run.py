@@ -30,6 +30,7 @@ from turnwise.recipes.build_learner import (
 from turnwise.recipes.datasets import fill_replay
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.resources import memory_plan
+from turnwise.recipes.run_name import check_run_name, configs_of_seeds
 from turnwise.recipes.selfplay import build_selfplay
 from turnwise.recipes.training_run import (
     OnStep,
@@ -77,6 +78,8 @@ def train(
     `override_keys` are the settings that the user gave explicitly; one without effect is an error.
     """
     environments = build_environment_mix(config, spec)
+    if not resume:
+        check_run_name(config)
     check_run(config, environments, override_keys, resume=resume)
     console = console or make_console()
     if not resume and not config.data.sources:
@@ -88,17 +91,22 @@ def train(
         environments,
         console,
         method=reference_name(algo.advantage) if algo.method == "on_policy" else algo.method,
-        command="train",
         resume=resume,
-        if_finished="Start another run from its model, or evaluate it.",
+        if_finished=_advise_finished,
     ) as folder:
         summary, path = ReinforcementRun(config, environments, folder, console, on_step).train(resume), folder.path
     episodes = min(EVAL_EPISODES, environments.entries[0].sizes.get(config.eval.split, EVAL_EPISODES))
     advice = spell_command("eval", path, "--episodes", episodes)
-    report_end(config, summary, path, console, command="train", advice=advice)
+    report_end(config, summary, path, console, advice=advice)
     if summary["steps"] and summary["idle_steps"] == summary["steps"]:
         console.print("No step trained anything, so the model is unchanged.")
     return summary | {"path": str(path)}
+
+
+def _advise_finished(path: Path) -> str:
+    further = spell_command("train", "--from", path, "--model.name", path)
+    evaluate = spell_command("eval", path)
+    return f"To train it further, start another run from it: `{further}`. To evaluate it: `{evaluate}`"
 
 
 def train_seeds(
@@ -106,12 +114,10 @@ def train_seeds(
 ) -> list[Summary]:
     """Train one run per seed, one after the other, and print a table of them."""
     console = console or make_console()
-    summaries = []
-    for seed in seeds:
-        name = f"{config.record.name}-seed{seed}" if config.record.name else None
-        record = config.record.model_copy(update={"name": name})
-        one = config.model_copy(update={"seed": seed, "record": record})
-        summaries.append(train(one, console=console, override_keys=override_keys))
+    configs = configs_of_seeds(config, seeds)
+    for one in configs:
+        check_run_name(one)
+    summaries = [train(one, console=console, override_keys=override_keys) for one in configs]
     if trained := [summary for summary in summaries if summary["steps"]]:
         console.print(seeds_table(trained))
     return summaries

@@ -20,6 +20,7 @@ from turnwise.recipes.demos import build_demonstrations, check_demos, hash_sampl
 from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix
 from turnwise.recipes.presets import recipe_names
 from turnwise.recipes.resources import check_threads, memory_plan, plan_without_limits
+from turnwise.recipes.run_name import check_run_name
 from turnwise.recipes.sources import use_own_adapter
 from turnwise.recipes.training_run import (
     OnStep,
@@ -100,23 +101,24 @@ def sft(
     """
     environments = build_environment_mix(config)
     run = Path(config.record.folder) / (config.record.name or "")
+    if not resume:
+        check_run_name(config)
     check_sft(use_own_adapter(config, run) if resume else config, environments, override_keys)
     check_servers(environments.with_params)
     console = console or make_console()
     config = resolve(config)
+    arguments = train_arguments or [config.env.kind if config.env.kind in recipe_names() else "RECIPE"]
     with open_run(
         config,
         environments,
         console,
         method="sft",
-        command="sft",
         resume=resume,
-        if_finished="Train its model further with model.name PATH.",
+        if_finished=lambda path: f"To train its model: `{spell_command('train', *arguments, '--model.name', path)}`",
     ) as folder:
         summary, path = _SftRun(config, environments, folder, console, on_step).train(resume), folder.path
-    arguments = train_arguments or [config.env.kind if config.env.kind in recipe_names() else "RECIPE"]
     advice = spell_command("train", *arguments, "--model.name", path)
-    report_end(config, summary, path, console, command="sft", advice=advice)
+    report_end(config, summary, path, console, advice=advice)
     return summary | {"path": str(path)}
 
 

@@ -25,7 +25,7 @@ from turnwise.recipes.configure import configure
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.run import ReinforcementRun
 from turnwise.recipes.sources import find_checkpoint
-from turnwise.recipes.training_run import OWN_LOOP, open_run, resolve
+from turnwise.recipes.training_run import open_run, resolve
 from turnwise.recipes.validate import check_settings
 from turnwise.rollout.collect import CollectedGroups
 from turnwise.training.checkpoints import State
@@ -130,9 +130,8 @@ async def open_local(
                 environments,
                 console,
                 method=reference_name(config.algo.advantage),
-                command=OWN_LOOP,
                 resume=resume,
-                if_finished="Start another run.",
+                if_finished=lambda path: f'To train its model further: tw.Trainer(model="{path}")',
             )
         )
         run = ReinforcementRun(config, environments, folder, console, rows.append)

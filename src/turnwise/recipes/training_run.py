@@ -17,7 +17,6 @@ from turnwise.config.load import to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost, Outage, UserError
 from turnwise.core.learner import Learner
-from turnwise.core.program import spell_command
 from turnwise.core.task import Split, Task
 from turnwise.core.thread_tasks import cancellable
 from turnwise.models.loading.catalogue import model_names
@@ -25,11 +24,12 @@ from turnwise.models.loading.load import LoadedModel
 from turnwise.recipes.build import PolicyStack, load_policy, model_loader
 from turnwise.recipes.environment_mix import EnvironmentMix, build_task_source, describe_rows
 from turnwise.recipes.resources import default_threads
+from turnwise.recipes.run_name import check_run_name, run_path
 from turnwise.recipes.setting_paths import source_files
 from turnwise.recipes.sources import resolve_model_name
 from turnwise.recipes.trial_episodes import check_replies_fit
-from turnwise.record.disk import unused_path
 from turnwise.record.provenance import describe_changes, write_provenance
+from turnwise.record.resume_command import spell_resume
 from turnwise.record.run_folder import JudgeUsage, RunFolder
 from turnwise.record.trackers import Trackers
 from turnwise.report.html_report import REPORT_NAME as REPORT
@@ -42,8 +42,6 @@ from turnwise.rewards.services import RewardServices
 from turnwise.training.checkpoints import Checkpoints, State, restore, step_folders, step_of
 from turnwise.training.step_record import Evaluator
 
-OWN_LOOP = "tw.Trainer"
-"""`command` of runs whose loop is the user's."""
 Summary = dict[str, Any]
 OnStep = Callable[[Mapping[str, Any]], object]
 """Called with the metrics of each training step."""
@@ -60,14 +58,15 @@ def open_run(
     console: Console,
     *,
     method: str,
-    command: str,
     resume: bool,
-    if_finished: str,
+    if_finished: Callable[[Path], str],
 ) -> Iterator[RunFolder]:
     """Create the folder of a new run, or open that of a run to resume.
 
-    `if_finished` is the advice in the error for a finished run; PATH in it is replaced by the folder.
+    `if_finished` returns the advice in the error for a finished run, given its folder.
     """
+    if not resume:
+        check_run_name(config)
     for line in describe_rows(environments, config):
         console.print(sanitize_line(line), soft_wrap=True)
     path = run_path(config, environments.name, method)
@@ -76,8 +75,8 @@ def open_run(
         if resume and folder.finished:
             if config.record.report and not (folder.path / REPORT).exists():
                 write_report(folder.path)
-            raise UserError(f"{path} is finished. {if_finished.replace('PATH', str(path))}")
-        with explain_failure(folder, resume, command):
+            raise UserError(f"{path} is finished. {if_finished(path)}")
+        with explain_failure(folder, resume):
             if not resume:
                 write_provenance(folder.path, source_files(config))
             elif (changes := describe_changes(folder.path)) is not None:
@@ -116,21 +115,21 @@ def restore_or_init(
 
 
 @contextmanager
-def explain_failure(folder: RunFolder, resume: bool, command: str) -> Iterator[None]:
+def explain_failure(folder: RunFolder, resume: bool) -> Iterator[None]:
     """Add to an error how to resume the run. Remove the folder of a new run that failed before its first step."""
     try:
         yield
     except KeyboardInterrupt:
         if folder.finished:  # the signal came after the last step
             raise KeyboardInterrupt(f"stopped; {folder.path} is finished") from None
-        raise KeyboardInterrupt(f"stopped; resume with: {_spell_resume(command, folder.path)}") from None
+        raise KeyboardInterrupt(f"stopped; resume with: {spell_resume(folder.path)}") from None
     except Exception as error:
         if not resume:
             folder.remove_if_unused()
         has_checkpoint = bool(step_folders(folder.checkpoints))
         reason = str(error).rstrip(".")
         if isinstance(error, Outage) and has_checkpoint:
-            how = _spell_resume(command, folder.path)
+            how = spell_resume(folder.path)
             saved = "Finished steps are saved" if _has_finished_steps(folder) else "No step has finished yet"
             raise Outage(f"{reason}. {saved}; resume with: {how}") from None
         if resume and isinstance(error, UserError) and not has_checkpoint:
@@ -144,10 +143,6 @@ def _has_finished_steps(folder: RunFolder) -> bool:
     return any(step_of(each) for each in step_folders(folder.checkpoints))
 
 
-def _spell_resume(command: str, path: Path) -> str:
-    return f'tw.Trainer(resume="{path}")' if command == OWN_LOOP else spell_command(command, "--resume", path)
-
-
 def resolve(config: Config) -> Config:
     """Return the configuration with explicit threads and model path, so that the saved file reproduces the run."""
     threads = config.system.threads or default_threads()
@@ -157,19 +152,6 @@ def resolve(config: Config) -> Config:
         name = str(path.absolute())  # so that the run can be resumed from any working directory
     model = config.model.model_copy(update={"name": name})
     return config.model_copy(update={"system": system, "model": model})
-
-
-def run_path(config: Config, environment: str, method: str) -> Path:
-    """Return the run's folder: record.name in record.folder, or a name that is not used yet."""
-    name = config.record.name
-    if not name:
-        base = f"{environment}-{Path(config.model.name).stem}-{method}-seed{config.seed}"
-        return unused_path(Path(config.record.folder) / base)
-    if not name.strip() or name in (".", "..") or set(name) & set("/\\\0\n"):
-        raise UserError(
-            f"record.name {name!r} is not a folder name. Leave out /; record.folder sets the parent folder."
-        )
-    return Path(config.record.folder) / name
 
 
 @contextmanager
@@ -359,7 +341,7 @@ class TrainingRun(ABC):
         return self.tasks.first_tasks(split, self.config.eval.episodes) if self.environments.entries else []
 
 
-def report_end(config: Config, summary: Summary, path: Path, console: Console, *, command: str, advice: str) -> None:
+def report_end(config: Config, summary: Summary, path: Path, console: Console, *, advice: str) -> None:
     """Print the results and `advice`, the command to use next; for a stopped run, the reason and how to resume it."""
     if summary["steps"]:
         console.print(run_table(summary, path))
@@ -367,7 +349,7 @@ def report_end(config: Config, summary: Summary, path: Path, console: Console, *
         print_command(console, "next:", advice)
         return
     reason = f"stopped by train.max_minutes {config.train.max_minutes} after {summary['steps']} steps"
-    print_command(console, f"{reason}; resume with:", _spell_resume(command, path))
+    print_command(console, f"{reason}; resume with:", spell_resume(path))
 
 
 def summarise_success(rows: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]], seed: int) -> Summary:

@@ -4,7 +4,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -18,15 +18,16 @@ ASIDE_PREFIXES = (".old-", ".removed-", ".writing-")
 
 
 @contextmanager
-def wrap_disk_errors(path: Path, advice: str) -> Iterator[None]:
-    """Raise a UserError for an OSError while writing `path`. `advice`: how to continue and what is safe."""
+def wrap_disk_errors(path: Path, advice: str | Callable[[], str]) -> Iterator[None]:
+    """Raise a UserError for an OSError while writing `path`. `advice`: how to continue and what is kept."""
     try:
         yield
     except OSError as error:
+        how = advice if isinstance(advice, str) else advice()
         if error.errno in NO_SPACE:
-            raise UserError(f"No disk space left to write {path}. Free some space, then {advice}.") from error
+            raise UserError(f"No disk space left to write {path}. Free some space, then {how}.") from error
         reason = error.strerror or type(error).__name__
-        raise UserError(f"Cannot write {path} ({reason}). Fix that, then {advice}.") from error
+        raise UserError(f"Cannot write {path} ({reason}). Fix that, then {how}.") from error
 
 
 def partial_path(path: Path) -> Path:

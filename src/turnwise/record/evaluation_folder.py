@@ -103,7 +103,7 @@ class EvaluationFolder:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with wrap_disk_errors(self.path, f"resume {self.path} (all completed episodes are safe)"):
+        with wrap_disk_errors(self.path, f"evaluate into {self.path} again: finished episodes are kept"):
             yield
 
 

@@ -25,6 +25,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -46,6 +47,7 @@ from turnwise.record.images import IMAGES_FOLDER
 from turnwise.record.jsonl import drop_partial_line, encode_row, read_jsonl, replace_nonfinite
 from turnwise.record.provenance import FILE as PROVENANCE
 from turnwise.record.provenance import SOURCES
+from turnwise.record.resume_command import advise_resume, spell_resume
 from turnwise.record.trajectories import TokenNamesFile
 
 JUDGES_FILE = "judges.jsonl"
@@ -72,11 +74,11 @@ class RunFolder:
         """Create and lock the folder of a new run. An existing run is never overwritten."""
         path = Path(path)
         with wrap_disk_errors(path, "start again, or choose another record.folder (nothing was started)"):
-            _refuse_used(path)
+            refuse_used(path)
             path.mkdir(parents=True, exist_ok=True)
             lock = FolderLock(path)
             try:
-                _refuse_used(path)  # again: another process may have created a run before the lock
+                refuse_used(path)  # again: another process may have created a run before the lock
                 write_atomic(path / "config.toml", config_toml.encode())
                 return cls(path, lock)._prepare()
             except BaseException:
@@ -91,7 +93,7 @@ class RunFolder:
             raise UserError(f"{path} is not a run folder (no config.toml). Give the path of a run, e.g. runs/NAME.")
         if not writing:
             return cls(path, None)
-        with wrap_disk_errors(path, "start again (everything written so far is safe)"):
+        with wrap_disk_errors(path, partial(advise_resume, path)):
             lock = FolderLock(path)
             try:
                 return cls(path, lock)._prepare()
@@ -187,7 +189,7 @@ class RunFolder:
         if self._lock is None or not self._lock.held:
             raise RuntimeError(f"{self.path} is not locked: open it with writing=True")
         self._write_failed = True
-        with wrap_disk_errors(path, f"resume {self.path} (everything up to its last checkpoint is safe)"):
+        with wrap_disk_errors(path, partial(advise_resume, self.path)):
             yield
         self._write_failed = False
 
@@ -303,13 +305,18 @@ def is_finished(path: Path) -> bool:
     return isinstance(summary, dict) and summary.get("finished") is not False
 
 
-def _refuse_used(path: Path) -> None:
+def refuse_used(path: Path) -> None:
+    """Raise UserError if a new run cannot have this folder."""
     if not path.exists():
         return
     if not path.is_dir():
         raise UserError(f"{path} is a file, not a folder. Choose another record.name.")
     if (path / "config.toml").exists():
-        raise UserError(f"{path} already contains a run. Resume it, or choose another record.name.")
+        if is_finished(path):
+            raise UserError(f"{path} already contains a finished run. Choose another record.name.")
+        raise UserError(
+            f"{path} already contains a run. Continue it with `{spell_resume(path)}`, or choose another record.name."
+        )
     if any(file.name != LOCK_NAME and not is_leftover(file) for file in path.iterdir()):
         raise UserError(f"{path} exists and is not empty. Choose another record.name.")
 
@@ -361,11 +368,11 @@ class JudgeUsage:
     def __init__(self, folder: Path) -> None:
         """`folder`: the locked run folder."""
         self._path = folder / JUDGES_FILE
-        self._advice = f"resume {folder} (everything up to its last checkpoint is safe)"
+        self._advise = partial(advise_resume, folder)
 
     def read(self) -> dict[str, dict[str, float]]:
         """Return the calls and tokens of each judge. A request that a kill interrupted counts with its maximum."""
-        with wrap_disk_errors(self._path, self._advice):
+        with wrap_disk_errors(self._path, self._advise):
             drop_partial_line(self._path)
         usage: dict[str, dict[str, float]] = {}
         for number, (_, row) in enumerate(read_jsonl(self._path), start=1):
@@ -378,7 +385,7 @@ class JudgeUsage:
         return usage
 
     def add(self, judge: str, calls: int, tokens: int) -> None:
-        with wrap_disk_errors(self._path, self._advice):
+        with wrap_disk_errors(self._path, self._advise):
             append_bytes(self._path, encode_row({"judge": judge, "calls": calls, "tokens": tokens}) + b"\n")
 
 

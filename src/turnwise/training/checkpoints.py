@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.learner import Learner
 from turnwise.models.loading.load import LoadedModel
 from turnwise.record.disk import remove_folder, remove_leftovers, sync_folder, wrap_disk_errors
+from turnwise.record.resume_command import advise_resume, spell_resume
 from turnwise.training.learner_state import STATE_FILE, STATE_FOLDER
 
 BEST = "best"
@@ -90,7 +92,7 @@ class Checkpoints:
         if not best and _has_state(target, state):
             return target
         temporary = self.folder / f".writing-{target.name}"
-        with wrap_disk_errors(target, f"resume {self.folder.parent} (earlier checkpoints are safe)"):
+        with wrap_disk_errors(target, partial(advise_resume, self.folder.parent)):
             try:
                 self._write(learner, state, temporary)
                 _replace(temporary, target)
@@ -177,7 +179,7 @@ def last_checkpoint(folder: Path) -> Path:
     """Return the newest complete checkpoint, which is also a Hugging Face model folder."""
     found = newest(folder)
     if found is None:
-        raise UserError(f"{folder} has no checkpoint yet: resume {folder.parent} first")
+        raise UserError(f"{folder} has no checkpoint yet. Train first: `{spell_resume(folder.parent)}`")
     return found[0]
 
 
