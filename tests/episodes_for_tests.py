@@ -43,8 +43,11 @@ def says(*answers: str) -> ScriptedEngine:
     return ScriptedEngine(lambda key, turn, ids: spoken(answers[min(turn, len(answers) - 1)]), [end_id()])
 
 
-def limits(*, max_new_tokens: int = 64, max_tokens: int = 4096, timeout_s: float = 60.0) -> Limits:
-    return Limits(sampling=Sampling(max_tokens=max_new_tokens), max_tokens=max_tokens, timeout_s=timeout_s)
+def limits(
+    *, max_new_tokens: int = 64, max_tokens: int = 4096, timeout_s: float = 60.0, stop: tuple[str, ...] = ()
+) -> Limits:
+    sampling = Sampling(max_tokens=max_new_tokens, stop=stop)
+    return Limits(sampling=sampling, max_tokens=max_tokens, timeout_s=timeout_s)
 
 
 def task_of(env: str, index: int = 0, **params: object) -> Task:

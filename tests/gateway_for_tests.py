@@ -1,5 +1,6 @@
 """A gateway with a scripted or tiny policy, for tests."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -96,7 +97,9 @@ def episode_key(member: int = 0) -> EpisodeKey:
 
 
 @asynccontextmanager
-async def open_episode(policy: Policy, *, max_sessions: int = 8, **changes: Any) -> AsyncIterator[GatewayEpisode]:
+async def open_episode(
+    policy: Policy, *, max_sessions: int = 8, closes_store: bool = True, **changes: Any
+) -> AsyncIterator[GatewayEpisode]:
     """Open one episode without a server."""
     settings: dict[str, Any] = {"renderer": renderer(), "limits": limits(max_new_tokens=256)} | changes
     settings = {"sessions": SessionPool(policy, max_sessions), "store": CallStore(None)} | settings
@@ -105,7 +108,19 @@ async def open_episode(policy: Policy, *, max_sessions: int = 8, **changes: Any)
         yield episode
     finally:
         await episode.close()
-        settings["store"].close()
+        if closes_store:
+            settings["store"].close()
+
+
+def run_episode(policy: Any, talk: Any, **changes: Any) -> Any:
+    """Return what `talk` returns, the turns and the episode."""
+
+    async def run():
+        async with open_episode(policy, **changes) as episode:
+            found = await talk(episode)
+            return found, episode.turns(), episode
+
+    return asyncio.run(run())
 
 
 _numbers = count()

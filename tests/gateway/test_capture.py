@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from contexts_for_tests import TEMPLATE_NAMES, renderer_of
 from episodes_for_tests import limits, renderer, says, spoken
-from gateway_for_tests import FunctionPolicy, RecordingPolicy, full_contexts, open_episode, request_of
+from gateway_for_tests import FunctionPolicy, RecordingPolicy, full_contexts, open_episode, request_of, run_episode
 from turnwise.core.messages import Message, ToolCall, ToolSpec, assistant, system, text_parts, user
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.trajectory import Stop
@@ -180,17 +180,6 @@ def test_episode_records_exactly_what_was_sampled(template: str, seed: int, sess
         assert all(by_call[after][0][: len(ids)] != ids for ids in agent.possible_ids(before, by_call))
     assert policy.open_sessions == 0
     assert policy.most_open <= sessions
-
-
-def run_episode(policy: Any, talk: Any, **changes: Any) -> Any:
-    """Return what `talk` returns, the turns and the episode."""
-
-    async def run():
-        async with open_episode(policy, **changes) as episode:
-            found = await talk(episode)
-            return found, episode.turns(), episode
-
-    return asyncio.run(run())
 
 
 @pytest.mark.parametrize("sent", ["kept", "dropped", "edited", "hidden"])

@@ -6,6 +6,9 @@ MESSAGES = ("gateway/test_anthropic_messages.py", "gateway/test_dialects_round_t
 RESPONSES = ("gateway/test_openai_responses.py", "gateway/test_dialects_round_trip.py")
 HOSTILE = ("gateway/test_dialects_hostile.py",)
 CAPTURE = ("gateway/test_capture.py",)
+RECORDS = ("gateway/test_episode_records.py",)
+SERVER = ("gateway/test_gateway_server.py",)
+STORE = ("gateway/test_call_store.py",)
 
 IN_GATEWAY = (
     *mutants(
@@ -15,6 +18,100 @@ IN_GATEWAY = (
         ("a running call's context is extended again", "return not self.branch.busy and", "return"),
         ("branches share a random stream", "replace(self._key, branch=stream)", "replace(self._key, branch=0)"),
         ("tools are not compared", "= digest_tools(tools), None, 0", "= digest_tools(()), None, 0"),
+    ),
+    *mutants(
+        "gateway/tree.py",
+        RECORDS,
+        (
+            "turns are in the order of branches",
+            "sorted(used, key=lambda branch: branch.calls[-1].stored.number)",
+            "used",
+        ),
+        (
+            "a branch has sampled its last call only",
+            "sum(len(each.completion.ids) for each in call.branch.calls)",
+            "len(call.completion.ids)",
+        ),
+        ("equal branches share a random stream", "conversation.hex(), equal)", "conversation.hex(), 0)"),
+        ("a reply is continued at any equal one", "return max(equal, key=rank)", "return min(equal, key=rank)"),
+        ("restored branches share a number", "self._numbers = max(self._numbers, branch.number + 1)", "pass"),
+        ("the branches in use are forgotten", "each.calls[-1].stored.number)", "-each.calls[-1].stored.number)"),
+    ),
+    *mutants(
+        "gateway/capture.py",
+        (*RECORDS, *CAPTURE),
+        (
+            "the caller's token limit overrides",
+            "min(enforced.max_tokens, left, request.max_tokens or left)",
+            "min(left, request.max_tokens or enforced.max_tokens)",
+        ),
+        ("the caller's stop strings override", "(*enforced.stop, *request.stop)", "(request.stop or enforced.stop)"),
+        ("restored calls are numbered again", "self._count = stored.number + 1", "pass"),
+        (
+            "a retry gets the earliest answer",
+            "in reversed(self._requests.get(name, ())):",
+            "in self._requests.get(name, ()):",
+        ),
+        (
+            "rewards of calls count twice",
+            'self.rewards.get("", 0.0) if self.rewards',
+            "sum(self.rewards.values()) if self.rewards",
+        ),
+        ("restored rewards are lost", "self.rewards = await self._store.rewards(self.id)", "pass"),
+        ("rewards of unknown calls are accepted", "if call and all(", "if call and not all("),
+        ("errors of the caller fail the episode", "and not isinstance(failure, GatewayError)", "and True"),
+        ("a failed request answers its retries", "                same.remove(pending)\n", "                pass\n"),
+        ("rewards are not written", "await self._store.set_reward(self.id, call, reward)", "pass"),
+    ),
+    *mutants(
+        "gateway/capture.py",
+        RECORDS,
+        ("a prompt of too many characters is no overflow", "self.overflowed = True", "pass"),
+        within="_locate",
+    ),
+    *mutants(
+        "gateway/capture.py",
+        RECORDS,
+        ("a prompt of too many tokens is no overflow", "self.overflowed = True", "pass"),
+        within="_sampling",
+    ),
+    *mutants(
+        "gateway/recording.py",
+        (*RECORDS, *CAPTURE),
+        (
+            "usage counts new tokens only",
+            'prompt_tokens=stored.details["prompt_tokens"]',
+            "prompt_tokens=len(stored.context_ids)",
+        ),
+        ("restored values are lost", 'values=tuple(details["values"])', "values=()"),
+        (
+            "choices of a reply share an id",
+            "address('call', episode, number, choice)",
+            "address('call', episode, number)",
+        ),
+        (
+            "thinking that was not shown diverges",
+            "text.thinking if request.shows_thinking else",
+            "text.thinking if True else",
+        ),
+    ),
+    *mutants(
+        "gateway/store.py",
+        (*STORE, *RECORDS),
+        ("calls are read in any order", "ORDER BY number, choice", "ORDER BY id"),
+        ("half of a failed write stays", 'self._connection.execute("ROLLBACK")', 'self._connection.execute("COMMIT")'),
+    ),
+    *mutants(
+        "gateway/server.py",
+        SERVER,
+        ("retries are sampled again", 'headers.get("x-stainless-retry-count", "")', '""'),
+        ("wrong routes are not kept", "        self._refuse(request, status)\n", "        pass\n"),
+    ),
+    *mutants(
+        "gateway/request_body.py",
+        SERVER,
+        ("received bodies stay counted", "self._buffered -= kept", "pass"),
+        ("deep bodies are read", "if _is_deeper(found, MAX_DEPTH):", "if _is_deeper(found, 10 * MAX_DEPTH):"),
     ),
     *mutants(
         "gateway/sessions.py",
