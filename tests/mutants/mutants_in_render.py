@@ -5,6 +5,7 @@ from mutant_for_tests import mutants
 PARSE = ("render/test_parse.py",)
 MARKS = ("render/test_special_token_boundaries.py",)
 RENDERER = (*MARKS, "render/test_renderer.py", "render/test_conversations.py")
+LONG = ("render/test_long_conversations.py",)
 HOSTILE = (*MARKS, "render/test_untrusted_text.py", "render/test_renderer.py")
 
 IN_RENDER = (
@@ -52,6 +53,23 @@ IN_RENDER = (
         ("a call without a name", "not isinstance(name, str) or not name or", "not isinstance(name, str) or"),
     ),
     *mutants(
+        "render/template.py",
+        LONG,
+        ("each message is probed alone", "if group not in taken)", "if group not in group_of.values())"),
+        ("neighbours are probed together", "if group not in taken)", "if group >= 0)"),
+        ("a second occurrence is not checked", "* (right == word)}", "* (right == word and left != word)}"),
+    ),
+    *mutants(
+        "render/codec.py",
+        LONG,
+        (
+            "encoding holds the GIL",
+            "encode = (self._spaced if spaced else self._bare).encode_batch_fast",
+            "one = (self._spaced if spaced else self._bare).encode\n"
+            "        encode = lambda texts, **options: [one(texts[0], **options)]",
+        ),
+    ),
+    *mutants(
         "render/renderer.py",
         (*RENDERER, "render/test_prefix_spans.py", "rollout/test_tools_in_words.py"),
         ("the end of the turn is part of the message", "ids[:-1] if ended else ids", "ids"),
@@ -87,8 +105,8 @@ IN_RENDER = (
         ("a space behind sampled text", 'spaced and before != "text"', "spaced"),
         (
             "a mark in foreign text only where it is all foreign",
-            "match.start() < end and begin < match.end()",
-            "begin <= match.start() and match.end() <= end",
+            "untrusted[following][0] < match.end():",
+            "untrusted[following][0] <= match.start() and match.end() <= ends[following]:",
         ),
     ),
     *mutants(

@@ -1,6 +1,7 @@
 """Scaffolding compiled to ids, so that rendering encodes only the text around content."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -35,18 +36,22 @@ class TextRun:
     def cuts(self, messages: Sequence[Message], markup: re.Pattern[str]) -> list[int]:
         """Return positions that split matches of `markup` to which untrusted text contributes, in the shown text."""
         untrusted: list[tuple[int, int]] = []
-        whole = ""
+        texts: list[str] = []
+        begin = 0
         for part in self.parts:
             shown = part if isinstance(part, str) else part.text(messages)
             if not isinstance(part, str) and not part.trusted(messages):
-                untrusted.append((len(whole), len(whole) + len(shown)))
-            whole += shown
+                untrusted.append((begin, begin + len(shown)))
+            texts.append(shown)
+            begin += len(shown)
+        whole = "".join(texts)
         stripped, length = len(whole) - len(whole.lstrip()) if self.lstrip else 0, len(self._strip(whole))
-        positions = (
-            match.start() + 1 - stripped
-            for match in overlapping_matches(markup, whole)
-            if any(match.start() < end and begin < match.end() for begin, end in untrusted)
-        )
+        ends = [end for _, end in untrusted]
+        positions = []
+        for match in overlapping_matches(markup, whole):
+            following = bisect_right(ends, match.start())  # the first untrusted text that does not end before the match
+            if following < len(ends) and untrusted[following][0] < match.end():
+                positions.append(match.start() + 1 - stripped)
         return [position for position in positions if 0 < position < length]
 
 
@@ -138,16 +143,20 @@ def split_at(pattern: re.Pattern[str], text: str) -> list[str]:
 def _steps(codec: Codec, runs: Sequence[Run]) -> tuple[Step, ...]:
     """Encode runs without content and join neighbours."""
     steps: list[Step] = []
+    joined: list[int] = []
+
+    def close() -> None:
+        if joined:
+            steps.append(tuple(joined))
+            joined.clear()
+
     for run in runs:
         if isinstance(run, AddedToken):
-            ids: tuple[int, ...] = (run.id,)
+            joined.append(run.id)
         elif isinstance(run, TextRun) and all(isinstance(part, str) for part in run.parts):
-            ids = codec.encode(run.text(()), run.spaced)
+            joined.extend(codec.encode(run.text(()), run.spaced))
         else:
+            close()
             steps.append(run)
-            continue
-        if steps and isinstance(steps[-1], tuple):
-            steps[-1] += ids
-        else:
-            steps.append(ids)
+    close()
     return tuple(steps)

@@ -32,6 +32,8 @@ from turnwise.render.template import (
 )
 
 THINK = "<think>"
+SHOWN_ROLES = 12
+"""Number of roles in an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +147,8 @@ def _first_accepted(
                 return parts if shape == full else TemplateProbe(template, setting, shape, arranged).parts()
             except RefusedError as refused:
                 reasons.append(str(refused))
-    roles = ", ".join(role for role, _ in shape)
-    raise UserError(f"the chat template refuses the messages [{roles}] ({reasons[0]}): {HOW_TO_FIX}")
+    shown = [role for role, _ in shape[:SHOWN_ROLES]] + ["..."] * (len(shape) > SHOWN_ROLES)
+    raise UserError(f"the chat template refuses the messages [{', '.join(shown)}] ({reasons[0]}): {HOW_TO_FIX}")
 
 
 def _lead(placeholders: Placeholders, calls: bool = False) -> list[dict[str, Any]]:

@@ -31,7 +31,9 @@ def inside_json(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-CONTENT_CHANGES: tuple[Callable[[str], str], ...] = (
+ContentChange = Callable[[str], str]
+
+CONTENT_CHANGES: tuple[ContentChange, ...] = (
     unchanged,
     str.strip,
     str.lstrip,
@@ -48,12 +50,18 @@ PROBES = ('\n {}"é\\ \n', " \n{}<b>&'\n ")
 """Texts on which any two of CONTENT_CHANGES differ; {} is the placeholder."""
 
 
+def probe_edges(probe: str) -> dict[ContentChange, tuple[str, str]]:
+    """Return what each change leaves of a probe before and after its placeholder, which no change touches."""
+    edges = {change: change(probe.format("word")).partition("word") for change in CONTENT_CHANGES}
+    return {change: (before, after) for change, (before, _, after) in edges.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class ContentSlot:
     """Shows the contents of messages `members`, joined by a blank line and changed by `change`."""
 
     members: tuple[int, ...]
-    change: Callable[[str], str] = unchanged
+    change: ContentChange = unchanged
 
     def text(self, messages: Sequence[Message]) -> str:
         if len(self.members) == 1:
@@ -96,7 +104,7 @@ class TextRunSlot:
 
     member: int
     run: int
-    change: Callable[[str], str] = unchanged
+    change: ContentChange = unchanged
 
     def text(self, messages: Sequence[Message]) -> str:
         return self.change(text_runs(messages[self.member])[self.run])

@@ -1,9 +1,9 @@
 """Chat templates, probed with placeholders to find where they show content and how they change it."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
@@ -16,13 +16,16 @@ from turnwise.render.slots import (
     CONTENT_CHANGES,
     PROBES,
     CallIdSlot,
+    ContentChange,
     ContentSlot,
     ImageSlot,
     LiteralSlot,
     TemplatePart,
     TextRunSlot,
+    probe_edges,
 )
 
+REWRITES = "it rewrites the text of a message"
 HOW_TO_FIX = "set model.chat_template to the file of another"
 
 
@@ -128,15 +131,15 @@ def _arrange(roles: Sequence[Role], folded: Sequence[Role], merge: bool) -> tupl
 
     A folded system message starts the user message after it; with `merge`, consecutive user messages become one.
     """
-    arranged: list[TemplateMessage] = []
+    arranged: list[tuple[Role, list[int]]] = []
     for index, original in enumerate(roles):
         role: Role = "user" if original in folded else original
         joins = merge or (index > 0 and roles[index - 1] == "system")
-        if joins and role == "user" and arranged and arranged[-1].role == "user":
-            arranged[-1] = replace(arranged[-1], members=(*arranged[-1].members, index))
+        if joins and role == "user" and arranged and arranged[-1][0] == "user":
+            arranged[-1][1].append(index)
         else:
-            arranged.append(TemplateMessage(role, (index,)))
-    return tuple(arranged)
+            arranged.append((role, [index]))
+    return tuple(TemplateMessage(role, tuple(members)) for role, members in arranged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,17 +212,21 @@ class TemplateProbe:
         }
         for index, one in enumerate(self._arranged):
             fillers[placeholders("i", index)] = CallIdSlot(one.members[0])
+        changes = self._changes(text)
         for placeholder, slot in self._texts.items():
-            fillers[placeholder] = replace(slot, change=self._change(placeholder, text))
+            fillers[placeholder] = replace(slot, change=changes[placeholder])
         parts = tuple(fillers.get(piece, piece) for piece in placeholders.pattern.split(text) if piece)
         return self._with_images(parts) if self._images else parts
 
     def _seen(self, text: str) -> list[bool]:
         """Return whether the output shows all text of each message."""
+        words = set(self._setting.placeholders.pattern.findall(text)) | {""}
+        if BLANK_LINE in text:
+            words.add(BLANK_LINE)
         shown = []
         for content in self._contents:
-            words = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
-            shown.append(all(word in text for word in words))
+            given = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+            shown.append(words.issuperset(given))
         return shown
 
     def _with_images(self, parts: Sequence[TemplatePart]) -> tuple[TemplatePart, ...]:
@@ -241,14 +248,38 @@ class TemplateProbe:
             raise RefusedError("it does not show an image")
         return tuple(placed)
 
-    def _change(self, placeholder: str, text: str) -> Callable[[str], str]:
-        """Return the change that the template makes to the text of a placeholder."""
-        probes = [probe.format(placeholder) for probe in PROBES]
-        rendered = [self._render({placeholder: probe}) for probe in probes]
-        for change in CONTENT_CHANGES:
-            if rendered == [text.replace(placeholder, change(probe)) for probe in probes]:
-                return change
-        raise RefusedError("it rewrites the text of a message")
+    def _changes(self, text: str) -> dict[str, ContentChange]:
+        """Return the change that the template makes to the text of each placeholder in the output `text`.
+
+        Placeholders that are not neighbours are probed together: four renderings for any number of messages.
+        """
+        pieces = self._setting.placeholders.pattern.split(text)
+        changes: dict[str, ContentChange] = {}
+        for words in _apart([word for word in pieces[1::2] if word in self._texts]):
+            changes |= self._probe(pieces, words)
+        return changes
+
+    def _probe(self, pieces: Sequence[str], words: Sequence[str]) -> dict[str, ContentChange]:
+        """Return the changes of some placeholders. `pieces`: the output without probes, split at all placeholders."""
+        possible = {word: list(CONTENT_CHANGES) for word in words}
+        lefts, rights = ["", *pieces[1::2]], [*pieces[1::2], ""]
+        for probe in PROBES:
+            edges = probe_edges(probe)
+            shown = self._setting.placeholders.pattern.split(self._render({word: probe.format(word) for word in words}))
+            if shown[1::2] != pieces[1::2]:
+                raise RefusedError(REWRITES)
+            for between, plain, left, right in zip(shown[::2], pieces[::2], lefts, rights, strict=True):
+                if left not in possible and right not in possible and between != plain:
+                    raise RefusedError(REWRITES)
+                for word in possible.keys() & {left, right}:
+                    possible[word] = [
+                        change
+                        for change in possible[word]
+                        if between == f"{edges[change][1] * (left == word)}{plain}{edges[change][0] * (right == word)}"
+                    ]
+        if not all(possible.values()):
+            raise RefusedError(REWRITES)
+        return {word: found[0] for word, found in possible.items()}
 
     def _render(self, changed: Mapping[str, str] | None = None) -> str:
         """Render the messages, with other texts in place of some placeholders."""
@@ -267,6 +298,20 @@ class TemplateProbe:
             )
         text = self._template.render(messages, tools=setting.tools)
         return after_lead(text, setting) if setting.lead else text
+
+
+def _apart(words: Sequence[str]) -> list[list[str]]:
+    """Group distinct words such that no two of a group follow each other."""
+    neighbours: dict[str, set[str]] = {word: set() for word in words}
+    for left, right in pairwise(words):
+        if left != right:
+            neighbours[left].add(right)
+            neighbours[right].add(left)
+    group_of: dict[str, int] = {}
+    for word, near in neighbours.items():
+        taken = {group_of.get(other) for other in near}
+        group_of[word] = next(group for group in count() if group not in taken)
+    return [[word for word in group_of if group_of[word] == group] for group in sorted(set(group_of.values()))]
 
 
 def after_lead(text: str, setting: ProbeSetting) -> str:
