@@ -39,6 +39,7 @@ def test_generated_page_describes_every_entry(page: str) -> None:
     """An empty cell is a missing description: write it in the source, where the page takes it from."""
     rows = [line for line in read(page).splitlines() if line.startswith("|")]
     assert [row for row in rows if re.search(r"\| *\|", row.replace("\\|", "")) or "None |" in row] == []
+    assert [row for row in rows if not row.endswith("|")] == []  # a line break would end the table
 
 
 def test_pages_list_every_setting_command_and_public_name() -> None:

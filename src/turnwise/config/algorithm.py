@@ -82,8 +82,7 @@ class AlgoConfig(
     constant_length: Positive = 1024
     """Divisor of seq-mean-token-sum-norm, in tokens."""
     truncated: Literal["zero", "bootstrap", "drop"] = "zero"
-    """Value after the last token of episodes cut by a token or time limit; drop leaves them out. Imported episodes that
-    their own time limit cut are bootstrapped unless dropped."""
+    """Value after the end of episodes cut by a token or time limit (imported ones: bootstrap); drop leaves them out."""
     old_logprobs: Literal["sampler", "learner"] = "sampler"
     """Source of the log-probabilities in the denominator of the ratio."""
     preset: str | None = None
