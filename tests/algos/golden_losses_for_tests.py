@@ -53,9 +53,14 @@ UNCLAMPED_K3 = "k3_unclamped"
 
 
 def reason_to_leave_out(record: Record) -> str | None:
-    """Return why a record of losses is not compared, if the golden README exempts it."""
+    """Return why a record of losses is not compared, if turnwise deliberately differs."""
     if record["algo"] in ("trl_loss", "geo_mean") and not arrays_of(record)["mask"].any(dim=1).all():
         return "the record averages over rows without a sampled token too, turnwise never does"
+    if record["algo"] == "decoupled_ppo" and (record["params"]["correction"] or {}).get("metric") == "kl_k3":
+        return (
+            "AReaL masks by exp(-d) - 1 + d, d = log rho, which estimates KL(pi_old | mu) from samples of pi_old; the "
+            "tokens are samples of mu, so turnwise masks by rho - 1 - log rho, which estimates KL(mu | pi_old)"
+        )
     return None
 
 

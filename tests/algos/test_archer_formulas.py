@@ -15,7 +15,7 @@ from turnwise.algos.archer import (
     compute_trust,
     correct_by_returns,
     estimate_improvement,
-    expectile_loss,
+    utterance_value_loss,
 )
 
 numbers = st.floats(-5, 5, allow_nan=False, width=32)
@@ -44,7 +44,11 @@ def test_expectile_loss_weighs_positive_differences_by_the_expectile(
     differences: list[float], expectile: float
 ) -> None:
     expected = [abs(expectile - (1.0 if u < 0 else 0.0)) * u * u for u in differences]
-    torch.testing.assert_close(expectile_loss(torch.tensor(differences), expectile), torch.tensor(expected))
+    torch.testing.assert_close(utterance_value_loss(torch.tensor(differences), expectile), torch.tensor(expected))
+
+
+def test_value_loss_without_an_expectile_is_the_squared_error() -> None:
+    assert utterance_value_loss(torch.tensor([-2.0, 0.0, 3.0]), None).tolist() == [4.0, 0.0, 9.0]
 
 
 @pytest.mark.parametrize("expectile", [0.5, 0.7, 0.9])
@@ -52,7 +56,7 @@ def test_expectile_loss_is_least_at_the_expectile(expectile: float) -> None:
     """The minimum m balances both sides: expectile * sum of (q - m) above = (1 - expectile) * sum of (m - q) below."""
     q = torch.tensor([-1.0, 0.0, 0.5, 3.0])
     candidates = torch.linspace(-1, 3, 40001)
-    losses = torch.stack([expectile_loss(each - candidates, expectile) for each in q]).sum(0)
+    losses = torch.stack([utterance_value_loss(each - candidates, expectile) for each in q]).sum(0)
     best = float(candidates[losses.argmin()])
     above = sum(max(0.0, float(each) - best) for each in q)
     below = sum(max(0.0, best - float(each)) for each in q)

@@ -35,6 +35,11 @@ def test_unknown_names_are_refused_with_a_suggestion() -> None:
     assert "there are" in refused(algo__advantage="xyz")
 
 
+def test_archer_needs_a_state_for_each_critic_update() -> None:
+    error = refused(algo__method="archer", archer__states=7, archer__critic_updates=8, train__mini_batch=4)
+    assert "Set archer.states to at least 8." in error
+
+
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
 def test_group_of_one_is_refused_for_relative_advantages(advantage: str) -> None:
     error = refused(algo__advantage=advantage, rollout__group_size=1, rollout__groups=64)

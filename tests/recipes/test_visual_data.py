@@ -185,7 +185,7 @@ def test_utterance_critic_sees_images(policy: LoadedModel, own_trunk: bool) -> N
     critic = UtteranceCritic(policy.model, seed=0, own_trunk=own_trunk)
     for head in (*critic.q_heads, *critic.v_heads):
         torch.nn.init.ones_(head[-1].weight)
-    learner = UtteranceCriticLearner(critic, None, target_rate=1.0, expectile=0.5, micro_tokens=4096)  # type: ignore
+    learner = UtteranceCriticLearner(critic, None, target_rate=1.0, expectile=None, micro_tokens=4096)  # type: ignore
     samples = [
         utterance_sample([5, *policy.images.ids(png(32, 32, seed)), 6], [7, 8], [-1.0] * 2, 1.0) for seed in (1, 2)
     ]

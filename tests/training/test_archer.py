@@ -72,7 +72,7 @@ def make_archer(folder: Path, policy: Any, **settings: Any) -> Archer:
         critic,
         Optimizer(list(critic.parameters()), SETTINGS, lambda step: 1.0),
         target_rate=0.5,
-        expectile=0.5,
+        expectile=None,
         micro_tokens=1000,
     )
     sampler = UtteranceSampler(
@@ -109,6 +109,7 @@ def test_fresh_utterances_continue_stored_states(tmp_path: Path) -> None:
         state = each.state.ids
         assert each.sample.ids.tolist() == [*state, state[-1], 1]
         assert each.sample.mask.tolist() == [False] * len(state) + [True, True]
+        assert each.sample.temperatures[-2:].tolist() == pytest.approx([0.8, 0.8]), "as it was sampled"
         trajectory, turn = each.state.trajectory, each.state.turn
         segment = next(part for part in trajectory.segments() if 0 <= turn - part.first_turn < len(part.turns))
         before = segment.turns[: turn - segment.first_turn]
@@ -250,6 +251,42 @@ def test_actor_trusts_the_critic_as_far_as_new_returns_confirm_it(
     assert tokens == pytest.approx([each / critic.std for each in expected], rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.parametrize("truncated", ["bootstrap", "zero"])
+def test_actor_bootstraps_the_returns_of_cut_episodes(tmp_path: Path, truncated: str) -> None:
+    archer = make_archer(tmp_path, Echo(), algo__truncated=truncated, archer__states=6)
+    archer.estimate(1, groups(), act(archer), make_learner(settings_of(algo__kl_coef=0.0)))
+    ended, cut = talk(4), talk(5, status=Status.TRUNCATED_TIME)
+    played = [Group(task=each.task, trajectories=(each,)) for each in (ended, cut)]
+    fresh = [each for each in asyncio.run(archer.sample_fresh_utterances(2, played)) if each.state.update is None]
+    estimates = archer.critic.estimate_values(decisions_of([ended, cut], archer.settings.algo).samples)
+    last = float(estimates.q[5].min()) if truncated == "bootstrap" else -1.0
+    returns = [0.25 + 0.9 * (1.0 - 0.9), 1.0 - 0.9, -1.0, 0.25 + 0.9 * (1.0 + 0.9 * last), 1.0 + 0.9 * last, last]
+    expected = torch.tensor(returns) - estimates.v.amin(dim=1)
+    check = archer._check_critic(2, fresh)
+    at = [each.state.decision for each in fresh]
+    assert sorted(at) == list(range(6))
+    torch.testing.assert_close(check.residuals, expected[at])
+    known = 3 if truncated == "bootstrap" else 6
+    assert check.metrics["return_mean"] == pytest.approx(sum(returns[:known]) / known, rel=1e-4)
+    gains = [
+        float(estimates.q[each.state.decision].min() - archer.critic.estimate_values([each.sample]).q.min())
+        * float(expected[each.state.decision])
+        for each in fresh
+        if each.state.decision < known
+    ]
+    improvement = sum(gains) / known / archer.critic.std**2
+    assert check.metrics["critic_improvement"] == pytest.approx(improvement, rel=1e-3, abs=1e-6), "of known returns"
+
+
+def test_step_of_cut_episodes_alone_does_not_confirm_the_critic(tmp_path: Path) -> None:
+    archer = make_archer(tmp_path, Echo(), algo__truncated="bootstrap")
+    cut = [talk(index, status=Status.TRUNCATED_TOKENS) for index in range(2)]
+    played = [Group(task=each.task, trajectories=(each,)) for each in cut]
+    fresh = asyncio.run(archer.sample_fresh_utterances(1, played))
+    found = archer.estimate(1, played, fresh, make_learner(settings_of(algo__kl_coef=0.0)))
+    assert found is not None and found.metrics["critic_trust"] == 0 and "q_error" not in found.metrics
+
+
 def test_update_without_trust_changes_nothing() -> None:
     config = settings_of(algo__loss="reinforce", algo__method="archer")
     learner = make_learner(config)
@@ -279,6 +316,14 @@ def test_whitened_advantages_have_mean_zero(tmp_path: Path) -> None:
     assert found is not None
     numbers = torch.stack([each[each != 0][0] for each in found.advantages])
     assert float(numbers.mean()) == pytest.approx(0, abs=1e-5) and float(numbers.std()) == pytest.approx(1, abs=1e-3)
+
+
+def test_critic_has_the_learning_rate_of_its_training_step(tmp_path: Path) -> None:
+    archer = make_archer(tmp_path, Echo())
+    scheduled = list[int]()
+    archer.critic.optimizer.schedule = lambda step: scheduled.append(step) or 1.0  # type: ignore[func-returns-value]
+    archer.estimate(1, groups(), act(archer), make_learner(settings_of(algo__kl_coef=0.0)))
+    assert set(scheduled) == {0}, "counted from 0, as for the policy"
 
 
 def test_token_baseline_is_subtracted_and_learns_the_advantage() -> None:

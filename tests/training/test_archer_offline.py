@@ -148,12 +148,13 @@ def policy_values() -> tuple[list[float], list[float]]:
 
 
 def test_awac_critic_values_the_policy_and_not_the_data(tmp_path: Path) -> None:
-    archer, learner = make_offline(tmp_path, always_good(), critic_updates=45), make_learner(CONFIG)
-    archer.critic.expectile = 0.5
-    few = archer.settings.archer.model_copy(update={"states": 135})
+    archer, learner = make_offline(tmp_path, always_good(), critic_updates=40), make_learner(CONFIG)
+    archer.critic.expectile = None
+    few = archer.settings.archer.model_copy(update={"states": 120})
     archer.settings = replace(archer.settings, archer=few)
-    fresh = asyncio.run(archer.sample_fresh_utterances(1, groups()))
-    found = archer.estimate(1, groups(), fresh, learner)
+    for step in (1, 2):
+        fresh = asyncio.run(archer.sample_fresh_utterances(step, groups()))
+        found = archer.estimate(step, groups(), fresh, learner)
     assert found is not None
     assert [each.sample.ids[-1].item() for each in fresh] == [GOOD] * few.states
     estimates = archer.critic.estimate_values(found.samples)

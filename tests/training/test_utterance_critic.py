@@ -27,7 +27,7 @@ GAMMA = 0.9
 
 
 def make_critic(
-    *, expectile: float = 0.5, rate: float = 0.25, micro_tokens: int = 1 << 20, own_trunk: bool = True
+    *, expectile: float | None = None, rate: float = 0.25, micro_tokens: int = 1 << 20, own_trunk: bool = True
 ) -> UtteranceCriticLearner:
     """Return a critic with random heads, whose target differs from it."""
     critic = UtteranceCritic(random_model("llama", ATTENTION), seed=5, own_trunk=own_trunk)
@@ -97,7 +97,7 @@ def test_estimate_values_reads_q_after_the_utterance_and_v_before_it(micro_token
 def test_critic_starts_at_zero_and_its_two_heads_differ_inside() -> None:
     critic = UtteranceCritic(random_model("llama", ATTENTION), seed=5)
     learner = UtteranceCriticLearner(
-        critic, Optimizer(list(critic.parameters()), SETTINGS, lambda step: 1.0), target_rate=1, expectile=0.5,
+        critic, Optimizer(list(critic.parameters()), SETTINGS, lambda step: 1.0), target_rate=1, expectile=None,
         micro_tokens=100,
     )  # fmt: skip
     estimates = learner.estimate_values(decisions(talks()).samples)
@@ -113,11 +113,18 @@ def test_decisions_end_with_their_trajectory() -> None:
     assert found.has_target.all()
     returns = [0.5 + 0.9 * 1.0, 1.0, -1.0 + 0.9 * (0.25 + 0.9 * 2.0), 0.25 + 0.9 * 2.0, 2.0, -0.5]
     assert found.discounted_returns().tolist() == pytest.approx(returns)
+    assert found.complete.all()
     cut = decisions(talks(), bootstrap=True)
     assert cut.has_target.tolist() == [True, True, True, True, False, True], "no target after an unknown next state"
+    assert cut.complete.tolist() == [True, True, False, False, False, True]
+    q_values = torch.tensor([9.0, 9.0, 9.0, 9.0, 3.0, 9.0])
+    returns[2:5] = [-1.0 + 0.9 * (0.25 + 0.9 * 3.0), 0.25 + 0.9 * 3.0, 3.0]
+    assert cut.discounted_returns(q_values).tolist() == pytest.approx(returns), "Q in place of what was not played"
+    assert found.discounted_returns(q_values).tolist() == found.discounted_returns().tolist()
     first, second, third = talks()
     imported = decisions([first, replace(second, status=Status.TRUNCATED_LIMIT), third], bootstrap=False)
     assert imported.has_target.tolist() == cut.has_target.tolist(), "the data's own limit is not an end"
+    assert imported.complete.tolist() == cut.complete.tolist()
 
 
 def test_summary_is_a_decision_without_a_discount() -> None:
@@ -127,7 +134,7 @@ def test_summary_is_a_decision_without_a_discount() -> None:
 
 
 def losses_by_hand(
-    learner: UtteranceCriticLearner, fresh: Sequence[tuple[list[int], list[int]]], expectile: float
+    learner: UtteranceCriticLearner, fresh: Sequence[tuple[list[int], list[int]]], expectile: float | None
 ) -> tuple[Tensor, Tensor]:
     """Return the losses of Q and V: one decision after the other, as the papers write them."""
     q_errors, v_errors = [], []
@@ -136,7 +143,7 @@ def losses_by_hand(
         with torch.no_grad():
             target, _ = by_hand(learner.target, state, action)
         u = target - by_hand(learner.critic, state, action)[1]
-        return ((expectile - (u < 0).float()).abs() * u**2).sum()
+        return (u**2 if expectile is None else (expectile - (u < 0).float()).abs() * u**2).sum()
 
     for talk in talks():
         steps = states_and_actions(talk)
@@ -167,10 +174,10 @@ def fresh_samples() -> list[object]:
 
 
 @pytest.mark.parametrize(("micro_tokens", "own_trunk"), [(1, True), (1000, True), (1000, False)])
-@pytest.mark.parametrize(("fresh", "expectile"), [(FRESH, 0.5), ([], 0.9)])
+@pytest.mark.parametrize(("fresh", "expectile"), [(FRESH, None), ([], 0.9)])
 def test_update_follows_the_gradient_of_the_papers_losses(
     fresh: list[tuple[list[int], list[int]]],
-    expectile: float,
+    expectile: float | None,
     micro_tokens: int,
     own_trunk: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -188,6 +195,29 @@ def test_update_follows_the_gradient_of_the_papers_losses(
     assert metrics["v_loss"] == pytest.approx(v_loss.item(), rel=1e-3)
     for actual, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_v_learns_nothing_without_fresh_utterances() -> None:
+    """Stored utterances are those of older policies, whose values V must not learn."""
+    learner = make_critic()
+    before = [each.clone() for each in learner.critic.v_heads.parameters()]
+    metrics = learner.update(decisions(talks()), [], [], step=0)
+    assert metrics["v_loss"] == 0 < metrics["q_loss"]
+    assert all(torch.equal(old, new) for old, new in zip(before, learner.critic.v_heads.parameters(), strict=True))
+
+
+def test_q_loss_is_a_mean_over_decisions_with_a_target() -> None:
+    """The last turn of an episode that was cut short has no target, and counts neither above nor below the line."""
+    learner = make_critic()
+    played = decisions(talks(), bootstrap=True)
+    target = learner.estimate_values(played.samples, by_target=True).v
+    online = learner.estimate_values(played.samples).q
+    errors = [
+        (online[index] - played.rewards[index] - played.discounts[index] * target[min(index + 1, 5)]).square().sum()
+        for index in (0, 1, 2, 3, 5)
+    ]
+    expected = float(torch.stack(errors).mean())
+    assert learner.update(played, [], [], step=0)["q_loss"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_update_trains_the_trunk_and_never_the_target_by_gradient() -> None:
@@ -240,7 +270,7 @@ def test_target_of_bfloat16_averages_in_float32() -> None:
     """A step of 1/1000 is below bfloat16's resolution, but a thousand of them arrive."""
     critic = UtteranceCritic(random_model("llama", ATTENTION, torch.bfloat16), seed=5)
     optimizer = Optimizer(list(critic.parameters()), SETTINGS, lambda step: 1.0)
-    learner = UtteranceCriticLearner(critic, optimizer, target_rate=1e-3, expectile=0.5, micro_tokens=100)
+    learner = UtteranceCriticLearner(critic, optimizer, target_rate=1e-3, expectile=None, micro_tokens=100)
     weight, slow = next(critic.trunk.parameters()), next(learner.target.trunk.parameters())
     with torch.no_grad():
         weight.fill_(1.0)
@@ -258,7 +288,7 @@ def freeze_embedding(learner: UtteranceCriticLearner) -> UtteranceCriticLearner:
     trained = [each for each in learner.critic.parameters() if each.requires_grad]
     optimizer = Optimizer(trained, SETTINGS, lambda step: 1.0)
     return UtteranceCriticLearner(
-        learner.critic, optimizer, target_rate=0.25, expectile=0.5, micro_tokens=learner.micro_tokens
+        learner.critic, optimizer, target_rate=0.25, expectile=None, micro_tokens=learner.micro_tokens
     )
 
 
@@ -304,7 +334,7 @@ def test_critic_learns_values_over_turns() -> None:
     """The reward comes two turns after the action that decides; bootstrapping must carry it back."""
     good = trajectory_of([turn_of([3], [20], extends=False), turn_of([6], [22]), turn_of([7], [23], reward=1.0)])
     bad = trajectory_of([turn_of([3], [21], extends=False), turn_of([6], [22]), turn_of([8], [23], reward=0.0)])
-    learner = make_critic(rate=0.5)
+    learner = make_critic(rate=0.5, expectile=0.5)
     played = decisions([good, bad])
     for step in range(50):
         learner.update(played, [], [], step=step)

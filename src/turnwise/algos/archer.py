@@ -25,11 +25,13 @@ def compute_q_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor) -
     return rewards[:, None] + discounts[:, None] * next_values
 
 
-def expectile_loss(differences: Tensor, expectile: float) -> Tensor:
-    """|expectile - 1(u < 0)| u^2 with u = Q - V, element by element (IQL, equation 5).
+def utterance_value_loss(differences: Tensor, expectile: float | None) -> Tensor:
+    """u^2 with u = Qbar - V, element by element (ArCHer); with an expectile |expectile - 1(u < 0)| u^2 (IQL, eq. 5).
 
-    0.5 is half the squared error; above it a V below Q costs more than one above, so V tends to the best actions' Q.
+    Above 0.5 a V below Q costs more than one above, so V tends to the best actions' Q.
     """
+    if expectile is None:
+        return differences.square()
     weights = torch.where(differences < 0, 1 - expectile, expectile)
     return weights * differences.square()
 
@@ -48,8 +50,10 @@ def estimate_improvement(q_played: Tensor, q_fresh: Tensor, residuals: Tensor, e
 
     which is the policy advantage, to first order, of raising each probability in proportion to Q (Kakade and Langford
     2002). Errors of Q that depend on the state alone cancel, as they do in the actor's gradient. All inputs are [D];
-    `residuals` are G - b(s), and the decisions of one of the `episodes` are not independent.
+    `residuals` are G - b(s), and the decisions of one of the `episodes` are not independent. Both are 0 without any.
     """
+    if not len(residuals):
+        return 0.0, 0.0
     products = ((q_played - q_fresh) * residuals).double()
     mean, numbers = products.mean(), episodes.unique(return_inverse=True)[1]
     sums = torch.zeros(int(numbers.max()) + 1, dtype=torch.float64).index_add(0, numbers, products - mean)

@@ -66,6 +66,6 @@ def build_utterance_critic(config: Config, learner: LocalLearner, plan: MemoryPl
         critic,
         optimizer,
         target_rate=config.archer.target_rate,
-        expectile=config.archer.expectile if config.algo.method == "archer_offline" else 0.5,
+        expectile=config.archer.expectile if config.algo.method == "archer_offline" else None,
         micro_tokens=plan.micro_tokens,
     )

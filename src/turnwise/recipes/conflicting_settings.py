@@ -220,6 +220,11 @@ CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         "of many steps. Set diagnose.gradients_every 0.",
     ),
     (
+        lambda c: c.algo.method in ("archer", "awac") and c.archer.states < c.archer.critic_updates,
+        "archer.states {archer.states} is less than archer.critic_updates {archer.critic_updates}: some updates would "
+        "have no state to train V at. Set archer.states to at least {archer.critic_updates}.",
+    ),
+    (
         lambda c: c.algo.method == "archer" and c.train.mini_batch > c.archer.states,
         "train.mini_batch {train.mini_batch} is more than the utterances of a step, archer.states {archer.states}. "
         "Set train.mini_batch to at most {archer.states}.",

@@ -38,6 +38,7 @@ from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.replay import Replay
 from turnwise.data.samples import count_sampled, gather_sampled, scatter_sampled
+from turnwise.models.critic import UtteranceValues
 from turnwise.training.estimate import SCORE_COLUMNS, Estimate, score_samples, select_trajectories
 from turnwise.training.utterance_critic import (
     Decisions,
@@ -147,7 +148,7 @@ class CriticCheck:
 
     played: Tensor  # [N] Q - V of the utterance that was played
     fresh: Tensor  # [N] Q - V of a fresh one
-    residuals: Tensor  # [N] return - V
+    residuals: Tensor  # [N] return - V; the return of a cut episode ends with Q under algo.truncated bootstrap
     trust: float
     metrics: dict[str, float]
 
@@ -197,19 +198,21 @@ class Archer:
     def _check_critic(self, step: int, fresh: Sequence[FreshUtterance]) -> CriticCheck:
         """Compare the critic with the returns of a step's episodes. `fresh`: other utterances in their states."""
         trajectories = read_step(self.replay, step)
-        played = decisions_of(trajectories, self.settings.algo)
-        returns, at = played.discounted_returns(), torch.tensor([each.state.decision for each in fresh])
-        self.critic.fit_unit(returns)
+        played, at = (
+            decisions_of(trajectories, self.settings.algo),
+            torch.tensor([each.state.decision for each in fresh]),
+        )
+        fit_unit(self.critic, played)
         of_played, of_fresh = (
             self.critic.estimate_values(played.samples),
             self.critic.estimate_values([each.sample for each in fresh]),
         )
-        residuals = (returns - of_played.v.amin(dim=1))[at]
+        q_played, q_fresh = of_played.q.amin(dim=1)[at], of_fresh.q.amin(dim=1)
+        residuals = (played.discounted_returns(of_played.q.amin(dim=1)) - of_played.v.amin(dim=1))[at]
         lengths = torch.tensor([len(each.turns) for each in trajectories])
-        owners = torch.arange(len(trajectories)).repeat_interleave(lengths)
-        improvement, error = estimate_improvement(
-            of_played.q.amin(dim=1)[at], of_fresh.q.amin(dim=1), residuals, owners[at]
-        )
+        owners = torch.arange(len(trajectories)).repeat_interleave(lengths)[at]
+        judged = played.complete[at]  # a return that contains Q would confirm it
+        improvement, error = estimate_improvement(q_played[judged], q_fresh[judged], residuals[judged], owners[judged])
         trust = compute_trust(improvement, error)
         shown = {"critic_improvement": improvement / self.critic.std**2, "critic_trust": trust}
         return CriticCheck(
@@ -217,7 +220,7 @@ class Archer:
             fresh=compute_advantages(of_fresh.q, of_fresh.v),
             residuals=residuals,
             trust=trust,
-            metrics=calibration_metrics(of_played.q, of_played.v, returns) | shown,
+            metrics=calibrate(of_played, played) | shown,
         )
 
     def rewind(self, step: int) -> None:
@@ -237,6 +240,19 @@ def usable_trajectories(groups: Sequence[Group], algo: AlgoConfig) -> list[Traje
 
 def decisions_of(trajectories: Sequence[Trajectory], algo: AlgoConfig) -> Decisions:
     return build_decisions(trajectories, float(algo.gamma_turn), bootstrap=algo.truncated == "bootstrap")
+
+
+def fit_unit(critic: UtteranceCriticLearner, decisions: Decisions) -> None:
+    """Fit the critic's unit to the returns that are known."""
+    critic.fit_unit(decisions.discounted_returns()[decisions.complete])
+
+
+def calibrate(estimates: UtteranceValues, decisions: Decisions) -> dict[str, float]:
+    """Compare the estimates with the returns that are known; {} without any."""
+    known = decisions.complete
+    if not known.any():
+        return {}
+    return calibration_metrics(estimates.q[known], estimates.v[known], decisions.discounted_returns()[known])
 
 
 def draw_trajectories(replay: Replay, settings: ActorSettings, step: int) -> list[list[Trajectory]]:

@@ -11,7 +11,7 @@ policy's own.
 
 from collections.abc import Sequence
 
-from turnwise.algos.archer import calibration_metrics, compute_advantages
+from turnwise.algos.archer import compute_advantages
 from turnwise.core.learner import Learner
 from turnwise.core.trajectory import Group
 from turnwise.data.replay import Replay
@@ -20,10 +20,12 @@ from turnwise.training.archer import (
     FreshUtterance,
     UtteranceSampler,
     build_estimate,
+    calibrate,
     decisions_of,
     draw_batches,
     draw_states,
     effective_share,
+    fit_unit,
     scale_advantages,
     train_critic,
     usable_trajectories,
@@ -59,10 +61,10 @@ class OfflineArcher:
         if not trajectories:
             return None
         stored = decisions_of(trajectories, settings.algo)
-        self.critic.fit_unit(stored.discounted_returns())
+        fit_unit(self.critic, stored)
         metrics = train_critic(self.critic, draw_batches(self.replay, settings, step), fresh, step)
         estimates = self.critic.estimate_values(stored.samples)
-        metrics |= calibration_metrics(estimates.q, estimates.v, stored.discounted_returns())
+        metrics |= calibrate(estimates, stored)
         metrics["effective_samples"] = effective_share(stored.samples, learner, settings.micro_tokens)
         advantages = scale_advantages(compute_advantages(estimates.q, estimates.v), self.critic.std, settings.algo)
         return build_estimate(trajectories, stored.samples, advantages, metrics, settings, learner)

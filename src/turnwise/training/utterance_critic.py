@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from turnwise.algos.archer import compute_q_targets, expectile_loss
+from turnwise.algos.archer import compute_q_targets, utterance_value_loss
 from turnwise.algos.stats import STD_FLOOR
 from turnwise.core.samples import Batch, Sample, on_device
 from turnwise.core.trajectory import Trajectory
@@ -27,12 +27,18 @@ class Decisions:
     rewards: Tensor  # [D]
     discounts: Tensor  # [D] of what follows: gamma; 1 after a summary, which is not an environment turn; 0 at the end
     has_target: Tensor  # [D] bool, False where an episode was cut short: its next state is not known
+    complete: Tensor  # [D] bool, False in all of an episode that was cut short: its return is not known
 
-    def discounted_returns(self) -> Tensor:
-        """Return the rewards that followed each decision, discounted by turn. [D]"""
+    def discounted_returns(self, q_values: Tensor | None = None) -> Tensor:
+        """Return the rewards that followed each decision, discounted by turn. [D]
+
+        Where an episode was cut short, the return is the estimate in `q_values` [D]; 0 after it without them.
+        """
         returns, after = torch.zeros_like(self.rewards), 0.0
         for index in reversed(range(len(returns))):
             after = float(self.rewards[index] + self.discounts[index] * after)
+            if q_values is not None and not self.has_target[index]:
+                after = float(q_values[index])
             returns[index] = after
         return returns
 
@@ -43,16 +49,20 @@ def build_decisions(trajectories: Sequence[Trajectory], gamma: float, *, bootstr
     `bootstrap`: the state after a token or time limit has a value, which is unknown; otherwise it is 0. The state after
     the limit of an imported episode always has one.
     """
-    rewards, discounts, has_target = list[float](), list[float](), list[bool]()
+    rewards, discounts = list[float](), list[float]()
+    has_target, complete = list[bool](), list[bool]()
     for trajectory in trajectories:
+        ended = not trajectory.status.continues(bootstrap=bootstrap)
         rewards += trajectory.turn_rewards
         discounts += [1.0 if turn.is_summary else gamma for turn in trajectory.turns[:-1]] + [0.0]
-        has_target += [True] * (len(trajectory.turns) - 1) + [not trajectory.status.continues(bootstrap=bootstrap)]
+        has_target += [True] * (len(trajectory.turns) - 1) + [ended]
+        complete += [ended] * len(trajectory.turns)
     return Decisions(
         samples=build_samples(trajectories),
         rewards=torch.tensor(rewards),
         discounts=torch.tensor(discounts),
         has_target=torch.tensor(has_target),
+        complete=torch.tensor(complete),
     )
 
 
@@ -64,9 +74,18 @@ class UtteranceCriticLearner:
     """
 
     def __init__(
-        self, critic: UtteranceCritic, optimizer: Optimizer, *, target_rate: float, expectile: float, micro_tokens: int
+        self,
+        critic: UtteranceCritic,
+        optimizer: Optimizer,
+        *,
+        target_rate: float,
+        expectile: float | None,
+        micro_tokens: int,
     ) -> None:
-        """`expectile`: of Q that V learns; 0.5 is its mean."""
+        """`expectile`: V learns this expectile of Q over the stored utterances (IQL).
+
+        None: V learns the mean of Q over utterances that the policy samples (ArCHer, AWAC).
+        """
         self.critic, self.optimizer = critic, optimizer
         self.target_rate, self.expectile, self.micro_tokens = target_rate, expectile, micro_tokens
         self.target = critic.frozen_copy()
@@ -87,6 +106,8 @@ class UtteranceCriticLearner:
 
     def fit_unit(self, returns: Tensor) -> None:
         """Take mean and standard deviation of these returns as the critic's unit. Only the first that differ count."""
+        if not len(returns):
+            return
         spread = returns.std(correction=0)
         if self.critic.unit.tolist() == [0.0, 1.0] and spread > STD_FLOOR:
             for critic in (self.critic, self.target):
@@ -108,18 +129,18 @@ class UtteranceCriticLearner:
         """Take one optimizer step and move the target. Returns metrics.
 
         Q learns from what was played. V learns from `fresh`, utterances that the policy sampled at the states of the
-        played decisions `states`; without any, from what was played. Fresh utterances pass through the target only:
-        the online critic reads V of their states in the played trajectories.
+        played decisions `states`, and not at all without any; with an expectile, from what was played. Fresh utterances
+        pass through the target only: the online critic reads V of their states in the played trajectories.
         """
         count = len(played.rewards)
         estimates = self.estimate_values([*played.samples, *fresh], by_target=True)
         next_values = torch.cat([estimates.v[1:count], torch.zeros(1, 2)])
         q_targets = compute_q_targets(played.rewards, played.discounts, next_values)
         q_weights = played.has_target / played.has_target.sum().clamp(min=1)
-        chosen = torch.tensor(states if fresh else range(count))
+        chosen = torch.tensor(states if self.expectile is None else range(count), dtype=torch.long)
         v_targets, v_weights = torch.zeros_like(q_targets), torch.zeros(count)
-        v_targets[chosen] = estimates.q[count:] if fresh else estimates.q
-        v_weights[chosen] = 1 / len(chosen)
+        v_targets[chosen] = estimates.q[count:] if self.expectile is None else estimates.q[:count]
+        v_weights[chosen] = 1 / max(1, len(chosen))
         losses = self._backward(played.samples, q_targets, q_weights, v_targets, v_weights)
         norm, _ = self.optimizer.step(step)
         self.move_target()
@@ -142,7 +163,8 @@ class UtteranceCriticLearner:
             with batch_attention(self.critic.trunk, batch):
                 values = self.critic(batch, *positions)
                 q_term = (part_q_weights[:, None] * (values.q - part_q_targets).square()).sum()
-                v_term = (part_v_weights[:, None] * expectile_loss(part_v_targets - values.v, self.expectile)).sum()
+                v_losses = utterance_value_loss(part_v_targets - values.v, self.expectile)
+                v_term = (part_v_weights[:, None] * v_losses).sum()
                 (q_term + v_term).backward()
             q_loss, v_loss = q_loss + float(q_term.detach()), v_loss + float(v_term.detach())
         return {"q_loss": q_loss, "v_loss": v_loss}
