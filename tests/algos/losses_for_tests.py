@@ -62,6 +62,7 @@ def select(loss: Loss, given: LossInputs, params: LossParams = PARAMS) -> LossIn
             ref_logprobs=given.old_logprobs,
             advantages=given.advantages,
             group_ids=given.segment_ids,
+            num_trajectories=2 * len(given.segment_ids.unique()),
         )
         return replace(given, factors=loss.weigh(pairs, params).factors)
     if loss.select is None or given.selected is not None:

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -103,6 +104,7 @@ def test_dpo_has_the_gradient_of_the_papers_loss(seed: int, alpha: float) -> Non
             ref_logprobs=reference,
             advantages=advantages,
             group_ids=torch.tensor([10 * pair for pair, _ in trajectories]),
+            num_trajectories=2 * count,
         ),
         params,
     ).factors
@@ -122,15 +124,17 @@ def test_dpo_has_the_gradient_of_the_papers_loss(seed: int, alpha: float) -> Non
 
 
 def test_dpo_metrics_are_means_over_pairs() -> None:
-    """Two pairs with different numbers of tokens; a third member of a group does not count."""
+    """Two pairs with different numbers of tokens; neither a third member nor a group without a pair counts."""
     params = change(PARAMS, dpo_beta=0.5)
     # (pair, mark, log pi, log pi_ref)
     tokens = [(4, 1, -1.0, -2.0), (4, 1, -0.5, -1.5), (4, -1, -3.0, -2.0), (4, 0, -9.0, -1.0)]
-    tokens += [(7, -1, -1.0, -4.0), (7, 1, -2.0, -1.0), (7, -1, -0.25, -1.25)]
+    tokens += [(7, -1, -1.0, -4.0), (7, 1, -2.0, -1.0), (7, -1, -0.25, -1.25), (8, 0, -3.0, -1.0)]
     pairs, marks, policy, reference = torch.tensor(tokens, dtype=torch.float64).unbind(dim=1)
     weigh = LOSSES["dpo"].weigh
     assert weigh is not None
-    given = PairInputs(logprobs=policy, ref_logprobs=reference, advantages=marks, group_ids=pairs.long())
+    given = PairInputs(
+        logprobs=policy, ref_logprobs=reference, advantages=marks, group_ids=pairs.long(), num_trajectories=6
+    )
     found = weigh(given, params).metrics
     chosen, rejected = [0.5 * 2.0, 0.5 * -1.0], [0.5 * -1.0, 0.5 * 4.0]
     margins = [better - worse for better, worse in zip(chosen, rejected, strict=True)]
@@ -145,5 +149,7 @@ def test_dpo_metrics_are_means_over_pairs() -> None:
             "dpo_loss": sum(math.log(1 + math.exp(-margin)) for margin in margins) / 2,
         }
     )
+    none = weigh(replace(given, advantages=torch.zeros_like(marks)), params)
+    assert none.metrics == {} and not none.factors.any()
     with pytest.raises(ValueError, match=r"needs LossInputs\.factors"):
         LOSSES["dpo"].compute(inputs([0.0, 0.0], [1.0, -1.0]), params)

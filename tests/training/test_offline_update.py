@@ -1,6 +1,8 @@
 """Losses of pairs over whole optimizer steps, and groups that are drawn instead of played."""
 
 import asyncio
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 import torch
 
 from episodes_for_tests import task_of, trajectory_of, turn_of
-from learners_for_tests import gradients, make_learner, random_groups, settings_of
+from learners_for_tests import gradients, learn, make_learner, random_groups, settings_of
 from models_for_tests import random_model
 from turnwise.config.schema import Config
 from turnwise.core.learner import Needs
@@ -49,12 +51,14 @@ def dpo_gradients_by_hand(groups: list[Group], config: Config) -> dict[str, torc
     learner = make_learner(config, moved=0.02)
     policy, reference = plain_model(learner.model), plain_model(learner.reference)
     total = torch.zeros((), dtype=torch.float64)
-    for group in groups:
-        better, worse = sorted(group.trajectories, key=lambda each: -each.total_reward)
+    compared = [each for each in groups if len({member.total_reward for member in each.trajectories}) > 1]
+    for group in compared:
+        better = max(group.trajectories, key=lambda each: each.total_reward)
+        worse = min(group.trajectories, key=lambda each: each.total_reward)
         margin = sum_logprobs(policy, better) - sum_logprobs(reference, better).detach()
         margin = margin - sum_logprobs(policy, worse) + sum_logprobs(reference, worse).detach()
         total = total - torch.nn.functional.logsigmoid(config.algo.dpo_beta * margin)
-    (total / len(groups)).backward()
+    (total / len(compared)).backward()
     return {f"policy.{name}": each.grad for name, each in policy.named_parameters() if each.grad is not None}
 
 
@@ -68,6 +72,32 @@ def sum_logprobs(model: Any, trajectory: Trajectory) -> torch.Tensor:
     return total
 
 
+def groups_of_four() -> list[Group]:
+    """Two groups of four members with a pair each, and one without: all returns are equal."""
+    first, second, third = random_groups(groups=3, members=4)
+    members = [replace(each, turn_rewards=(0.5, *[0.0] * (len(each.turns) - 1))) for each in third.trajectories]
+    return [first, second, replace(third, trajectories=tuple(members))]
+
+
+@pytest.mark.parametrize("mini_batch", [100, 4])
+def test_dpo_step_of_larger_groups_is_a_mean_over_pairs(mini_batch: int) -> None:
+    config, groups = settings_of(**DPO, train__mini_batch=mini_batch), groups_of_four()
+    assert all(len({member.total_reward for member in each.trajectories}) > 1 for each in groups[:2])
+    expected = dpo_gradients_by_hand(groups, config)
+    found = gradients(make_learner(config, moved=0.02), groups, config)
+    steps = 1 if mini_batch == 100 else 2  # the gradients of both are summed, as no step is taken
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            found[name], steps * tensor, atol=1e-5 * float(tensor.abs().max()), rtol=1e-3, msg=name
+        )
+
+
+def test_dpo_metrics_leave_out_steps_without_a_pair() -> None:
+    config = settings_of(**{**DPO, "algo__entropy_coef": 0.01}, train__mini_batch=4)
+    metrics = learn(make_learner(config, moved=0.02), groups_of_four(), config)
+    assert math.isfinite(metrics["dpo_loss"]) and metrics["dpo_margin"] != 0
+
+
 @pytest.mark.parametrize("micro_tokens", [10_000, 12])
 def test_dpo_step_has_the_gradient_of_the_papers_loss(micro_tokens: int) -> None:
     config, groups = settings_of(**DPO), pairs(3)
@@ -78,8 +108,9 @@ def test_dpo_step_has_the_gradient_of_the_papers_loss(micro_tokens: int) -> None
         torch.testing.assert_close(found[name], tensor, atol=1e-5 * float(tensor.abs().max()), rtol=1e-3, msg=name)
 
 
-def test_mini_batches_of_a_pair_loss_keep_pairs_together() -> None:
-    config = settings_of(**DPO, train__mini_batch=4)
+@pytest.mark.parametrize("mini_batch", [4, 5])
+def test_mini_batches_of_a_pair_loss_keep_pairs_together(mini_batch: int) -> None:
+    config = settings_of(**DPO, train__mini_batch=mini_batch)
     groups = [5, 5, 1, 1, 9, 9, 7, 7, 3, 3]
     batches = list(mini_batch_order(groups, update_settings(config), 0))
     assert sorted(index for batch in batches for index in batch) == list(range(10))

@@ -58,13 +58,15 @@ class PairInputs:
     ref_logprobs: Tensor  # [M] of the reference
     advantages: Tensor  # [M]
     group_ids: Tensor  # [M] int64, equal on the tokens of one group
+    num_trajectories: int
+    """Trajectories with trained tokens in the optimizer step, over which the aggregation averages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairResult:
     factors: Tensor  # [M] for `LossInputs.factors`
     metrics: dict[str, float]
-    """Means over the pairs of the optimizer step."""
+    """Means over the pairs of the optimizer step; empty without any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,13 +53,17 @@ def awr(inputs: LossInputs, params: LossParams) -> LossResult:
 
 
 def dpo_factors(inputs: PairInputs, params: LossParams) -> PairResult:
-    """beta sigmoid(-beta (x_w - x_l)) A + alpha 1(A > 0) / |w|: how much each token's log pi lowers its pair's loss.
+    """(N / P) (beta sigmoid(-beta (x_w - x_l)) A + alpha 1(A > 0) / |w|): how much each token lowers its pair's loss.
+
+    P is the number of pairs: a group of equal returns has none, and members between the best and the worst belong to
+    none. The aggregation seq-mean-token-sum divides by all N trajectories, so N / P makes it a mean over pairs.
 
     x is the sum over a trajectory's tokens of log pi - log pi_ref; A is 1 in the preferred trajectory w and -1 in l.
     The first term is DPO's gradient (Rafailov et al. 2023, equation 7), over whole trajectories, all segments and
     sampled tokens alone, as in Rafailov et al. 2024 for multi-turn dialogue. The second, with alpha = dpo_sft_coef, is
     the likelihood of w per token (RPO: Pang et al. 2024, arXiv:2404.19733). The metrics are those of TRL.
     """
+    is_chosen, is_rejected = inputs.advantages > 0, inputs.advantages < 0
     groups, pairs = inputs.group_ids.unique(return_inverse=True)
 
     def sums(values: Tensor, member: Tensor) -> Tensor:
@@ -67,7 +71,6 @@ def dpo_factors(inputs: PairInputs, params: LossParams) -> PairResult:
         return torch.zeros(len(groups), dtype=torch.float64).index_add(0, pairs, torch.where(member, values, 0.0))
 
     logprobs, moved = inputs.logprobs.double(), inputs.logprobs.double() - inputs.ref_logprobs.double()
-    is_chosen, is_rejected = inputs.advantages > 0, inputs.advantages < 0
     chosen, rejected = params.dpo_beta * sums(moved, is_chosen), params.dpo_beta * sums(moved, is_rejected)
     margins = chosen - rejected
     metrics = {
@@ -81,9 +84,11 @@ def dpo_factors(inputs: PairInputs, params: LossParams) -> PairResult:
     }
     likelihood = params.dpo_sft_coef / sums(torch.ones_like(logprobs), is_chosen).clamp(min=1)
     factors = (params.dpo_beta * (-margins).sigmoid())[pairs] * inputs.advantages + likelihood[pairs] * is_chosen
+    is_pair = sums((is_chosen | is_rejected).double(), is_chosen | is_rejected) > 0
+    scale = inputs.num_trajectories / max(1, int(is_pair.sum()))
     return PairResult(
-        factors=factors.to(inputs.logprobs.dtype),
-        metrics={name: float(values.mean()) for name, values in metrics.items()},
+        factors=(scale * factors).to(inputs.logprobs.dtype),
+        metrics={name: float(values[is_pair].mean()) for name, values in metrics.items() if is_pair.any()},
     )
 
 
@@ -91,9 +96,8 @@ def dpo(inputs: LossInputs, params: LossParams) -> LossResult:
     """Direct preference optimisation: -log sigmoid(beta (x_w - x_l)), mean over pairs (Rafailov et al. 2023).
 
     The gradient is that of -factor log pi, token by token, with the constant factors of `dpo_factors`: a pair may be
-    split over micro-batches. Times 2, because the aggregation seq-mean-token-sum divides by the number of trajectories,
-    and a pair has two.
+    split over micro-batches.
     """
     if inputs.factors is None:
         raise ValueError("This loss needs LossInputs.factors, from Loss.weigh over the whole optimizer step.")
-    return LossResult(token_loss=-2 * inputs.factors * inputs.logprobs, metrics=loss_metrics(inputs))
+    return LossResult(token_loss=-inputs.factors * inputs.logprobs, metrics=loss_metrics(inputs))

@@ -89,11 +89,10 @@ def _add_up(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def _mean_over_steps(steps: list[dict[str, float]]) -> dict[str, float]:
     """Return the means of the optimizer steps' metrics; the mismatch with the sampler is that of the first step.
 
-    Later steps differ from the sampler because the policy has changed.
+    Later steps differ from the sampler because the policy has changed. A step without pairs has no metrics of them.
     """
-    first = steps[0]
-    means = {name: sum(each[name] for each in steps) / len(steps) for name in first if name not in MISMATCH_METRICS}
-    return means | {name: value for name, value in first.items() if name in MISMATCH_METRICS}
+    values = {name: [each[name] for each in steps if name in each] for each in steps for name in each}
+    return {name: found[0] if name in MISMATCH_METRICS else sum(found) / len(found) for name, found in values.items()}
 
 
 def mini_batch_order(group_ids: Sequence[int], settings: UpdateSettings, step: int) -> Iterator[list[int]]:
@@ -200,6 +199,7 @@ def add_factors(
         ref_logprobs=gather_sampled(bare, references)[trained],
         advantages=gather_sampled(bare, [each.advantages for each in samples])[trained],
         group_ids=groups[trained],
+        num_trajectories=len({each.sample.trajectory for each in samples if bool(each.weights.any())}),
     )
     found = weigh(inputs, objective.algo)
     scattered = scatter_sampled(bare, torch.zeros_like(logprobs).masked_scatter(trained, found.factors))
