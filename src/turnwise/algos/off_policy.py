@@ -2,8 +2,9 @@
 
 rho = pi_old / mu, where mu is the sampler: another engine's rounding, or older weights. A correction weighs each
 token's loss; the loss keeps its own ratio pi / pi_old, and weights carry no gradient. Rejection removes tokens, turns
-or sequences on which sampler and old policy disagree too much; it works with any correction. Removed tokens stay in the
-aggregation's denominator.
+or sequences on which sampler and old policy disagree too much; it works with any correction. Removed tokens, also those
+that `masked` drops, contribute nothing to the policy's loss, neither entropy nor KL. They stay in the aggregation's
+denominator.
 
 The tokens were drawn from mu, so k2 and k3 estimate KL(mu | pi_old); KL(pi_old | mu) would need samples of pi_old.
 """
@@ -23,6 +24,7 @@ from turnwise.core.algorithm import CorrectionParams, RejectionParams
 class CorrectionResult:
     weights: Tensor  # [M] without gradient
     outside: Tensor  # [M] bool, where a bound took effect
+    dropped: Tensor  # [M] bool, tokens that are not trained on at all, neither by the entropy nor by the KL term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +52,11 @@ def truncated(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
     """clamp(rho, low, high), rho of a token, turn or sequence: truncated importance sampling (Yao et al. 2025)."""
     rho = _unit_rho(inputs, params)
     weights = rho.clamp(params.correction_low, params.correction_high)
-    return CorrectionResult(weights=weights, outside=weights != rho)
+    return _bounded(weights, weights != rho)
 
 
 def masked(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
-    """rho where the statistic is in [low, high], else 0 (IcePop, Ling team 2025; at sequences: Liu et al. 2025).
+    """rho where the statistic is in [low, high], else dropped (IcePop, Ling team 2025; at sequences: Liu et al. 2025).
 
     Dropped tokens stay in the aggregation's denominator: fewer trained tokens mean a smaller step, not larger shares
     for the others.
@@ -62,19 +64,20 @@ def masked(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
     statistic = _statistic(inputs, params)
     outside = (statistic < params.correction_low) | (statistic > params.correction_high)
     rho = _log_rho(inputs).exp() if params.correction_token_weights else _unit_rho(inputs, params)
-    return CorrectionResult(weights=rho.masked_fill(outside, 0.0), outside=outside)
+    return CorrectionResult(weights=rho.masked_fill(outside, 0.0), outside=outside, dropped=outside)
 
 
 def two_sided(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
     """0 where A > 0 and pi - mu > difference, or A < 0 and pi - mu < -difference; else 1.
 
-    Bounds the probability instead of its ratio: rare tokens may grow by large factors, likely ones may not jump.
+    Bounds the probability instead of its ratio: rare tokens may grow by large factors, likely ones may not jump. A
+    bound of the policy's step, like the clip of ppo: entropy and KL terms stay.
     """
     moved = inputs.logprobs.detach().exp() - inputs.sampler_logprobs.exp()
     too_high = (inputs.advantages > 0) & (moved > params.correction_difference)
     too_low = (inputs.advantages < 0) & (moved < -params.correction_difference)
     outside = too_high | too_low
-    return CorrectionResult(weights=torch.ones_like(moved).masked_fill(outside, 0.0), outside=outside)
+    return _bounded(torch.ones_like(moved).masked_fill(outside, 0.0), outside)
 
 
 def compute_correction_scale(
@@ -102,7 +105,11 @@ def apply_correction(result: LossResult, correction: CorrectionResult, scale: fl
 
 
 def _inside(weights: Tensor) -> CorrectionResult:
-    return CorrectionResult(weights=weights, outside=torch.zeros_like(weights, dtype=torch.bool))
+    return _bounded(weights, torch.zeros_like(weights, dtype=torch.bool))
+
+
+def _bounded(weights: Tensor, outside: Tensor) -> CorrectionResult:
+    return CorrectionResult(weights=weights, outside=outside, dropped=torch.zeros_like(outside))
 
 
 def _log_rho(inputs: LossInputs) -> Tensor:

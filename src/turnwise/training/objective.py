@@ -38,7 +38,10 @@ class Objective:
     def policy(
         self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor, kl_coef: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the policy loss and metrics of each token [M]. The loss is a sum: the weights aggregate it."""
+        """Return the policy loss and metrics of each token [M]. The loss is a sum: the weights aggregate it.
+
+        Tokens that a correction drops or that are rejected have no part in it, but in the metrics.
+        """
         counts = torch.tensor(batch.batch.counts)
         inputs = LossInputs(
             logprobs=logprobs,
@@ -51,18 +54,22 @@ class Objective:
             factors=batch.factors,
         )
         result = self.loss.compute(inputs, self.algo)
+        dropped = torch.zeros_like(inputs.turn_ids, dtype=torch.bool)
         if self.correction is not CORRECTIONS["none"]:
             correction = self.correction.compute(inputs, self.algo)
             result = apply_correction(result, correction, batch.correction_scale)
+            dropped = correction.dropped
         if self.algo.rejects:
-            result = apply_rejection(result, find_rejected(inputs, self.algo))
+            rejected = find_rejected(inputs, self.algo)
+            result = apply_rejection(result, rejected)
+            dropped = dropped | rejected
         tokens = result.token_loss - self.algo.entropy_coef * entropy
         metrics = {"policy_loss": result.token_loss.detach(), "entropy": entropy.detach(), **result.metrics}
         if batch.ref_logprobs is not None:
             kl = self.kl_estimator(logprobs, batch.ref_logprobs)
             tokens = tokens + kl_coef * kl
             metrics["kl"] = kl.detach()
-        return (batch.weights * tokens).sum(), metrics
+        return (batch.weights * tokens.masked_fill(dropped, 0.0)).sum(), metrics
 
     def critic(self, batch: TrainBatch, values: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         assert batch.old_values is not None and batch.returns is not None and batch.value_weights is not None
