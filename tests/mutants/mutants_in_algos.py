@@ -89,11 +89,8 @@ IN_ALGOS = (
         ),
         ("dpo without a reference", " - inputs.ref_logprobs.double()", ""),
         ("dpo's metrics swap the pair", '"dpo_reward_chosen": chosen', '"dpo_reward_chosen": rejected'),
-        (
-            "dpo counts each member of a pair by itself",
-            "-2 * inputs.factors",
-            "-inputs.factors",
-        ),
+        ("dpo is a mean over trajectories", "(scale * factors)", "(2 * factors)"),
+        ("groups without a pair count in dpo's metrics", "float(values[is_pair].mean())", "float(values.mean())"),
         ("the rejected is imitated", "likelihood[pairs] * is_chosen", "likelihood[pairs] * is_rejected"),
         ("the preferred becomes less likely", " + likelihood[pairs]", " - likelihood[pairs]"),
         ("the worse one is preferred", "best.double() - worst.double()", "worst.double() - best.double()"),

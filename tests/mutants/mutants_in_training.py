@@ -23,7 +23,11 @@ IN_TRAINING = (
             "self.kl_estimator(batch.ref_logprobs, logprobs)",
         ),
         ("entropy replaces the loss", "tokens = tokens + kl_coef * kl", "tokens = result.token_loss + kl_coef * kl"),
-        ("a mean over the micro-batch", "(batch.weights * tokens).sum()", "(batch.weights * tokens).mean()"),
+        (
+            "a mean over the micro-batch",
+            "tokens.masked_fill(dropped, 0.0)).sum()",
+            "tokens.masked_fill(dropped, 0.0)).mean()",
+        ),
         (
             "no correction is applied",
             'self.correction is not CORRECTIONS["none"]',
@@ -66,8 +70,8 @@ IN_TRAINING = (
         ),
         (
             "mismatch of the last mini-batch",
-            "first = steps[0]",
-            "first = steps[-1]",
+            "found[0] if name in MISMATCH_METRICS",
+            "found[-1] if name in MISMATCH_METRICS",
         ),
     ),
     *mutants(
@@ -430,6 +434,17 @@ IN_TRAINING = (
         "training/update.py",
         ("training/test_offline_update.py",),
         ("pairs are split over optimizer steps", "group if whole_groups else index", "index"),
+        (
+            "batches of pairs larger than mini_batch",
+            "len(batch) + len(unit) > settings.train.mini_batch",
+            "len(batch) >= settings.train.mini_batch",
+        ),
+        (
+            "samples are counted, not trajectories",
+            "{each.sample.trajectory for each in samples if",
+            "{id(each) for each in samples if",
+        ),
+        ("a step without pairs ends the update", "for each in steps if name in each]", "for each in steps]"),
         ("one group", "group=estimated.group_ids[estimated.samples[index].trajectory]", "group=0"),
         (
             "the reference is the policy",
@@ -488,15 +503,26 @@ IN_TRAINING = (
             "for turn in trajectory.turns]",
         ),
         ("a summary costs a turn", "1.0 if turn.is_summary else gamma", "gamma"),
-        ("an unknown next state counts as an end", "[not trajectory.status.continues(bootstrap=bootstrap)]", "[True]"),
+        ("an unknown next state counts as an end", "(len(trajectory.turns) - 1) + [ended]", "len(trajectory.turns)"),
         ("Q is read before the last token", "batch.sources[ends.to(device)] + 1", "batch.sources[ends.to(device)]"),
         (
             "a wrong turn boundary",
             "changes = (turns[1:] != turns[:-1]) | (owners[1:] != owners[:-1])",
             "changes = owners[1:] != owners[:-1]",
         ),
-        ("V learns from what was played", "estimates.q[count:] if fresh else estimates.q", "estimates.q[chosen]"),
-        ("V moves away from Q", "expectile_loss(part_v_targets - values.v", "expectile_loss(values.v - part_v_targets"),
+        ("V learns from what was played", "estimates.q[count:] if self.expectile is None", "estimates.q[chosen] if 1"),
+        (
+            "V moves away from Q",
+            "utterance_value_loss(part_v_targets - values.v",
+            "utterance_value_loss(values.v - part_v_targets",
+        ),
+        (
+            "V learns stored utterances where there are no fresh ones",
+            "states if self.expectile is None else",
+            "states if fresh else",
+        ),
+        ("Q weights over all decisions", "/ played.has_target.sum().clamp(min=1)", "/ len(played.has_target)"),
+        ("a cut episode is worth 0 after its end", "if q_values is not None and not self", "if False and not self"),
         ("the unit of rewards is 1", "and spread > STD_FLOOR", "and spread > 1e9"),
         ("every step has its own unit", "self.critic.unit.tolist() == [0.0, 1.0] and ", ""),
         (
@@ -530,6 +556,12 @@ IN_TRAINING = (
         ("the baseline is added", "per_token - baseline", "per_token + baseline"),
         ("fresh utterances repeat in every step", "round=step,", "round=0,"),
         (
+            "a fresh utterance with temperature 1",
+            "completion.logprobs, completion.temperature",
+            "completion.logprobs, 1.0",
+        ),
+        ("the critic's schedule is one step ahead", "states, step - 1)", "states, step)"),
+        (
             "the step's episodes are not added",
             "            self.replay.add(trajectory, step=step)\n",
             "            pass\n",
@@ -549,6 +581,13 @@ IN_TRAINING = (
         ("the actor acts in old states", "if each.step == step]", "if each.step <= step]"),
         ("advantages in units of rewards", "else advantages / std", "else advantages"),
         ("the baseline of another state", "(dim=1))[at]", "(dim=1))[: len(at)]"),
+        ("a cut episode ends with 0", "discounted_returns(of_played.q.amin(dim=1))", "discounted_returns()"),
+        ("Q confirms itself", "judged = played.complete[at]", "judged = torch.ones_like(at, dtype=torch.bool)"),
+        (
+            "estimates are compared with unknown returns",
+            "    known = decisions.complete\n",
+            "    known = decisions.rewards < 9\n",
+        ),
     ),
     *mutants(
         "training/archer_offline.py",
@@ -560,6 +599,18 @@ IN_TRAINING = (
         ),
         ("awac values the data", "settings, step), fresh,", "settings, step), [],"),
         ("advantages of the returns", "compute_advantages(estimates.q, estimates.v)", "stored.discounted_returns()"),
+    ),
+    *mutants(
+        "training/estimate.py",
+        ("training/test_update.py",),
+        ("the KL is a mean over padding too", "float(kl[table.mask].mean())", "float(kl.mean())"),
+    ),
+    *mutants(
+        "training/objective.py",
+        ("training/test_dropped_tokens.py",),
+        ("dropped tokens keep entropy and KL", "tokens.masked_fill(dropped, 0.0)", "tokens"),
+        ("masked tokens keep entropy and KL", "dropped = correction.dropped", "dropped = dropped.clone()"),
+        ("rejected tokens keep entropy and KL", "            dropped = dropped | rejected\n", ""),
     ),
     *mutants(
         "training/skipped_steps.py",

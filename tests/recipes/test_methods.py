@@ -11,12 +11,12 @@ from turnwise.algos.filters import FILTERS
 from turnwise.algos.losses import LOSSES
 from turnwise.algos.off_policy import CORRECTIONS
 from turnwise.config.keys import all_keys
-from turnwise.config.load import build, to_toml
+from turnwise.config.load import build, read_settings, to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import load_spec
 from turnwise.recipes.configure import configure
-from turnwise.recipes.presets import find_method, method_names
+from turnwise.recipes.presets import find_method, method_names, method_path
 from turnwise.recipes.unused_settings import SWITCHES
 from turnwise.recipes.validate import check_environment, check_settings
 
@@ -46,6 +46,15 @@ def test_method_presets_fit_every_recipe() -> None:
             config = configure(recipe, overrides=[("algo.preset", name), *data])
             check(config, config.env.kind)
             assert config.algo.preset == name
+
+
+def test_method_presets_have_the_dual_clip_of_their_source() -> None:
+    """A preset that leaves it out would get the default of 3, which most papers do not have."""
+    algos = {name: read_settings(method_path(name))["algo"] for name in method_names()}
+    reads = {name for name, algo in algos.items() if "dual_clip" in LOSSES[algo["loss"]].reads}
+    assert reads == {name for name, algo in algos.items() if "dual_clip" in algo}
+    without = {name for name in reads if configure("bandit", overrides=[("algo.preset", name)]).algo.dual_clip is None}
+    assert without == {"dapo", "dr_grpo", "gspo", "reinforce_pp"}
 
 
 def test_method_preset_overrides_the_recipe_but_not_the_user() -> None:

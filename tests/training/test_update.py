@@ -167,3 +167,17 @@ def test_equal_updates_give_equal_bits() -> None:
             learn(learner, random_groups(step), config, step=step)
     first, second = (weights(learner.model) for learner in learners)
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_kl_in_the_reward_is_measured_over_sampled_tokens_alone() -> None:
+    """Trajectories differ in length, so that the matrix of tokens is padded."""
+    config = settings_of(algo__advantage="reinforce", algo__kl_in="reward", algo__kl_estimator="k2", algo__kl_coef=0.5)
+    learner, groups = make_learner(config, moved=0.05), random_groups()
+    lengths = {each.num_sampled for group in groups for each in group.trajectories}
+    estimated = estimate_of(groups, learner, config)
+    assert estimated is not None and estimated.ref_logprobs is not None and len(lengths) > 1
+    terms = [
+        0.5 * (old - ref)[sample.mask].square()
+        for sample, old, ref in zip(estimated.samples, estimated.old_logprobs, estimated.ref_logprobs, strict=True)
+    ]
+    assert estimated.metrics["kl"] == pytest.approx(float(torch.cat(terms).mean()), rel=1e-5)
