@@ -12,6 +12,7 @@ from episodes_for_tests import group_of, turn_of
 from models_for_tests import VOCABULARY, random_model
 from turnwise.config.load import build
 from turnwise.config.schema import Config
+from turnwise.core.constraint import Constraint
 from turnwise.core.learner import Needs
 from turnwise.core.trajectory import Group, Trajectory, Turn
 from turnwise.data.packing import pack, unpack
@@ -84,7 +85,18 @@ def _ids(rng: random.Random, length: int) -> list[int]:
 
 
 def estimate_of(groups: Sequence[Group], learner: LocalLearner, config: Config) -> Estimate | None:
-    return estimate(groups, learner, estimate_settings(config), build_coefficients(config))
+    settings = estimate_settings(config, allowed_sets=lambda _, ids: [_allow_half(token) for token in ids])
+    return estimate(groups, learner, settings, build_coefficients(config))
+
+
+def constrain_first_turn(trajectory: Trajectory) -> Trajectory:
+    """Return the trajectory as if half of the tokens had been allowed in its first turn."""
+    first, *others = trajectory.turns
+    return replace(trajectory, turns=(replace(first, constraint=Constraint(grammar="")), *others))
+
+
+def _allow_half(token: int) -> bytes:
+    return bytes(0x55 << token % 2 for _ in range(-(-VOCABULARY // 8)))
 
 
 def learn(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from learners_for_tests import estimate_of, learn, random_groups, settings_of
+from learners_for_tests import constrain_first_turn, estimate_of, learn, random_groups, settings_of
 from models_for_tests import random_model
 from processes_for_tests import CONTEXT, start_process
 from turnwise.config.schema import Config
@@ -154,8 +154,12 @@ def steps_of(learner: LocalLearner, config: Config, first: int, last: int) -> li
 
 
 def groups_of(learner: LocalLearner, seed: int) -> list[Group]:
-    """Return three groups. If the model reads images, turns of the second begin with the same ones in all steps."""
+    """Return three groups. If the model reads images, turns of the second begin with the same ones in all steps.
+
+    First turns of the third group have a constraint.
+    """
     groups = random_groups(seed, groups=3)
+    groups[2] = replace(groups[2], trajectories=tuple(constrain_first_turn(each) for each in groups[2].trajectories))
     encoder = image_encoder(learner.model)
     if encoder is None:
         return groups

@@ -50,6 +50,7 @@ OPTIONAL = (
     "pandas",
     "PIL",
     "gguf",
+    "llguidance",
     "math_verify",
     "peft",
     "torch.utils.tensorboard",

@@ -4,12 +4,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from turnwise.core.constraint import Constraint, ConstraintError
 from turnwise.core.errors import InfrastructureFailure, Outage, UserError
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.task import EpisodeKey, Task
@@ -342,3 +344,8 @@ def test_files_of_published_weights_are_removed(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.glob("*/*")] == ["version-2.safetensors"]
     del publisher
     assert not list(tmp_path.glob("*/*"))
+
+
+def test_session_refuses_constraints() -> None:
+    with fake_vllm(says(3, END)) as server, pytest.raises(ConstraintError, match="vLLM"):
+        run(turn(engine_of(server), replace(SAMPLING, constraint=Constraint(grammar='start: "a"'))))

@@ -1,13 +1,27 @@
 """The engine on a GPU: CUDA graphs, compiled Triton kernels, bfloat16. `make test-gpu` runs these."""
 
 import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
 
+from active_plan_for_tests import gradients
+from constraints_for_tests import (
+    SCHEMA,
+    constraint_of,
+    sample_all,
+    trained_model,
+    trajectory_of,
+)
+from constraints_for_tests import make_engine as constrained_engine
+from episodes_for_tests import renderer as text_renderer
 from models_for_tests import FAMILIES, random_model
 from talks_for_tests import STOP_ID, Talks, full_forward_logprobs, key, prompt, run_talks, text_of
 from turnwise.config.schema import Config
@@ -15,6 +29,7 @@ from turnwise.core.learner import Needs
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.samples import Sample
 from turnwise.data.packing import pack, unpack
+from turnwise.data.samples import build_samples
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.engine.paged.runner import build_paged_runner
 from turnwise.models.attention.interface import ATTENTION
@@ -174,3 +189,34 @@ def test_gpu_engine_and_learner_logprobs_agree_with_images(name: str, tmp_path: 
     for (_, sampled), scored in zip(played, unpack(batch, scores.logprobs), strict=True):
         torch.testing.assert_close(scored.cpu(), torch.tensor(sampled), atol=5e-3, rtol=5e-3)
     assert played[0][1] != played[2][1]  # the members see different first images
+
+
+def test_gpu_constrained_turns_match_and_agree_with_the_learner(optional_part: Callable[[str], NoReturn]) -> None:
+    """Masks inside the CUDA graph of a decoding step, and in the chunks of the learner's head."""
+    if find_spec("llguidance") is None:
+        optional_part("llguidance is not installed")
+    free = Sampling(max_tokens=60)
+    bound = replace(free, constraint=constraint_of(SCHEMA))
+    samplings, prompts = [free, bound, bound, free] * 4, [1, 1, 2, 3] * 4
+    model = trained_model().cuda()
+    model.requires_grad_(True)
+    engine = constrained_engine(model, paged=True)
+    said = sample_all(engine, samplings, prompts)
+    for sampling, completion in zip(samplings, said, strict=True):
+        if sampling.constraint is not None:
+            assert set(json.loads(text_renderer().decode(completion.ids[:-1]))) == set(SCHEMA["properties"])
+    alone = sample_all(constrained_engine(model, paged=True), [free] * len(samplings), prompts)
+    pairs = [(one.ids, two.ids) for one, two in zip(said, alone, strict=True) if one.constraint is None]
+    assert sum(one == two for one, two in pairs) >= len(pairs) - 1  # rounding may draw another token
+    trajectories = [trajectory_of(each, number) for each, number in zip(said, prompts, strict=True)]
+    samples = build_samples(trajectories, text_renderer().grammars.allowed_sets)
+    batch = pack(samples)
+    (scores,) = build_learner(Config(), model).score([batch], Needs(logprobs=True, entropy=True))
+    assert scores.logprobs is not None and scores.entropy is not None
+    for sample, logprobs in zip(samples, unpack(batch, scores.logprobs), strict=True):
+        torch.testing.assert_close(logprobs, sample.logprobs[sample.mask], atol=5e-3, rtol=5e-3)
+    assert bool(scores.entropy.isfinite().all())
+    *_, gpu = gradients(model, batch)
+    *_, cpu = gradients(trained_model(), batch)
+    for name, grad in cpu.items():
+        torch.testing.assert_close(gpu[name], grad, atol=1e-2 * float(grad.abs().max()), rtol=1e-2)

@@ -8,6 +8,12 @@ SAMPLES = ("data/test_samples.py",)
 IN_DATA = (
     *mutants(
         "data/packing.py",
+        ("training/test_constrained_turns.py",),
+        ("constraints keep the order of the samples", "_pack_allowed(ordered)", "_pack_allowed(samples)"),
+        ("free samples in a constrained batch allow nothing", 'each or b"\\xff" * width', 'each or b"\\0" * width'),
+    ),
+    *mutants(
+        "data/packing.py",
         PACKING,
         ("logits of the token itself", "sources=sampled_at - 1", "sources=sampled_at"),
         ("the last prompt token is shared", "else len(sample)) - 1", "else len(sample))"),

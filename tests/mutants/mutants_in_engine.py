@@ -6,7 +6,49 @@ SAMPLING = ("engine/test_sampling.py", "engine/test_native.py")
 VISION = ("models/test_vision.py",)
 WHOLE_IMAGES = ("models/test_whole_images.py",)
 
+CONSTRAINTS = ("engine/test_constraints.py",)
+CONSTRAINED_TURNS = ("training/test_constrained_turns.py",)
+
 IN_ENGINE = (
+    *mutants(
+        "engine/native/runner.py",
+        CONSTRAINTS,
+        ("constrained requests sample from free logits", "batch.rows[index] = len(logits) + len(sets)", "pass"),
+        ("constraints do not advance", "request.matcher.accept(token)", "pass"),
+        ("constrained requests are drafted", "            return []\n        left", "            pass\n        left"),
+    ),
+    *mutants(
+        "engine/paged/runner.py",
+        CONSTRAINTS,
+        ("the next set is computed before the token is known", "if self._pending is None or all(", "if True or all("),
+        ("constrained passes sample several tokens", "steps = 1 if constrained else", "steps = 2 if constrained else"),
+        ("constraints do not advance", "request.matcher.accept(tokens[0])", "pass"),
+    ),
+    *mutants(
+        "engine/paged/device.py",
+        CONSTRAINTS,
+        ("free rows keep the sets of earlier ones", "self.allowed.fill_(255)", "pass"),
+        ("the sets are not applied", "if constrained and self.allowed is not None:", "if False:"),
+    ),
+    *mutants(
+        "models/allowed_tokens.py",
+        (*CONSTRAINTS, *CONSTRAINED_TURNS),
+        ("the bits are read backwards", "bits = 1 << torch.arange(8", "bits = 128 >> torch.arange(8"),
+    ),
+    *mutants(
+        "models/head.py",
+        CONSTRAINED_TURNS,
+        (
+            "training on a GPU ignores constraints",
+            "return logits if allowed is None else",
+            "return logits if True else",
+        ),
+    ),
+    *mutants(
+        "render/grammar.py",
+        (*CONSTRAINTS, "gateway/test_reply_grammar.py"),
+        ("failed steps go on", "            if not self._matcher.is_error():\n", "            if True:\n"),
+    ),
     *mutants(
         "engine/paged/runner.py",
         VISION,

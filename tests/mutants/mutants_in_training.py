@@ -9,6 +9,11 @@ GATHER = ("training/test_rollout_stage.py", "training/test_step_groups.py")
 
 IN_TRAINING = (
     *mutants(
+        "training/learner.py",
+        ("training/test_constrained_turns.py",),
+        ("training ignores constraints", "if batch.allowed is not None:", "if False:"),
+    ),
+    *mutants(
         "training/objective.py",
         STEP,
         (

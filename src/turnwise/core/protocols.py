@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from turnwise.core.constraint import Constraint
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.messages import Message, Picture, ToolSpec
 from turnwise.core.task import EpisodeKey, Task
@@ -87,7 +88,10 @@ MakeEnv = Callable[[Task, int, int], Env]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Sampling settings. Log-probabilities are those at `temperature`, before top-p and top-k."""
+    """Sampling settings. Log-probabilities are those at `temperature`, before top-p and top-k.
+
+    Under a constraint they are those among the tokens that it allows.
+    """
 
     max_tokens: int
     temperature: float = 1.0
@@ -97,6 +101,8 @@ class Sampling:
     """0: all tokens."""
     stop: tuple[str, ...] = ()
     """Strings that end the turn. Their tokens stay in `Completion.ids`."""
+    constraint: Constraint | None = None
+    """What the turn may be; None: anything."""
 
     @property
     def sampler(self) -> Sampler:
@@ -116,6 +122,8 @@ class Completion:
     """Last published version when each token was sampled, 0 before any; empty if unknown."""
     values: tuple[float, ...] = ()
     """The critic's value of the position before each token; empty if the engine computes none."""
+    constraint: Constraint | None = None
+    """Constraint that was enforced."""
 
 
 class Session(Protocol):
@@ -135,8 +143,9 @@ class Session(Protocol):
         The sampled tokens join the context; the next call passes only what follows them. An id below 0 is a token of an
         image (`core/images.py`). The caller keeps the context within the longest one by lowering `sampling.max_tokens`.
 
-        Raises InfrastructureFailure to have the episode retried, and UserError, or Outage if a service is down, to end
-        the run. Any other exception is a bug and ends it too.
+        Raises ConstraintError if `sampling.constraint` cannot be enforced, InfrastructureFailure to have the episode
+        retried, and UserError, or Outage if a service is down, to end the run. Any other exception is a bug and ends
+        it too.
         """
         ...
 

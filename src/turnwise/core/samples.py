@@ -1,10 +1,18 @@
 """Training data: samples and packed batches."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllowedTokens:
+    """Tokens that constraints allowed where each of M tokens was sampled. Equal sets are stored once."""
+
+    sets: Tensor  # [U, W] uint8, packed: token i is bit i % 8 of byte i // 8
+    rows: Tensor  # [M] index into the sets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +32,8 @@ class Sample:
     turn_ids: Tensor  # [T] int64
     logprobs: Tensor  # [T] float32
     temperatures: Tensor  # [T] float32, 1 where the mask is 0
+    allowed: tuple[bytes, ...] | None = None
+    """Packed set of the tokens that were allowed at each sampled token, empty: all. None: all at every token."""
 
     def __len__(self) -> int:
         return self.ids.shape[0]
@@ -73,6 +83,8 @@ class Batch:
     targets: Tensor  # [M] token ids
     temperatures: Tensor  # [M]
     ends: Tensor  # [B] index into [N] of the last token, in that order
+    allowed: AllowedTokens | None = None
+    """Log-probabilities and entropies are those among these tokens; None: among all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +106,7 @@ class TrainBatch:
     correction_scale: float = 1.0
 
 
-_Packed = TypeVar("_Packed", Batch, TrainBatch)
+_Packed = TypeVar("_Packed", Batch, TrainBatch, AllowedTokens)
 
 
 def on_device(packed: _Packed, device: torch.device) -> _Packed:
@@ -106,6 +118,6 @@ def on_device(packed: _Packed, device: torch.device) -> _Packed:
         value = getattr(packed, field.name)
         if isinstance(value, Tensor):
             moved[field.name] = value.pin_memory().to(device, non_blocking=True)
-        elif isinstance(value, Batch):
-            moved[field.name] = on_device(value, device)
+        elif isinstance(value, Batch | AllowedTokens):
+            moved[field.name] = on_device(cast(Any, value), device)
     return replace(packed, **moved)

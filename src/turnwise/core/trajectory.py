@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from turnwise.core.constraint import Constraint
 from turnwise.core.images import ImageSpan
 from turnwise.core.messages import Message, Picture
 from turnwise.core.task import Task
@@ -98,6 +99,8 @@ class Turn:
     """Critic's value before each sampled token, if the critic shares the policy's trunk; empty if unknown."""
     images: tuple[ImageSpan, ...] = ()
     """Images in `context_ids`, in order."""
+    constraint: Constraint | None = None
+    """Constraint that the action was sampled under. Log-probabilities are those among the tokens that it allows."""
 
     @property
     def is_summary(self) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from turnwise.core.samples import Batch, Sample, TrainBatch, TrainSample
+from turnwise.core.samples import AllowedTokens, Batch, Sample, TrainBatch, TrainSample
 from turnwise.data.samples import count_sampled, gather_sampled
 
 SHORTEST_PREFIX = 8
@@ -90,7 +90,23 @@ def pack(samples: Sequence[Sample]) -> Batch:
         targets=ids[sampled_at],
         temperatures=gather_sampled(ordered, [each.temperatures for each in ordered]),
         ends=starts + lengths - 1,
+        allowed=_pack_allowed(ordered),
     )
+
+
+def _pack_allowed(samples: Sequence[Sample]) -> AllowedTokens | None:
+    """Return the allowed tokens of all sampled tokens; None if no sample has constraints."""
+    if all(sample.allowed is None for sample in samples):
+        return None
+    numbers: dict[bytes, int] = {}
+    rows = list[int]()
+    for sample in samples:
+        allowed = (b"",) * count_sampled([sample])[0] if sample.allowed is None else sample.allowed
+        rows += [numbers.setdefault(each, len(numbers)) for each in allowed]
+    width = max(map(len, numbers))
+    packed = b"".join(each or b"\xff" * width for each in numbers)
+    sets = torch.frombuffer(bytearray(packed), dtype=torch.uint8).view(len(numbers), width)
+    return AllowedTokens(sets=sets, rows=torch.tensor(rows))
 
 
 def _shared_prompts(samples: Sequence[Sample]) -> tuple[list[Tensor], dict[int, int]]:

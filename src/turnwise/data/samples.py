@@ -23,21 +23,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnwise.core.constraint import Constraint, ConstraintError
 from turnwise.core.errors import FOREIGN_ERRORS, UserError
 from turnwise.core.samples import Sample
 from turnwise.core.trajectory import Segment, Trajectory, Turn
 
+AllowedSets = Callable[[Constraint, Sequence[int]], Sequence[bytes]]
+"""(constraint, sampled ids) -> packed set of the tokens that were allowed before each, as `GrammarCompiler` has it."""
 
-def build_samples(trajectories: Sequence[Trajectory]) -> list[Sample]:
-    """Build one sample per segment, so that every sampled token is in exactly one sample."""
+
+def build_samples(trajectories: Sequence[Trajectory], allowed_sets: AllowedSets | None = None) -> list[Sample]:
+    """Build one sample per segment, so that every sampled token is in exactly one sample.
+
+    `allowed_sets`: for turns with a constraint, which raise UserError without it.
+    """
     return [
-        build_sample(index, segment)
+        build_sample(index, segment, allowed_sets)
         for index, trajectory in enumerate(trajectories)
         for segment in trajectory.segments()
     ]
 
 
-def build_sample(trajectory: int, segment: Segment) -> Sample:
+def build_sample(trajectory: int, segment: Segment, allowed_sets: AllowedSets | None = None) -> Sample:
     """Build the sample of a segment. NumPy converts Python numbers several times faster than torch."""
     turns = segment.turns
     ids = [token for turn in turns for part in (turn.context_ids, turn.action_ids) for token in part]
@@ -56,7 +63,25 @@ def build_sample(trajectory: int, segment: Segment) -> Sample:
         turn_ids=torch.from_numpy(turn_ids),
         logprobs=torch.from_numpy(token_logprobs),
         temperatures=torch.from_numpy(np.repeat(np.array(temperatures, dtype=np.float32), sizes)),
+        allowed=_find_allowed(turns, allowed_sets) if any(turn.constraint is not None for turn in turns) else None,
     )
+
+
+def _find_allowed(turns: Sequence[Turn], allowed_sets: AllowedSets | None) -> tuple[bytes, ...]:
+    """Return the set of allowed tokens at each sampled token, empty at those without a constraint."""
+    if allowed_sets is None:
+        raise UserError(
+            "Episodes with response_format or a required tool_choice cannot be used here: their probabilities are "
+            "those among the allowed tokens, which this method does not compute. Leave these settings out."
+        )
+    found = list[bytes]()
+    for turn in turns:
+        try:
+            sets = None if turn.constraint is None else allowed_sets(turn.constraint, turn.action_ids)
+        except ConstraintError as error:
+            raise UserError(f"A recorded grammar does not match its reply: {error}. Leave the episode out.") from error
+        found += [b""] * len(turn.action_ids) if sets is None else sets
+    return tuple(found)
 
 
 TokenRule = Callable[[Turn], Sequence[bool]]

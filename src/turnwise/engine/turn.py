@@ -35,6 +35,7 @@ class SampledTurn:
             temperature=self.sampling.temperature or 1.0,
             policy_versions=tuple(self.versions),
             values=tuple(self.values),
+            constraint=self.sampling.constraint,
         )
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from turnwise.core.samples import AllowedTokens
+from turnwise.models.allowed_tokens import NEVER, mask_logits_
 from turnwise.models.attention.operator import use_plan
 from turnwise.models.attention.varlen import VarlenPlan
 
 MAX_CHUNK_LOGITS, MIN_ROWS = 1 << 28, 64
 """Upper bound of the logits held at once (1 GiB of float32), but at least this many rows of them."""
-NEVER = -1e9
-"""Logit of tokens that are never sampled. Finite, so that entropies and gradients stay finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,28 +108,37 @@ def chunk_rows(vocabulary: int) -> int:
     return max(MIN_ROWS, MAX_CHUNK_LOGITS // vocabulary)
 
 
-def head_logprobs(head: OutputHead, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+def head_logprobs(
+    head: OutputHead, hidden: Tensor, targets: Tensor, temperatures: Tensor, allowed: AllowedTokens | None = None
+) -> tuple[Tensor, Tensor]:
     """Return log-probability and entropy [M] of hidden states [M, H], computing the logits in chunks.
 
     The backward pass recomputes the logits, which costs less than keeping them.
     """
-    logprobs, entropy = _HeadLogprobs.apply(hidden, head.weight, head, targets, temperatures)
+    logprobs, entropy = _HeadLogprobs.apply(hidden, head.weight, head, targets, temperatures, allowed)
     return logprobs, entropy
 
 
 class _HeadLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, head: OutputHead, targets: Tensor, temperatures: Tensor
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        head: OutputHead,
+        targets: Tensor,
+        temperatures: Tensor,
+        allowed: AllowedTokens | None,
     ) -> tuple[Tensor, Tensor]:
         rows = chunk_rows(weight.shape[0])
         chunks = []
         for start in range(0, max(1, len(hidden)), rows):
             here = slice(start, start + rows)
-            chunks.append(_statistics_function(hidden)(head.logits(hidden[here]), targets[here], temperatures[here]))
+            logits = _chunk_logits(head, hidden, allowed, here)
+            chunks.append(_statistics_function(hidden)(logits, targets[here], temperatures[here]))
         logprobs, entropy, logsumexp = (torch.cat(columns) for columns in zip(*chunks, strict=True))
         ctx.save_for_backward(hidden, targets, temperatures, entropy, logsumexp)
-        ctx.head, ctx.rows = head, rows
+        ctx.head, ctx.rows, ctx.allowed = head, rows, allowed
         return logprobs, entropy
 
     @staticmethod
@@ -144,14 +153,19 @@ class _HeadLogprobs(torch.autograd.Function):
         settings = head.scale, head.softcap, hidden.dtype
         for start in range(0, len(hidden), ctx.rows):
             here = slice(start, start + ctx.rows)
-            logits = head.logits(hidden[here])
+            logits = _chunk_logits(head, hidden, ctx.allowed, here)
             columns = (targets, temperatures, entropy, logsumexp, logprobs_grad, entropy_grad)
             grad = _gradient_function(hidden)(logits, *(each[here] for each in columns), *settings)
             if hidden_grad is not None:
                 hidden_grad[here] = grad @ weight
             if weight_grad is not None:
                 weight_grad += matmul_float32(grad.t(), hidden[here])
-        return hidden_grad, None if weight_grad is None else weight_grad.to(weight.dtype), None, None, None
+        return hidden_grad, None if weight_grad is None else weight_grad.to(weight.dtype), None, None, None, None
+
+
+def _chunk_logits(head: OutputHead, hidden: Tensor, allowed: AllowedTokens | None, here: slice) -> Tensor:
+    logits = head.logits(hidden[here])
+    return logits if allowed is None else mask_logits_(logits, allowed.sets[allowed.rows[here]])
 
 
 def logprob_statistics(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,7 +19,7 @@ from turnwise.core.learner import Needs
 from turnwise.core.protocols import EngineControl, ValueEngine
 from turnwise.core.references import load_function
 from turnwise.core.suggestions import suggest
-from turnwise.data.samples import PARTS, TokenRule, part_rule, sampled
+from turnwise.data.samples import PARTS, AllowedSets, TokenRule, part_rule, sampled
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.layers import compile_unfused_layers, copy_model, recompute_layers
 from turnwise.models.loading.load import resolve_device
@@ -213,7 +213,9 @@ def update_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> UpdateS
     )
 
 
-def estimate_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> EstimateSettings:
+def estimate_settings(
+    config: Config, micro_tokens: int = MICRO_TOKENS, allowed_sets: AllowedSets | None = None
+) -> EstimateSettings:
     algo, advantage = config.algo, advantage_traits(config)
     return EstimateSettings(
         algo=algo,
@@ -233,6 +235,7 @@ def estimate_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> Estim
             ref_logprobs=needs_reference(algo),
         ),
         micro_tokens=micro_tokens,
+        allowed_sets=allowed_sets,
     )
 
 

@@ -180,7 +180,7 @@ def evaluate_offline(run: str, sources: Sequence[str], episodes: Episodes) -> Of
     images.keep()
     if not trajectories:
         raise UserError(f"{', '.join(sources)}: no episode to evaluate on. Give other sources.")
-    samples = build_samples(trajectories)
+    samples = build_samples(trajectories, renderer.grammars.allowed_sets)
     table = TokenTable(samples, len(trajectories))
     scores = _score(loaded.model, samples, config.train.micro_tokens or MICRO_TOKENS)
     log_ratios = [score - sample.logprobs[sample.mask] for score, sample in zip(scores, samples, strict=True)]

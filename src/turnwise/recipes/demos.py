@@ -165,7 +165,12 @@ def _read_successes(run: Path, loaded: LoadedModel, count: int) -> list[Sample]:
         trajectories.append(trajectory_from_row(folder.read_trajectory(entry)))
         images.check(trajectories[-1], run / IMAGES_FOLDER, where)
     images.keep()
-    return build_samples(trajectories)
+    return build_samples([_without_constraints(each) for each in trajectories])
+
+
+def _without_constraints(trajectory: Trajectory) -> Trajectory:
+    """Return the trajectory as if its replies had been free: a model that imitates them learns their format too."""
+    return replace(trajectory, turns=tuple(replace(turn, constraint=None) for turn in trajectory.turns))
 
 
 def _check_lengths(samples: Sequence[Sample], config: Config, demos: str, *, samples_answers: bool) -> None:

@@ -14,6 +14,7 @@ from turnwise.core.learner import Learner
 from turnwise.core.program import spell_command
 from turnwise.core.references import reference_name
 from turnwise.data.replay import Replay
+from turnwise.data.samples import AllowedSets
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.loading.load import LoadedModel
 from turnwise.models.memory.plan import MemoryPlan
@@ -209,6 +210,7 @@ class ReinforcementRun(TrainingRun):
         replay: Replay | None,
     ) -> Loop:
         config, tokens = self.config, plan.micro_tokens
+        allowed_sets = stack.renderer.grammars.allowed_sets
         collector, opponents = build_selfplay(
             config, self.environments, self.tasks, loaded, stack, learner, checkpoints, self.folder, progress
         )
@@ -216,10 +218,10 @@ class ReinforcementRun(TrainingRun):
         if replay is None:
             rollout_stage = self._rollout_stage(stack, collector, learner, tokens)
         else:
-            rollout_stage = self._replay_stage(replay, learner, tokens)
+            rollout_stage = self._replay_stage(replay, learner, tokens, allowed_sets)
         return Loop(
             config=config,
-            estimate_settings=estimate_settings(config, tokens),
+            estimate_settings=estimate_settings(config, tokens, allowed_sets),
             update_settings=update_settings(config, tokens),
             rollout_stage=rollout_stage,
             evaluator=self.build_evaluator(stack, progress),
@@ -247,7 +249,9 @@ class ReinforcementRun(TrainingRun):
             archer=archer,
         )
 
-    def _replay_stage(self, replay: Replay, learner: Learner, micro_tokens: int) -> ReplayStage:
+    def _replay_stage(
+        self, replay: Replay, learner: Learner, micro_tokens: int, allowed_sets: AllowedSets
+    ) -> ReplayStage:
         config = self.config
         return ReplayStage(
             tasks=self.tasks,
@@ -259,6 +263,7 @@ class ReinforcementRun(TrainingRun):
             micro_tokens=micro_tokens,
             run_seed=config.seed,
             pair_gap=config.data.pair_gap,
+            allowed_sets=allowed_sets,
         )
 
     def _rollout_stage(
@@ -287,6 +292,7 @@ class ReinforcementRun(TrainingRun):
             group_size=config.rollout.group_size,
             refill=config.algo.filter_refill,
             micro_tokens=micro_tokens,
+            allowed_sets=stack.renderer.grammars.allowed_sets,
         )
 
     def write_figures(self, rows: Sequence[dict[str, Any]]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from turnwise.core.constraint import Constraint
 from turnwise.core.errors import UserError
 from turnwise.core.messages import ContentPart, ImagePart, Message, Picture, TextPart, ToolCall, text_parts
 from turnwise.core.task import Task
@@ -115,6 +116,7 @@ def _turn_row(
         "info": to_json_value(turn.info),
         "picture": None if turn.picture is None else _picture_row(turn.picture),
         **({"images": [span_to_row(span) for span in turn.images]} if turn.images else {}),
+        **({"grammar": turn.constraint.grammar} if turn.constraint is not None else {}),
     }
 
 
@@ -192,6 +194,7 @@ def _turn(row: Mapping[str, Any]) -> Turn:
         info=row["info"],
         picture=None if row["picture"] is None else _picture(row["picture"]),
         images=tuple(span_from_row(span) for span in row.get("images", ())),
+        constraint=Constraint(grammar=row["grammar"]) if "grammar" in row else None,
     )
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -140,6 +140,7 @@ class Codec:
         self.markup_pattern = match_any(word for word in added if word not in self.control)
         """Tokens such as <think> and <tool_call>, which agents and templates may write, but not environments."""
         self.added_pattern = match_any(added)
+        self._added_ids = {word: token.id for word, token in added.items()}
         self._split_inside = re.compile(f"(?={self.control_pattern.pattern})")
         self.control_ids = frozenset(token.id for token in self.control.values())
         unknown = {tokenizer.unk_token_id} - {tokenizer.eos_token_id, tokenizer.bos_token_id}
@@ -161,6 +162,17 @@ class Codec:
         if "ByteLevel" not in component_types(spec["decoder"]) and not spec["model"].get("byte_fallback"):
             return math.inf
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
+
+    def split_added(self, text: str) -> Iterator[tuple[str, int | None]]:
+        """Yield the pieces of a text: added tokens with their ids, and what is between them."""
+        end = 0
+        for match in self.added_pattern.finditer(text):
+            if match.start() > end:
+                yield text[end : match.start()], None
+            yield match[0], self._added_ids[match[0]]
+            end = match.end()
+        if end < len(text):
+            yield text[end:], None
 
     def encode(self, text: str, spaced: bool = False) -> tuple[int, ...]:
         """Encode plain text without control tokens. `spaced`: with the space that the tokenizer inserts first."""

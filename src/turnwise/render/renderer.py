@@ -1,6 +1,6 @@
 """Messages <-> token ids, append-only: `start` a context, `parse` what was sampled, `extend` the context."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -15,6 +15,7 @@ from turnwise.core.trajectory import Span, Stop
 from turnwise.models.vision.processor import ImageProcessor
 from turnwise.render.codec import Codec, added_tokens, backend_of, match_any
 from turnwise.render.compiled_template import Before, CompiledTemplate
+from turnwise.render.grammar import GrammarCompiler
 from turnwise.render.parse import ParsedAction, parse_pieces, tokens_outside_thinking
 from turnwise.render.scaffold import after_turn_end, call_parts, extend_parts, find_markers, start_parts
 from turnwise.render.slots import TemplatePart
@@ -69,6 +70,8 @@ class Renderer:
         ends = {tokenizer.eos_token_id, self._end.id if self._end else None, *stop_ids}
         self.stop_ids: frozenset[int] = frozenset(token for token in ends if token is not None)
         self._prefix, self._prefix_ids = prefix, self._codec.encode(prefix) if prefix else []
+        self.grammars = GrammarCompiler(backend_of(tokenizer).to_str, self.stop_ids)
+        """Constraints of what is sampled, in this tokenizer's tokens."""
         self._parsed = lru_cache(maxsize=CACHED_ACTIONS)(self._parse)
         self._start_programs = lru_cache(maxsize=CACHED_SHAPES)(self._start_program)
         self._extend_programs = lru_cache(maxsize=CACHED_SHAPES)(self._extend_program)
@@ -87,6 +90,15 @@ class Renderer:
             return probe.name in self._template.render(messages, tools=[tool_schema(probe)])
         except RefusedError:
             return False
+
+    @property
+    def opens_thinking(self) -> bool:
+        """Whether an answer starts inside of a <think> block that the context has opened."""
+        return self._markers.opens_think or self._prefix.rfind("<think>") > self._prefix.rfind("</think>")
+
+    def split_added(self, text: str) -> Iterator[tuple[str, int | None]]:
+        """Yield the pieces of a text, with the id of those that are a single token wherever they occur."""
+        yield from self._codec.split_added(text)
 
     def can_fit(self, messages: Sequence[Message], max_tokens: int) -> bool:
         """Return False if the messages have more characters than `max_tokens` can represent, without encoding them.
@@ -129,8 +141,7 @@ class Renderer:
     def drop_thinking(self, ids: Sequence[int], stop: Stop) -> list[int] | None:
         """Return a sampled action without the tokens of its thinking. See `tokens_outside_thinking`."""
         action = self._without_end(ids, stop)
-        opens_think = self._markers.opens_think or self._prefix.rfind("<think>") > self._prefix.rfind("</think>")
-        kept = tokens_outside_thinking(self._codec.pieces(action), opens_think)
+        kept = tokens_outside_thinking(self._codec.pieces(action), self.opens_thinking)
         return None if kept is None else [*(action[index] for index in kept), *ids[len(action) :]]
 
     def _without_end(self, ids: Sequence[int], stop: Stop) -> tuple[int, ...]:

@@ -116,6 +116,7 @@ def _turn(pending: ContextState, completion: Completion, parsed: ParsedAction, s
         action_logprobs=completion.logprobs,
         temperature=completion.temperature,
         policy_versions=completion.policy_versions,
+        constraint=completion.constraint,
         values=completion.values,
         spans=parsed.spans,
         message=parsed.message,

@@ -19,6 +19,7 @@ from turnwise.core.samples import Sample
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import micro_batches, pack, unpack
 from turnwise.data.samples import (
+    AllowedSets,
     TokenRule,
     TokenTable,
     build_samples,
@@ -79,6 +80,8 @@ class EstimateSettings:
     kl_in_reward: KlEstimator | None
     needs: Needs
     micro_tokens: int
+    allowed_sets: AllowedSets | None = None
+    """For turns with a constraint."""
 
     @property
     def advantage(self) -> Advantage:
@@ -137,7 +140,7 @@ def estimate(
     trajectories, group_ids = select_trajectories(groups, settings.algo.truncated)
     if not trajectories:
         return None
-    samples = build_samples(trajectories)
+    samples = build_samples(trajectories, settings.allowed_sets)
     table = TokenTable(samples, len(trajectories))
     scores = _score(trajectories, samples, learner, settings)
     sampler_logprobs = gather_sampled(samples, [each.logprobs for each in samples])  # [K]

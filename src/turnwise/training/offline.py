@@ -16,7 +16,7 @@ from turnwise.config.algorithm import AlgoConfig
 from turnwise.core.learner import Learner, Needs
 from turnwise.data.replay import Replay, has_pair
 from turnwise.data.replay_files import Entry
-from turnwise.data.samples import build_samples
+from turnwise.data.samples import AllowedSets, build_samples
 from turnwise.rollout.failures import DroppedEpisodes
 from turnwise.rollout.tasks import SuccessCounts, TaskSource
 from turnwise.training.estimate import score_samples
@@ -40,12 +40,14 @@ class ReplayStage:
     run_seed: int
     pair_gap: float = 0.0
     """Smallest difference of rewards within a pair."""
+    allowed_sets: AllowedSets | None = None
+    """For turns with a constraint."""
 
     async def run(self, step: int, show: ShowProgress, success_counts: SuccessCounts | None = None) -> RolloutResult:
         """Draw the groups of a step."""
         groups = [self.replay.read_group(members) for members in self._draw(step)]
         show("data", len(groups), len(groups))
-        kept = filter_groups(groups, self.learner, self.algo, self.micro_tokens)
+        kept = filter_groups(groups, self.learner, self.algo, self.micro_tokens, self.allowed_sets)
         return RolloutResult(
             groups=groups,
             kept=kept,

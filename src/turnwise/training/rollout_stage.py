@@ -14,7 +14,7 @@ from turnwise.config.algorithm import AlgoConfig
 from turnwise.core.errors import Outage
 from turnwise.core.learner import Learner, Needs
 from turnwise.core.trajectory import Group, Trajectory
-from turnwise.data.samples import build_samples
+from turnwise.data.samples import AllowedSets, build_samples
 from turnwise.record.metrics import rollout_metrics
 from turnwise.rewards.scoring import RewardSet, ScoredGroups, count_members, score_groups
 from turnwise.rollout.collect import CollectedGroups, DrawCounts, GroupCollector
@@ -117,6 +117,8 @@ class RolloutStage:
     refill: int
     """Maximum number of further rounds of tasks while fewer than `groups` groups pass the filter."""
     micro_tokens: int
+    allowed_sets: AllowedSets | None = None
+    """For turns with a constraint."""
 
     async def run(self, step: int, show: ShowProgress, success_counts: SuccessCounts | None = None) -> RolloutResult:
         """Roll out and filter the groups of a step. `success_counts`: results of tasks so far, for a curriculum."""
@@ -147,7 +149,7 @@ class RolloutStage:
         totals.dropped.total += round.episodes
         totals.dropped.dropped += round.episodes - count_members(round.scored.groups)
         totals.groups += round.scored.groups
-        totals.kept += filter_groups(round.scored.groups, self.learner, self.algo, self.micro_tokens)
+        totals.kept += filter_groups(round.scored.groups, self.learner, self.algo, self.micro_tokens, self.allowed_sets)
 
     def _result(self, totals: "_Totals", kept: list[Group], baselines: Baselines | None) -> RolloutResult:
         kept_share = len(totals.kept) / len(totals.groups)
@@ -231,28 +233,39 @@ def _count(round: RolloutRound, counts: Counter[str], dropped: DroppedEpisodes) 
     dropped.cause = None if scored.last_failure else collected.last_failure or dropped.cause
 
 
-def filter_groups(groups: Sequence[Group], learner: Learner, algo: AlgoConfig, micro_tokens: int) -> list[Group]:
+def filter_groups(
+    groups: Sequence[Group],
+    learner: Learner,
+    algo: AlgoConfig,
+    micro_tokens: int,
+    allowed_sets: AllowedSets | None = None,
+) -> list[Group]:
     """Return the groups that pass the filter, which may be none."""
     if algo.filter == "none":
         return list(groups)
     members = [(number, each) for number, group in enumerate(groups) for each in group.trajectories if each.num_sampled]
     if not members:
         return []
-    values = _group_score_inputs([each for _, each in members], SCORES[algo.filter_by], learner, micro_tokens)
-    scores = SCORES[algo.filter_by].reduce(values, torch.tensor([number for number, _ in members]), len(groups))
+    score = SCORES[algo.filter_by]
+    values = _group_score_inputs([each for _, each in members], score, learner, micro_tokens, allowed_sets)
+    scores = score.reduce(values, torch.tensor([number for number, _ in members]), len(groups))
     kept = FILTERS[algo.filter].compute(scores, algo)
     return [group for group, keep in zip(groups, kept.tolist(), strict=True) if keep]
 
 
 def _group_score_inputs(
-    trajectories: list[Trajectory], score: GroupScore, learner: Learner, micro_tokens: int
+    trajectories: list[Trajectory],
+    score: GroupScore,
+    learner: Learner,
+    micro_tokens: int,
+    allowed_sets: AllowedSets | None,
 ) -> Tensor:
     """Return the quantity of each trajectory that the group score reduces. [B]"""
     if score.quantity == "returns":
         return torch.tensor([each.total_reward for each in trajectories], dtype=torch.float64)
     if score.quantity == "lengths":
         return torch.tensor([float(each.num_sampled) for each in trajectories])
-    samples = build_samples(trajectories)
+    samples = build_samples(trajectories, allowed_sets)
     entropies = score_samples(samples, learner, Needs(entropy=True), micro_tokens)["entropy"]
     owners = torch.tensor([sample.trajectory for sample in samples])
     owners = owners.repeat_interleave(torch.tensor([len(each) for each in entropies]))

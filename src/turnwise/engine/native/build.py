@@ -13,7 +13,7 @@ def build_native(model: Any, renderer: Renderer, options: EngineOptions) -> Nati
     """Build an engine over the model's own parameters: contiguous KV cache on a CPU, paged on a GPU."""
     common: dict[str, Any] = {"slots": options.slots, "stop_ids": renderer.stop_ids, "decode": renderer.decode}
     if device_of(model).type == "cpu":
-        return NativeEngine(model, **common)
+        return NativeEngine(model, **common, grammars=renderer.grammars)
     runner = build_paged_runner(
         model,
         **common,
@@ -22,4 +22,4 @@ def build_native(model: Any, renderer: Renderer, options: EngineOptions) -> Nati
         share=options.system.cache_share,
         pages=options.pages,
     )
-    return NativeEngine(model, **common, runner=runner)
+    return NativeEngine(model, **common, runner=runner, grammars=renderer.grammars)

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from torch import Tensor, nn
 
+from turnwise.core.constraint import ConstraintError
 from turnwise.core.loop_clock import count_blocked
 from turnwise.core.protocols import Completion, EngineStats, Sampling, WeightSource
 from turnwise.core.task import EpisodeKey
@@ -14,6 +15,7 @@ from turnwise.engine.active_time import ActiveTime
 from turnwise.engine.native.requests import PassRunner, Request, SessionSlot
 from turnwise.engine.native.runner import SlotRunner
 from turnwise.models.weights import WeightCopier
+from turnwise.render.grammar import GrammarCompiler, GrammarMatcher
 
 
 class NativeSession:
@@ -33,7 +35,7 @@ class NativeSession:
         self._slot.append(ids)
         if not self._slot.pending:
             raise ValueError("nothing to generate from: pass at least one id")
-        self._request = Request(slot=self._slot, sampling=sampling)
+        self._request = Request(slot=self._slot, sampling=sampling, matcher=self._engine.match(sampling))
         try:
             return await self._engine.submit(self._request)
         finally:
@@ -43,7 +45,7 @@ class NativeSession:
 class NativeEngine:
     """Generates with the learner's own module, loaded with turnwise's attention, so weights are never synchronized.
 
-    `runner`: runs the passes; the default is `SlotRunner`, for a CPU.
+    `runner`: runs the passes; the default is `SlotRunner`, for a CPU. `grammars`: for constraints.
 
     A pass includes all sessions that have a request. Sessions answered by the last pass continue before the event loop
     does anything else: with environments that never suspend, all of them submit again, so equal runs form equal batches
@@ -58,11 +60,12 @@ class NativeEngine:
         stop_ids: Iterable[int],
         decode: Callable[[list[int]], str],
         runner: PassRunner | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.policy_version = 0
         self._model, self._copier = model, WeightCopier(model)
         self._runner: PassRunner = runner or SlotRunner(model, slots=slots, stop_ids=stop_ids, decode=decode)
-        self._slots = slots
+        self._slots, self._grammars = slots, grammars
         self._live = 0
         self._pass_s = 0.0
         self._active = ActiveTime()
@@ -147,6 +150,14 @@ class NativeEngine:
         with self._active:
             return await answer
 
+    def match(self, sampling: Sampling) -> GrammarMatcher | None:
+        """Return a matcher of the constraint. The gateway has compiled the grammar, in a thread."""
+        if sampling.constraint is None:
+            return None
+        if self._grammars is None:
+            raise ConstraintError("the engine was built without a tokenizer, so it cannot enforce a grammar")
+        return self._grammars.matcher(sampling.constraint)
+
     def _forget(self, slot: SessionSlot) -> None:
         """Drop the pending request of a session that was cancelled or failed, and free its slot."""
         if self._answers.pop(slot, None) is not None:
@@ -196,5 +207,9 @@ class NativeEngine:
     def _answer(self, finished: list[Request]) -> None:
         for request in finished:
             _, answer = self._answers.pop(request.slot)
-            if request.stop is not None and not answer.done():
+            if answer.done():
+                continue
+            if request.matcher is not None and request.matcher.error is not None:
+                answer.set_exception(request.matcher.error)
+            elif request.stop is not None:
                 answer.set_result(request.complete(self.policy_version))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from turnwise.engine.turn import SampledTurn
+from turnwise.render.grammar import GrammarMatcher
 
 
 class SessionSlot(Protocol):
@@ -28,6 +29,8 @@ class Request(SampledTurn):
 
     slot: Any
     """Slot of the runner that answers."""
+    matcher: GrammarMatcher | None = None
+    """State of the constraint; None without one."""
     taken: bool = False
     """Whether a pass has started it; else it waits for free memory."""
     began_s: float | None = None

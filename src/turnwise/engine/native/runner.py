@@ -20,6 +20,7 @@ from turnwise.engine.native.sampling import (
     sample_batch,
 )
 from turnwise.engine.turn import stop_reason
+from turnwise.models.allowed_tokens import mask_logits_, stack_sets
 from turnwise.models.attention.interface import check_attention
 from turnwise.models.forward import capture_input, last_layer_index, restrict_last_layer
 from turnwise.models.layers import decoder_layers
@@ -241,6 +242,8 @@ class SlotRunner:
         self._sample(scheduled, logits, values)
 
     def _draft(self, group: list[Request], min_probability: float) -> list[int]:
+        if any(request.matcher is not None for request in group):  # the next set of tokens depends on this one
+            return []
         left = min(request.sampling.max_tokens - len(request.ids) for request in group)
         max_tokens = min(MAX_DRAFT_TOKENS, left - 1)
         return self._drafter.draft(group[0].slot.bigram, max_tokens=max_tokens, min_probability=min_probability)
@@ -301,6 +304,8 @@ class SlotRunner:
                     row=row, address=slot.address, counter=slot.sampled, setting=request.sampling, count=each.read
                 )
             row += each.read
+        if any(request.matcher is not None for each in scheduled for request in each.requests):
+            logits = self._constrain(scheduled, logits, batch)
         sampled = sample_batch(logits, batch)
         index = row = 0
         for each in scheduled:
@@ -322,6 +327,8 @@ class SlotRunner:
             request.stop = stop_reason(request, self._stop_ids, self._decode_text)
             self._drafter.observe(slot.bigram, token)
             slot.bigram = (slot.bigram[1], token)
+            if request.matcher is not None:
+                request.matcher.accept(token)
             if request.stop is not None or number == len(draft) or token != draft[number]:
                 break
         slot.sampled += number + 1
@@ -331,3 +338,15 @@ class SlotRunner:
         self.counts["drafted_tokens"] += len(draft)
         self.counts["accepted_tokens"] += number
         return number + 1
+
+    def _constrain(self, scheduled: list[ScheduledSlot], logits: Tensor, batch: SamplingBatch) -> Tensor:
+        """Append a masked copy of the logits of each constrained request: others may sample from the same row."""
+        rows, sets, index = list[int](), list[bytes](), 0
+        for each in scheduled:
+            for request in each.requests:
+                if request.matcher is not None:
+                    rows.append(batch.rows[index])
+                    batch.rows[index] = len(logits) + len(sets)
+                    sets.append(request.matcher.allowed())
+                index += each.read
+        return torch.cat([logits, mask_logits_(logits[rows], stack_sets(sets))])

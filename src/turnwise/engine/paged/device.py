@@ -14,6 +14,7 @@ from torch import Tensor
 from turnwise.engine.paged import reference
 from turnwise.engine.paged.cache import CacheShape, PagedCache, PagedPlan
 from turnwise.engine.paged.state import SampledTokens, SessionState
+from turnwise.models.allowed_tokens import mask_logits_, stack_sets
 from turnwise.models.attention.operator import use_plan
 from turnwise.models.head import OutputHead
 from turnwise.models.memory.allocator import freeze_gc
@@ -152,6 +153,8 @@ class Device:
         self.block_tokens = max(
             1, 64 // _next_power_of_2(model.config.get_text_config().num_attention_heads // min(kv for kv, _ in shape))
         )
+        self.allowed: Tensor | None = None
+        """Packed sets of the tokens that rows may sample, [rows, V / 8]; allocated with the first constraint."""
         most = bucket(prefill_tokens, MIN_TOKENS)
         self.new = torch.zeros(3, most, dtype=torch.int64, device=self.device)
         """Ids, positions and slots of the tokens that enter the cache."""
@@ -285,14 +288,21 @@ class Device:
         return output.last_hidden_state[0]
 
     @torch.no_grad()
-    def decode(self, slots: Sequence[int], steps: int, truncates: bool) -> "TokenTransfer":
-        """Start sampling `steps` tokens for each of the slots. A slot whose token budget is used up stops."""
+    def decode(
+        self, slots: Sequence[int], steps: int, truncates: bool, sets: Sequence[bytes | None] | None = None
+    ) -> "TokenTransfer":
+        """Start sampling `steps` tokens for each of the slots. A slot whose token budget is used up stops.
+
+        `sets`: packed set of the tokens that each slot may sample in a single step, None: all. None if all may.
+        """
         size = bucket(len(slots), MIN_ROWS)
-        key = "decode", size, truncates
+        key = "decode", size, truncates, sets is not None
+        if sets is not None:
+            self._write_sets(sets)
         if not self.graphs.has(key):
             self.rows.fill_(self.sessions.padding_slot)
             self.sampled.cursor.zero_()
-            self.graphs.add(key, lambda: self._decode(size, truncates))
+            self.graphs.add(key, lambda: self._decode(size, truncates, sets is not None))
         rows = [*slots, *[self.sessions.padding_slot] * (size - len(slots))]
         self.rows[:size].copy_(self._to_device(torch.tensor(rows, dtype=torch.int32)), non_blocking=True)
         self.sampled.cursor.zero_()
@@ -300,7 +310,18 @@ class Device:
             self.graphs.run(key)
         return TokenTransfer(self.sampled, steps, len(slots))
 
-    def _decode(self, size: int, truncates: bool) -> None:
+    def _write_sets(self, sets: Sequence[bytes | None]) -> None:
+        """Write the sets into memory that the graphs of constrained steps read. Other rows may sample any token."""
+        if self.allowed is None:
+            shape = len(self.rows), -(-self.head.weight.shape[0] // 8)
+            self.allowed = torch.zeros(shape, dtype=torch.uint8, device=self.device)
+        self.allowed.fill_(255)
+        width = self.allowed.shape[1]
+        numbers = [number for number, each in enumerate(sets) if each is not None]
+        packed = stack_sets([each[:width].ljust(width, b"\0") for each in sets if each is not None])
+        self.allowed[self._to_device(torch.tensor(numbers))] = self._to_device(packed)
+
+    def _decode(self, size: int, truncates: bool, constrained: bool) -> None:
         rows, sessions = self.rows[:size], self.sessions
         slots = rows.long()
         ids, positions = sessions.last[slots], sessions.lengths[slots]
@@ -315,6 +336,8 @@ class Device:
         )
         rotary = positions.long() if self.grid is None else positions.long() + sessions.shifts[slots]
         logits = self.head.logits(self._hidden(plan, ids, rotary))
+        if constrained and self.allowed is not None:
+            logits = mask_logits_(logits, self.allowed[:size])
         if logits.is_cuda and not truncates:
             from turnwise.engine.paged import kernels
 

@@ -99,12 +99,23 @@ class PagedRunner:
         """Start a pass and return the requests that the previous one finished."""
         self._device.wake()
         self.counts["passes"] += 1
+        finished = self._finish_constrained()
         self._waiting += sorted(arrived, key=lambda request: request.slot.index)
         self._admit()
         pending, self._pending = self._pending, self._start()
         if pending is None and self._pending is not None and not self._continues():
             pending, self._pending = self._pending, None
-        return [] if pending is None else self._read(pending)
+        return finished if pending is None else finished + self._read(pending)
+
+    def _finish_constrained(self) -> list[Request]:
+        """Read the pending pass if a running request has a constraint: its next set of tokens depends on the last one.
+
+        Such passes sample one token and do not overlap with the host's work.
+        """
+        if self._pending is None or all(request.matcher is None for request in self._running):
+            return []
+        pending, self._pending = self._pending, None
+        return self._read(pending)
 
     def _continues(self) -> bool:
         """Return whether a pass after the pending one could sample anything."""
@@ -238,9 +249,12 @@ class PagedRunner:
         max_left = max((self._left(request) for request in self._running), default=0)
         if max_left <= 0:
             return None
-        steps = min(self._steps, max_left)
+        sets = [None if request.matcher is None else request.matcher.allowed() for request in self._running]
+        constrained = any(each is not None for each in sets)
+        steps = 1 if constrained else min(self._steps, max_left)
         truncates = any(each.sampling.top_p < 1 or each.sampling.top_k > 0 for each in self._running)
-        transfer = self._device.decode([request.slot.index for request in self._running], steps, truncates)
+        slots = [request.slot.index for request in self._running]
+        transfer = self._device.decode(slots, steps, truncates, sets if constrained else None)
         for request in self._running:
             self._issued[request] += steps
         return PendingPass(transfer, list(self._running))
@@ -268,6 +282,8 @@ class PagedRunner:
             request.ids += tokens[:count]
             request.logprobs += logprobs[:count]
             request.stop = stop_reason(request, self._stop_ids, self._decode_text)
+            if request.matcher is not None:
+                request.matcher.accept(tokens[0])
 
     def _until_stop_string(self, request: Request, tokens: list[int]) -> int:
         """Return the number of tokens up to the end of the turn, the last one included."""

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
+from turnwise.core.constraint import ConstraintError
 from turnwise.core.errors import InfrastructureFailure, Outage
 from turnwise.core.protocols import Completion, EngineStats, Sampling, WeightSource
 from turnwise.core.random_streams import address
@@ -51,6 +52,8 @@ class VllmSession:
         return self._sampling_s + (0.0 if self._since is None else time.perf_counter() - self._since)
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
+        if sampling.constraint is not None:
+            raise ConstraintError("the vLLM engine samples without constraints; engine.kind native has them")
         if restart:
             self._context.clear()
         self._context.extend(ids)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from turnwise.core.protocols import Sampling
 from turnwise.engine.vllm.images import PromptImage
 from turnwise.engine.vllm.weights import PublishedWeights
-from turnwise.models.head import NEVER
+from turnwise.models.allowed_tokens import NEVER
 
 
 class ReplicaFailure(Exception):
