@@ -55,7 +55,7 @@ def test_parse_leaves_tools_out_if_none_may_be_called() -> None:
             "messages.0.content.source.type",
         ),
         ({"tools": [{"type": "web_search_20260318", "name": "web_search"}]}, "tools.0.type"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
     ],
 )

@@ -443,8 +443,9 @@ def test_pydantic_ai_agent_is_captured_exactly(server: Server, require: Any, api
 
 
 def test_smolagents_agent_is_captured_exactly(server: Server, require: Any) -> None:
-    """It writes its own history as text, so each step is a context of its own."""
+    """It writes its own history as text, so each step is a context of its own. It requires a call."""
     smolagents = require("smolagents")
+    require("llguidance")
     final = '<tool_call>{"name": "final_answer", "arguments": {"answer": "12"}}</tool_call>'
     episode = server.open(CALLS[0], final)
     model = smolagents.OpenAIModel(

@@ -139,7 +139,6 @@ IN_GATEWAY = (
         ("surrogates are sent as JSON", "ensure_ascii=False, allow_nan", "allow_nan"),
         ("a reply may have no block", "or not reply.message.tool_calls:", "or False:"),
         ("texts after tool results are lost", "start = position + 1", "start = len(blocks)"),
-        ("tools may be called although none", 'return () if choice == "none"', 'return () if choice == "any"'),
     ),
     *mutants(
         "gateway/openai_responses.py",
@@ -154,12 +153,25 @@ IN_GATEWAY = (
         ("hosted tools are refused", "if kind not in OMITTED_TOOLS", "if kind"),
     ),
     *mutants(
+        "gateway/reply_rules.py",
+        ("gateway/test_reply_rules.py",),
+        ("tools may be called although none", 'tools=() if value == "none"', 'tools=() if value == "any"'),
+        ("a named function allows all", "tools, _named([row.get(kind, row)], param, tools))", "tools, tools)"),
+        ("json_object is any text", "return ANY_OBJECT", "return None"),
+    ),
+    *mutants(
+        "gateway/reply_grammar.py",
+        ("gateway/test_reply_grammar.py",),
+        ("tags in arguments end a call", "    if call is not None:\n", "    if False:\n"),
+        ("schemas without a value are compiled", "            _check_schema(", "            str("),
+        ("undeclared properties are allowed", 'closed.setdefault("additionalProperties", False)', "pass"),
+    ),
+    *mutants(
         "gateway/fields.py",
         (*HOSTILE, *MESSAGES, *RESPONSES),
         ("texts are glued together", "{before.text}\\n{part.text}", "{before.text}{part.text}"),
         ("base64 is not checked", "validate=True", "validate=False"),
         ("True is a number of tokens", "(found, bool) or not isinstance(found, int) or", "(found, str) or"),
-        ("schemas are accepted", '("text", "json_object")', '("text", "json_schema")'),
         ("refused fields are accepted", "if body.get(name):", "if not body.get(name, 1):"),
     ),
 )

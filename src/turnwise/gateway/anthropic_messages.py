@@ -21,9 +21,9 @@ from turnwise.gateway.fields import (
     read_stop,
     read_text,
     refuse,
-    refuse_schema,
     sse,
 )
+from turnwise.gateway.reply_rules import make_rule, read_choice, read_format
 
 ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
 WISHES = ("model", "max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "thinking", "tool_choice")
@@ -55,9 +55,12 @@ def parse(body: Mapping[str, Any]) -> ChatRequest:
         raise RequestError("messages", "must have at least one message")
     if messages[-1].role == "assistant":
         raise RequestError("messages", "must not end with an assistant message: prefill is not supported")
+    choice = read_choice(body.get("tool_choice"), "tool_choice", _tools(body))
+    output = read_object(body.get("output_config") or {}, "output_config")
     return ChatRequest(
         messages=(*_system(body), *messages),
-        tools=_tools(body),
+        tools=choice.tools,
+        rule=make_rule(read_format(output.get("format"), "output_config.format"), "output_config.format", choice),
         max_tokens=read_count(body, "max_tokens"),
         temperature=read_number(body, "temperature"),
         stop=read_stop(read_list(body, "stop_sequences"), "stop_sequences"),
@@ -113,8 +116,6 @@ def token_count(tokens: int) -> dict[str, Any]:
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     refuse(body, "mcp_servers", "connect to the servers in the agent and send their tools")
     refuse(body, "container", "run code in the agent")
-    output = read_object(body.get("output_config") or {}, "output_config")
-    refuse_schema(output, "format", "output_config.format")
 
 
 def _type_of(body: Mapping[str, Any], name: str) -> str:
@@ -131,9 +132,7 @@ def _system(body: Mapping[str, Any]) -> Iterator[Message]:
 
 
 def _tools(body: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
-    choice = _type_of(body, "tool_choice")
-    tools = tuple(_tool(tool, f"tools.{index}") for index, tool in enumerate(read_list(body, "tools")))
-    return () if choice == "none" else tools
+    return tuple(_tool(tool, f"tools.{index}") for index, tool in enumerate(read_list(body, "tools")))
 
 
 def _tool(value: Any, param: str) -> ToolSpec:

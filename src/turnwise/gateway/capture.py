@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from turnwise.core.constraint import ConstraintError
 from turnwise.core.protocols import Sampling
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Turn
@@ -13,6 +14,7 @@ from turnwise.gateway.conversation import Digest
 from turnwise.gateway.openai_responses import ResponseHistory
 from turnwise.gateway.prompts import render_prompt
 from turnwise.gateway.recording import SampledChoice, make_turn, record_choice, restore_call
+from turnwise.gateway.reply_grammar import compile_rule, refusal
 from turnwise.gateway.sessions import SessionPool
 from turnwise.gateway.store import CallStore
 from turnwise.gateway.tree import Branch, CallTree, Position
@@ -209,6 +211,8 @@ class GatewayEpisode:
         appended = await render_prompt(self._renderer, self._tree, position, request.tools)
         context = [*(position.parent.context() if position.parent is not None else ()), *appended]
         sampling = self._sampling(request, len(context))
+        if request.rule is not None:
+            sampling = replace(sampling, constraint=await compile_rule(request.rule, self._renderer))
 
         async def sample(branch: Branch) -> SampledChoice:
             extends = bool(branch.calls)
@@ -225,7 +229,10 @@ class GatewayEpisode:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(sample(branch)) for branch in branches]
         except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+            failure = failures.exceptions[0]
+            if isinstance(failure, ConstraintError) and request.rule is not None:
+                raise refusal(request.rule, failure) from None
+            raise failure from None
         return [task.result() for task in tasks]
 
     def _sampling(self, request: ChatRequest, length: int) -> Sampling:

@@ -54,6 +54,17 @@ class ContextOverflow(GatewayError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyRule:
+    """What a reply must be: JSON that matches the schema, or a call of one of the tools."""
+
+    setting: str
+    """Name of the setting that demands it, for errors."""
+    schema: Mapping[str, Any] | None
+    """None: the reply must be a call."""
+    tools: tuple[ToolSpec, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """One request. Its sampling settings are wishes: the gateway records them and enforces its own limits."""
 
@@ -66,6 +77,8 @@ class ChatRequest:
     """Recorded, not honoured."""
     stop: tuple[str, ...] = ()
     """Stop strings, honoured in addition to the gateway's own. The reply ends before the first."""
+    rule: ReplyRule | None = None
+    """None: the model may write anything."""
     n: int = 1
     """Number of replies."""
     stream: bool = False

@@ -97,12 +97,6 @@ def refuse(body: Mapping[str, Any], name: str, instead: str) -> None:
         raise RequestError(name, f"is not supported: {instead}")
 
 
-def refuse_schema(body: Mapping[str, Any], name: str, param: str) -> None:
-    """Raise RequestError for a reply by a JSON schema: sampling is unconstrained, and the model would not see it."""
-    if body.get(name) and read_object(body[name], param).get("type") not in ("text", "json_object"):
-        raise RequestError(param, "has a schema, which the gateway cannot enforce: describe the format in the prompt")
-
-
 def join_texts(parts: Sequence[ContentPart]) -> tuple[ContentPart, ...]:
     """Merge consecutive texts, with a line break between them, and drop empty ones."""
     merged: list[ContentPart] = []

@@ -17,9 +17,9 @@ from turnwise.gateway.fields import (
     read_stop,
     read_text,
     read_tool,
-    refuse_schema,
     sse,
 )
+from turnwise.gateway.reply_rules import ToolChoice, make_rule, read_choice, read_format
 
 ROLES: dict[str, Role] = {
     "system": "system",
@@ -51,14 +51,14 @@ ERROR_TYPES: dict[ErrorKind, tuple[str, str | None]] = {
 
 def parse(body: Mapping[str, Any]) -> ChatRequest:
     """Read a request. Raises RequestError."""
-    refuse_schema(body, "response_format", "response_format")
     messages = read_list(body, "messages")
     if not messages:
         raise RequestError("messages", "must have at least one message")
-    tools = () if body.get("tool_choice") == "none" else _tools(body)
+    choice = _tool_choice(body)
     return ChatRequest(
         messages=tuple(_message(message, f"messages.{index}") for index, message in enumerate(messages)),
-        tools=tools,
+        tools=choice.tools,
+        rule=make_rule(read_format(body.get("response_format"), "response_format"), "response_format", choice),
         max_tokens=_max_tokens(body),
         temperature=read_number(body, "temperature"),
         stop=read_stop(body.get("stop"), "stop"),
@@ -112,6 +112,15 @@ def _max_tokens(body: Mapping[str, Any]) -> int | None:
 def _includes_usage(body: Mapping[str, Any]) -> bool:
     options = body.get("stream_options")
     return isinstance(options, dict) and bool(options.get("include_usage"))
+
+
+def _tool_choice(body: Mapping[str, Any]) -> ToolChoice:
+    """Read `tool_choice`, or `function_call` of older clients, which has the name without a type."""
+    older = body.get("function_call")
+    if body.get("tool_choice") is None and older is not None:
+        value = {"type": "function", "function": older} if isinstance(older, dict) else older
+        return read_choice(value, "function_call", _tools(body))
+    return read_choice(body.get("tool_choice"), "tool_choice", _tools(body))
 
 
 def _tools(body: Mapping[str, Any]) -> tuple[ToolSpec, ...]:

@@ -22,10 +22,10 @@ from turnwise.gateway.fields import (
     read_text,
     read_tool,
     refuse,
-    refuse_schema,
     sse,
 )
 from turnwise.gateway.openai_chat import error, error_event
+from turnwise.gateway.reply_rules import make_rule, read_choice, read_format
 
 __all__ = ["ResponseHistory", "error", "error_event", "events", "parse", "response", "token_count"]
 
@@ -134,9 +134,12 @@ def parse(body: Mapping[str, Any]) -> ChatRequest:
     if not messages:
         raise RequestError("input", "must have at least one message")
     tools = _tools_by_name(body)
+    choice = read_choice(body.get("tool_choice"), "tool_choice", [tool.spec for tool in tools.values()])
+    text = read_object(body.get("text") or {}, "text")
     return ChatRequest(
         messages=(*first, *messages),
-        tools=() if body.get("tool_choice") == "none" else tuple(tool.spec for tool in tools.values()),
+        tools=choice.tools,
+        rule=make_rule(read_format(text.get("format"), "text.format"), "text.format", choice),
         max_tokens=read_count(body, "max_output_tokens"),
         temperature=read_number(body, "temperature"),
         stream=bool(body.get("stream")),
@@ -180,7 +183,6 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     refuse(body, "top_logprobs", "the gateway records log-probabilities itself")
     if body.get("truncation") == "auto":
         raise RequestError("truncation", "'auto' is not supported: shorten the input in the agent")
-    refuse_schema(read_object(body.get("text") or {}, "text"), "format", "text.format")
 
 
 def _tools_by_name(body: Mapping[str, Any]) -> dict[str, ResponseTool]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from turnwise.core.constraint import Constraint
 from turnwise.core.images import find_images
 from turnwise.core.messages import Message, ToolCall
 from turnwise.core.protocols import Completion
@@ -12,6 +13,7 @@ from turnwise.core.trajectory import Stop, Turn
 from turnwise.gateway.chat import ChatReply, ChatRequest, ReplyStop
 from turnwise.gateway.conversation import Digest, digest, digest_reply, reply_message
 from turnwise.gateway.reading import ReplyText, read_reply
+from turnwise.gateway.reply_grammar import read_ruled_reply
 from turnwise.gateway.store import StoredCall
 from turnwise.gateway.tree import Branch, CallTree, RecordedCall
 from turnwise.render.renderer import Renderer
@@ -47,7 +49,9 @@ def record_choice(
     """
     completion, branch = sampled.completion, sampled.branch
     parsed = renderer.parse(completion.ids, completion.stop)
-    text = read_reply(completion, parsed, request.tools, sampled.stop_strings)
+    text = read_ruled_reply(request.rule, completion, renderer)
+    if text is None:
+        text = read_reply(completion, parsed, request.tools, sampled.stop_strings)
     call = f"{address('call', episode, number, choice):016x}"
     message = reply_message(text.content, text.calls, call)
     reply_digest = digest_reply(message, text.thinking if request.shows_thinking else "")
@@ -89,6 +93,7 @@ def _details(sampled: SampledChoice, text: ReplyText) -> dict[str, Any]:
         "calls": [[each.name, each.arguments] for each in text.calls],
         "stream": branch.session.key.branch,
         "branch_conversation": branch.conversation.hex(),
+        "grammar": None if completion.constraint is None else completion.constraint.grammar,
     }
 
 
@@ -102,6 +107,7 @@ def restore_call(stored: StoredCall, tree: CallTree, renderer: Renderer) -> Reco
         temperature=details["temperature"],
         policy_versions=stored.policy_versions,
         values=tuple(details["values"]),
+        constraint=None if details.get("grammar") is None else Constraint(grammar=details["grammar"]),
     )
     calls = [ToolCall(name=name, arguments=arguments) for name, arguments in details["calls"]]
     message = reply_message(details["content"], calls, stored.id)
@@ -131,6 +137,7 @@ def make_turn(call: RecordedCall, reward: float) -> Turn:
         policy_versions=completion.policy_versions,
         values=completion.values,
         images=find_images(stored.context_ids),
+        constraint=completion.constraint,
     )
 
 
