@@ -1,22 +1,25 @@
 """Wheel and sdist contain everything, and the installed wheel trains outside the checkout."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from email.message import Message
 from email.parser import Parser
+from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-BUILD = "import sys; from setuptools import build_meta; print(build_meta.{}(sys.argv[1]))"
+from pages_for_tests import ROOT, links_of
+
+BUILD = "import sys; from hatchling import build; print(build.{}(sys.argv[1]))"
 """What pip and build call, without the download of an isolated build environment."""
 
 
@@ -27,7 +30,9 @@ class Built(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+def built(tmp_path_factory: pytest.TempPathFactory, optional_part: Callable[..., NoReturn]) -> Built:
+    if find_spec("hatchling") is None or find_spec("hatch_fancy_pypi_readme") is None:
+        optional_part("hatchling and hatch-fancy-pypi-readme are not installed: pip install '.[test]'")
     folder = tmp_path_factory.mktemp("dist")
     checkout = folder / "checkout"
     shutil.copytree(ROOT / "src", checkout / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
@@ -73,6 +78,19 @@ def test_wheel_metadata_names_licence_and_links(built: Built) -> None:
     assert metadata["Description-Content-Type"] == "text/markdown"
     with zipfile.ZipFile(built.wheel) as archive:
         assert "Apache License" in archive.read(f"{metadata_folder(built.wheel)}/licenses/LICENSE").decode()
+
+
+def test_links_of_the_package_index_lead_to_the_repository(built: Built) -> None:
+    """README links relatively, which a page of the package index cannot follow."""
+    relative = set(links_of(ROOT / "README.md"))
+    absolute = re.findall(r"\]\(([^)]+)\)", str(read_metadata(built.wheel).get_payload()))
+    assert len(absolute) > 20 and all(link.startswith("https://") for link in absolute)
+    for link in absolute:
+        _, own, path = link.partition("turnwise-rl/turnwise/")
+        if own:
+            shown = path.removeprefix("main/") if "raw.githubusercontent" in link else path.removeprefix("blob/main/")
+            assert shown in relative, link
+            assert ("raw.githubusercontent" in link) == shown.endswith(".gif")
 
 
 def metadata_folder(wheel: Path) -> str:

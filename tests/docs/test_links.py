@@ -6,12 +6,14 @@ from urllib.parse import unquote
 
 import pytest
 
-from pages_for_tests import PAGES, ROOT, anchors_of, links_of, page_name
+from pages_for_tests import PAGES, ROOT, anchors_of, blocks_of, links_of, page_name
 
 REPOSITORY = re.compile(
-    r"https://(?:github\.com/turnwise-rl/turnwise/(?:blob|tree|raw)|raw\.githubusercontent\.com/turnwise-rl/turnwise)"
-    r"/main/(?P<path>.*)"
+    r"https://(?:github\.com/turnwise-rl/turnwise/(?:blob|tree|raw|commits)|raw\.githubusercontent\.com/turnwise-rl)/.*"
 )
+"""Links to the repository's own files. They are relative instead: a reader of a checkout may not reach the site."""
+UNPUBLISHED = re.compile(r"pip (?:install|download)[^\n`]*?(?<![\w./-])turnwise\b|git\+https|git clone")
+"""Commands that need a release of turnwise, or its repository on a site."""
 PICTURES = (".svg", ".png", ".gif", ".jpg", ".webp")
 
 
@@ -22,12 +24,9 @@ def broken_links(page: Path, root: Path = ROOT) -> list[str]:
 def link_works(page: Path, link: str, root: Path) -> bool:
     """Return whether a link leads to a file, and to a heading in it; links to other sites count as working."""
     path, _, anchor = link.partition("#")
-    if own := REPOSITORY.fullmatch(path):
-        target = root / unquote(own["path"])
-    elif re.match(r"[a-z]+:", path):
-        return True
-    else:
-        target = page.parent / unquote(path) if path else page
+    if re.match(r"[a-z]+:", path):
+        return REPOSITORY.fullmatch(path) is None
+    target = page.parent / unquote(path) if path else page
     if not target.exists() or not target.resolve().is_relative_to(root):
         return False
     return not anchor or (target.suffix == ".md" and anchor in anchors_of(target))
@@ -36,6 +35,39 @@ def link_works(page: Path, link: str, root: Path) -> bool:
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert broken_links(page) == []
+
+
+def commands_of(page: Path) -> str:
+    """Return a page without its blocks of output, which quote messages."""
+    text = page.read_text(encoding="utf-8")
+    for block in blocks_of(page):
+        if block.language == "text":
+            text = text.replace(block.text, "")
+    return text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_commands_of_a_page_need_no_release(page: Path) -> None:
+    assert UNPUBLISHED.findall(commands_of(page)) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "needs_release"),
+    [
+        ("pip install turnwise", True),
+        ("pip install 'vllm>=0.26' turnwise", True),
+        ("pip install 'turnwise[view]'", True),
+        ("pip install 'turnwise[view] @ git+https://example.com/x'", True),
+        ("pip install 'other @ git+https://example.com/x'", True),
+        ("git clone https://example.com/x", True),
+        ("pip install '.[view]'", False),
+        ("pip install --no-index --find-links wheels wheels/turnwise-*.whl", False),
+        ("pip install torch` in turnwise", False),
+        ("pip uninstall turnwise", False),
+    ],
+)
+def test_commands_that_need_a_release_are_found(command: str, needs_release: bool) -> None:
+    assert bool(UNPUBLISHED.search(command)) == needs_release
 
 
 def test_links_are_found_in_the_documentation() -> None:
@@ -56,11 +88,9 @@ def test_links_are_found_in_the_documentation() -> None:
         ("#end", False),
         ("../outside.md", False),
         ("https://example.com/missing.md", True),
-        ("https://github.com/turnwise-rl/turnwise/blob/main/docs/there.md#a-heading-of-code-x", True),
-        ("https://github.com/turnwise-rl/turnwise/blob/main/docs/missing.md", False),
-        ("https://github.com/turnwise-rl/turnwise/tree/main/docs", True),
-        ("https://raw.githubusercontent.com/turnwise-rl/turnwise/main/docs/picture.svg", True),
-        ("https://raw.githubusercontent.com/turnwise-rl/turnwise/main/docs/missing.svg", False),
+        ("https://github.com/turnwise-rl/turnwise/blob/main/docs/there.md#a-heading-of-code-x", False),
+        ("https://github.com/turnwise-rl/turnwise/tree/main/docs", False),
+        ("https://raw.githubusercontent.com/turnwise-rl/turnwise/main/docs/picture.svg", False),
         ("https://github.com/turnwise-rl/turnwise/issues", True),
     ],
 )
