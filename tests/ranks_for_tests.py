@@ -243,17 +243,22 @@ def train_batches(learner: LocalLearner, config: Config) -> list[TrainBatch]:
 
 def measure(learner: LocalLearner, config: Config) -> dict[str, Any]:
     """Return the results of methods that training steps do not call, and of a step with a non-finite gradient."""
+    learner.begin_step(replace(learner.settings, step=1))  # after the critic's warm-up
     batches = train_batches(learner, config)
     norms = [learner.gradient_norm(batches, term) for term in ("task", "entropy", "kl")]
     tokens = learner.forward_backward(batches, tokens=True)
-    learner.step()
+    step = learner.step()
     before = {name: each.detach().clone() for name, each in learner.weights().named_parameters()}
     broken = replace(batches[1], advantages=torch.full_like(batches[1].advantages, float("nan")))
-    learner.forward_backward([batches[0], broken, *batches[2:]])
+    without_tokens = learner.forward_backward([batches[0], broken, *batches[2:]])
     learner.step()
     after = learner.weights().named_parameters()
     return {
+        "ranks": learner.ranks,
         "norms": norms,
+        "step": step,
+        "names": sorted(without_tokens[0]),
+        "value_head": learner.value_head(),
         "tokens": [{name: each.double() for name, each in found.items()} for found in tokens],
         "skipped": learner.skipped_steps,
         "unchanged": all(torch.equal(before[name], each) for name, each in after),
@@ -310,3 +315,21 @@ def collect_errors(rank: int, case: str, folder: Path) -> list[str]:
     expect(lambda: learner.check_finite("now"))
     expect(lambda: learner.optimizer.check_finite("then"))
     return found
+
+
+def break_optimizer_state(rank: int, case: str, folder: Path) -> tuple[int, str]:
+    """Return the number of skipped steps after a state is loaded, and the error of a moment that is not finite."""
+    config = config_of(case)
+    learner = sharded_learner(rank, config)
+    steps_of(learner, config, 0, 1)
+    learner.save_state(folder)
+    learner.load_state(folder, skipped_steps=7)
+    tensors = learner.optimizer.tensors()
+    if rank == 1:
+        moment = next(each for name, each in tensors.items() if name.endswith("exp_avg"))
+        local_of(moment).flatten()[0] = float("nan")
+    try:
+        learner.check_finite("now")
+    except DivergedError as error:
+        return learner.skipped_steps, str(error)
+    return learner.skipped_steps, ""

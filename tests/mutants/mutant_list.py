@@ -13,6 +13,17 @@ from mutants_in_gateway import IN_GATEWAY
 from mutants_in_render import IN_RENDER
 from mutants_in_rewards import IN_REWARDS
 from mutants_in_rollout import IN_ROLLOUT
+from mutants_in_sharded import IN_SHARDED
 from mutants_in_training import IN_TRAINING
 
-MUTANTS = (*IN_ALGOS, *IN_DATA, *IN_TRAINING, *IN_ROLLOUT, *IN_RENDER, *IN_REWARDS, *IN_ENGINE, *IN_GATEWAY)
+MUTANTS = (
+    *IN_ALGOS,
+    *IN_DATA,
+    *IN_TRAINING,
+    *IN_SHARDED,
+    *IN_ROLLOUT,
+    *IN_RENDER,
+    *IN_REWARDS,
+    *IN_ENGINE,
+    *IN_GATEWAY,
+)

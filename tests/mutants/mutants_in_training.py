@@ -280,19 +280,6 @@ IN_TRAINING = (
         ("features outlive the shards of their tower", "sum(each._version + local_of(each)._version", "sum(0"),
     ),
     *mutants(
-        "training/sharded.py",
-        ("training/test_sharded.py",),
-        ("padding is trained", "_without_weights(batches[index]) if padding else batches[index]", "batches[index]"),
-        ("only the first micro-batch's gradients are reduced", "number == len(passes) or", "number == 1 or"),
-    ),
-    *mutants(
-        "training/sharded_optimizer.py",
-        ("training/test_sharded.py",),
-        ("each rank clips by its own norm", "self.sharding.sum(own.double().square()).sqrt().to(own)", "own"),
-        ("a rank alone finds weights that are not finite", "if float(sharding.sum(bad)):", "if float(bad):"),
-        ("master weights are not saved", "enumerate(self.parameters) if self.saves_weights else ()", "()"),
-    ),
-    *mutants(
         "recipes/build_learner.py",
         ("training/test_step_critic.py", "training/test_learner.py", "training/test_gradient_metrics.py"),
         (

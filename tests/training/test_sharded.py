@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -21,8 +19,6 @@ from ranks_for_tests import (
     load_and_train,
     load_and_train_with,
     local_learner,
-    measure,
-    measure_sharded,
     model_of,
     result_of,
     save_untrained,
@@ -33,7 +29,6 @@ from ranks_for_tests import (
 )
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.models.sharding import Sharding
-from turnwise.training.sharded import assign_batches
 
 SOAK = "TURNWISE_SOAK" in os.environ
 STEPS = 3 if SOAK else 2
@@ -119,20 +114,6 @@ def test_ranks_keep_the_features_of_a_frozen_vision_tower(ranks: Ranks, case: st
 
 def test_offloaded_learner_trains_like_the_local_one(ranks: Ranks) -> None:
     assert_close(ranks.run(4, train_steps, "offload", 2)[0], trained_locally("plain", 2))
-
-
-def test_sharded_learner_measures_like_the_local_one(ranks: Ranks) -> None:
-    config = config_of("trunk critic")
-    theirs = measure(local_learner(config), config)
-    for ours in ranks.run(2, measure_sharded, "trunk critic"):
-        assert ours["norms"] == pytest.approx(theirs["norms"], rel=1e-4)
-        assert len(ours["tokens"]) > 2 and len(ours["tokens"]) % 2, "the last round is padded"
-        for mine, other in zip(ours["tokens"], theirs["tokens"], strict=True):
-            torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
-        # The critic's gradient is finite; the policy's is not, and that in one micro-batch, of one rank.
-        assert ours["skipped"] == theirs["skipped"] == 1
-        assert ours["unchanged"]
-        assert ours["empty"] == ([], [])
 
 
 @pytest.mark.parametrize(("case", "continued_steps"), [("trunk critic", 1), ("bfloat16", 0)])
@@ -237,19 +218,3 @@ def test_single_rank_exchanges_nothing() -> None:
     assert sharding.gather(tensor).equal(tensor)
     total = sharding.sum(tensor)
     assert total.dtype == torch.float64 and total.equal(tensor.double())
-
-
-@given(st.lists(st.integers(1, 100), max_size=20), st.integers(1, 5))
-def test_assign_batches_gives_each_batch_to_one_rank(sizes: list[int], ranks: int) -> None:
-    passes = assign_batches(sizes, ranks)
-    assert sorted(each.index for own in passes for each in own if not each.padding) == list(range(len(sizes)))
-    assert {len(own) for own in passes} == {-(-len(sizes) // ranks)}
-    tokens = [sum(sizes[each.index] for each in own) for own in passes]
-    assert max(tokens) - min(tokens) <= max(sizes, default=0)
-
-
-def test_assign_batches_puts_similar_sizes_into_a_round() -> None:
-    passes = assign_batches([2, 10, 2, 9, 3], 2)
-    rounds = [[own[number] for own in passes] for number in range(3)]
-    assert [sorted(each.index for each in both) for both in rounds] == [[1, 3], [0, 4], [2, 2]]
-    assert [each.padding for each in rounds[2]].count(True) == 1
