@@ -15,31 +15,49 @@ from turnwise.core.section import Positive
 from turnwise.rewards.rubric import BuiltInReward, Submission, TextSource, reference_answers, select_text
 
 ARTICLES = ("a", "an", "the")
-PUNCTUATION = str.maketrans("", "", string.punctuation)
-AROUND = string.whitespace + ".,;:!?\"'`()[]{}$€£*_"
-"""Characters around a number that do not change it."""
+OPERATORS = "+-*/<>=^%&|~()[]{}"
+"""ASCII characters that change an answer: AB+ is not AB-, a<b not a>b, and (2,3] not [2,3)."""
+PUNCTUATION = str.maketrans("", "", "".join(set(string.punctuation) - set(OPERATORS)))
+AROUND = string.whitespace + ".,;:!?\"'`$€£_"
+"""Characters around a number or a single letter that do not change it."""
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
+EMPHASIS = re.compile(r"(?<![\w*])(\*{1,3})(?=[^\s*])([^*]+)(?<=\S)\1(?![\w*])")
+"""Bold and italics of Markdown."""
+HYPHEN = re.compile(r"(?<=[^\W\d_]{2})-(?=[^\W\d_])|(?<=[^\W\d_])-(?=[^\W\d_]{2})")
+"""Within a word, as in x-ray; x-y is a difference."""
+BRACKETED = re.compile(
+    r"""(?<![^\s"'`$(])
+    (?: \( ([\w\s.'$€£-]*) \)
+      | [\[{] ((?=[\w\s.'-]*[^\W\d_]{2}) [\w\s.'-]*) [\]}] )
+    (?![^\s"'`$.,;:!?)])""",
+    re.VERBOSE,
+)
+"""(5), (Paris) and [Paris]: brackets around a phrase, or parentheses around a number, that are only punctuation."""
 
 
 def normalise_answer(text: str) -> str:
     """Return lower case without punctuation, articles and extra spaces.
 
-    Unlike SQuAD's normalize_answer it keeps numbers and single letters whole, since -5 is not 5, 3.5 not 35 and C++
-    not C, and an article that is the whole answer.
+    Unlike SQuAD's normalize_answer it keeps signs, operators and brackets, since -pi is not pi, C++ not C and (2,3] not
+    [2,3); points within numbers, since 3.5 is not 35; and an article that is the whole answer.
     """
-    words = [word for each in THOUSANDS.sub("", text.lower()).split() if (word := _word(each))]
+    text = EMPHASIS.sub(r"\2", THOUSANDS.sub("", text.lower().replace("−", "-")))
+    words = [word for each in BRACKETED.sub(r"\1\2", text).split() if (word := _word(each))]
     return " ".join([word for word in words if word not in ARTICLES] or words)
 
 
 def _word(text: str) -> str:
-    plain = text.translate(PUNCTUATION)
-    if len(plain) > 1 and not any(map(str.isdigit, plain)):
+    plain = HYPHEN.sub("", text.translate(PUNCTUATION))
+    if sum(map(str.isalpha, plain)) > 1 and not any(map(str.isdigit, plain)):
         return plain
     return text.strip(AROUND) or plain
 
 
 def exact_match(answer: str, reference: str) -> float:
-    return float(normalise_answer(answer) == normalise_answer(reference))
+    normalised = normalise_answer(reference)
+    if not normalised:  # only punctuation
+        return float(answer.strip() == reference.strip())
+    return float(normalise_answer(answer) == normalised)
 
 
 def f1(answer: str, reference: str) -> float:
