@@ -1,4 +1,4 @@
-"""Reward for mathematical answers: 1 if an answer equals the reference, however both are written.
+"""Reward for mathematical answers: 1 if an answer equals the reference and is written as a result (`math_form`).
 
 Rational values are compared exactly, values with roots to fifty digits, and expressions with variables at random
 points where both have a value. Sizes are bounded, so no answer takes long.
@@ -12,6 +12,7 @@ It must then have six digits or more and be off by less than 1 in the last one.
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from decimal import Context, Decimal, DivisionByZero, InvalidOperation, Overflow, localcontext
@@ -21,6 +22,7 @@ from typing import Annotated, Self, TypeVar
 from pydantic import Field, PrivateAttr
 
 from turnwise.core.random_streams import random_stream
+from turnwise.rewards.math_form import is_result
 from turnwise.rewards.math_text import (
     MAX_EXPRESSION_CHARS,
     PREFIXES,
@@ -33,6 +35,7 @@ from turnwise.rewards.math_text import (
     plain,
     variables,
 )
+from turnwise.rewards.math_tree import build_tree, is_literal
 from turnwise.rewards.math_verifier import MathVerifier
 from turnwise.rewards.rubric import BuiltInReward, Submission, reference_answers, select_text
 
@@ -60,10 +63,15 @@ def exact(text: str) -> Fraction | None:
 
 
 def equal(text: str, expected: Fraction) -> bool:
-    """Return whether `text` is this number; a decimal may be rounded if the number has no finite decimal."""
+    """Return whether `text` is this number, written as a literal: `17*23` is not 391.
+
+    A decimal may be rounded if the number has no finite decimal.
+    """
     found = exact(text)
+    if found is None or not is_literal(build_tree(parse(text))):
+        return False
     rounded = bool(decimals(text)) and not _ends(expected)
-    return found is not None and _same(found, expected, _rounding(text, "") if rounded else Fraction(0))
+    return _same(found, expected, _rounding(text, "") if rounded else Fraction(0))
 
 
 def compare(text: str, expected: str, close: float | None = None) -> bool | None:
@@ -117,8 +125,9 @@ def _rounding(text: str, expected: str) -> Fraction:
 
 def _last_place(decimal: str) -> Fraction:
     """Return the relative size of 1 in the last digit."""
-    digits, value = len(decimal.partition(".")[2]), Fraction(decimal)
-    return Fraction(1, 10**digits) / value if value else Fraction(1)
+    mantissa = re.split("[eE]", decimal)[0]
+    value = Fraction(mantissa)
+    return Fraction(1, 10 ** len(mantissa.partition(".")[2])) / value if value else Fraction(1)
 
 
 def _right_side(text: str, expected: str) -> tuple[str, str]:
@@ -236,7 +245,7 @@ def _contradicts_itself(text: str) -> bool:
 
 
 class SymbolicMath(BuiltInReward):
-    """1 if the answer equals an accepted answer, however both are written, else 0. Nothing is run as code."""
+    """1 if the answer equals an accepted answer and has no work left in it, else 0. Nothing is run as code."""
 
     _verifier: MathVerifier | None = PrivateAttr(default=None)
 
@@ -255,20 +264,21 @@ class SymbolicMath(BuiltInReward):
     async def score(self, submission: Submission) -> float:
         answer = select_text(submission, "answer")
         for reference in reference_answers(submission.row, self.against):
-            if await self._is_right(answer, reference):
+            if await self._is_right(answer, reference, submission.question):
                 return 1.0
         return 0.0
 
-    async def _is_right(self, answer: str, reference: str) -> bool:
+    async def _is_right(self, answer: str, reference: str, question: str) -> bool:
         verdict, verifier = compare(answer, reference, self.close), self._verifier
-        if verdict is not None or verifier is None:
-            return bool(verdict)
-        if not verifier.is_installed:
+        if verdict is None and verifier is not None and not verifier.is_installed:
             if not is_expression(reference):
                 verifier.hint(reference)
             return False
-        answer = final_expression(answer)
-        verdict = compare(answer, reference, self.close)
-        if verdict is None and not _contradicts_itself(answer):
+        if verdict is None and verifier is not None:
+            answer = final_expression(answer)
+            verdict = compare(answer, reference, self.close)
+        if verdict is False or not is_result(answer, reference, question):
+            return False
+        if verdict is None and verifier is not None and not _contradicts_itself(answer):
             verdict = await verifier.verify(answer, reference)
         return bool(verdict)

@@ -4,6 +4,7 @@ Supports numbers, one-letter variables, pi, + - * / ^, square roots and parenthe
 """
 
 import re
+from collections.abc import Container
 from decimal import Decimal
 from fractions import Fraction
 
@@ -13,13 +14,15 @@ BOXED = re.compile(r"^\\boxed\s*\{(.*)\}$", re.DOTALL)
 INLINE = re.compile(r"(?<!\\)\$+([^$]+)\$+")
 GROUPED = re.compile(r"(?<=[0-9])(?:,|\{,\}|\\,|_|\s)(?=[0-9]{3}(?:[^0-9]|$))")
 INNERMOST = (
-    (re.compile(r"\\[dt]?frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}"), r"((\1)/(\2))"),
+    (re.compile(r"\\([cdt]?frac|sqrt)(?:\s*([0-9])|\s+([A-Za-z]))"), r"\\\1{\2\3}"),
+    (re.compile(r"(\\[cdt]?frac\s*\{[^{}]+\})\s*([0-9A-Za-z])"), r"\1{\2}"),
+    (re.compile(r"\\[cdt]?frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}"), r"((\1)/(\2))"),
     (re.compile(r"\\sqrt\s*\{([^{}]+)\}"), r" sqrt(\1)"),
     (re.compile(r"\^\s*\{([^{}]+)\}"), r"^(\1)"),
 )
-"""Rewrites of innermost braces, applied until none is left."""
-SHORT_FRACTION = re.compile(r"\\[dt]?frac\s*([0-9])\s*([0-9])")
-MIXED_NUMBER = re.compile(r"(?<![0-9.^])([0-9]+)\s*\\[dt]?frac\s*\{([0-9]+)\}\s*\{([0-9]+)\}")
+"""Rewrites of innermost braces and of commands without braces (\\sqrt2), applied until none is left."""
+SHORT_FRACTION = re.compile(r"\\[cdt]?frac\s*([0-9])\s*([0-9])")
+MIXED_NUMBER = re.compile(r"(?<![0-9.^])([0-9]+)\s*\\[cdt]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}")
 WORDS = {
     r"\cdot": "*",
     r"\times": "*",
@@ -39,8 +42,11 @@ WORDS = {
     "√": " sqrt",
     "π": " pi ",
 }
-TOKEN = re.compile(r"[0-9]+\.?[0-9]*|\.[0-9]+|[A-Za-z]+|\S")
-DECIMAL = re.compile(r"[0-9]+\.[0-9]*|\.[0-9]+")
+EXPONENT = r"(?:[eE][+-]?[0-9]+)"
+TOKEN = re.compile(rf"(?:[0-9]+\.?[0-9]*|\.[0-9]+){EXPONENT}?|[A-Za-z]+|\S")
+DECIMAL = re.compile(rf"(?:[0-9]+\.[0-9]*|\.[0-9]+){EXPONENT}?|[0-9]+{EXPONENT}")
+MAX_EXPONENT = 1200
+"""Largest power of ten of a number like 1e3."""
 PRIORITY = {"(": 0, "+": 1, "-": 1, "*": 2, "/": 2, "neg": 3, "^": 4, "sqrt": 5}
 """A root binds to the next operand: sqrt(x)^2 is (sqrt(x))^2; and -x^2 is -(x^2)."""
 PREFIXES = ("neg", "sqrt")
@@ -72,12 +78,16 @@ def final_expression(text: str) -> str:
     return str(inline[0]) if len(inline) == 1 else text
 
 
-def parse(text: str) -> Postfix:
-    """Parse an expression; raises ValueError. Not recursive, so nesting cannot exhaust the stack."""
+def parse(text: str, functions: Container[str] = ()) -> Postfix:
+    """Parse an expression; raises ValueError. Not recursive, so nesting cannot exhaust the stack.
+
+    `functions`: words that are prefix operators like sqrt. With them, characters of Unicode's private use area are
+    operands. `evaluate` knows neither.
+    """
     text = plain(text)
     if len(text) > MAX_EXPRESSION_CHARS:
         raise ValueError("too long for an expression")
-    return _Reader().read(TOKEN.findall(_without_latex(text)))
+    return _Reader(functions).read(TOKEN.findall(without_latex(text)))
 
 
 def is_expression(text: str) -> bool:
@@ -92,7 +102,7 @@ def is_expression(text: str) -> bool:
 def decimals(text: str) -> list[str]:
     """Return the numbers in an expression that have a decimal point."""
     return [
-        token for token in TOKEN.findall(_without_latex(plain(text)[:MAX_EXPRESSION_CHARS])) if DECIMAL.fullmatch(token)
+        token for token in TOKEN.findall(without_latex(plain(text)[:MAX_EXPRESSION_CHARS])) if DECIMAL.fullmatch(token)
     ]
 
 
@@ -100,9 +110,10 @@ def variables(postfix: Postfix) -> set[str]:
     return {item for item in postfix if isinstance(item, str) and len(item) == 1 and item.isalpha()}
 
 
-def _without_latex(text: str) -> str:
+def without_latex(text: str) -> str:
+    """Rewrite LaTeX as plain text; what has no plain form stays."""
     text = SHORT_FRACTION.sub(r"\\frac{\1}{\2}", GROUPED.sub("", text))
-    text = MIXED_NUMBER.sub(r"(\1+\2/\3)", text)
+    text = MIXED_NUMBER.sub(_mixed_number, text)
     for _ in range(MAX_EXPRESSION_CHARS):  # each round removes braces
         before = text
         for pattern, plainly in INNERMOST:
@@ -114,8 +125,23 @@ def _without_latex(text: str) -> str:
     return text
 
 
+def _mixed_number(match: re.Match[str]) -> str:
+    """Return 7/2 for 3 1/2, and a sum if the fraction is not a proper one."""
+    whole, top, bottom = map(int, match.groups())
+    return f"({whole * bottom + top}/{bottom})" if top < bottom else f"({whole}+{top}/{bottom})"
+
+
+def read_number(token: str) -> Fraction:
+    """Return the value of a number token; raises ValueError if its exponent is too large."""
+    exponent = re.split("[eE]", token)[1:]
+    if exponent and (len(exponent[0]) > len(str(MAX_EXPONENT)) + 1 or abs(int(exponent[0])) > MAX_EXPONENT):
+        raise ValueError("an exponent too large")
+    return Fraction(token)
+
+
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, functions: Container[str]) -> None:
+        self.functions = functions
         self.output: list[Item] = []
         self.waiting: list[str] = []
         """Operators and parentheses whose right side is not complete."""
@@ -125,6 +151,9 @@ class _Reader:
         for token in tokens:
             if token[0] in "0123456789.":
                 self._number(token)
+            elif self.functions and "\ue000" <= token <= "\uf8ff":
+                self._join()
+                self._operand(token)
             elif token.isascii() and token.isalpha():
                 self._word(token)
             elif token == "(":
@@ -140,15 +169,15 @@ class _Reader:
     def _number(self, token: str) -> None:
         if not self.operand_next or token == ".":
             raise ValueError("a number where an operation belongs")
-        self._operand(Fraction(token))
+        self._operand(read_number(token))
 
     def _word(self, token: str) -> None:
-        if token in ("sqrt", "pi"):
+        if token in ("sqrt", "pi") or token in self.functions:
             self._join()
-            if token == "sqrt":
-                self.waiting.append("sqrt")
-            else:
+            if token == "pi":
                 self._operand(PI)
+            else:
+                self.waiting.append(token)
         elif len(token) > 2:
             raise ValueError("a word")  # two letters are a product, but a word is not
         else:
@@ -184,7 +213,13 @@ class _Reader:
             if token == "-":
                 self.waiting.append("neg")
             return
-        while self.waiting and PRIORITY[self.waiting[-1]] >= PRIORITY[token] and not token == self.waiting[-1] == "^":
+        while self.waiting and self._binds_before(self.waiting[-1], token):
             self.output.append(self.waiting.pop())
         self.waiting.append(token)
         self.operand_next = True
+
+    @staticmethod
+    def _binds_before(waiting: str, token: str) -> bool:
+        """Return whether the waiting operation comes first; powers are taken from the right."""
+        function = PRIORITY["sqrt"]
+        return PRIORITY.get(waiting, function) >= PRIORITY[token] and not token == waiting == "^"

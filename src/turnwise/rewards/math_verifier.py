@@ -6,7 +6,7 @@ optional extra `math`; TRL and verl use it too.
 It runs in a process of its own because no answer may stop a run: SymPy evaluates `10^{10^{10}}` in one uninterruptible
 call, and its own time limit needs SIGALRM in the main thread. Left to itself it also accepts answers that are wrong:
 it rounds decimals to six places, adds numbers that are side by side (7 8 is 15), reads words as products (cat is act)
-and ignores units (5 km is 5 cm) and number bases. `prepare` and `conflicts` rule those out before it is asked.
+and ignores units (5 km is 5 cm) and number bases. `prepare` and `math_units` rule those out before it is asked.
 """
 
 import atexit
@@ -21,12 +21,12 @@ import sys
 from asyncio import get_running_loop
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
 from importlib.util import find_spec
 from typing import Any
 
 from turnwise.core.errors import InfrastructureFailure, UserError
-from turnwise.rewards.math_text import SHORT_FRACTION, plain
+from turnwise.rewards.math_text import EXPONENT, SHORT_FRACTION, plain, read_number
+from turnwise.rewards.math_units import ENVIRONMENT, conflicts
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +59,7 @@ SYMBOLS = {
 }
 ROOT = re.compile(r"(?<![A-Za-z\\])sqrt\s*\(([^()]*)\)")
 FUNCTION = re.compile(r"(?<![A-Za-z\\])(arc(?:sin|cos|tan)|sin|cos|tan|cot|sec|csc|log|ln|exp|pi)(?![A-Za-z])")
-DECIMAL = re.compile(r"(?<![0-9.])[0-9]*\.[0-9]+(?![0-9.])")
-TEXT = re.compile(r"\\(?:text[a-z]*|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
-ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[A-Za-z]*\}")
+DECIMAL = re.compile(rf"(?<![0-9.])(?:[0-9]*\.[0-9]+{EXPONENT}?|[0-9]+{EXPONENT})(?![0-9.])")
 COMMAND = re.compile(r"\\([A-Za-z]+)(?:\s*\[[^\[\]]*\])?(?:\s*\{[^{}]*\})*|[\^_]\s*\{[^{}]*\}")
 VISIBLE = re.compile(r"[dt]?frac|sqrt|binom|cdot|times|div|pm|mp|cup|cap|setminus|[lg]eq?|[lg]t|neq?|in|pi")
 """Commands that keep two numbers apart."""
@@ -69,9 +67,6 @@ PLAIN_SET = re.compile(r"^\{([^{}]*)\}$")
 SIDE_BY_SIDE = re.compile(r"[0-9.]\s+[0-9.]")
 STRAY = re.compile(r"[.{}]")
 """A point that is not that of a plain decimal, or a brace that belongs to no command."""
-WORD = re.compile(r"[A-Za-z]{2,}|(?<=[0-9])\s*[A-Za-z]\s*$")
-SUBSCRIPT = re.compile(r"(?<=[0-9])\s*_\s*(\{[^{}]*\}|.)")
-CONNECTIVES = {"and", "or"}
 
 
 def prepare(text: str) -> str | None:
@@ -87,13 +82,16 @@ def prepare(text: str) -> str | None:
     text = SHORT_FRACTION.sub(r"\\frac{\1}{\2}", FUNCTION.sub(r"\\\1 ", ROOT.sub(r"\\sqrt{\1}", text)))
     if SIDE_BY_SIDE.search(_without_commands(text)):
         return None
-    text = DECIMAL.sub(_to_fraction, text).strip()
+    try:
+        text = DECIMAL.sub(_to_fraction, text).strip()
+    except ValueError:
+        return None
     return text if text and not STRAY.search(_without_commands(text)) else None
 
 
 def _to_fraction(match: re.Match[str]) -> str:
-    value = Fraction(match[0])
-    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+    value = read_number(match[0])
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}" if value.denominator > 1 else f"{value}"
 
 
 def _without_commands(text: str) -> str:
@@ -106,25 +104,6 @@ def _without_commands(text: str) -> str:
 
 def _placeholder(command: re.Match[str]) -> str:
     return "x" if command[1] is None or VISIBLE.fullmatch(command[1]) else " "
-
-
-def conflicts(text: str, expected: str) -> bool:
-    """Return whether two prepared texts differ in ways that math-verify ignores: words, units and number bases.
-
-    A unit on one side only is ignored, as in TRL and verl.
-    """
-    words, expected_words = _words(text), _words(expected)
-    return (bool(words and expected_words) and words != expected_words) or _bases(text) != _bases(expected)
-
-
-def _words(text: str) -> set[str]:
-    found = {word.lower() for part in TEXT.findall(text) for word in re.findall(r"[A-Za-z]+", part)}
-    bare = re.sub(r"\\[A-Za-z]+", " ", ENVIRONMENT.sub(" ", TEXT.sub(" ", text)))
-    return (found | {word.strip().lower() for word in WORD.findall(bare)}) - CONNECTIVES
-
-
-def _bases(text: str) -> set[str]:
-    return {base.strip("{} ") for base in SUBSCRIPT.findall(text)}
 
 
 class MathVerifier:
