@@ -10,7 +10,15 @@ from turnwise.core.errors import UserError
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.envs.adapters.package_envs import ReasoningGymEnv
-from turnwise.envs.adapters.reasoning_gym_answers import SAFE_FORMATS, is_arithmetic, is_formula, is_literal, is_safe
+from turnwise.envs.adapters.reasoning_gym_answers import (
+    EXTRA_CHECKS,
+    SAFE_FORMATS,
+    is_arithmetic,
+    is_expanded,
+    is_formula,
+    is_literal,
+    is_safe,
+)
 from turnwise.envs.answers import format_answer
 from turnwise.envs.registry import spec_of
 
@@ -174,3 +182,19 @@ def test_is_safe_always_accepts_the_reference() -> None:
     assert all(is_safe(task, "f.g(1)", "f.g(1)") and not is_safe(task, "f.g(1)", "f.g(2)") for task in SAFE_FORMATS)
     assert is_safe("leg_counting", "f(1)", "3") and not is_safe("leg_counting", "-inf", "3")
     assert is_arithmetic("(25 - 3) * 2/4") and is_literal("[['a', 'b'], [1, -2.5]]")
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("8*x**2 + 22*x + 15", True),
+        ("15 + 22*x + 8*x**2", True),
+        ("2*4*x**2 + 22*x + 3*5", False),
+        ("8*x**2 + 10*x + 12*x + 15", False),
+        ("2*(4*x**2 + 11*x) + 15", False),
+        ("8*x**2 + 22*x + 15 + 0", False),
+    ],
+)
+def test_polynomials_must_be_multiplied_out(answer, right) -> None:
+    assert is_expanded(answer, {"answer": "8*x**2 + 22*x + 15"}) is right
+    assert EXTRA_CHECKS["polynomial_multiplication"] is is_expanded

@@ -105,8 +105,9 @@ def test_missing_column_error_suggests_the_closest() -> None:
 
 
 def test_regex_searches_or_matches_the_whole_text() -> None:
-    assert score({"use": "regex", "pattern": r"\[\d+\]"}, "as in [12].") == 1.0
-    assert score({"use": "regex", "pattern": r"\[\d+\]", "match": "full"}, "as in [12].") == 0.0
+    assert score({"use": "regex", "pattern": r"\[\d+\]", "match": "search"}, "as in [12].") == 1.0
+    assert score({"use": "regex", "pattern": r"\[\d+\]"}, "as in [12].") == 0.0
+    assert score({"use": "regex", "pattern": "cite", "of": "said", "match": "full"}, "no", said=("I cite", "no")) == 0.0
     assert score({"use": "regex", "pattern": "PARIS", "ignore_case": True}, "paris") == 1.0
     assert score({"use": "regex", "pattern": "cite", "of": "said"}, "no", said=("I cite", "no")) == 1.0
 

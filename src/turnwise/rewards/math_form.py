@@ -82,8 +82,6 @@ def is_result(answer: str, reference: str, question: str = "") -> bool:
     parts, expected = _split_parts(answer, reference), _split_parts(reference, answer)
     if len(SET_OPERATION.findall(answer)) > len(SET_OPERATION.findall(reference)) and not RELATION.search(reference):
         return False
-    if Counter(parts) == Counter(expected):
-        return True
     own = [part for part in parts if part not in expected]
     if any(isinstance(part, Call) and part.function == UNREAD for part in own):
         return False

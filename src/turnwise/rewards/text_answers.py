@@ -118,8 +118,9 @@ class RegexMatch(BuiltInReward):
 
     pattern: str
     """Regular expression in the syntax of Python's `re`."""
-    match: Literal["full", "search"] = "search"
-    """full: the whole text; search: anywhere in it."""
+    match: Literal["full", "search"] | None = None
+    """full: the whole text; search: anywhere in it, so that an answer with all options matches. Default: full for the
+    answer, search for everything that the agent said."""
     of: TextSource = "answer"
     """Text to score: the answer, or everything that the agent said."""
     ignore_case: bool = False
@@ -142,7 +143,8 @@ class RegexMatch(BuiltInReward):
 
     def _matches(self, text: str) -> bool:
         compiled = self._compiled()  # cached by the library
-        find = compiled.fullmatch if self.match == "full" else compiled.search
+        match = self.match or ("full" if self.of == "answer" else "search")
+        find = compiled.fullmatch if match == "full" else compiled.search
         try:
             return find(text, timeout=self.timeout_s, concurrent=True) is not None
         except TimeoutError:

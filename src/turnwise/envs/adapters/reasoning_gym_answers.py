@@ -1,7 +1,7 @@
 """Checks before and after reasoning-gym's scorers (as of 0.1.25).
 
 Nine scorers evaluate the answer as Python, directly or through sympy: they only get text that can neither call
-functions nor build huge values. Three give full marks to wrong answers: these need an additional check.
+functions nor build huge values. Four give full marks to wrong or unevaluated answers: these need an additional check.
 """
 
 import re
@@ -18,6 +18,10 @@ FORMULA = re.compile(rf"(?:\s|\d{{1,9}}(?:\.\d{{1,9}})?(?![\w.])|[A-Za-z]++|{POW
 """Numbers, operations, names, and small powers that are not nested."""
 FUNCTIONS = {"sin", "cos", "tan", "exp", "log", "sqrt", "pi", "asin", "acos", "atan", "sinh", "cosh", "tanh"}
 NOT_FINITE = re.compile(r"\b(?:nan|inf|infinity)\b", re.IGNORECASE)
+MONOMIAL = r"(?:\d++|[A-Za-z](?:\*\*\d++)?)(?:\s*\*\s*[A-Za-z](?:\s*\*\*\s*\d++)?)*+"
+TERM = re.compile(MONOMIAL, re.ASCII)
+POLYNOMIAL = re.compile(rf"[-+]?\s*{MONOMIAL}(?:\s*[-+]\s*{MONOMIAL})*+", re.ASCII)
+"""A sum of terms like -3*x**2*y."""
 FRACTION = re.compile(r"\d{1,12}(?:\.\d{1,12}|/\d{1,12})?", re.ASCII)
 
 
@@ -73,9 +77,17 @@ def same_numbers(answer: str, entry: Mapping[str, Any]) -> bool:
     return sorted(map(int, re.findall(r"\d+", answer))) == sorted(entry["metadata"]["numbers"])
 
 
+def is_expanded(answer: str, entry: Mapping[str, Any]) -> bool:
+    """Check polynomial_multiplication, whose scorer would add and multiply the numbers in 2*3*x + 2*5*x."""
+    if not POLYNOMIAL.fullmatch(answer.strip()):
+        return False
+    return len(TERM.findall(answer)) == len(TERM.findall(str(entry["answer"])))
+
+
 EXTRA_CHECKS: dict[str, Callable[[str, Mapping[str, Any]], bool]] = {
     "coin_flip": same_fraction,
     "game_of_life_halting": same_word,
+    "polynomial_multiplication": is_expanded,
     "puzzle24": same_numbers,
 }
 """Conditions without which an answer scores 0, whatever the scorer says."""

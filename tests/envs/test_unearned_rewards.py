@@ -1,0 +1,197 @@
+"""No environment and no reward pays an agent that knows nothing as success.
+
+Four agents play every environment of the catalogue and answer to every built-in reward: one echoes the question, one is
+silent, one gives all options in one answer, and one says as much as fits.
+
+In countdown the answer is an expression by design: it has to use the numbers and reach the target, and no text of the
+prompt does.
+"""
+
+import asyncio
+import json
+import random
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnwise.core.messages import Message, assistant
+from turnwise.core.protocols import StepResult
+from turnwise.core.task import Task
+from turnwise.envs.answers import format_answer, read_answer
+from turnwise.envs.catalogue import CATALOGUE
+from turnwise.envs.registry import load_spec
+from turnwise.envs.runner import TextEnvRunner
+from turnwise.envs.seeds import seed_for
+from turnwise.envs.spec import EnvSpec
+from turnwise.rewards.factory import REWARD_TYPES, build_rubric
+from turnwise.rewards.rubric import Submission
+from turnwise.rewards.scoring import score_submission
+from turnwise.rewards.services import RewardServices
+from turnwise.sandbox.types import SandboxUnavailable
+
+TASKS = 3
+"""Tasks of each environment."""
+MAX_TEXTS = 8
+"""Things that an agent says in a task."""
+OPTIONS = 40
+LONG = 20_000
+"""Characters of the longest text."""
+FORMULA = re.compile(r"[-+*/^()\d\s.]*\d[-+*/^()\d\s.]*")
+ROWS = [{"question": f"What is {number} * 17?", "answer": str(17 * number)} for number in range(11, 31)]
+
+
+def questions(messages: tuple[Message, ...]) -> str:
+    return "\n".join(message.content for message in messages if message.role == "user")
+
+
+def echo(question: str, options: list[str]) -> Iterator[str]:
+    """The question, its lines, and its formulas."""
+    yield from dict.fromkeys([question, *question.splitlines(), *map(str.strip, FORMULA.findall(question))])
+
+
+def silent(question: str, options: list[str]) -> Iterator[str]:
+    yield from ("", " ", "\n", ".", "None")
+
+
+def all_options(question: str, options: list[str]) -> Iterator[str]:
+    for separator in (" ", ", ", " or ", "\n", "; "):
+        yield separator.join(options)
+    yield "</answer><answer>".join([*options, "none of them"])  # the last one counts
+
+
+def longest(question: str, options: list[str]) -> Iterator[str]:
+    text = f"{question}\n{', '.join(options)}\n"
+    yield (text * (LONG // len(text) + 1))[:LONG]
+
+
+AGENTS: dict[str, Callable[[str, list[str]], Iterator[str]]] = {
+    "echo": echo,
+    "silent": silent,
+    "all options": all_options,
+    "longest": longest,
+}
+
+
+def params_of(kind: EnvSpec, folder: Path) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    if kind.name == "tools":
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        given = {"tasks": str(folder / "rows.jsonl"), "reward": "math"}
+    if kind.name == "code_tests":
+        given = {"max_tool_calls": 1}  # each program in a reply is an attempt, and an option may be right
+    return kind.check_params(given)
+
+
+def options_of(runner: TextEnvRunner) -> list[str]:
+    """Different legal answers, more than one."""
+    rng, found = random.Random(0), dict[str, None]()
+    for _ in range(10 * OPTIONS):
+        reply = runner.env.random_answer(rng) or ""
+        found.update(dict.fromkeys(read_answer(reply, several=True).actions or [reply]))
+    names = list(runner.env.action_names)
+    return (names or [option for option in found if option])[:OPTIONS] or [str(number) for number in range(100)]
+
+
+async def play(kind: EnvSpec, params: dict[str, Any], index: int, agent: str) -> list[tuple[str, StepResult]]:
+    """Say everything that the agent may say, in as many episodes of a task as that takes."""
+    task = Task(env=kind.name, seed=seed_for("train", index), params=params, split="train")
+    results: list[tuple[str, StepResult]] = []
+    replies: list[str] | None = None
+    while replies is None or len(results) < len(replies):
+        runner = kind.make(task)
+        try:
+            opening = await runner.start()
+            if replies is None:
+                replies = replies_of(agent, questions(opening.messages), runner)
+            for reply in replies[len(results) :]:
+                results.append((reply, await runner.step(assistant(reply))))
+                if results[-1][1].over:
+                    break
+        finally:
+            await runner.close()
+    return results
+
+
+def replies_of(agent: str, question: str, runner: TextEnvRunner) -> list[str]:
+    """Return what an agent says as whole replies, which some environments read, and in answer tags."""
+    texts = list(AGENTS[agent](question, options_of(runner)))[:MAX_TEXTS]
+    texts = [text for text in texts if text not in runner.env.action_names]  # a move of a game is fair
+    return [*(text for text in texts if "<answer>" not in text), *(format_answer([text]) for text in texts)]
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_environments_pay_no_agent_that_knows_nothing(
+    name: str, agent: str, tmp_path: Path, optional_part: Callable[..., None]
+) -> None:
+    kind = load_spec(name)
+    if kind.install_command:
+        optional_part(f"{name} needs {kind.install_command}", *kind.cls.needs)
+    params = params_of(kind, tmp_path)
+    for index in range(1 if kind.cls.needs else TASKS):  # a package runs in a process, which takes seconds to start
+        for text, result in asyncio.run(play(kind, params, index, agent)):
+            assert not result.success, f"task {index} pays for {text[:200]!r}"
+
+
+DATABASE = "create table t (name, age); insert into t values ('Ann', 31), ('Bob', 42);"
+PARTS: dict[str, tuple[dict[str, Any], str, dict[str, Any], list[str]]] = {
+    "exact_match": ({}, "Which is larger, Ann or Bob?", {"answer": "Bob"}, ["Ann", "Bob"]),
+    "f1": ({}, "Which is larger, Ann or Bob?", {"answer": "Bob"}, ["Ann", "Bob"]),
+    "math": ({}, "What is (57 - 54) * 97 - 353?", {"answer": "-62"}, [str(number) for number in range(-99, 100)]),
+    "unit_tests": (
+        {},
+        "Write f, so that f(2) is 4.",
+        {"tests": ["assert f(2) == 4", "assert f(3) == 9"]},
+        [f"def f(x): return {value}" for value in ("4", "9", "x", "x + 2")],
+    ),
+    "sql": (
+        {},
+        "How old is Bob, in the table t(name, age)?",
+        {"sql": "select age from t where name = 'Bob'"},
+        [f"select age from t where age > {age}" for age in (0, 10, 20, 50)],
+    ),
+    "regex": ({"pattern": "Bob"}, "Which is larger, Ann or Bob?", {}, ["Ann", "Bob"]),
+    "length": ({"soft": 10, "hard": 20}, "Say something.", {}, ["a", "b"]),
+    "repetition": ({}, "Say something.", {}, ["a", "b"]),
+}
+"""Options, question, row and possible answers. What a judge may not be told is in test_judge_hostile.py."""
+
+
+def test_all_reward_types_are_attacked() -> None:
+    assert {*PARTS, "judge"} == set(REWARD_TYPES)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("use", PARTS)
+def test_rewards_pay_no_agent_that_knows_nothing(
+    use: str, agent: str, tmp_path: Path, optional_part: Callable[..., None]
+) -> None:
+    options, question, row, answers = PARTS[use]
+    if use == "sql":
+        with closing(sqlite3.connect(tmp_path / "d.db")) as connection:
+            connection.executescript(DATABASE)
+        row = {**row, "database": str(tmp_path / "d.db")}
+
+    async def score() -> list[tuple[str, float]]:
+        services = RewardServices()
+        rubric = build_rubric([{"use": use, **options}], lambda name: pytest.fail(name), services)
+        try:
+            return [
+                (text, (await score_submission(rubric, Submission(question=question, answer=text, row=row))).reward)
+                for text in AGENTS[agent](question, answers)
+            ]
+        finally:
+            await services.close()
+
+    try:
+        scores = asyncio.run(score())
+    except SandboxUnavailable as error:
+        optional_part(str(error))
+    for text, value in scores:
+        assert value < 1, f"{use} pays for {text[:200]!r}"
+        assert value <= 0 or REWARD_TYPES[use].worst == 0, "a penalty is never paid"
