@@ -100,7 +100,7 @@ def test_constrained_turn_is_cut_at_its_token_limit(paged: bool) -> None:
 
 @pytest.mark.parametrize("paged", [False, True], ids=["slots", "pages"])
 def test_constraint_that_fails_in_a_step_fails_its_turn_alone(paged: bool) -> None:
-    many = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(1500)}}
+    many = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(600)}}
     samplings = [FREE, replace(FREE, constraint=constraint_of(many))]
     engine = make_engine(trained_model(), paged=paged)
     with pytest.raises(ConstraintError, match="2000"):

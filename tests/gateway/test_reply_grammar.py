@@ -206,12 +206,20 @@ HOSTILE = {
     "unsupported": {"not": {"type": "string"}},
     "many optional properties": {
         "type": "object",
+        "properties": {f"p{number}": {"type": "string"} for number in range(600)},
+    },
+    "more of them": {
+        "type": "object",
         "properties": {f"p{number}": {"type": "string"} for number in range(1500)},
     },
     "not a schema": {"type": 3},
     "bad pattern": {"type": "string", "pattern": "(("},
     "special token": {"const": "<|end|>"},
 }
+
+
+NAMED = set(HOSTILE) - {"deeper than json.dumps", "endless inside", "many optional properties", "special token"}
+"""Schemas that fail to compile: the error names their tool. Others fail while a reply is sampled, or before."""
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -234,6 +242,7 @@ def test_hostile_schemas_are_refused_by_the_name_of_the_setting(name: str) -> No
     assert turns == 0
     assert [each.param for each in refused] == ["response_format", "tool_choice"]
     assert all(each.status == 400 and len(each.message) < 500 for each in refused)
+    assert ("the parameters of 'f'" in refused[1].message) == (name in NAMED)
 
 
 def test_grammars_are_compiled_in_a_thread_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,11 @@ IN_GATEWAY = (
         "gateway/reply_grammar.py",
         ("gateway/test_reply_grammar.py",),
         ("tags in arguments end a call", "    if call is not None:\n", "    if False:\n"),
-        ("schemas without a value are compiled", "            _check_schema(", "            str("),
+        (
+            "schemas without a value are compiled",
+            "                _check_schema(_json_rule(tool",
+            "                str((tool",
+        ),
         ("undeclared properties are allowed", 'closed.setdefault("additionalProperties", False)', "pass"),
     ),
     *mutants(

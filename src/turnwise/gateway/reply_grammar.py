@@ -152,8 +152,13 @@ async def compile_rule(rule: ReplyRule, renderer: Renderer) -> Constraint:
     """Return the constraint of a reply, compiled. Raises RequestError if it cannot be enforced."""
 
     def compiled() -> Constraint:
-        for schema in _schemas(rule):
-            _check_schema(_json_rule(schema), renderer)
+        if rule.schema is not None:
+            _check_schema(_json_rule(rule.schema), renderer)
+        for tool in rule.tools:
+            try:
+                _check_schema(_json_rule(tool.parameters), renderer)
+            except ConstraintError as error:
+                raise ConstraintError(f"the parameters of {tool.name[:80]!r}: {error}") from error
         constraint = build_constraint(rule, renderer)
         renderer.grammars.matcher(constraint)
         return constraint
@@ -162,10 +167,6 @@ async def compile_rule(rule: ReplyRule, renderer: Renderer) -> Constraint:
         return await asyncio.get_running_loop().run_in_executor(_compiler, compiled)
     except (ConstraintError, RecursionError) as error:
         raise refusal(rule, error) from error
-
-
-def _schemas(rule: ReplyRule) -> list[Mapping[str, Any]]:
-    return [*([] if rule.schema is None else [rule.schema]), *(tool.parameters for tool in rule.tools)]
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,6 @@ The same code serves engines, while they sample, and training, which computes th
 sampled ids. A set is packed: token i is bit i % 8 of byte i // 8.
 """
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -18,8 +17,8 @@ from turnwise.core.constraint import Constraint, ConstraintError
 MAX_GRAMMAR_CHARS = 100_000
 MAX_NESTING = 64
 """Nested brackets of a grammar; the compiler recurses over them."""
-LIMITS = {"initial_lexer_fuel": 500_000, "max_grammar_size": 100_000, "max_lexer_states": 20_000}
-"""Limits of llguidance besides its own defaults: what they allow compiles in less than a second, in tens of MB."""
+LIMITS = {"initial_lexer_fuel": 500_000, "max_grammar_size": 10_000, "max_lexer_states": 20_000}
+"""Limits of llguidance besides its own defaults: what they allow compiles in tenths of a second, in tens of MB."""
 CACHED_GRAMMARS, CACHED_SETS = 64, 4096
 
 
@@ -52,7 +51,6 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer_json: Callable[[], str], stop_ids: Iterable[int]) -> None:
         self._tokenizer_json, self._stop_ids = tokenizer_json, sorted(stop_ids)
-        self._lock = threading.Lock()
         self._compiled = lru_cache(maxsize=CACHED_GRAMMARS)(self.compile)
         self._sets: dict[bytes, bytes] = {}
 
@@ -72,8 +70,7 @@ class GrammarCompiler:
 
         Raises ConstraintError if the grammar is invalid or too complex.
         """
-        with self._lock:
-            return GrammarMatcher(self._compiled(constraint).deep_copy(), self._stop_set)
+        return GrammarMatcher(self._compiled(constraint).deep_copy(), self._stop_set)
 
     def allowed_sets(self, constraint: Constraint, ids: Sequence[int]) -> list[bytes]:
         """Return the packed set before each of the ids, which were sampled under the constraint.
