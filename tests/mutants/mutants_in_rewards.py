@@ -167,7 +167,7 @@ IN_REWARDS = (
     *mutants(
         "rewards/text_answers.py",
         PARTS,
-        ("search and full match swapped", 'self.match == "full"', 'self.match != "full"'),
+        ("search and full match swapped", 'if match == "full"', 'if match != "full"'),
     ),
     *mutants(
         "rewards/rubric.py",
