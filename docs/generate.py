@@ -23,7 +23,7 @@ from turnwise.config.schema import Config
 from turnwise.core.section import Section
 from turnwise.recipes.configure import MODELS, SINGLE_TURN, load_recipe
 from turnwise.recipes.presets import recipe_names
-from turnwise.recipes.validate import CHOICES
+from turnwise.recipes.setting_names import CHOICES
 from turnwise.tools.docstrings import split_docstring
 
 DOCS = Path(__file__).parent

@@ -82,7 +82,7 @@ ERRORS = [
     ("train frozen_lake --algo.advantage ppo --dry-run", 'Unknown algo.advantage "ppo": PPO is a loss'),
     ("train frozen_lake --algo.advantage groo --dry-run", 'Unknown algo.advantage "groo"'),
     ("train frozen_lake --model.name tny --dry-run", 'Unknown model "tny": did you mean "tiny"?'),
-    ("train frozen_lake --model.device gpu --dry-run", 'unknown device "gpu"'),
+    ("train frozen_lake --model.device gpu --dry-run", 'Unknown model.device "gpu"'),
     ("train bandit --name a/b --dry-run", "record.name 'a/b' is not a folder name. Leave out /; record.folder sets"),
     ("train bandit --name a/b --seeds 0,1 --dry-run", "record.name 'a/b-seed0' is not a folder name."),
     ("train --from nowhere", 'no run "nowhere" here or in runs/'),
@@ -181,7 +181,7 @@ def test_help_all_lists_every_setting_once(run_cli) -> None:
     for key in all_keys().values():
         named = [block for block in blocks if block.startswith((f"--{key.name} ", f"--{key.name}.NAME "))]
         assert len(named) == 1
-        assert f"{key.doc} ({key.allowed})" in " ".join(named[0].split())
+        assert f"{' '.join(key.doc.split())} ({key.allowed})" in " ".join(named[0].split())
 
 
 @pytest.mark.parametrize(("columns", "widest"), [(None, 100), ("60", 60)])

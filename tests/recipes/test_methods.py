@@ -151,7 +151,7 @@ def test_valid_settings_are_accepted(tmp_path: Path) -> None:
         ('Unknown model "./nowhere"', {"model__name": "./nowhere"}),
         ('Unknown model "runs/a/checkpoints/best"', {"model__name": "runs/a/checkpoints/best"}),
         ('Unknown model "models/a.gguf"', {"model__name": "models/a.gguf"}),
-        ('unknown device "gpu"', {"model__device": "gpu"}),
+        ('Unknown model.device "gpu"', {"model__device": "gpu"}),
         ("model.chat_template: nowhere.jinja does not exist", {"model__chat_template": "nowhere.jinja"}),
     ],
 )

@@ -3,11 +3,18 @@ from typing import Any
 
 import pytest
 
+from turnwise.algos.advantages import ADVANTAGES
+from turnwise.algos.filters import FILTERS, SCORES
+from turnwise.algos.losses import AGGREGATIONS, LOSSES
+from turnwise.algos.off_policy import CORRECTIONS
+from turnwise.algos.registry import Registry
+from turnwise.algos.rewards import NORMALISERS
 from turnwise.config.load import build
 from turnwise.core.errors import UserError
 from turnwise.recipes import resources, training_run
 from turnwise.recipes.configure import configure
 from turnwise.recipes.presets import recipe_names
+from turnwise.recipes.setting_names import ALGORITHMS, FUNCTIONS
 from turnwise.recipes.training_run import resolve
 from turnwise.recipes.validate import check_settings
 from turnwise.rewards.judge.registry import JudgeRegistry
@@ -155,3 +162,24 @@ def test_learning_rates_above_one_are_refused(key: str) -> None:
         with pytest.raises(UserError, match=rf"^{key} = .*: must be a number above 0 and at most 1"):
             build({}, [(key, value)])
     build({}, [(key, 1.0)])
+
+
+def test_names_known_before_torch_are_those_of_the_algorithms() -> None:
+    tables = {
+        "algo.advantage": ADVANTAGES,
+        "algo.loss": LOSSES,
+        "algo.correction": CORRECTIONS,
+        "algo.normalise": NORMALISERS,
+        "algo.filter": FILTERS,
+        "algo.filter_by": SCORES,
+        "algo.aggregation": AGGREGATIONS,
+    }
+    assert {key: tuple(table) for key, table in tables.items()} == ALGORITHMS
+    assert tuple(key for key, table in tables.items() if isinstance(table, Registry)) == FUNCTIONS
+
+
+def test_model_name_of_a_run_is_suggested(tmp_path: Path) -> None:
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "lake/config.toml").write_text("")
+    with pytest.raises(UserError, match=f'Unknown model "lake": did you mean the run "{tmp_path}/lake"'):
+        configure("bandit", overrides=[("model.name", "lake"), ("record.folder", str(tmp_path))])

@@ -15,6 +15,7 @@ from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.models.loading.catalogue import PIXELS_PER_TOKEN, TINY, TINY_VLM
 from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix
 from turnwise.recipes.presets import find_method, find_recipe, method_path, recipe_names, recipe_path
+from turnwise.recipes.setting_names import check_names
 from turnwise.recipes.setting_paths import read_settings_file, resolve_paths
 from turnwise.record.provenance import check_code_files
 from turnwise.record.resume_command import spell_resume
@@ -57,12 +58,13 @@ def configure(
     environment and token limits, the target takes; `start_from` is a run whose settings a new run takes; `resume`
     is a run to continue. `full_context`: show whole episodes by default, also in environments that need not.
     """
-    if resume is not None:
-        _refuse_changes(find_run(resume), [each for each in overrides if each[0] not in MAY_CHANGE])
     if like is not None and target is None:
         raise UserError("like RECIPE needs an environment, such as my_env.py:MyEnv. Add one.")
     settings = _base_settings(target, start_from, resume, overrides)
+    if resume is not None:
+        _refuse_changes(find_run(resume), [each for each in overrides if each[0] not in MAY_CHANGE])
     config = _complete(settings, target, like, overrides)
+    check_names(config)
     if resume is not None:
         check_code_files(find_run(resume))
     environments = build_environment_mix(config)

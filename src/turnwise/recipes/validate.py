@@ -14,11 +14,8 @@ from typing import Any
 import torch
 
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.algos.filters import FILTERS, SCORES
-from turnwise.algos.losses import AGGREGATIONS, LOSSES
-from turnwise.algos.off_policy import CORRECTIONS
-from turnwise.algos.registry import Registry
-from turnwise.algos.rewards import NORMALISERS
+from turnwise.algos.filters import FILTERS
+from turnwise.algos.losses import LOSSES
 from turnwise.cluster.placement import check_capacity, plan_placement
 from turnwise.config.agent import AGENT_ENV
 from turnwise.config.schema import Config, ModelConfig
@@ -43,6 +40,7 @@ from turnwise.recipes.contexts import check_context
 from turnwise.recipes.datasets import check_data
 from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.recipes.resources import check_threads, cores
+from turnwise.recipes.setting_names import check_names
 from turnwise.recipes.sources import use_own_adapter
 from turnwise.recipes.unused_settings import check_setting_is_used
 from turnwise.record.trackers import check_trackers
@@ -55,29 +53,7 @@ from turnwise.tools.tool import NeedsServer
 QUIET_S = 3.0
 """Seconds without an answer of a server before a message: its first start may be a download."""
 
-CHOICES: dict[str, Iterable[str]] = {
-    "algo.advantage": ADVANTAGES,
-    "algo.loss": LOSSES,
-    "algo.correction": CORRECTIONS,
-    "algo.normalise": NORMALISERS,
-    "algo.filter": FILTERS,
-    "algo.filter_by": SCORES,
-    "algo.aggregation": AGGREGATIONS,
-    "engine.kind": ENGINES,
-}
-"""Settings whose values are the keys of a table."""
-
 log = logging.getLogger(__name__)
-
-
-CONFUSED = {
-    ("algo.advantage", "ppo"): " PPO is a loss, and the default one. Its advantage is gae.",
-    ("algo.loss", "grpo"): " GRPO is an advantage: set algo.advantage grpo. Its loss is ppo, the default.",
-    ("algo.loss", "dapo"): " DAPO is several settings: set algo.preset dapo.",
-    ("algo.advantage", "dapo"): " DAPO is several settings: set algo.preset dapo.",
-    ("algo.loss", "gae"): " GAE is an advantage: set algo.advantage gae. Its loss is ppo, the default.",
-}
-"""Hints for names of the field that belong to another setting."""
 
 
 def check_run(
@@ -132,19 +108,18 @@ def check_cluster(config: Config, environments: EnvironmentMix) -> None:
 
 def check_settings(config: Config, override_keys: Iterable[str] = (), judges: JudgeRegistry | None = None) -> None:
     """Check names, combinations of settings, and that each override has an effect. Judges are added to `judges`."""
+    check_names(config)
     check_context(config)
     check_model(config.model)
     check_threads(config.system)
     check_trackers(config.record.trackers)
     check_packages(config)
-    for key, options in CHOICES.items():
-        section, _, name = key.partition(".")
-        chosen = getattr(getattr(config, section), name)
-        if isinstance(options, Registry) and is_reference(chosen):
-            options[chosen]  # raises UserError if it cannot be loaded
-        elif chosen not in options:
-            hint = CONFUSED.get((key, chosen), suggest(chosen, options))
-            raise UserError(f'Unknown {key} "{chosen}":{hint}')
+    for registry, chosen in (
+        (ADVANTAGES, config.algo.advantage),
+        (LOSSES, config.algo.loss),
+        (FILTERS, config.algo.filter),
+    ):
+        registry[chosen]  # raises UserError for FILE.py:function that cannot be loaded
     check_conflicts(config)
     ENGINES[config.engine.kind].check(config.engine)
     for key in override_keys:
@@ -237,10 +212,8 @@ def check_model(model: ModelConfig) -> None:
     resolve_device(model.device)
     if model.chat_template is not None and not (file := Path(model.chat_template).expanduser()).is_file():
         raise UserError(f"model.chat_template: {not_a_file(file)}. Give a Jinja file.")
-    known = model.name in model_names() or (model.name and Path(model.name).expanduser().exists())
-    if not known and Path(model.name).is_absolute():
-        raise UserError(f"model.name: {model.name} does not exist. Check the path, or restore it if it was moved.")
-    if not known and (not is_hub_name(model.name) or model.name.endswith(".gguf")):
+    known = model.name in model_names() or Path(model.name).expanduser().exists()
+    if not known and not is_hub_name(model.name):
         raise UserError(
             f'Unknown model "{model.name}":{suggest(model.name, model_names())} '
             "(or give a hub name (owner/name), or a folder or .gguf file that exists)"
