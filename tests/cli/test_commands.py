@@ -117,6 +117,21 @@ def test_resume_with_settings_prints_both_commands(run_cli) -> None:
     assert "`turnwise train --from runs/cut --algo.kl_coef 0.1 --record.name 'my run'`" in outcome.err
 
 
+def test_list_parameters_of_environments_are_separated_by_commas(run_cli) -> None:
+    Path("rows.csv").write_text("question,answer\n" + "1 + 1?,2\n" * 60)
+    tools = f"{TOOLS.removeprefix('train ')} rows.csv --env.params.tools"
+    for command in ("train", "eval tiny"):
+        outcome = run_cli(*command.split(), *tools.split(), "python,serch")
+        assert outcome.code == 2 and "serch" in outcome.err and "must be a list" not in outcome.err
+
+
+def test_csv_without_rows_is_not_told_to_be_json(run_cli) -> None:
+    Path("rows.csv").write_text("question,answer\n")
+    outcome = run_cli(*f"{TOOLS} rows.csv --dry-run".split())
+    assert outcome.code == 2
+    assert "rows.csv has no rows below the line with the names of its columns: add some" in outcome.err
+
+
 TOOLS = "train tools --env.params.reward exact_match --env.params.tasks"
 MISSING = [
     "train missing.toml",

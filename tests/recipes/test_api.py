@@ -18,6 +18,7 @@ from endpoint_for_tests import Server, serving, write_env
 from processes_for_tests import Forked
 from turnwise.cli.main import main
 from turnwise.config.schema import Config
+from turnwise.core.references import is_reference, load_function, reference_to
 from turnwise.recipes import notebook
 from turnwise.recipes.configure import TOKEN_LIMITS, configure
 
@@ -209,8 +210,14 @@ def test_tiny_has_defaults_that_learn_in_any_environment(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: tw.train("bandit", minutes=3), 'unknown key minutes: did you mean "train__max_minutes"?'),
-        (lambda: tw.train("bandit", step=3), 'unknown key step: did you mean "train__steps"?'),
+        (lambda: tw.train("bandit", minutes=3), 'unknown key minutes: did you mean "max_minutes"?'),
+        (lambda: tw.train("bandit", step=3), 'unknown key step: did you mean "steps"?'),
+        (
+            lambda: tw.evaluate("tiny", "bandit", episode=3),
+            'unknown key episode: did you mean "data__episodes" or "episodes"?',
+        ),
+        (lambda: tw.sft("bandit", epoch=3), 'unknown key epoch: did you mean "train__epochs" or "epochs"?'),
+        (lambda: tw.Trainer(step=3), 'unknown key step: did you mean "steps"?'),
         (lambda: tw.train("bandit", beta=0.0), "unknown key beta: use algo__kl_coef (0 keeps no reference model)"),
         (lambda: tw.train("bandit", like="sokoban"), "like sokoban: bandit is a recipe and has its own settings."),
         (lambda: tw.evaluate("tiny", "bandit", tries=0), "tries 0: must be 1 or more."),
@@ -238,6 +245,14 @@ def test_like_takes_a_recipes_settings_without_its_environment() -> None:
         configure("frozen_lake", like="bandit")
     with pytest.raises(tw.UserError, match='Unknown recipe "lake"'):
         configure("sudoku", like="lake")
+
+
+def test_lambdas_have_references_of_their_own() -> None:
+    first, second = (lambda trajectory: 0.25), (lambda trajectory: 0.75)
+    references = [reference_to(each) for each in (first, second, first)]
+    assert all(is_reference(each) for each in references)
+    assert references[0] == references[2] != references[1]
+    assert [load_function(each, "reward.functions") for each in references] == [first, second, first]
 
 
 def test_train_takes_functions_for_rewards_and_algorithms(folder: dict[str, Any]) -> None:
@@ -327,7 +342,7 @@ def test_class_of_a_notebook_trains_and_its_run_names_the_fix(tmp_path: Path, fo
     errors = tmp_path / "errors"
     with errors.open("w") as file, Forked(evaluate_run, run.path, stderr=file.fileno()) as process:
         assert process.wait() == 1
-    assert "Notebook was defined in a notebook or at a prompt: save it in a file" in errors.read_text()
+    assert "Notebook was defined in a notebook, at a prompt or as a lambda: save it in a file" in errors.read_text()
 
 
 def test_file_that_trains_when_imported_is_refused(tmp_path: Path, folder: dict[str, Any]) -> None:

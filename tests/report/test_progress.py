@@ -80,6 +80,18 @@ def test_progress_shows_dropped_episodes_and_explains_the_first() -> None:
     assert "tokens/s  12.4k  dropped   8  left" in second and "dropped   3" in third
 
 
+def test_progress_without_a_known_total_counts_steps_only() -> None:
+    out, file = console(terminal=False)
+    clock = Clock()
+    with Progress(None, out, clock=clock) as progress:
+        for step in range(3):
+            clock.now += 60
+            progress.step(step, metrics(0.5))
+    lines = written(file).splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["step 1", "step 2", "step 3"]
+    assert "left" not in written(file) and "/" not in written(file).replace("tokens/s", "")
+
+
 def test_progress_lines_are_throttled_but_end_with_the_last_step() -> None:
     out, file = console(terminal=False)
     clock = Clock()

@@ -61,13 +61,15 @@ def test_run_table_shows_the_summary() -> None:
     ]
 
 
-def test_seeds_table_ends_with_mean_and_range() -> None:
-    seeds = [SUMMARY, {**SUMMARY, "seed": 1, "success_after": 0.8, "wall_s": 150.0}]
+def test_seeds_table_ends_with_the_mean_and_its_interval() -> None:
+    afters = (0.91, 0.80, 0.86)
+    seeds = [{**SUMMARY, "seed": seed, "success_after": after} for seed, after in enumerate(afters)]
     assert shown(seeds_table(seeds)) == [
         "seed before after 95 % interval wall time episodes",
         "0 26.2 % 91.0 % 87.0 to 94.0 % 2:22 30.7k",
-        "1 26.2 % 80.0 % 87.0 to 94.0 % 2:30 30.7k",
-        "mean 26.2 % 85.5 % 80.0 to 91.0 % over seeds 2:26 30.7k",
+        "1 26.2 % 80.0 % 87.0 to 94.0 % 2:22 30.7k",
+        "2 26.2 % 86.0 % 87.0 to 94.0 % 2:22 30.7k",
+        "mean 26.2 % 85.7 % 72.0 to 99.3 % over seeds 2:22 30.7k",
     ]
 
 

@@ -202,7 +202,7 @@ def parse_value(key: Key, text: str) -> Any:
     if key.optional and text.lower() in NONE_WORDS:
         return None
     if "array" in key.types:
-        return _parse_list(text)
+        return parse_list(text)
     if "object" in key.types or ("string" in key.types and text[:1] in ('"', "'")):
         return parse_free(text)
     return text
@@ -219,7 +219,7 @@ def parse_free(text: str) -> Any:
     return text
 
 
-def _parse_list(text: str) -> Any:
+def parse_list(text: str) -> Any:
     """Parse `a,b`, or a TOML or JSON list."""
     stripped = text.strip()
     if stripped.startswith("["):

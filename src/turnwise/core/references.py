@@ -22,6 +22,8 @@ from turnwise.core.suggestions import suggest
 IN_MEMORY = "python:"
 """Prefix of references to objects that no file defines, such as those of a notebook."""
 
+LAMBDA = "<lambda>"
+
 REFERENCE = re.compile(rf"[^\n]+\.py:\w+|{IN_MEMORY}\w+")
 
 _objects: dict[str, Any] = {}
@@ -43,10 +45,19 @@ def reference_to(value: Any) -> str:
     name = getattr(value, "__name__", "")
     if not name or not callable(value):
         raise UserError(f"{value!r} is not a class or a function: pass one, or its reference FILE.py:name")
-    file = _source_file(value)
-    reference = f"{file}:{name}" if file is not None else f"{IN_MEMORY}{name}"
+    if name == LAMBDA:
+        reference = _lambda_reference(value)
+    else:
+        file = _source_file(value)
+        reference = f"{file}:{name}" if file is not None else f"{IN_MEMORY}{name}"
     _objects[reference] = value
     return reference
+
+
+def _lambda_reference(value: Any) -> str:
+    """Return a reference of its own for each lambda: they have no name that would tell them apart."""
+    known = [name for name in _objects if name.startswith(f"{IN_MEMORY}lambda_")]
+    return next((name for name in known if _objects[name] is value), f"{IN_MEMORY}lambda_{len(known) + 1}")
 
 
 def _source_file(value: Any) -> Path | None:
@@ -67,8 +78,8 @@ def find_object(reference: str) -> Any | None:
     if (found := _objects.get(reference)) is None and reference.startswith(IN_MEMORY):
         name = reference.removeprefix(IN_MEMORY)
         raise UserError(
-            f"{name} was defined in a notebook or at a prompt: save it in a file and name it FILE.py:{name}, or pass "
-            "the object again from Python"
+            f"{name} was defined in a notebook, at a prompt or as a lambda: save it in a file and name it "
+            f"FILE.py:{name}, or pass the object again from Python"
         )
     return found
 

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
-from turnwise.config.keys import find_key, in_free_table
 from turnwise.config.load import build, find_run, read_run
 from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
-from turnwise.core.references import reference_to, refuse_while_importing
+from turnwise.core.references import refuse_while_importing
 from turnwise.core.task import Split
 from turnwise.core.trajectory import Trajectory
 from turnwise.envs.protocol_env import EnvFactory
@@ -30,6 +29,7 @@ from turnwise.recipes.eval_plan import plan_evaluation
 from turnwise.recipes.eval_results import summarise_results
 from turnwise.recipes.evaluation import default_folder, evaluate_into_folder
 from turnwise.recipes.export import export
+from turnwise.recipes.keywords import KEYWORDS, dotted_settings
 from turnwise.recipes.notebook import outside_event_loop
 from turnwise.recipes.run import train as train_run
 from turnwise.recipes.sft import sft as sft_run
@@ -287,7 +287,8 @@ def evaluate(
     several = [model] if isinstance(model, str | Path | Run) else model
     models = tuple(str(_model_name(each)) for each in several)
     named = {"eval.episodes": episodes, "eval.temperature": temperature, "eval.split": split}
-    overrides = [(key, value) for key, value in (named | _dotted(settings)).items() if value is not None]
+    given = named | dotted_settings(settings, KEYWORDS["tw.evaluate"])
+    overrides = [(key, value) for key, value in given.items() if value is not None]
     environment = [] if env is None else [_reference(env)]
     remote = None if endpoint is None else RemoteModels(url=endpoint, models=models)
     sources = [*([] if endpoint is not None else models), *environment]
@@ -316,7 +317,8 @@ def _configure(
 ) -> tuple[Config, list[str]]:
     """Return the configuration and the keys that the caller set."""
     refuse_while_importing(call)
-    overrides = [(key, value) for key, value in (dict(named) | _dotted(settings)).items() if value is not None]
+    given = dict(named) | dotted_settings(settings, KEYWORDS[call])
+    overrides = [(key, value) for key, value in given.items() if value is not None]
     if config is None and env is None:
         or_data = ", data=FILE" if call == "tw.sft" else ""
         raise UserError(f'{call} needs an environment: env="frozen_lake", a class{or_data}, or config=tw.Config(...)')
@@ -356,20 +358,3 @@ def _model_name(model: str | Path | Run | None) -> str | None:
 
 def _reference(env: Environment) -> str:
     return env if isinstance(env, str) else spec_of(env).id
-
-
-def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
-    dotted = {name.replace("__", "."): _with_references(value) for name, value in settings.items()}
-    for key in dotted:
-        if not in_free_table(key):
-            find_key(key, spell=lambda setting: setting.replace(".", "__"))
-    return dotted
-
-
-def _with_references(value: Any) -> Any:
-    """Replace classes and functions by their references."""
-    if isinstance(value, Mapping):
-        return {key: _with_references(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_references(item) for item in value]
-    return reference_to(value) if callable(value) else value

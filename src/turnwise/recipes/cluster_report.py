@@ -51,6 +51,11 @@ class ClusterReport:
     command: str
 
 
+def _format_seconds(seconds: float) -> str:
+    """Return seconds with a decimal; short times with two digits, so that none is 0.0."""
+    return f"{seconds:.1f} s" if seconds >= 0.1 else f"{seconds:.2g} s"
+
+
 def report_cluster(
     recipe: str,
     config: Config,
@@ -211,7 +216,7 @@ def _choices(choices: Sequence[PredictedDivision]) -> Table:
                 str(layout.learners),
                 f"{layout.engines}{split}",
                 str(layout.max_staleness),
-                f"{found.step_s:.1f} s",
+                _format_seconds(found.step_s),
                 _percent(each.gpu_idle),
                 _percent(found.engine_idle),
                 _percent(found.learner_idle),

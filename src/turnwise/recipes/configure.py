@@ -13,7 +13,7 @@ from turnwise.core.suggestions import closest_match, suggest
 from turnwise.engine.engines import ENGINES
 from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.models.loading.catalogue import PIXELS_PER_TOKEN, TINY, TINY_VLM
-from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix
+from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix, parse_list_params
 from turnwise.recipes.presets import find_method, find_recipe, method_path, recipe_names, recipe_path
 from turnwise.recipes.setting_names import check_names
 from turnwise.recipes.setting_paths import read_settings_file, resolve_paths
@@ -61,6 +61,7 @@ def configure(
     if like is not None and target is None:
         raise UserError("like RECIPE needs an environment, such as my_env.py:MyEnv. Add one.")
     settings = _base_settings(target, start_from, resume, overrides)
+    overrides = parse_list_params(settings, overrides)
     if resume is not None:
         _refuse_changes(find_run(resume), [each for each in overrides if each[0] not in MAY_CHANGE])
     config = _complete(settings, target, like, overrides)

@@ -176,7 +176,8 @@ def _without_constraints(trajectory: Trajectory) -> Trajectory:
 def _check_lengths(samples: Sequence[Sample], config: Config, demos: str, *, samples_answers: bool) -> None:
     """Check that demonstrations fit. `samples_answers`: the model also answers, within rollout.max_new_tokens."""
     if not samples:
-        raise UserError(f"{demos} has no demonstrations. Give another source.")
+        below = " below the line with the names of its columns" if demos.lower().endswith(".csv") else ""
+        raise UserError(f"{demos} has no demonstrations{below}. Add some, or give another source.")
     longest = max(map(len, samples))
     if longest > config.rollout.max_tokens:
         raise UserError(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config.agent import AGENT_ENV
+from turnwise.config.load import Overrides, parse_free, parse_list
 from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split, Task
@@ -80,6 +81,22 @@ def build_environment_mix(config: Config, spec: EnvSpec | None = None) -> Enviro
         with name_params_setting(specs[name].params_setting):
             entries.append(_build_entry(specs[name], mixed.params, mixed.weight))
     return EnvironmentMix(specs=specs, entries=tuple(entries))
+
+
+def parse_list_params(settings: Mapping[str, Any], overrides: Overrides) -> Overrides:
+    """Parse `--env.params.NAME a,b` as a list where the parameter is one, as for other settings."""
+    prefix, env = "env.params.", settings.get("env", {})
+    chosen = [value for key, value in overrides if key == "env.kind"] or [env.get("kind")]
+    if not any(key.startswith(prefix) for key, _ in overrides) or chosen[-1] in (None, NO_ENV, AGENT_ENV):
+        return overrides
+    properties = load_spec(chosen[-1]).params_model.model_json_schema()["properties"]
+
+    def parse(key: str, value: Any) -> Any:
+        is_list = properties.get(key.removeprefix(prefix), {}).get("type") == "array"
+        is_text = isinstance(value, str) and isinstance(parse_free(value), str)
+        return parse_list(value) if key.startswith(prefix) and is_list and is_text else value
+
+    return [(key, parse(key, value)) for key, value in overrides]
 
 
 def load_environment(config: Config) -> tuple[EnvSpec, Mapping[str, Any]]:

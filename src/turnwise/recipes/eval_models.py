@@ -26,7 +26,7 @@ from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_name
 from turnwise.recipes.build import PolicyStack, build_policy_stack, evaluation_sampling, load_policy
 from turnwise.recipes.configure import GYMNASIUM, load_target
-from turnwise.recipes.environment_mix import EnvironmentMix
+from turnwise.recipes.environment_mix import EnvironmentMix, parse_list_params
 from turnwise.recipes.presets import recipe_names
 from turnwise.recipes.sources import find_checkpoint, find_source
 from turnwise.recipes.unused_settings import check_setting_is_used
@@ -90,6 +90,7 @@ def build_models(
     """Build the models in the order of the command line, all with the same environment."""
     runs = {source: run for source in sources if (run := find_run_or_none(source)) is not None}
     shared = _shared_settings(sources, environment, remote, runs, overrides)
+    overrides = parse_list_params(shared, overrides)
     models = [_local_model(source, runs.get(source), environment, shared, overrides) for source in sources]
     if remote is not None:
         config = build({**shared, "context": {}}, overrides)  # an endpoint always gets the full history

@@ -20,6 +20,7 @@ from turnwise.evaluation.episodes import Evaluation
 from turnwise.gateway.agent_episodes import AgentCollector
 from turnwise.gateway.agents import AgentFunction, FunctionAgent, make_client
 from turnwise.recipes.agents import check_agent_function
+from turnwise.recipes.keywords import KEYWORDS, dotted_settings
 from turnwise.recipes.remote_trainer import open_remote
 from turnwise.recipes.trainer_backend import TrainerBackend, configure_trainer, open_local
 from turnwise.recipes.training_run import OnStep
@@ -78,7 +79,7 @@ class Trainer:
         refuse_while_importing("tw.Trainer")
         named = {"model.name": None if model is None else str(model), "algo.advantage": algo, "train.steps": steps}
         given = named | {"seed": seed, "record.name": name}
-        given |= {key.replace("__", "."): value for key, value in settings.items()}
+        given |= dotted_settings(settings, KEYWORDS["tw.Trainer"])
         overrides = [(key, value) for key, value in given.items() if value is not None]
         self._on_step, self._console = on_step, Console(quiet=True) if quiet else make_console()
         self._backend: TrainerBackend | None = None

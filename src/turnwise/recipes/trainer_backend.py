@@ -135,6 +135,7 @@ async def open_local(
             )
         )
         run = ReinforcementRun(config, environments, folder, console, rows.append)
+        run.planned_steps = config.train.steps if "train.steps" in override_keys else None
         loop, state = exits.enter_context(run.open(resume))
         gateway = run.stack.gateway
         assert isinstance(loop, Loop) and gateway is not None

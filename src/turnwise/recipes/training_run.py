@@ -198,8 +198,8 @@ class TrainingRun(ABC):
     console: Console
     on_step: OnStep | None = None
 
-    planned_steps: int = field(init=False)
-    """Number of steps that the progress display starts with; a loop may correct it."""
+    planned_steps: int | None = field(init=False)
+    """Number of steps that the progress display starts with; a loop may correct it. None if it is not known."""
     services: RewardServices = field(init=False)
     """Judges of the run. They continue from what it has spent and log each further request in its folder."""
     resources: ExitStack = field(init=False)

@@ -76,7 +76,8 @@ def choose_columns(metrics: Mapping[str, float]) -> list[ProgressColumn]:
 class ProgressSnapshot:
     title: str
     done: int
-    total: int
+    total: int | None
+    """Steps of the run; None if they are not known, as in a loop of the user's own."""
     phase: tuple[str, int, int]
     """Name, done and total of the current phase; the name is empty between phases."""
     metrics: Mapping[str, float]
@@ -99,14 +100,17 @@ class Progress:
 
     def __init__(
         self,
-        total_steps: int,
+        total_steps: int | None,
         console: Console,
         *,
         title: str = "training",
         limit_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`limit_s`: time limit of the training, counted from `begin`; it may be changed until then."""
+        """`total_steps` is None if it is not known.
+
+        `limit_s`: time limit of the training, counted from `begin`; it may be changed until then.
+        """
         self._console = console
         self._clock = clock
         self._started = clock()
@@ -176,7 +180,8 @@ class Progress:
         if not self._explained_drop and metrics.get("rollout/dropped"):
             self._explained_drop = True
             self.note(f"step {self._done} {describe_dropped(metrics)}")
-        if self._done >= self._total or self._clock() - self._drawn >= self._view.step_interval_s:
+        is_last = self._total is not None and self._done >= self._total
+        if is_last or self._clock() - self._drawn >= self._view.step_interval_s:
             self._draw()
 
     def note(self, text: str) -> None:
@@ -206,7 +211,7 @@ class Progress:
         if not self._step_ends:
             _, done, total = self._phase
             return (self._clock() - self._phase_began) / done * (total - done) if done else None
-        if len(self._step_ends) < 2:
+        if len(self._step_ends) < 2 or self._total is None:
             return None
         step_s = (self._step_ends[-1] - self._step_ends[0]) / (len(self._step_ends) - 1)
         left = step_s * (self._total - self._done) - (self._clock() - self._step_ends[-1])
@@ -284,13 +289,16 @@ class LineView:
 
 
 def _step_count(snapshot: ProgressSnapshot) -> str:
+    if snapshot.total is None:
+        return f"step {snapshot.done}"
     return f"step {snapshot.done:>{len(str(snapshot.total))}}/{snapshot.total}"
 
 
 def _step_line(snapshot: ProgressSnapshot) -> str:
     columns = choose_columns(snapshot.metrics)
     cells = [f"{column.label} {column.cell(snapshot.metrics):>{column.width}}" for column in columns]
-    return "  ".join([_step_count(snapshot), *cells]) + _left(snapshot)
+    left = "" if snapshot.total is None else _left(snapshot)
+    return "  ".join([_step_count(snapshot), *cells]) + left
 
 
 def _left(snapshot: ProgressSnapshot) -> str:
@@ -305,9 +313,9 @@ def _bar(snapshot: ProgressSnapshot) -> Table:
     grid.add_row(
         Text(snapshot.title, style="bold"),
         ProgressBar(total=snapshot.total, completed=snapshot.done, complete_style="cyan", finished_style="green"),
-        Text(f"{snapshot.done}/{snapshot.total}"),
+        Text(f"{snapshot.done}" if snapshot.total is None else f"{snapshot.done}/{snapshot.total}"),
         Text(f"{name} {done}/{total}".ljust(18) if name else " " * 18, style="dim"),
-        Text(f"{format_duration(snapshot.left_s)} left"),
+        Text("" if snapshot.left_s is None and snapshot.total is None else f"{format_duration(snapshot.left_s)} left"),
     )
     return grid
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -64,7 +65,7 @@ def run_table(summary: Mapping[str, Any], run_folder: Path) -> RenderableType:
 
 
 def seeds_table(summaries: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Tabulate runs that differ only in their seed, with the mean and the range over seeds in the last row."""
+    """Tabulate runs that differ only in their seed, with the mean over seeds and its 95 % interval in the last row."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for label in ("seed", "before", "after", "95 % interval", "wall time", "episodes"):
         table.add_column(label, justify="right", no_wrap=True)
@@ -83,13 +84,25 @@ def seeds_table(summaries: Sequence[Mapping[str, Any]]) -> RenderableType:
     return Group(Text(), table, Text())
 
 
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+"""97.5 % quantiles of Student's t distribution with 1, 2, ... degrees of freedom."""
+
+
+def _interval_of_mean(rates: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % confidence interval of a mean over seeds, by Student's t, within 0 to 1."""
+    degrees = len(rates) - 1
+    quantile = T_QUANTILES[degrees - 1] if degrees <= len(T_QUANTILES) else 1.96 + 2.5 / degrees
+    half = quantile * stdev(rates) / math.sqrt(len(rates))
+    return max(fmean(rates) - half, 0.0), min(fmean(rates) + half, 1.0)
+
+
 def _mean_row(summaries: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     afters = [summary["success_after"] for summary in summaries if summary["success_after"] is not None]
     return (
         "mean",
         format_percent(_mean(summaries, "success_before")),
         format_percent(_mean(summaries, "success_after")),
-        f"{format_interval((min(afters), max(afters)))} over seeds" if afters else MISSING,
+        f"{format_interval(_interval_of_mean(afters))} over seeds" if len(afters) > 1 else MISSING,
         format_duration(_mean(summaries, "wall_s")),
         format_count(_mean(summaries, "episodes")),
     )

@@ -22,6 +22,8 @@ TAIL_BYTES = 16 << 10
 """Bytes at the end of the file that describe a run's progress until the whole file is read."""
 MAX_ALARM_BYTES = 4 << 20
 MAX_ALARM_TEXT = 2000
+MAX_READ = 256 << 20
+"""Bytes of metrics that one request reads: a sparse or endless file must not block it."""
 UNTIMED_EVALUATIONS = ("before", "after")
 """Evaluations outside training, whose time does not count, as in the run's summary."""
 SUCCESS_INTERVAL = ("eval/success", "eval/success_low", "eval/success_high")
@@ -45,8 +47,8 @@ class MetricsReader(ABC):
     def _add(self, row: Mapping[str, Any] | None) -> None:
         """Take one row; None stands for a line that could not be read."""
 
-    def refresh(self, limit: int | None = None) -> int:
-        """Read new rows, or about `limit` bytes of them, and return the number of bytes read."""
+    def refresh(self, limit: int = MAX_READ) -> int:
+        """Read about `limit` bytes of new rows and return the number of bytes read. Later calls read the rest."""
         try:
             with self._root.open(self._folder, METRICS) as file:
                 if self._follower.is_replaced(file):

@@ -12,6 +12,8 @@ from turnwise.viewer.json_io import parse_json
 from turnwise.viewer.viewed_folder import CONFIG, PLAN, FileNotServed, ViewedFolder
 
 MAX_TOML = 4 << 20
+MAX_DEPTH = 32
+"""Levels of tables that are shown: settings of turnwise have four, and a file may have thousands."""
 MAIN_SETTINGS = {
     "env": {"kind"},
     "model": {"name"},
@@ -63,11 +65,13 @@ def is_evaluation(folder: Path) -> bool:
     return (folder / PLAN).is_file()
 
 
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) pairs. Dates, which JSON lacks, become text."""
+def flatten(settings: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) pairs. Dates, which JSON lacks, become text, and tables below MAX_DEPTH "..."."""
     for name, value in settings.items():
-        if isinstance(value, dict) and value:
-            yield from flatten(value, f"{prefix}{name}.")
+        if isinstance(value, dict) and value and depth < MAX_DEPTH:
+            yield from flatten(value, f"{prefix}{name}.", depth + 1)
+        elif isinstance(value, dict) and value:
+            yield f"{prefix}{name}", "..."
         else:
             yield f"{prefix}{name}", value if isinstance(value, str | int | float | list) else str(value)
 

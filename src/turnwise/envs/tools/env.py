@@ -151,7 +151,8 @@ class Tools(RubricEnv):
 def _check_list(value: Any, name: str, form: str) -> Any:
     """Return a list of strings and tables as it is; else raise ValueError with the form that a recipe needs."""
     if isinstance(value, str):
-        raise ValueError(f"must be a list: {name} = {json.dumps([value], ensure_ascii=False)}")
+        parts = [part.strip() for part in value.split(",")]
+        raise ValueError(f"must be a list: {name} = {json.dumps(parts, ensure_ascii=False)}")
     if isinstance(value, Mapping):
         raise ValueError(f"must be a list: {name} = [{{ ... }}], with that table in it")
     if not isinstance(value, list | tuple) or not value or not all(isinstance(item, str | Mapping) for item in value):

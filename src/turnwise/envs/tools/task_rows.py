@@ -48,6 +48,8 @@ def read_table(path: str, *, setting: str, check: Callable[[Any, str], Row]) -> 
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{setting}: {read_failure(file, error)}: give a JSONL or CSV file") from error
     if not rows:
+        if file.suffix.lower() == ".csv":
+            raise UserError(f"{setting}: {file} has no rows below the line with the names of its columns: add some")
         raise UserError(f"{setting}: {file} has no rows: write one JSON object per line")
     return tuple(rows)
 
