@@ -84,7 +84,7 @@ def dpo_by_hand(
 
 @pytest.mark.parametrize(("seed", "alpha"), [(0, 0.0), (1, 0.0), (2, 0.5), (3, 1.0), (4, 2.0)])
 def test_dpo_has_the_gradient_of_the_papers_loss(seed: int, alpha: float) -> None:
-    """Two segments per trajectory, in any order of tokens, and micro-batches that split the pairs."""
+    """Tokens in any order, micro-batches that split the pairs, and three trajectories of the step without a pair."""
     rng = random.Random(seed)
     count, beta = 3, 0.3
     trajectories = [(pair, sign) for pair in range(count) for sign in (1, -1) for _ in range(rng.randint(2, 5))]
@@ -104,7 +104,7 @@ def test_dpo_has_the_gradient_of_the_papers_loss(seed: int, alpha: float) -> Non
             ref_logprobs=reference,
             advantages=advantages,
             group_ids=torch.tensor([10 * pair for pair, _ in trajectories]),
-            num_trajectories=2 * count,
+            num_trajectories=2 * count + 3,
         ),
         params,
     ).factors
@@ -119,7 +119,7 @@ def test_dpo_has_the_gradient_of_the_papers_loss(seed: int, alpha: float) -> Non
             turn_ids=torch.zeros(len(part)).long(),
             factors=factors[part],
         )
-        total = total + loss.compute(batch, params).token_loss.sum() / (2 * count)  # seq-mean-token-sum
+        total = total + loss.compute(batch, params).token_loss.sum() / (2 * count + 3)  # seq-mean-token-sum
     torch.testing.assert_close(torch.autograd.grad(total, policy)[0], expected)
 
 
