@@ -21,7 +21,11 @@ from processes_for_tests import Forked, run_turnwise
 from turnwise.cli.main import main
 from turnwise.core.errors import UserError
 from turnwise.envs.agent.tasks import tasks_of_split
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.loading.load import load_model
+from turnwise.recipes.agent_warmup import load_random_reply, play_random_episodes
 from turnwise.recipes.configure import configure
+from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.record.run_folder import CALLS_FILE
 
 AGENT = """
@@ -363,14 +367,104 @@ def test_trainer_explains_wrong_calls(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not Path("runs/wrong").exists(), "a program that fails before its first step can be corrected and run again"
 
 
-@pytest.mark.parametrize(
-    ("example", "package"),
-    [("agent_plain", "openai"), ("agent_openai_sdk", "agents"), ("agent_langgraph", "langgraph")],
-)
-def test_example_agent_trains(example: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+EXAMPLES = [("agent_plain", "openai"), ("agent_openai_sdk", "agents"), ("agent_langgraph", "langgraph")]
+
+
+@pytest.mark.parametrize(("example", "package"), EXAMPLES)
+def test_example_agent_trains_after_a_warm_up(
+    example: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
-    short = {"rollout__groups": 2, "rollout__group_size": 2, "rollout__max_new_tokens": 4, "train__mini_batch": 4}
+    short = {"model__warmup_steps": 2, "rollout__groups": 2, "rollout__group_size": 2, "train__mini_batch": 4}
     path = ROOT / "examples" / example / "agent.toml"
-    run = tw.train(str(path), model="tiny", steps=1, quiet=True, eval__episodes=1, **short)
+    run = tw.train(str(path), steps=1, quiet=True, eval__episodes=1, **short)
     assert run.finished and run.summary["episodes"] == 4
+    assert (run.path / "base").is_dir(), "the warmed-up model"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("example", "package"), EXAMPLES)
+def test_example_agent_learns(example: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its own settings, in minutes on a CPU."""
+    pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    run = tw.train(str(ROOT / "examples" / example / "agent.toml"), quiet=True)
+    success = [row["rollout/success"] for row in run.metrics() if "rollout/success" in row]
+    assert success[-1] > 0.85 > 0.7 > success[0]
+
+
+@pytest.mark.soak
+def test_example_quiz_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/examples/quiz.py with the settings of docs/cases.md and the grader without a loophole."""
+    monkeypatch.chdir(tmp_path)
+    settings: dict[str, Any] = {
+        "rollout__groups": 32,
+        "rollout__group_size": 8,
+        "rollout__max_new_tokens": 12,
+        "rollout__max_tokens": 256,
+        "train__muon_learning_rate": 0.005,
+        "train__learning_rate": 1e-3,
+        "train__mini_batch": 128,
+    }
+    quiz = f"{ROOT / 'docs/examples/quiz.py'}:Quiz"
+    run = tw.train(quiz, env__params={"grader": "equals"}, steps=30, quiet=True, **settings)
+    assert run.summary["success_after"] > 0.8 > 0.5 > run.summary["success_before"]
+
+
+REPLIES = """
+def yes_or_no(text, rng):
+    assert text.startswith("<|user|>Question") and text.endswith("<|assistant|>"), text
+    return rng.choice(["yes", "no"])
+
+def broken(text, rng):
+    return {}["reply"]
+
+def short(text):
+    return "yes"
+"""
+
+
+def test_warm_up_of_an_agent_plays_its_training_tasks_with_random_replies(project: Path) -> None:
+    (project / "agent.py").write_text(AGENT + REPLIES)
+    config = configure(
+        str(project / "agent.toml"), overrides=[("agent.random_reply", str(project / "agent.py:yes_or_no"))]
+    )
+    environments, loaded = build_environment_mix(config), load_model("tiny", attn_implementation=ATTENTION)
+    reply = load_random_reply(config.agent)
+    assert reply is not None
+    played = asyncio.run(play_random_episodes(config, environments, loaded, reply, count=24))
+    texts = [turn.message.content for trajectory in played for turn in trajectory.turns]
+    assert len(texts) == 48 and set(texts) == {"yes", "no"} and 10 < texts.count("yes") < 38
+    assert {trajectory.task.split for trajectory in played} == {"train"}
+    again = asyncio.run(play_random_episodes(config, environments, loaded, reply, count=24))
+    assert [turn.action_ids for each in again for turn in each.turns] == [
+        turn.action_ids for each in played for turn in each.turns
+    ]
+
+
+def test_agent_begins_with_the_replies_of_its_warm_up(project: Path) -> None:
+    (project / "agent.py").write_text(AGENT + REPLIES)
+    settings: dict[str, Any] = {"agent__random_reply": str(project / "agent.py:yes_or_no"), "steps": 1, "quiet": True}
+    run = tw.train(str(project / "agent.toml"), name="warm", model__warmup_steps=15, **settings)
+    texts = [turn["message"]["content"] for turns in turns_of(run, 1) for turn in turns]
+    assert len(texts) == 8 and sum(text in ("yes", "no") for text in texts) >= 6, texts
+
+
+@pytest.mark.parametrize(
+    ("reply", "problem"),
+    [
+        ("broken", r"the agent failed during the warm-up of tiny: .*KeyError: 'reply' at agent\.py"),
+        ("short", r"agent\.random_reply .*:short must take two arguments: write function\(text, rng\)"),
+        ("missing", "missing"),
+    ],
+)
+def test_wrong_random_reply_of_an_agent_is_explained(reply: str, problem: str, project: Path) -> None:
+    (project / "agent.py").write_text(AGENT + REPLIES)
+    with pytest.raises(UserError, match=problem):
+        tw.train(
+            str(project / "agent.toml"),
+            agent__random_reply=str(project / f"agent.py:{reply}"),
+            name="wrong",
+            quiet=True,
+        )

@@ -21,6 +21,8 @@ class AgentConfig(Section):
     """JSONL, JSON or CSV file with a task per row; a column split may assign rows to train, validation and test."""
     reward: str | None = None
     """FILE.py:function of (task, result); none uses the reward that the agent returns or posts to the gateway."""
+    random_reply: str | None = None
+    """FILE.py:function of (text, rng) that draws a valid reply to the text so far, for the warm-up of tiny."""
     success_at: float = 1.0
     """Lowest reward at which an episode counts as success, if the reward is a plain number."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0

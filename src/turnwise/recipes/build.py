@@ -1,6 +1,7 @@
 """Build what plays: the model, its engine, the policy with its environments, and the rewards."""
 
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from turnwise.engine.engines import ENGINES, EngineOptions
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.layers import compile_layers, copy_model
-from turnwise.models.loading.catalogue import SMOLLM2_VISION, TINY_VLM, model_names
+from turnwise.models.loading.catalogue import SMOLLM2_VISION, TINY_VLM, WARMED_UP, model_names
 from turnwise.models.loading.load import LoadedModel, device_of, load_model
 from turnwise.models.loading.lora import (
     RUN_BASE,
@@ -31,6 +32,7 @@ from turnwise.models.loading.pretrained import reads_images
 from turnwise.models.loading.save import atomic_folder, save_model
 from turnwise.models.memory.shapes import load_config
 from turnwise.models.vision.encoder import trains_vision
+from turnwise.recipes.agent_warmup import load_random_reply, warm_up_agent
 from turnwise.recipes.agents import build_agent_collector, build_gateway
 from turnwise.recipes.contexts import build_context
 from turnwise.recipes.environment_mix import EnvironmentMix
@@ -95,20 +97,11 @@ def load_policy(
 
     base = None if run is None else run / RUN_BASE
     seconds = 0.0
-    can_play = bool(environments.specs) and not environments.has_agent
-    if config.model.warmup_steps and can_play and has_warmup(config.model.name, environments.with_params):
+    if config.model.warmup_steps and _is_warmed_up(config, environments):
         if base is not None and base.is_dir():
             loaded = load(str(base))
         else:
-            loaded, seconds = load_warmed_up(
-                config.model.name,
-                environments.with_params,
-                steps=config.model.warmup_steps,
-                seed=config.model.warmup_seed,
-                load=load,
-                show=show_warmup,
-                single_turns=config.context.shows_current_turn_only,
-            )
+            loaded, seconds = _warm_up(config, environments, load, show_warmup)
             if base is not None:
                 save_model(loaded.model, loaded.tokenizer, base)
                 loaded = replace(loaded, name=str(base))
@@ -127,6 +120,33 @@ def load_policy(
     if run is not None and loaded.images is not None:
         loaded.images.store.keep_in(run / IMAGES_FOLDER)
     return loaded, seconds
+
+
+def _is_warmed_up(config: Config, environments: EnvironmentMix) -> bool:
+    if environments.has_agent:
+        return config.agent.random_reply is not None and config.model.name in WARMED_UP
+    return bool(environments.specs) and has_warmup(config.model.name, environments.with_params)
+
+
+def _warm_up(
+    config: Config, environments: EnvironmentMix, load: Callable[[str], LoadedModel], show: Callable[[int, int], None]
+) -> tuple[LoadedModel, float]:
+    """Return the warmed-up model and the seconds that took. A model of an agent is not cached, since an agent may
+    depend on anything."""
+    reply = load_random_reply(config.agent)
+    if reply is None:
+        return load_warmed_up(
+            config.model.name,
+            environments.with_params,
+            steps=config.model.warmup_steps,
+            seed=config.model.warmup_seed,
+            load=load,
+            show=show,
+            single_turns=config.context.shows_current_turn_only,
+        )
+    began, loaded = time.perf_counter(), load(config.model.name)
+    warm_up_agent(config, environments, loaded, reply, show)
+    return loaded, time.perf_counter() - began
 
 
 def check_sees_images(loaded: LoadedModel, environments: EnvironmentMix) -> None:

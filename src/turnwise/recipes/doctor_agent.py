@@ -30,7 +30,8 @@ def check_agent(target: str, overrides: Overrides = ()) -> list[Finding]:
     check_run(config, environments, [key for key, _ in overrides])
     config = resolve(config)
     task = build_task_source(config, environments).first_tasks("train", 1)[0]
-    loaded, _ = load_policy(config, environments, lambda done, total: None)
+    untrained = config.model_copy(update={"model": config.model.model_copy(update={"warmup_steps": 0})})
+    loaded, _ = load_policy(untrained, environments, lambda done, total: None)
     trajectory = asyncio.run(_run_episode(build_policy_stack(config, environments, loaded), task))
     return list(_describe(config, trajectory))
 

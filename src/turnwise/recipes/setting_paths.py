@@ -72,7 +72,7 @@ def _resolve_env(table: dict[str, Any]) -> dict[str, Any]:
 def _resolve_agent(agent: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Resolve the agent's files: those of its function, tasks and reward, and those named in its command."""
     resolved = agent | {
-        name: _resolve(agent[name], folder) for name in ("function", "tasks", "reward") if name in agent
+        name: _resolve(agent[name], folder) for name in ("function", "tasks", "reward", "random_reply") if name in agent
     }
     words = _command_words(agent.get("command"))
     files = {word: str((folder / word).resolve()) for word in words if is_file(folder / word)}

@@ -175,6 +175,7 @@ def configure_trainer(overrides: Overrides, resume: str | None) -> Config:
         "data.sources": bool(config.data.sources),
         "agent.command": bool(config.agent.command),
         "agent.function": bool(config.agent.function),
+        "agent.random_reply": config.agent.random_reply is not None,
         "env.kind": config.env.kind != AGENT_ENV,
         "algo.method": config.algo.method != "on_policy",
         "algo.advantage": ADVANTAGES[config.algo.advantage].needs_greedy,

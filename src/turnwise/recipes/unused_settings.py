@@ -132,11 +132,13 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
     (
         (
             *("agent.tasks", "agent.reward", "agent.success_at", "agent.timeout_s", "agent.on_timeout"),
-            *("agent.on_crash", "agent.pass_env"),
+            *("agent.on_crash", "agent.pass_env", "agent.random_reply"),
         ),
         _one_of("env.kind", [AGENT_ENV]),
     ),
     (("agent.pass_env",), _on("agent.command", "set {key}")),
+    (("agent.random_reply",), _one_of("model.name", WARMED_UP)),
+    (("agent.random_reply",), _on("model.warmup_steps", "raise {key}")),
     (("data.pair_gap",), _one_of("algo.advantage", ["preference"])),
     (
         ("data.capacity", "data.episodes", "data.keep", "data.min_reward", "data.pair_gap"),

@@ -180,6 +180,12 @@ def warm_up(
         _train(loaded, warmup, act, action_steps, lambda done: show(board_steps + done, total))
 
 
+def train_on(loaded: LoadedModel, draw: Callable[[int], list[Sample]], steps: int, show: Callable[[int], None]) -> None:
+    """Train the model, in place, on the samples that `draw` returns for each step."""
+    loaded.model.requires_grad_(True)
+    _train(loaded, WARMUPS[loaded.name], draw, steps, show)
+
+
 def _numbers(step: int, count: int) -> range:
     return range(step * count, (step + 1) * count)
 
