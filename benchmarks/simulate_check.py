@@ -42,6 +42,7 @@ SETTINGS = (
     "--algo.entropy_coef=0.001",  # else groups with equal rewards are not trained on
     "--model.warmup_steps=0",  # the model never learns when to stop: all turns have the same length
     "--rollout.max_new_tokens=16",
+    "--rollout.trial_s=0",
     "--eval.episodes=1",
 )
 RAY = ("--cluster.engines=1", "--cluster.learners=1")

@@ -29,6 +29,7 @@ UNCORRECTED = ["--algo.correction=none", "--algo.old_logprobs=sampler"]
 
 def measure_speed(steps: int, staleness: list[int], out: Path) -> Table:
     settings = ["--rollout.groups=16", "--rollout.group_size=8", "--train.mini_batch=128", "--algo.advantage=grpo"]
+    settings.append("--rollout.trial_s=0")
     train(f"{ENV}:Slow", out, "warm-up", [*settings, "--train.steps=1", "--eval.episodes=1"])
     os.environ[PARTIES] = "1"
     table = Table(
