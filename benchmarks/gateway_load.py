@@ -1,7 +1,8 @@
-"""Load the gateway: overhead of a call without the model, then many agents at once, with every token checked.
+"""Load the gateway: long requests, overhead of a call without the model, many agents at once with every token checked.
 
-    python benchmarks/gateway_load.py                       # 100 concurrent calls, then 1,000 agents
+    python benchmarks/gateway_load.py                       # long requests, 100 concurrent calls, 1,000 agents
     python benchmarks/gateway_load.py --agents 200 --turns 3
+    python benchmarks/gateway_load.py --long                # long requests only
 
 The model is a policy that sleeps and writes how long it slept, so that a client can subtract it. Clients run in a
 process of their own, over HTTP. `CPU` is the processor time of the gateway's process, which other load on the machine
@@ -140,13 +141,88 @@ async def measure(agents: int, turns: int, seconds: float, folder: Path) -> list
     return [f"{agents:,}", f"{len(overheads):,}", *times, cpu, str(mismatches), str(lost)]
 
 
+def long_requests(scale: float) -> dict[str, list[dict[str, str]]]:
+    """Return requests by description. `scale`: share of the full number of messages."""
+
+    def count(full: int) -> int:
+        return max(1, round(full * scale))
+
+    def users(number: int, text: str) -> list[dict[str, str]]:
+        return [{"role": "user", "content": f"{index} {text}"} for index in range(number)]
+
+    def results(number: int) -> list[dict[str, str]]:
+        return [{"role": "tool", "tool_call_id": f"c{index}", "content": f"Result {index}"} for index in range(number)]
+
+    return {
+        f"{count(1000)} messages": users(count(1000), "A short message."),
+        f"{count(500)} messages": users(count(500), "A short message."),
+        f"{count(200)} tool results": [*users(1, "Go"), *results(count(200))],
+        f"{count(200)} messages of 8 KB": users(count(200), "word " * 1600),
+    }
+
+
+def ask_beside(url: str, long: str, short: str, messages: list[dict[str, str]]) -> tuple[float, list[float]]:
+    """Send a long request; return its seconds, and those of the short calls that another agent makes meanwhile."""
+
+    async def both() -> tuple[float, list[float]]:
+        async with httpx2.AsyncClient(base_url=url, timeout=600) as http:
+
+            async def seconds_of(bearer: str, given: list[dict[str, str]]) -> float:
+                began = time.perf_counter()
+                answer = await http.post("/v1/chat/completions", json={"messages": given}, headers=authorised(bearer))
+                answer.raise_for_status()
+                return time.perf_counter() - began
+
+            await seconds_of(short, [{"role": "user", "content": "Hi"}])
+            asked = asyncio.create_task(seconds_of(long, messages))
+            waits = list[float]()
+            while not asked.done():
+                waits.append(await seconds_of(short, [{"role": "user", "content": f"Hi {len(waits)}"}]))
+            return await asked, waits
+
+    return asyncio.run(both())
+
+
+async def measure_long(scale: float) -> list[list[str]]:
+    """Return the rows of the table of long requests."""
+    renderer = Renderer(tiny_tokenizer())
+    policy = SleepingPolicy(seconds=0.0, stop_id=min(renderer.stop_ids))
+    limits = Limits(sampling=Sampling(max_tokens=64), max_tokens=2**20, timeout_s=600)
+    rows = []
+    async with Gateway(policy, renderer, limits, None, max_sessions=8) as gateway:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+            for number, (name, messages) in enumerate(long_requests(scale).items()):
+                keys = [
+                    EpisodeKey(run_seed=0, round=number, task=Task(env="load", seed=0), member=member)
+                    for member in range(2)
+                ]
+                long, short = [(await gateway.open_episode(key)).bearer for key in keys]
+                began = time.process_time()
+                asked = asyncio.get_running_loop().run_in_executor(
+                    process, ask_beside, gateway.url, long, short, messages
+                )
+                seconds, waits = await asked
+                cpu = f"{time.process_time() - began:.2f}"
+                rows.append([name, f"{seconds:.2f}", cpu, str(len(waits)), f"{1e3 * max(waits):.0f}"])
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--concurrent", type=int, default=100, help="concurrent calls of the first measurement")
     parser.add_argument("--agents", type=int, default=1000, help="agents of the second measurement")
     parser.add_argument("--turns", type=int, default=5, help="calls of each agent")
     parser.add_argument("--model-seconds", type=float, default=1.0, help="mean time of the model per call")
+    parser.add_argument("--long", action="store_true", help="measure long requests only")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the messages of the long requests")
     args = parser.parse_args()
+    headings = ("request", "seconds", "CPU s", "short calls meanwhile", "longest ms")
+    requests = Table(*headings, title="A long request, and short calls of another agent")
+    for row in asyncio.run(measure_long(args.scale)):
+        requests.add_row(*row)
+    Console().print(requests)
+    if args.long:
+        return
     columns = ("agents", "calls", "overhead p50 ms", "p99 ms", "max ms", "CPU ms/call", "mismatches", "lost")
     table = Table(*columns, title="Gateway without the model")
     with tempfile.TemporaryDirectory() as folder:

@@ -18,6 +18,7 @@ from turnwise.gateway.chat import ChatRequest
 from turnwise.gateway.server import Gateway
 from turnwise.gateway.sessions import SessionPool
 from turnwise.gateway.store import CallStore
+from turnwise.gateway.workers import Workers
 
 
 @dataclass
@@ -103,11 +104,13 @@ async def open_episode(
     """Open one episode without a server."""
     settings: dict[str, Any] = {"renderer": renderer(), "limits": limits(max_new_tokens=256)} | changes
     settings = {"sessions": SessionPool(policy, max_sessions), "store": CallStore(None)} | settings
-    episode = GatewayEpisode(episode_key(), bearer="b", **settings)
+    workers = Workers()
+    episode = GatewayEpisode(episode_key(), bearer="b", workers=workers, **settings)
     try:
         yield episode
     finally:
         await episode.close()
+        workers.close()
         if closes_store:
             settings["store"].close()
 

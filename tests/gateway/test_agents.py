@@ -41,6 +41,7 @@ class StubEpisode:
     recorded: Sequence[Turn] = TURNS
     rewards: dict[str, float] = field(default_factory=dict)
     overflowed: bool = False
+    refusal: str = ""
     failure: Exception | None = None
     bearer: str = "bearer"
     closed: bool = False
@@ -244,6 +245,13 @@ def test_agent_without_calls_names_the_likely_reason() -> None:
         asyncio.run(collector.episodes([EpisodeKey(run_seed=0, round=0, task=TASK)]))
     with pytest.raises(EnvironmentFailure, match="with the client that it gets as its first argument"):
         play(returning(1.0), StubEpisode(()))
+
+
+@pytest.mark.parametrize("agent", [returning(1.0), crash])
+def test_agent_whose_calls_were_all_refused_names_the_reason(agent: Any) -> None:
+    refused = StubEpisode((), overflowed=True, refusal="maximum context length is 64 tokens (rollout.max_tokens)")
+    with pytest.raises(EnvironmentFailure, match=r"refused the agent's model calls: .*\(rollout.max_tokens\)"):
+        play(agent, refused)
 
 
 def test_command_gets_the_gateway_and_its_output_is_recorded() -> None:

@@ -1,6 +1,5 @@
 """Malformed bodies: each dialect answers with its own 400."""
 
-import asyncio
 import json
 from types import ModuleType
 from typing import Any
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from turnwise.gateway import anthropic_messages, openai_chat, openai_responses
 from turnwise.gateway.chat import RequestError
-from turnwise.gateway.request_body import read_json
+from turnwise.gateway.request_body import parse_json
 
 BODIES = {openai_chat: CHAT, openai_responses: RESPONSES, anthropic_messages: ANTHROPIC}
 REPLIES = [reply("Hi", [("weather", "{}"), ("made_up", "[1")], thinking="hm")]
@@ -23,7 +22,7 @@ REPLIES = [reply("Hi", [("weather", "{}"), ("made_up", "[1")], thinking="hm")]
 def test_dialects_reject_malformed_bodies_without_failing(dialect: ModuleType, data: st.DataObject) -> None:
     body = data.draw(bodies(BODIES[dialect]))
     try:
-        request = dialect.parse(asyncio.run(read_json(json.dumps(body).encode())))
+        request = dialect.parse(parse_json(json.dumps(body).encode()))
     except RequestError as error:
         assert error.status == 400
         assert len(error.message.splitlines()) == 1

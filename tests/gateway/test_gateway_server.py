@@ -97,13 +97,42 @@ def test_server_rewards_a_call_by_the_id_of_its_reply(path: str, body: dict[str,
     assert (answer.status_code, turn.reward) == (200, 0.5)
 
 
-@pytest.mark.parametrize("reward", [None, "1", True, [1]])
-def test_server_rejects_non_numeric_rewards(reward: Any):
+@pytest.mark.parametrize(
+    "reward", ["null", '"1"', "true", "[1]", "9" * 400, "-" + "9" * 400, "1e999", "NaN", "Infinity"]
+)
+def test_server_rejects_rewards_that_are_not_finite_numbers(reward: str):
     async def talk(gateway, episode, http):
-        answer = await http.post("/v1/turnwise/reward", json={"reward": reward})
+        answer = await http.post("/v1/turnwise/reward", content=f'{{"reward": {reward}}}')
         return answer.status_code, episode.posted
 
     assert converse(talk)[0] == (400, None)
+
+
+def test_server_answers_anthropic_clients_with_the_base_url_of_openai():
+    """Anthropic's client appends /v1 to its base URL, which has one already."""
+
+    async def talk(gateway, episode, http):
+        base_url = str(openai_client(gateway, episode).base_url)
+        ask: dict[str, Any] = {"model": "x", "messages": HI["messages"]}
+        async with anthropic.AsyncAnthropic(base_url=base_url, api_key=episode.bearer) as client:
+            reply = await client.messages.create(**ask, max_tokens=99)
+            count = await client.messages.count_tokens(**ask)
+        return reply.content[0].text, reply.usage.input_tokens, count.input_tokens, list(gateway.refusals)
+
+    (text, used, counted, refusals), turns = converse(talk, RecordingPolicy(says("hello")))
+    assert text == "hello"
+    assert used == counted == len(turns[0].context_ids)
+    assert not refusals
+
+
+def test_server_overflow_names_the_setting_and_is_kept_for_the_agents_failure():
+    async def talk(gateway, episode, http):
+        answer = await http.post(CHAT, json={"messages": [{"role": "user", "content": "word " * 500}]})
+        return answer.json()["error"]["message"], episode.refusal
+
+    (message, refusal), _ = converse(talk, limits=limits(max_tokens=64))
+    assert "64 tokens (rollout.max_tokens)" in message
+    assert refusal == message
 
 
 def test_server_streams_the_same_ids_and_calls_as_a_plain_reply():

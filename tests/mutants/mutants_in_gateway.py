@@ -8,6 +8,7 @@ HOSTILE = ("gateway/test_dialects_hostile.py",)
 CAPTURE = ("gateway/test_capture.py",)
 RECORDS = ("gateway/test_episode_records.py",)
 SERVER = ("gateway/test_gateway_server.py",)
+LIMITS = ("gateway/test_request_limits.py",)
 STORE = ("gateway/test_call_store.py",)
 
 IN_GATEWAY = (
@@ -17,7 +18,6 @@ IN_GATEWAY = (
         ("an extended context is extended again", "self.branch.calls[-1] is self", "True"),
         ("a running call's context is extended again", "return not self.branch.busy and", "return"),
         ("branches share a random stream", "replace(self._key, branch=stream)", "replace(self._key, branch=0)"),
-        ("tools are not compared", "= digest_tools(tools), None, 0", "= digest_tools(()), None, 0"),
     ),
     *mutants(
         "gateway/tree.py",
@@ -103,15 +103,31 @@ IN_GATEWAY = (
     ),
     *mutants(
         "gateway/server.py",
+        LIMITS,
+        ("limits are not checked", "    check_request(chat)\n", ""),
+        (
+            "long bodies are read in the event loop",
+            "self._workers.read(is_long_body(body), read",
+            "self._workers.read(False, read",
+        ),
+    ),
+    *mutants(
+        "gateway/workers.py",
+        LIMITS,
+        ("long requests are rendered in the event loop", "self.read(request.is_long, f", "self.read(False, f"),
+    ),
+    *mutants(
+        "gateway/server.py",
         SERVER,
         ("retries are sampled again", 'headers.get("x-stainless-retry-count", "")', '""'),
         ("wrong routes are not kept", "        self._refuse(request, status)\n", "        pass\n"),
     ),
     *mutants(
         "gateway/request_body.py",
-        SERVER,
-        ("received bodies stay counted", "self._buffered -= kept", "pass"),
-        ("deep bodies are read", "if _is_deeper(found, MAX_DEPTH):", "if _is_deeper(found, 10 * MAX_DEPTH):"),
+        LIMITS,
+        ("received bodies stay counted", "self._buffered -= sum(map(len, chunks))", "pass"),
+        ("bodies of many values are read", "if count > MAX_VALUES:", "if count > 10 * MAX_VALUES:"),
+        ("deep bodies are read", "for _ in range(MAX_DEPTH):", "for _ in range(10 * MAX_DEPTH):"),
     ),
     *mutants(
         "gateway/sessions.py",
@@ -124,6 +140,7 @@ IN_GATEWAY = (
         "gateway/conversation.py",
         CAPTURE,
         ("re-serialised arguments diverge", "canonical_json(call.arguments).encode()", "call.arguments.encode()"),
+        ("tools are not compared", "initial=digest_tools(tools)", "initial=digest_tools(())"),
         ("stripped replies diverge", "content = content.strip()", "pass"),
         ("ids of calls are compared", "numbers.get(message.call_id, message.call_id)", "message.call_id"),
     ),
@@ -173,7 +190,7 @@ IN_GATEWAY = (
     *mutants(
         "gateway/fields.py",
         (*HOSTILE, *MESSAGES, *RESPONSES),
-        ("texts are glued together", "{before.text}\\n{part.text}", "{before.text}{part.text}"),
+        ("texts are glued together", '"\\n".join(texts)', '"".join(texts)'),
         ("base64 is not checked", "validate=True", "validate=False"),
         ("True is a number of tokens", "(found, bool) or not isinstance(found, int) or", "(found, str) or"),
         ("refused fields are accepted", "if body.get(name):", "if not body.get(name, 1):"),

@@ -181,6 +181,8 @@ class RecordedEpisode:
     def _trajectory(self, ended: AgentExit, agent: Agent) -> Trajectory:
         """Return the recorded calls as a trajectory, with the rewards that were posted for them."""
         turns, refusals = self.episode.turns(), self.host.gateway.refusals
+        if not turns and self.episode.refusal:
+            raise EnvironmentFailure(f"the gateway refused the agent's model calls: {self.episode.refusal}")
         if not turns:
             printed = "" if ended.program is None else f"; {ended.program.describe()}"
             refused = f"; the gateway refused {refusals[-1]}" if refusals else ""

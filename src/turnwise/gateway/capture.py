@@ -10,7 +10,7 @@ from turnwise.core.protocols import Sampling
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Turn
 from turnwise.gateway.chat import ChatReply, ChatRequest, ContextOverflow, GatewayError, RequestError, episode_over
-from turnwise.gateway.conversation import Digest
+from turnwise.gateway.conversation import ConversationTrace, Digest, trace_conversation
 from turnwise.gateway.openai_responses import ResponseHistory
 from turnwise.gateway.prompts import render_prompt
 from turnwise.gateway.recording import SampledChoice, make_turn, record_choice, restore_call
@@ -18,10 +18,14 @@ from turnwise.gateway.reply_grammar import compile_rule, refusal
 from turnwise.gateway.sessions import SessionPool
 from turnwise.gateway.store import CallStore
 from turnwise.gateway.tree import Branch, CallTree, Position
+from turnwise.gateway.workers import Workers
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.episode import Limits
 
 Replies = tuple[ChatReply, ...]
+
+COUNTED_CONTEXTS = 8
+"""Longest text whose tokens are counted, in lengths of the context."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +49,7 @@ class GatewayEpisode:
         limits: Limits,
         sessions: SessionPool,
         store: CallStore,
+        workers: Workers,
         keep: int | None = None,
     ) -> None:
         """`keep`: number of branches to keep in memory, for an episode without end; None: all."""
@@ -53,6 +58,8 @@ class GatewayEpisode:
         self.closed = False
         self.overflowed = False
         """Whether a request did not fit into the context."""
+        self.refusal = ""
+        """Message of the last error that was the caller's fault."""
         self.failure: Exception | None = None
         """First failure of a call that was not the caller's fault."""
         self.rewards: dict[str, float] = {}
@@ -60,7 +67,7 @@ class GatewayEpisode:
         self.history = ResponseHistory()
         """Items of the replies in the Responses dialect."""
         self._renderer, self._limits, self._sessions, self._store = renderer, limits, sessions, store
-        self._keep = keep
+        self._workers, self._keep = workers, keep
         self._tree = CallTree(key)
         self._requests: dict[Digest, list[PendingRequest]] = {}
         self._count = 0
@@ -98,9 +105,14 @@ class GatewayEpisode:
             raise
 
     async def count(self, request: ChatRequest) -> int:
-        """Return the number of prompt tokens that `reply` would use, even if they do not fit. Records nothing."""
-        position = self._tree.locate(request.messages, request.tools)
-        appended = await render_prompt(self._renderer, self._tree, position, request.tools)
+        """Return the number of prompt tokens that `reply` would use, even if they do not fit. Records nothing.
+
+        Raises ContextOverflow for a text that is too long to be counted.
+        """
+        if not await self._can_fit(request, COUNTED_CONTEXTS * self._limits.max_tokens):
+            raise ContextOverflow(self._limits.max_tokens, tokens=None)
+        position = self._tree.locate(await self._trace(request))
+        appended = await render_prompt(self._renderer, self._tree, position, request, self._workers)
         return len(appended) + (len(position.parent.context()) if position.parent is not None else 0)
 
     async def set_reward(self, reward: float, call: str = "") -> None:
@@ -164,7 +176,7 @@ class GatewayEpisode:
 
     async def _answer(self, request: ChatRequest) -> Replies:
         number, self._count = self._count, self._count + 1
-        position = self._locate(request)
+        position = await self._locate(request)
         branches = self._tree.claim(position, request.n)
         try:
             sampled = await self._sample(request, position, branches)
@@ -195,20 +207,28 @@ class GatewayEpisode:
             if all(pending.replies.done() for pending in self._requests[name]):
                 del self._requests[name]
 
-    def _locate(self, request: ChatRequest) -> Position:
+    async def _locate(self, request: ChatRequest) -> Position:
         if request.messages[-1].role == "assistant":
             raise RequestError("messages", "the last message is the assistant's own: end with a user or tool message")
         if not self._renderer.reads_images and any(message.images for message in request.messages):
             raise RequestError("messages", "this model does not read images: remove them")
-        if not self._renderer.can_fit(request.messages, self._limits.max_tokens):
+        if not await self._can_fit(request, self._limits.max_tokens):
             self.overflowed = True
             raise ContextOverflow(self._limits.max_tokens, tokens=None)
-        return self._tree.locate(request.messages, request.tools)
+        return self._tree.locate(await self._trace(request))
+
+    async def _can_fit(self, request: ChatRequest, max_tokens: int) -> bool:
+        return await self._workers.work_on(
+            request, self._renderer.can_fit, request.messages, max_tokens, tools=request.tools
+        )
+
+    async def _trace(self, request: ChatRequest) -> ConversationTrace:
+        return await self._workers.work_on(request, trace_conversation, request.messages, request.tools)
 
     async def _sample(
         self, request: ChatRequest, position: Position, branches: Sequence[Branch]
     ) -> list[SampledChoice]:
-        appended = await render_prompt(self._renderer, self._tree, position, request.tools)
+        appended = await render_prompt(self._renderer, self._tree, position, request, self._workers)
         context = [*(position.parent.context() if position.parent is not None else ()), *appended]
         sampling = self._sampling(request, len(context))
         if request.rule is not None:

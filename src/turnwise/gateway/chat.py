@@ -48,8 +48,8 @@ class ContextOverflow(GatewayError):
         super().__init__(
             400,
             "context_length",
-            f"This model's maximum context length is {max_tokens} tokens, but the messages have {size}. "
-            "Shorten the conversation.",
+            f"This model's maximum context length is {max_tokens} tokens (rollout.max_tokens), but the messages have "
+            f"{size}. Shorten the conversation or raise the setting.",
         )
 
 
@@ -90,6 +90,8 @@ class ChatRequest:
     """The caller's model and sampling settings as sent, for the record."""
     digest: bytes = b""
     """Digest of the path and the body, which are equal in a retry."""
+    is_long: bool = False
+    """Whether its conversation is read and rendered in a thread."""
 
 
 ReplyStop = Literal["stop", "tool_calls", "length"]

@@ -3,7 +3,8 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from turnwise.core.messages import Message, ToolCall, ToolSpec, text_parts
@@ -63,6 +64,24 @@ def digest_message(message: Message) -> Digest:
     counts = f"{len(calls)} {len(images)}".encode()
     thoughts = [thinking.encode()] if thinking else []
     return digest(message.role.encode(), content.encode(), message.call_id.encode(), counts, *calls, *images, *thoughts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationTrace:
+    """The messages of a request, and the digest of the conversation up to each of them."""
+
+    given: Sequence[Message]
+    messages: tuple[Message, ...]
+    """With numbered calls."""
+    digests: Sequence[Digest]
+    """Of the tools and the messages up to and including each message."""
+
+
+def trace_conversation(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> ConversationTrace:
+    """Compute the digests of a request."""
+    numbered = number_calls(messages)
+    steps = accumulate(map(digest_message, numbered), digest, initial=digest_tools(tools))
+    return ConversationTrace(given=messages, messages=numbered, digests=tuple(steps)[1:])
 
 
 def digest_reply(message: Message, thinking: str) -> Digest:

@@ -4,11 +4,16 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from turnwise.core.messages import ContentPart, ImagePart, TextPart, ToolSpec
 from turnwise.gateway.chat import RequestError
+from turnwise.gateway.request_limits import MAX_MESSAGES, MAX_TOOLS, check_count
 from turnwise.tools.call_formats import THINK_END, THINK_START
+
+MOST_ITEMS = {"tools": MAX_TOOLS, "functions": MAX_TOOLS, "messages": MAX_MESSAGES, "input": 2 * MAX_MESSAGES}
+"""Longest lists. Items of `input` become messages or parts of messages; the others of a request have no limit here."""
 
 
 def read_list(body: Mapping[str, Any], name: str) -> list[Any]:
@@ -18,6 +23,8 @@ def read_list(body: Mapping[str, Any], name: str) -> list[Any]:
         return []
     if not isinstance(found, list):
         raise RequestError(name, "must be a list")
+    if name in MOST_ITEMS:
+        check_count(name, len(found), MOST_ITEMS[name], "items")
     return found
 
 
@@ -29,20 +36,23 @@ def read_object(value: Any, param: str) -> Mapping[str, Any]:
 
 
 def read_text(value: Any, param: str) -> str:
-    """Return `value`, which must be text. `read_json` refused what UTF-8 cannot encode."""
+    """Return `value`, which must be text. `parse_json` refused what UTF-8 cannot encode."""
     if not isinstance(value, str):
         raise RequestError(param, "must be text")
     return value
 
 
 def read_number(body: Mapping[str, Any], name: str) -> float | None:
-    """Return a number of the request; None if it is missing or null."""
+    """Return a finite number of the request; None if it is missing or null."""
     found = body.get(name)
     if found is None:
         return None
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise RequestError(name, "must be a number")
-    return found
+    try:
+        return float(found)
+    except OverflowError:  # `parse_json` refused other numbers that are not finite
+        raise RequestError(name, "must be a finite number") from None
 
 
 def read_stop(value: Any, param: str) -> tuple[str, ...]:
@@ -99,14 +109,12 @@ def refuse(body: Mapping[str, Any], name: str, instead: str) -> None:
 
 def join_texts(parts: Sequence[ContentPart]) -> tuple[ContentPart, ...]:
     """Merge consecutive texts, with a line break between them, and drop empty ones."""
+    shown = [part for part in parts if not isinstance(part, TextPart) or part.text]
     merged: list[ContentPart] = []
-    for part in parts:
-        if isinstance(part, TextPart) and not part.text:
-            continue
-        if isinstance(part, TextPart) and merged and isinstance(before := merged[-1], TextPart):
-            merged[-1] = TextPart(text=f"{before.text}\n{part.text}")
-        else:
-            merged.append(part)
+    for _, group in groupby(shown, key=lambda part: isinstance(part, TextPart)):
+        same = list(group)
+        texts = [part.text for part in same if isinstance(part, TextPart)]
+        merged += [TextPart(text="\n".join(texts))] if texts else same
     return tuple(merged)
 
 

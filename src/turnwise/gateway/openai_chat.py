@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from turnwise.core.messages import ContentPart, Message, Role, TextPart, ToolCall, ToolSpec, text_parts
-from turnwise.gateway.chat import ChatReply, ChatRequest, ErrorKind, RequestError
+from turnwise.gateway.chat import ChatReply, ChatRequest, ErrorKind, RequestError, read_wishes
 from turnwise.gateway.fields import (
     add_thinking,
     join_texts,
@@ -65,7 +65,7 @@ def parse(body: Mapping[str, Any]) -> ChatRequest:
         n=read_count(body, "n", most=MAX_CHOICES) or 1,
         stream=bool(body.get("stream")),
         options={"include_usage": _includes_usage(body)},
-        wishes={name: body[name] for name in WISHES if body.get(name) is not None},
+        wishes=read_wishes(body, WISHES),
     )
 
 

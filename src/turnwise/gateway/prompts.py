@@ -1,37 +1,26 @@
 """The ids that a request appends to what was recorded. Sampled ids are never encoded again."""
 
-import asyncio
 from collections.abc import Sequence
 
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.messages import Message, ToolSpec
 from turnwise.core.trajectory import Stop
 from turnwise.data.demonstrations import describe_tools
-from turnwise.gateway.chat import RequestError
+from turnwise.gateway.chat import ChatRequest, RequestError
 from turnwise.gateway.conversation import write_calls
 from turnwise.gateway.tree import CallTree, Position
+from turnwise.gateway.workers import Workers
 from turnwise.render.renderer import Renderer
 
-LARGE_CHARS = 20_000
-"""Conversations with more characters are encoded in a thread, so that they do not block the event loop."""
 
-
-async def render_prompt(renderer: Renderer, tree: CallTree, position: Position, tools: Sequence[ToolSpec]) -> list[int]:
+async def render_prompt(
+    renderer: Renderer, tree: CallTree, position: Position, request: ChatRequest, workers: Workers
+) -> list[int]:
     """Return the ids that follow the parent's. Raises RequestError for messages that the template refuses."""
-    appended = position.messages[position.shared :]
     try:
-        if has_much_text(appended):
-            return await asyncio.to_thread(_render, renderer, tree, position, tools)
-        return _render(renderer, tree, position, tools)
+        return await workers.work_on(request, _render, renderer, tree, position, request.tools)
     except (UserError, EnvironmentFailure) as error:
         raise RequestError("messages", str(error)) from error
-
-
-def has_much_text(messages: Sequence[Message]) -> bool:
-    """Return whether to encode in a thread. Image processors are not for several threads."""
-    return sum(len(message.content) for message in messages) > LARGE_CHARS and not any(
-        message.images for message in messages
-    )
 
 
 def _render(renderer: Renderer, tree: CallTree, position: Position, tools: Sequence[ToolSpec]) -> list[int]:

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -13,13 +14,15 @@ from turnwise.gateway.chat import GatewayError, RequestError
 MAX_BYTES = 64 * 2**20
 """Longest body. Far more than the longest context needs, images included."""
 MAX_BUFFERED = 512 * 2**20
-"""Bytes of all bodies that are being received."""
+"""Bytes of all bodies that are being received and read."""
+MAX_PUNCTUATION = 2_000_000
+"""Commas and brackets in a body, those in texts included: parsing holds the interpreter, and takes memory for each."""
+MAX_VALUES = 200_000
+"""Lists and objects in a body: messages, content parts, tools, and the parts of their schemas."""
 MAX_DEPTH = 100
 """Deepest nesting of lists and objects."""
 READ_TIMEOUT_S = 60.0
 """Time in which a client must send its body."""
-LARGE_BYTES = 2**18
-"""Longer bodies are parsed in a thread."""
 
 
 class BodyReader:
@@ -28,20 +31,32 @@ class BodyReader:
     def __init__(self) -> None:
         self._buffered = 0
 
-    async def read(self, request: Request) -> bytes:
-        """Return the body. One that is too long is received but not kept, so that the client gets the answer.
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """Yield the body, whose bytes count until the end of the block. Raises GatewayError.
 
-        Raises GatewayError.
+        A body that is too long is received but not kept, so that the client gets the answer.
         """
         chunks = list[bytes]()
-        kept = size = 0
+        try:
+            size = await self._receive(request, chunks)
+            if size > MAX_BYTES:
+                raise GatewayError(413, "too_large", f"The body has {size} bytes, more than {MAX_BYTES}: send less.")
+            if sum(map(len, chunks)) < size:
+                raise GatewayError(503, "overloaded", "The gateway is receiving too many long requests: try again.")
+            yield b"".join(chunks)
+        finally:
+            self._buffered -= sum(map(len, chunks))
+
+    async def _receive(self, request: Request, chunks: list[bytes]) -> int:
+        """Append what is kept of the body to `chunks`; return the size of all of it."""
+        size = 0
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 async for chunk in request.stream():
                     size += len(chunk)
                     if size <= MAX_BYTES and self._buffered + len(chunk) <= MAX_BUFFERED:
                         chunks.append(chunk)
-                        kept += len(chunk)
                         self._buffered += len(chunk)
         except TimeoutError:
             raise GatewayError(
@@ -49,23 +64,15 @@ class BodyReader:
             ) from None
         except ClientDisconnect:
             raise RequestError("", "The client went away before it had sent the whole body.") from None
-        finally:
-            self._buffered -= kept
-        if size > MAX_BYTES:
-            raise GatewayError(413, "too_large", f"The body has {size} bytes, more than {MAX_BYTES}: send less.")
-        if kept < size:
-            raise GatewayError(503, "overloaded", "The gateway is receiving too many long requests: try again.")
-        return b"".join(chunks)
+        return size
 
 
-async def read_json(body: bytes) -> dict[str, Any]:
-    """Return the JSON object of a body. Raises RequestError."""
-    if len(body) > LARGE_BYTES:
-        return await asyncio.to_thread(_read_json, body)
-    return _read_json(body)
-
-
-def _read_json(body: bytes) -> dict[str, Any]:
+def parse_json(body: bytes) -> dict[str, Any]:
+    """Return the JSON object of a body. Raises GatewayError."""
+    punctuation = sum(map(body.count, (b",", b"[", b"{")))
+    if punctuation > MAX_PUNCTUATION:
+        message = f"The body has {punctuation:,} commas and brackets, more than {MAX_PUNCTUATION:,}: send less."
+        raise GatewayError(413, "too_large", message)
     try:
         text = body.decode()
         found = json.loads(text, parse_float=_finite, parse_constant=_finite)
@@ -79,8 +86,7 @@ def _read_json(body: bytes) -> dict[str, Any]:
         raise RequestError("", f"The body is not valid JSON: {str(error)[:80]}.") from None
     if not isinstance(found, dict):
         raise RequestError("", "The body must be a JSON object.")
-    if _is_deeper(found, MAX_DEPTH):
-        raise RequestError("", f"The body is nested deeper than {MAX_DEPTH} levels.")
+    _check_values(found)
     return found
 
 
@@ -91,14 +97,20 @@ def _finite(text: str) -> float:
     return number
 
 
-def _is_deeper(value: Any, depth: int) -> bool:
-    """Return whether lists and objects are nested in more than `depth` levels."""
-    level = [value]
-    for _ in range(depth):
-        level = [child for each in level for child in _children(each)]
+def _check_values(body: Mapping[str, Any]) -> None:
+    """Raise GatewayError if lists and objects are too many or nested too deeply."""
+    level: list[Any] = [body]
+    count = 0
+    for _ in range(MAX_DEPTH):
+        level = [child for value in level for child in _children(value)]
+        count += len(level)
+        if count > MAX_VALUES:
+            raise GatewayError(
+                413, "too_large", f"The body has more than {MAX_VALUES:,} lists and objects: send fewer."
+            )
         if not level:
-            return False
-    return True
+            return
+    raise RequestError("", f"The body is nested deeper than {MAX_DEPTH} levels.")
 
 
 def _children(value: Any) -> list[Any]:

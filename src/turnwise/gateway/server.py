@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -32,10 +31,14 @@ from turnwise.gateway.chat import (
     RequestError,
 )
 from turnwise.gateway.conversation import digest
+from turnwise.gateway.fields import read_number
 from turnwise.gateway.http_server import QuietServer, allow_connections, listen, server_config
-from turnwise.gateway.request_body import BodyReader, read_json
+from turnwise.gateway.openai_responses import ResponseHistory
+from turnwise.gateway.request_body import BodyReader, parse_json
+from turnwise.gateway.request_limits import check_request, is_long_body, is_long_request
 from turnwise.gateway.sessions import SessionPool
 from turnwise.gateway.store import CallStore
+from turnwise.gateway.workers import Workers
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.episode import Limits
 
@@ -99,6 +102,7 @@ class Gateway:
         self._listener = listen(self._host, self._port)
         self._store = CallStore(self._store_file)
         self._sessions = SessionPool(self._policy, self._max_sessions)
+        self._workers = Workers()
         self._server = QuietServer(server_config(self._make_app()))
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         while not self._server.started and not self._serving.done():
@@ -114,6 +118,7 @@ class Gateway:
         self._server.should_exit = self._server.force_exit = True
         await self._serving
         self._listener.close()
+        self._workers.close()
         self._store.close()
 
     @property
@@ -147,6 +152,7 @@ class Gateway:
             limits=limits or self._limits,
             sessions=self._sessions,
             store=self._store,
+            workers=self._workers,
             keep=keep,
         )
         await (episode.restore() if restore else self._store.clear(episode.id))
@@ -167,8 +173,12 @@ class Gateway:
         self._sessions.resume()
 
     def _make_app(self) -> Starlette:
-        routes = [Route(path, self._chat_route(dialect), methods=["POST"]) for path, dialect in DIALECTS.items()]
-        routes += [Route(path, self._count_route(dialect), methods=["POST"]) for path, dialect in TOKEN_COUNTS.items()]
+        routes = list[Route]()
+        for base in ("", "/v1"):  # Anthropic's clients append /v1 to any base URL, also to that of OpenAI's
+            routes += [Route(base + path, self._chat_route(api), methods=["POST"]) for path, api in DIALECTS.items()]
+            routes += [
+                Route(base + path, self._count_route(api), methods=["POST"]) for path, api in TOKEN_COUNTS.items()
+            ]
         routes += [
             Route("/v1/models", self._guarded(self._list_models), methods=["GET"]),
             Route("/v1/turnwise/reward", self._guarded(self._set_reward), methods=["POST"]),
@@ -191,12 +201,16 @@ class Gateway:
         """Return a route that finds the caller's episode and writes errors in the dialect."""
 
         async def route(request: Request) -> Response:
+            episode = None
             try:
-                return await answer(request, self._bearers.find(read_bearer(request.headers)))
+                episode = self._bearers.find(read_bearer(request.headers))
+                return await answer(request, episode)
             except Exception as failure:
                 error = as_gateway_error(failure)
                 if error.kind == "authentication":
                     self._refuse(request, error.status)
+                elif episode is not None and error.status < 500:
+                    episode.refusal = error.message
                 return JSONResponse(dialect.error(error.status, error.kind, error.message), status_code=error.status)
 
         return route
@@ -209,21 +223,18 @@ class Gateway:
         kind: ErrorKind = "not_found" if status == 404 else "invalid_request"
         self._refuse(request, status)
         message = f"{request.method} {request.url.path}: the gateway has no such route"
-        dialect: ChatDialect = anthropic_messages if request.url.path.startswith("/v1/messages") else openai_chat
+        dialect: ChatDialect = anthropic_messages if "/v1/messages" in request.url.path else openai_chat
         return JSONResponse(dialect.error(status, kind, message), status_code=status)
 
     def _count_route(self, dialect: CountingDialect) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request, episode: GatewayEpisode) -> Response:
-            given = await read_json(await self._bodies.read(request))
-            chat = dialect.parse(episode.history.resolve(given))
+            chat = await self._read_chat(request, episode, dialect)
             return JSONResponse(dialect.token_count(await episode.count(chat)))
 
         return self._guarded(answer, dialect)
 
     async def _chat(self, request: Request, episode: GatewayEpisode, dialect: ChatDialect) -> Response:
-        body = await self._bodies.read(request)
-        given = episode.history.resolve(await read_json(body))
-        chat = replace(dialect.parse(given), digest=digest(request.url.path.encode(), body))
+        chat = await self._read_chat(request, episode, dialect)
         reply = asyncio.ensure_future(episode.reply(chat, _retry_count(request.headers)))
         if not chat.stream:
             return JSONResponse(dialect.response(chat, await reply, self.model))
@@ -231,6 +242,11 @@ class Gateway:
         if reply.done():  # errors have their own status
             return Response(b"".join(dialect.events(chat, reply.result(), self.model)), media_type=EVENT_STREAM)
         return StreamingResponse(self._stream(chat, reply, dialect), media_type=EVENT_STREAM)
+
+    async def _read_chat(self, request: Request, episode: GatewayEpisode, dialect: ChatDialect) -> ChatRequest:
+        path = request.url.path
+        async with self._bodies.read(request) as body:
+            return await self._workers.read(is_long_body(body), read_chat, path, body, episode.history, dialect)
 
     async def _stream(
         self, chat: ChatRequest, reply: "asyncio.Future[tuple[ChatReply, ...]]", dialect: ChatDialect
@@ -253,14 +269,22 @@ class Gateway:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def _set_reward(self, request: Request, episode: GatewayEpisode) -> Response:
-        body = await read_json(await self._bodies.read(request))
-        reward, call = body.get("reward"), body.get("call", "")
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-            raise RequestError("reward", "must be a finite number")
+        async with self._bodies.read(request) as given:
+            body = parse_json(given)
+        reward, call = read_number(body, "reward"), body.get("call", "")
+        if reward is None:
+            raise RequestError("reward", "must be a number")
         if not isinstance(call, str):
             raise RequestError("call", "must be the id of a reply")
-        await episode.set_reward(float(reward), REPLY_ID.sub(r"\1", call, count=1))
+        await episode.set_reward(reward, REPLY_ID.sub(r"\1", call, count=1))
         return JSONResponse({"reward": reward, "call": call})
+
+
+def read_chat(path: str, body: bytes, history: ResponseHistory, dialect: ChatDialect) -> ChatRequest:
+    """Return the request of a body. Raises GatewayError."""
+    chat = dialect.parse(history.resolve(parse_json(body)))
+    check_request(chat)
+    return replace(chat, digest=digest(path.encode(), body), is_long=is_long_request(chat, body))
 
 
 def as_gateway_error(failure: Exception) -> GatewayError:

@@ -23,7 +23,7 @@ from turnwise.gateway.admin import guard
 from turnwise.gateway.agent_episodes import AgentRun, OpenEpisode
 from turnwise.gateway.agents import AgentCrash, AgentExit
 from turnwise.gateway.chat import GatewayError, RequestError
-from turnwise.gateway.request_body import BodyReader, read_json
+from turnwise.gateway.request_body import BodyReader, parse_json
 from turnwise.gateway.training_protocol import (
     PREFIX,
     CloseRequest,
@@ -112,7 +112,8 @@ class TrainingRoutes:
 
     def _route(self, path: str, kind: type[AnyRequest], handle: Callable[[AnyRequest], Awaitable[BaseModel]]) -> Route:
         async def answer(request: Request) -> Response:
-            body = _read_request(kind, await read_json(await self._bodies.read(request)))
+            async with self._bodies.read(request) as given:
+                body = _read_request(kind, parse_json(given))
             if getattr(body, "session", self._session.id) != self._session.id:
                 raise GatewayError(409, "conflict", self._describe_lost_session())
             try:

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from turnwise.core.messages import Message, ToolSpec
+from turnwise.core.messages import Message
 from turnwise.core.protocols import Completion
 from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey
 from turnwise.gateway.chat import ChatReply
-from turnwise.gateway.conversation import Digest, digest, digest_message, digest_reply, digest_tools, number_calls
+from turnwise.gateway.conversation import ConversationTrace, Digest, digest_message, digest_reply
 from turnwise.gateway.sessions import BranchSession
 from turnwise.gateway.store import StoredCall
 from turnwise.render.parse import ParsedAction
@@ -91,15 +91,14 @@ class CallTree:
         """Replies without their thinking."""
         self._numbers = 0
 
-    def locate(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Position:
+    def locate(self, trace: ConversationTrace) -> Position:
         """Find the call whose conversation, its reply included, is the longest beginning of this one."""
-        conversation, parent, shared = digest_tools(tools), None, 0
-        numbered = number_calls(messages)
-        for index, message in enumerate(numbered):
-            conversation = digest(conversation, digest_message(message))
-            if message.role == "assistant" and (found := self._conversations.get(conversation)) is not None:
-                parent, shared = _most_likely(found, messages[index]), index + 1
-        return Position(messages=numbered, conversation=conversation, parent=parent, shared=shared)
+        parent, shared = None, 0
+        for index in reversed(range(len(trace.messages))):
+            if trace.messages[index].role == "assistant" and trace.digests[index] in self._conversations:
+                parent, shared = _most_likely(self._conversations[trace.digests[index]], trace.given[index]), index + 1
+                break
+        return Position(messages=trace.messages, conversation=trace.digests[-1], parent=parent, shared=shared)
 
     def find_reply(self, message: Message) -> RecordedCall | None:
         """Return the latest call whose reply this is, whatever came before it."""

@@ -8,7 +8,7 @@ from turnwise.config.load import Overrides
 from turnwise.config.schema import Config
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.task import EpisodeKey, Task
-from turnwise.core.trajectory import Stop, Trajectory
+from turnwise.core.trajectory import Stop, Trajectory, Turn
 from turnwise.envs.agent.tasks import find_row
 from turnwise.recipes.build import PolicyStack, build_policy_stack, load_policy
 from turnwise.recipes.configure import configure
@@ -17,6 +17,8 @@ from turnwise.recipes.environment_mix import build_environment_mix, build_task_s
 from turnwise.recipes.training_run import resolve
 from turnwise.recipes.validate import check_run
 
+TOKEN_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+"""Names of the token limit in requests."""
 MAX_SHOWN = 100
 """Characters shown of a text."""
 
@@ -46,8 +48,8 @@ async def _run_episode(stack: PolicyStack, task: Task) -> Trajectory:
 
 
 def _describe(config: Config, trajectory: Trajectory) -> Iterator[Finding]:
-    turns, limit = trajectory.turns, config.rollout.max_new_tokens
-    contexts, cut = len(list(trajectory.segments())), sum(turn.stop is Stop.LENGTH for turn in turns)
+    turns = trajectory.turns
+    contexts, cut = len(list(trajectory.segments())), [turn for turn in turns if turn.stop is Stop.LENGTH]
     context_tokens = sum(len(turn.context_ids) for turn in turns)
     yield Finding(name="agent", found=_shorten(config.agent.command or config.agent.function or ""))
     yield Finding(name="task", found=_shorten(json.dumps(find_row(trajectory.task), ensure_ascii=False)))
@@ -55,13 +57,23 @@ def _describe(config: Config, trajectory: Trajectory) -> Iterator[Finding]:
         name="calls", found=f"{len(turns)} captured, in {contexts} {'context' if contexts == 1 else 'contexts'}"
     )
     yield Finding(name="tokens", found=f"{trajectory.num_sampled} sampled, {context_tokens} of the context")
-    fix = f"raise rollout.max_new_tokens {limit}, unless the model is untrained" if cut else ""
-    yield Finding(name="cut off", found=f"{cut} of {len(turns)} replies", fix=fix, required=False)
+    fix = "; ".join(dict.fromkeys(explain_cut(config, turn) for turn in cut))
+    yield Finding(name="cut off", found=f"{len(cut)} of {len(turns)} replies", fix=fix, required=False)
     yield Finding(name="last reply", found=_shorten(turns[-1].message.content))
     yield Finding(name="reward", found=f"{trajectory.total_reward:g} ({trajectory.status.value})")
     if printed := turns[-1].info.get("output", "").strip():
         yield Finding(name="printed", found=_shorten(printed.splitlines()[-1]))
     yield Finding(name="seconds", found=f"{trajectory.timings['wall_s']:.1f}")
+
+
+def explain_cut(config: Config, turn: Turn) -> str:
+    """Return which limit cut a reply off, and what to do about it."""
+    asked = next((turn.info["asked"][name] for name in TOKEN_LIMITS if name in turn.info["asked"]), None)
+    if asked is not None and asked <= len(turn.action_ids):
+        return f"the agent itself asked for at most {asked} tokens"
+    if len(turn.action_ids) >= config.rollout.max_new_tokens:
+        return f"raise rollout.max_new_tokens {config.rollout.max_new_tokens}, unless the model is untrained"
+    return f"the context was full: raise rollout.max_tokens {config.rollout.max_tokens}, or shorten the conversation"
 
 
 def _shorten(text: str) -> str:

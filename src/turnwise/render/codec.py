@@ -5,13 +5,14 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from turnwise.core.bounded_cache import BoundedCache
 from turnwise.core.errors import UserError
 
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -116,9 +117,16 @@ def component_types(component: dict[str, Any] | None) -> set[str]:
     return types
 
 
-CACHED_TEXTS = 2048
+CACHE_BYTES = 32 * 2**20
+"""Memory for encoded texts, with and without an inserted space each."""
 CACHED_LENGTH = 16384
 """Longer texts are not cached."""
+
+
+def _cached_bytes(ids: tuple[int, ...]) -> int:
+    """Return the memory of an encoded text, about: its ids as Python objects, and its characters."""
+    return 200 + 40 * len(ids)
+
 
 PrefixSpace = Literal["never", "first", "always"]
 """Where the tokenizer inserts a space: nowhere, at the start of the text, or also after special tokens."""
@@ -150,7 +158,7 @@ class Codec:
         self._spaced, self._bare, self.prefix = _plain_backends(spec, self.control)
         self._table = ByteTable(self._backend, spec["decoder"])
         self._exact = self._table.agrees(self._backend)
-        self._cached = lru_cache(maxsize=CACHED_TEXTS)(self._encode)
+        self._cached = {spaced: BoundedCache(_cached_bytes, CACHE_BYTES) for spaced in (False, True)}
 
     @cached_property
     def longest_token(self) -> float:
@@ -176,7 +184,13 @@ class Codec:
 
     def encode(self, text: str, spaced: bool = False) -> tuple[int, ...]:
         """Encode plain text without control tokens. `spaced`: with the space that the tokenizer inserts first."""
-        return self._cached(text, spaced) if len(text) <= CACHED_LENGTH else self._encode(text, spaced)
+        if len(text) > CACHED_LENGTH:
+            return self._encode(text, spaced)
+        ids = self._cached[spaced].get(text)
+        if ids is None:
+            ids = self._encode(text, spaced)
+            self._cached[spaced].put(text, ids)
+        return ids
 
     def encode_cut(self, text: str, cuts: Sequence[int], spaced: bool = False) -> list[int]:
         """Encode such that no token crosses any of `cuts`, which are ordered positions in the text."""

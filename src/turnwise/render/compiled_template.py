@@ -84,6 +84,11 @@ class CompiledTemplate:
         self._codec, self._encode_image = codec, encode_image
         self._steps = _steps(codec, _runs(codec, parts, before, swallows))
 
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it takes, about."""
+        return sum(40 * len(step) if isinstance(step, tuple) else 400 for step in self._steps)
+
     def ids(self, messages: Sequence[Message]) -> list[int]:
         ids: list[int] = []
         for step in self._steps:

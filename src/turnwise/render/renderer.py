@@ -1,12 +1,15 @@
 """Messages <-> token ids, append-only: `start` a context, `parse` what was sampled, `extend` the context."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
+from hashlib import sha256
 from itertools import groupby
+from operator import attrgetter
 
 from transformers import PreTrainedTokenizerFast
 
+from turnwise.core.bounded_cache import BoundedCache
 from turnwise.core.errors import UserError
 from turnwise.core.images import count_images
 from turnwise.core.messages import Message, ToolCall, ToolSpec, system, text_parts, tool_schema
@@ -22,17 +25,13 @@ from turnwise.render.slots import TemplatePart
 from turnwise.render.template import ChatTemplate, ConversationShape, RefusedError, conversation_shape
 
 CACHED_SHAPES = 512
+CACHED_SHAPE_LENGTH = 64
+"""Messages; longer conversations are not cached."""
+CACHED_STARTS_BYTES = 32 * 2**20
+"""Memory for the scaffolding of initial contexts, which may have long tools."""
 CACHED_ACTIONS = 4096
 CACHED_ACTION_LENGTH = 64
 """Short actions repeat often; longer ones are not cached."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Tools:
-    """Tools as part of a cache key: their schemas cannot be hashed, but their text can."""
-
-    key: str = ""
-    specs: tuple[ToolSpec, ...] = field(default=(), compare=False)
 
 
 class Renderer:
@@ -73,8 +72,8 @@ class Renderer:
         self.grammars = GrammarCompiler(backend_of(tokenizer).to_str, self.stop_ids)
         """Constraints of what is sampled, in this tokenizer's tokens."""
         self._parsed = lru_cache(maxsize=CACHED_ACTIONS)(self._parse)
-        self._start_programs = lru_cache(maxsize=CACHED_SHAPES)(self._start_program)
-        self._extend_programs = lru_cache(maxsize=CACHED_SHAPES)(self._extend_program)
+        self._starts = BoundedCache[CompiledTemplate](attrgetter("size_bytes"), CACHED_STARTS_BYTES)
+        self._extensions = lru_cache(maxsize=CACHED_SHAPES)(self._compile_extension)
 
     @property
     def reads_images(self) -> bool:
@@ -100,12 +99,15 @@ class Renderer:
         """Yield the pieces of a text, with the id of those that are a single token wherever they occur."""
         yield from self._codec.split_added(text)
 
-    def can_fit(self, messages: Sequence[Message], max_tokens: int) -> bool:
-        """Return False if the messages have more characters than `max_tokens` can represent, without encoding them.
+    def can_fit(self, messages: Sequence[Message], max_tokens: int, tools: Sequence[ToolSpec] = ()) -> bool:
+        """Return False if the texts have more characters than `max_tokens` can represent, without encoding them.
 
-        Whitespace around a message does not count: a template may strip it.
+        Whitespace around a message does not count: a template may strip it. Nor do schemas, which it may abbreviate.
         """
-        return sum(len(message.content.strip()) for message in messages) <= max_tokens * self._codec.longest_token
+        chars = sum(len(message.content.strip()) for message in messages)
+        chars += sum(len(call.name) + len(call.arguments.strip()) for each in messages for call in each.tool_calls)
+        chars += sum(len(tool.name) + len(tool.description.strip()) for tool in tools)
+        return chars <= max_tokens * self._codec.longest_token
 
     def start(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), tools_in_words: str = "") -> list[int]:
         """Return the ids of the initial context, generation prompt included.
@@ -114,8 +116,15 @@ class Renderer:
         """
         if tools and not self.renders_tools:
             messages, tools = with_system(messages, tools_in_words), ()
-        known = _Tools(repr(tools), tuple(tools)) if tools else _Tools()
-        return [*self._start_programs(self._shape(messages), known).ids(messages), *self._prefix_ids]
+        shape = self._shape(messages)
+        if len(shape) > CACHED_SHAPE_LENGTH:
+            return [*self._compile_start(shape, tools).ids(messages), *self._prefix_ids]
+        name = sha256(repr((shape, *tools)).encode(errors="surrogatepass")).hexdigest()
+        compiled = self._starts.get(name)
+        if compiled is None:
+            compiled = self._compile_start(shape, tools)
+            self._starts.put(name, compiled)
+        return [*compiled.ids(messages), *self._prefix_ids]
 
     def extend(self, messages: Sequence[Message], stop: Stop) -> list[int]:
         """Return the ids to append to a sampled action: the end of its turn, the messages, the generation prompt.
@@ -123,7 +132,9 @@ class Renderer:
         After EOS the token that ends the turn was sampled (any of `stop_ids`), so it is not repeated; after a stop
         string or at the token limit it is included.
         """
-        return [*self._extend_programs(self._shape(messages), stop is Stop.EOS).ids(messages), *self._prefix_ids]
+        shape = self._shape(messages)
+        compile_shape = self._extensions if len(shape) <= CACHED_SHAPE_LENGTH else self._compile_extension
+        return [*compile_shape(shape, stop is Stop.EOS).ids(messages), *self._prefix_ids]
 
     def _shape(self, messages: Sequence[Message]) -> ConversationShape:
         if not self.reads_images and any(message.images for message in messages):
@@ -203,8 +214,8 @@ class Renderer:
         parsed = parse_pieces(pieces, self._markers.opens_think)
         return replace(parsed, spans=tuple(sampled_span(span) for span in parsed.spans if span.end > 1))
 
-    def _start_program(self, shape: ConversationShape, tools: _Tools) -> CompiledTemplate:
-        parts = start_parts(self._template, shape, tools.specs, self._codec.added_pattern)
+    def _compile_start(self, shape: ConversationShape, tools: Sequence[ToolSpec]) -> CompiledTemplate:
+        parts = start_parts(self._template, shape, tools, self._codec.added_pattern)
         return self._compile(parts, before="nothing")
 
     def _compile(self, parts: Sequence[TemplatePart], before: Before, swallows: bool = False) -> CompiledTemplate:
@@ -212,7 +223,7 @@ class Renderer:
             self._codec, parts, before, swallows, encode_image=None if self.images is None else self.images.ids
         )
 
-    def _extend_program(self, shape: ConversationShape, ended: bool) -> CompiledTemplate:
+    def _compile_extension(self, shape: ConversationShape, ended: bool) -> CompiledTemplate:
         parts = extend_parts(self._template, shape, self._markers.end)
         if not ended:
             return self._compile(parts, before="text")
