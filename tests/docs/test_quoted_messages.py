@@ -49,5 +49,5 @@ def test_quoted_messages_exist_in_the_source() -> None:
 
 
 def test_share_of_source_notices_a_message_that_no_longer_exists() -> None:
-    old = "runs/NAME already contains a run. Continue it with --resume runs/NAME, or choose another --record.name."
+    old = "--resume continues with the run's own settings. Leave out --algo.kl_coef, or start another run with it: ..."
     assert share_of_source(old, source_parts()) < SHARE
