@@ -6,7 +6,7 @@ from pathlib import Path
 
 import turnwise
 
-MIN_PART = 8
+MIN_PART = 10
 """Characters of a text between two values that identify a message."""
 SHARE = 0.35
 """Share of a quoted message that must be text of the source; the rest is values."""
