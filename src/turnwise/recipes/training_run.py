@@ -28,9 +28,10 @@ from turnwise.recipes.run_name import check_run_name, run_path
 from turnwise.recipes.setting_paths import source_files
 from turnwise.recipes.sources import resolve_model_name
 from turnwise.recipes.trial_episodes import check_replies_fit
+from turnwise.record.metrics import list_rows, list_steps, trained_steps
 from turnwise.record.provenance import describe_changes, write_provenance
 from turnwise.record.resume_command import spell_resume
-from turnwise.record.run_folder import JudgeUsage, RunFolder
+from turnwise.record.run_folder import METRICS_FILE, JudgeUsage, RunFolder
 from turnwise.record.trackers import Trackers
 from turnwise.report.html_report import REPORT_NAME as REPORT
 from turnwise.report.html_report import write_report
@@ -107,11 +108,25 @@ def restore_or_init(
         path, state = newest
         restore(path, learner, state, model_loader(config))
         checkpoints.drop_before(path)
+        _check_metrics(folder, path, state.step, note)
     elif resume:
         note(f"{folder.path} has no checkpoint yet. It starts again from the beginning, with its own settings.")
     if resume:
         folder.discard_from(state.step + 1)
     return checkpoints, state
+
+
+def _check_metrics(folder: RunFolder, checkpoint: Path, step: int, note: Callable[[str], None]) -> None:
+    """Restore lost rows of metrics from the checkpoint's copy and report them; without one, report missing steps."""
+    copy = checkpoint / METRICS_FILE
+    if copy.is_file():
+        if lost := folder.restore_metrics(copy):
+            note(f"{folder.metrics_path} lacked {list_rows(lost)}, restored from {checkpoint.name}.")
+    elif missing := set(range(1, step + 1)) - trained_steps(folder.read_metrics()):
+        note(
+            f"{folder.metrics_path} lacks {list_steps(missing)}. {checkpoint.name} has no copy (earlier versions made "
+            "none), so the run continues without them."
+        )
 
 
 @contextmanager
@@ -314,8 +329,8 @@ class TrainingRun(ABC):
         return {"finished": True, **summary}
 
     async def _evaluate_once(self, loop: TrainingLoop, name: str, state: State) -> State:
-        """Evaluate on the test tasks, unless that is recorded already."""
-        if not self._evaluated(name):
+        """Evaluate on the test tasks, unless that is recorded, or "before" was lost and the weights are trained."""
+        if not self._evaluated(name) and not (name == "before" and state.step):
             await loop.evaluate(name, self.eval_tasks(self.config.eval.split), state.step)
         return state
 
@@ -357,15 +372,17 @@ def summarise_success(rows: Sequence[dict[str, Any]], steps: Sequence[dict[str, 
 
     `wall_s` is training with tiny's warm-up, without the evaluations before and after.
     """
-    before, after = (next(row for row in rows if row.get("eval/name") == name) for name in ("before", "after"))
+    evaluated = {row["eval/name"]: row for row in rows if "eval/name" in row}
+    before, after = evaluated.get("before"), evaluated["after"]
     validations = [row for row in rows if row.get("eval/name") == "validation"]
     reasons = [row[key] for row in rows for key in ("rollout/dropped_reason", "eval/dropped_reason") if key in row]
     return {
-        "success_before": before["eval/success"],
+        "success_before": None if before is None else before["eval/success"],  # None: the row is lost
         "success_after": after["eval/success"],
         "interval": [after["eval/success_low"], after["eval/success_high"]],
-        "wall_s": rows[0]["time/warmup_s"] + sum(row["time/total_s"] for row in [*steps, *validations]),
-        "steps": len(steps),
+        "wall_s": sum(row.get("time/warmup_s", 0.0) for row in rows)
+        + sum(row["time/total_s"] for row in [*steps, *validations]),
+        "steps": max((row["step"] for row in steps), default=0),
         "seed": seed,
         "eval_dropped": int(sum(row.get("eval/dropped", 0) for row in rows)),
         "dropped_reason": reasons[-1] if reasons else None,

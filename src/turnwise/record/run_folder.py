@@ -50,6 +50,7 @@ from turnwise.record.provenance import SOURCES
 from turnwise.record.resume_command import advise_resume, spell_resume
 from turnwise.record.trajectories import TokenNamesFile
 
+METRICS_FILE = "metrics.jsonl"
 JUDGES_FILE = "judges.jsonl"
 CALLS_FILE = "calls.sqlite"
 REPLAY_FOLDER = "replay"
@@ -127,7 +128,7 @@ class RunFolder:
         It stays if it has a checkpoint, a step or a foreign file, and if a write failed: its error says how to resume
         the run.
         """
-        own_files = {"config.toml", "metrics.jsonl", "alarms.jsonl", "report.html", JUDGES_FILE, PROVENANCE, LOCK_NAME}
+        own_files = {"config.toml", METRICS_FILE, "alarms.jsonl", "report.html", JUDGES_FILE, PROVENANCE, LOCK_NAME}
         own_files |= {f"{CALLS_FILE}{ending}" for ending in ("", "-wal", "-shm")}
         own_folders = {IMAGES_FOLDER, "base", "checkpoints", "trajectories", "trackers", "past", REPLAY_FOLDER, SOURCES}
         own_names = own_files | own_folders
@@ -142,7 +143,7 @@ class RunFolder:
 
     @property
     def metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
+        return self.path / METRICS_FILE
 
     @property
     def alarms_path(self) -> Path:
@@ -204,6 +205,17 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         return _read_step_rows(self.metrics_path)
+
+    def restore_metrics(self, copy: Path) -> list[dict[str, Any]]:
+        """Put the rows of a copy that the metrics lack back into their place; return them."""
+        lines, present = _read_step_lines(copy), _read_step_lines(self.metrics_path)
+        saved, kept = {line for line, _ in lines}, {line for line, _ in present}
+        lost = [row for line, row in lines if line not in kept]
+        if lost:
+            later = [line for line, _ in present if line not in saved]
+            with self._writing(self.metrics_path):
+                write_atomic(self.metrics_path, b"".join([line for line, _ in lines] + later))
+        return lost
 
     def append_alarm(self, step: int, text: str) -> None:
         with self._writing(self.alarms_path):

@@ -2,6 +2,7 @@
 
 checkpoints/step_000010/  model.safetensors, config.json, tokenizer... (a plain Hugging Face folder)
                           learner.safetensors (optimizers, critic), or learner/ of a sharded learner
+                          metrics.jsonl (copy of the run's metrics until then)
                           state.json (counters, and hashes of the files)
 """
 
@@ -26,13 +27,14 @@ from turnwise.core.learner import Learner
 from turnwise.models.loading.load import LoadedModel
 from turnwise.record.disk import remove_folder, remove_leftovers, sync_folder, wrap_disk_errors
 from turnwise.record.resume_command import advise_resume, spell_resume
+from turnwise.record.run_folder import METRICS_FILE
 from turnwise.training.learner_state import STATE_FILE, STATE_FOLDER
 
 BEST = "best"
 OLD = ".old-"
 """Prefix of a checkpoint that is being replaced."""
 STEP_NAME = re.compile(r"step_[0-9]{6,}")
-OWN_FILES = (STATE_FILE, STATE_FOLDER, "state.json")
+OWN_FILES = (STATE_FILE, STATE_FOLDER, METRICS_FILE, "state.json")
 """Files and folders of a checkpoint besides the Hugging Face model."""
 
 log = logging.getLogger(__name__)
@@ -135,6 +137,8 @@ class Checkpoints:
         with _numbered_errors():
             learner.save_model(folder, self.tokenizer)
             learner.save_state(folder)
+        if (metrics := self.folder.parent / METRICS_FILE).is_file():
+            shutil.copyfile(metrics, folder / METRICS_FILE)
         _write_state(folder, state)
 
     def steps(self) -> list[Path]:
