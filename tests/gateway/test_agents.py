@@ -1,21 +1,25 @@
 """Episodes of agents: where rewards come from, and how failures are attributed."""
 
 import asyncio
+import tempfile
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import turnwise as tw
+from processes_for_tests import start_process
 from turnwise.config.agent import AgentConfig
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, RewardFailure, UserError
 from turnwise.core.messages import Message, TextPart
 from turnwise.core.protocols import Sampling
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Sampler, Status, Stop, Trajectory, Turn
-from turnwise.gateway.agent_episodes import AgentCollector, RecordedEpisodes
+from turnwise.gateway.agent_episodes import AgentCollector, RecordedEpisodes, agents_folder
 from turnwise.gateway.agents import CommandAgent, FunctionAgent
 from turnwise.rollout.episode import Limits
 
@@ -269,3 +273,35 @@ def test_exit_status_of_a_command_decides_about_its_failure() -> None:
     for code in ("exit 75", "kill -9 $$"):
         with pytest.raises(InfrastructureFailure, match="the agent did not finish"):
             play(CommandAgent(("sh", "-c", code), {}), scored=True, on_crash="fail")
+
+
+def hold_agents_folder(parent: str, name: Path) -> None:
+    """Write the path of this process's folder for agents, with an episode's folder in it, and wait."""
+    tempfile.tempdir = parent
+    with tempfile.TemporaryDirectory(dir=agents_folder()) as folder:
+        Path(folder, "file").touch()
+        name.with_suffix(".part").write_text(folder)
+        name.with_suffix(".part").rename(name)
+        time.sleep(600)
+
+
+def test_next_start_removes_agents_folders_of_killed_processes(tmp_path: Path) -> None:
+    names = [tmp_path / name for name in ("killed", "live", "next")]
+    processes = []
+    try:
+        for name in names:
+            processes.append(start_process(hold_agents_folder, str(tmp_path), name))
+            while not name.exists():
+                assert processes[-1].is_alive()
+                time.sleep(0.02)
+            if name.name == "killed":
+                processes[0].kill()
+                processes[0].join()
+                assert (Path(name.read_text()) / "file").exists(), "a killed process removes nothing"
+        killed, live, started = (Path(name.read_text()) for name in names)
+        assert not killed.parent.exists()
+        assert (live / "file").exists() and (started / "file").exists()
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()

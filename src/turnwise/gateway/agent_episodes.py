@@ -5,11 +5,14 @@ without any is a failure, never a reward of 0.
 """
 
 import asyncio
+import atexit
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,11 +27,13 @@ from turnwise.gateway.agents import Access, Agent, AgentExit, run_agent
 from turnwise.rewards.functions import call_reward_function, not_a_number, to_float
 from turnwise.rollout.collect import CollectedGroups, GroupCollector
 from turnwise.rollout.episode import Limits
+from turnwise.sandbox.scratch_folders import create_base, remove_abandoned_bases, remove_base
 
 if TYPE_CHECKING:  # its packages are optional
     from turnwise.gateway.capture import GatewayEpisode
     from turnwise.gateway.server import Gateway
 
+AGENTS_FOLDER = "turnwise-agents-"
 MAX_RECORDED = 4000
 """Characters of a program's output that are recorded with the episode."""
 
@@ -84,13 +89,30 @@ class AgentCollector(GroupCollector):
     async def episodes(self, keys: Sequence[EpisodeKey]) -> Sequence[Trajectory]:
         (key,) = keys
         task = self.find_task(key.task)
-        with tempfile.TemporaryDirectory(prefix="turnwise-agent-", ignore_cleanup_errors=True) as name:
+        with tempfile.TemporaryDirectory(dir=agents_folder(), ignore_cleanup_errors=True) as name:
             folder, episode = Path(name), await self.host.open(key)
             try:
                 ended = await run_agent(self.agent, episode.access, task, folder, self.timeout_s)
                 return [await episode.finish(ended, self.agent, task, folder)]
             finally:
                 await episode.close()
+
+
+@cache
+def agents_folder() -> str:
+    """Return this process's folder, in which each running episode of an agent has its own; removed at exit.
+
+    Folders of killed processes are removed first. A process locks its folder as long as it lives.
+    """
+    remove_abandoned_bases(AGENTS_FOLDER)
+    base, lock = create_base(AGENTS_FOLDER)
+    atexit.register(_remove_agents_folder, os.getpid(), base, lock)
+    return base
+
+
+def _remove_agents_folder(owner: int, base: str, lock: int) -> None:
+    if os.getpid() == owner:  # not a forked process
+        remove_base(base, lock)
 
 
 class AgentRun(Protocol):

@@ -55,9 +55,12 @@ class ScratchFolders:
         return None
 
 
-def create_base() -> tuple[str, int]:
-    """Create a base and return it with the descriptor of its lock. It gets its final name once it is locked."""
-    hidden = tempfile.mkdtemp(prefix=f".{BASE_NAME}")
+def create_base(prefix: str = BASE_NAME, parent: str | None = None) -> tuple[str, int]:
+    """Create a base and return it with the descriptor of its lock. It gets its final name once it is locked.
+
+    `parent`: folder of the base; None: the temporary folder.
+    """
+    hidden = tempfile.mkdtemp(prefix=f".{prefix}", dir=parent)
     descriptor = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     os.chmod(hidden, 0o711)
@@ -77,9 +80,9 @@ def remove_base(base: str, lock: int) -> None:
     os.close(lock)
 
 
-def remove_abandoned_bases() -> None:
-    """Remove the bases of hosts that were killed."""
-    for path in Path(tempfile.gettempdir()).glob(f"{BASE_NAME}*"):
+def remove_abandoned_bases(prefix: str = BASE_NAME, parent: str | None = None) -> None:
+    """Remove the bases of processes that were killed: those whose lock is free."""
+    for path in Path(parent or tempfile.gettempdir()).glob(f"{prefix}*"):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
