@@ -36,6 +36,7 @@ def ray_cluster(optional_part: Callable[..., NoReturn]) -> Iterator[Any]:
         import ray
         from ray.cluster_utils import Cluster
 
+        from turnwise.cluster.local_ray import retry_start
         from turnwise.cluster.session import keep_sigterm
     except ImportError:
         optional_part("ray is not installed")
@@ -52,9 +53,9 @@ def ray_cluster(optional_part: Callable[..., NoReturn]) -> Iterator[Any]:
         head = {**NODE, "temp_dir": folder, "_system_config": SYSTEM}
         with keep_sigterm():
             Path(folder, "ray").mkdir()
-            cluster = Cluster(initialize_head=True, head_node_args=head)
-            cluster.add_node(**NODE)
-            cluster.add_node(**NODE)
+            cluster = retry_start(lambda: Cluster(initialize_head=True, head_node_args=head))
+            for _ in range(2):
+                retry_start(lambda: cluster.add_node(**NODE))
             ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
         try:
             yield cluster

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from pathlib import Path
 
 from turnwise.envs.frozen_lake.env import FrozenLake
@@ -20,6 +21,12 @@ def arrive_at_gate() -> bool:
     except (KeyError, FileNotFoundError):
         return False
     return True
+
+
+def open_gate() -> None:
+    """Let all moves end. The folder is renamed first: processes that are still being killed create files in it."""
+    gate = Path(os.environ[GATE])
+    shutil.rmtree(gate.rename(gate.with_name("opened")))
 
 
 class SlowLake(FrozenLake):

@@ -2,7 +2,6 @@
 
 import os
 import random
-import shutil
 import signal
 import threading
 from collections import Counter
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slow_lake_for_tests import GATE, SlowLake
+from slow_lake_for_tests import GATE, SlowLake, open_gate
 
 from runs_for_tests import episodes, metrics, printed, quiet, small
 from turnwise.cli.signals import StopSignals
@@ -76,7 +75,7 @@ def test_stopped_asynchronous_cluster_run_resumes_without_loss(ray_cluster: Any,
         stop = sigterm_after_first_step(rng.uniform(0, LATEST_S))
         with pytest.raises(KeyboardInterrupt, match="resume with"), StopSignals().handled():
             train(config, console=quiet(), resume=len(saved) > 1, on_step=stop)
-        shutil.rmtree(os.environ[GATE])
+        open_gate()
         saved.append(max(map(step_of, step_folders(tmp_path / "run/checkpoints"))))
     assert all(one < two for one, two in pairwise(saved))
     console = quiet()

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from slow_lake_for_tests import GATE, SlowLake
+from slow_lake_for_tests import GATE, SlowLake, open_gate
 
 from ray_nodes_for_tests import NODE
 from runs_for_tests import small
@@ -141,7 +140,7 @@ async def hold_moves(pids: Sequence[int]) -> AsyncIterator[None]:
             await asyncio.sleep(0.02)
         yield
     finally:
-        shutil.rmtree(gate)
+        open_gate()
 
 
 def test_replicas_sample_the_tokens_of_the_local_engine(world: World) -> None:

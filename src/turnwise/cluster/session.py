@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -17,6 +17,7 @@ from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, Ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from turnwise.cluster.local_ray import find_targets, guard_against_loss, retry_start, session_folder, silence_raylet
 from turnwise.cluster.placement import ActorSlot, Placement, check_capacity, plan_placement
 from turnwise.config.resources import ClusterConfig
 from turnwise.core.errors import UserError
@@ -50,12 +51,12 @@ class ClusterSession:
 
 
 @contextmanager
-def open_session(settings: ClusterConfig, *, uses_gpus: bool) -> Iterator[ClusterSession]:
+def open_session(settings: ClusterConfig, *, uses_gpus: bool, advice: str = "") -> Iterator[ClusterSession]:
     """Connect to cluster.address, or start a cluster on this machine; leave or stop it at the end.
 
-    `uses_gpus`: actors get a GPU each if the cluster has any.
+    `uses_gpus`: actors get a GPU each if the cluster has any. `advice`: printed if Ray itself is lost.
     """
-    with _connect(settings.address or os.environ.get("RAY_ADDRESS")) as is_own:
+    with _connect(settings.address or os.environ.get("RAY_ADDRESS"), advice) as is_own:
         has_gpus = uses_gpus and any(node.get("GPU", 0) for node in _nodes().values())
         placement = plan_placement(settings, has_gpus=has_gpus)
         if is_own:
@@ -70,7 +71,7 @@ def open_session(settings: ClusterConfig, *, uses_gpus: bool) -> Iterator[Cluste
 
 
 @contextmanager
-def _connect(address: str | None) -> Iterator[bool]:
+def _connect(address: str | None, advice: str) -> Iterator[bool]:
     """Yield whether the cluster was started here. A connection that the program has already is used and kept."""
     if ray.is_initialized():
         yield False
@@ -78,20 +79,21 @@ def _connect(address: str | None) -> Iterator[bool]:
     if address is not None:
         _check_address(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    common = {"log_to_driver": False, "configure_logging": False}
-    try:
-        with keep_sigterm():
-            if address is None:
-                os.environ.setdefault(NICENESS, "0")
-                ray.init(address="local", include_dashboard=False, **common)
-            else:
-                ray.init(address=address, **common)
-    except Exception as error:  # also bare ones, if Ray's processes do not start in time
-        raise _connection_error(address, error) from error
-    try:
+    options: dict[str, Any] = {"address": address, "log_to_driver": False, "configure_logging": False}
+    with ExitStack() as opened:
+        if address is None:
+            os.environ.setdefault(NICENESS, "0")
+            folder = opened.enter_context(session_folder())
+            options |= {"address": "local", "include_dashboard": False, "_temp_dir": folder}
+        try:
+            with keep_sigterm():
+                retry_start(lambda: ray.init(**options))
+        except Exception as error:  # also bare ones, if Ray's processes do not start in time
+            raise _connection_error(address, error) from error
+        opened.callback(ray.shutdown)
+        opened.enter_context(silence_raylet())
+        opened.enter_context(guard_against_loss(find_targets(is_own=address is None), advice))
         yield address is None
-    finally:
-        ray.shutdown()
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost, Outage
 from turnwise.core.images import ImageStore
 from turnwise.core.learner import Learner
+from turnwise.core.program import spell_command
 from turnwise.core.protocols import ValueEngine, WeightSource
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.critic import HeadCritic
@@ -42,8 +43,10 @@ MAX_LOSSES = 20
 
 
 @contextmanager
-def open_cluster(config: Config) -> Iterator[ClusterSession]:
-    with open_session(config.cluster, uses_gpus=resolve_device(config.model.device).type == "cuda") as session:
+def open_cluster(config: Config, advice: str = "") -> Iterator[ClusterSession]:
+    """Open the cluster of a run. `advice`: printed if Ray itself is lost."""
+    uses_gpus = resolve_device(config.model.device).type == "cuda"
+    with open_session(config.cluster, uses_gpus=uses_gpus, advice=advice) as session:
         yield session
 
 
@@ -77,7 +80,8 @@ def build_actors(
 ) -> Iterator[Actors]:
     """Start the actors of a run, and build in this process what is not on the cluster."""
     with ExitStack() as opened:
-        session = opened.enter_context(open_cluster(config))
+        advice = f"Resume with: {spell_command('train', '--resume', run)}"
+        session = opened.enter_context(open_cluster(config, advice))
         if config.cluster.learners:
             remote = RemoteLearner(session, _rank_builder(config, loaded, plan, run), _image_store(loaded))
             opened.callback(remote.close)

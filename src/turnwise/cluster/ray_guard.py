@@ -1,0 +1,82 @@
+"""Program that watches a run's raylet and GCS, and reports in one line that one of them is gone.
+
+Ray ends a process whose raylet is gone at once and without Python's knowledge, and one whose GCS is gone after a minute
+with a stack trace. So a process of its own reports it. Needs the standard library only, since it starts with each run.
+"""
+
+import os
+import select
+import socket
+import sys
+import time
+
+POLL_MS = 1000
+PATIENCE_S = 30.0
+"""Seconds in which a GCS on another machine may be restarted. Ray itself waits for a minute."""
+CONNECT_S = 5.0
+LOST = 3
+"""Exit status if Ray was lost."""
+
+
+class Process:
+    """A process of this machine. `descriptor` becomes readable when it ends."""
+
+    def __init__(self, name: str, pid: int) -> None:
+        self.name, self.descriptor = name, os.pidfd_open(pid)
+
+    def is_lost(self, ready: set[int], driver_ended: bool) -> bool:
+        return self.descriptor in ready
+
+
+class Address:
+    """A port on which a process of Ray listens."""
+
+    descriptor = None
+
+    def __init__(self, name: str, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.name, self._address = name, (host.strip("[]"), int(port))
+        self._answered = time.monotonic()
+
+    def is_lost(self, ready: set[int], driver_ended: bool) -> bool:
+        """Return whether it has not answered for a while, or does not while the driver has ended."""
+        try:
+            with socket.create_connection(self._address, timeout=CONNECT_S):
+                self._answered = time.monotonic()
+                return False
+        except OSError:
+            return driver_ended or time.monotonic() - self._answered > PATIENCE_S
+
+
+def watch(driver: int, targets: dict[str, str]) -> str | None:
+    """Wait until a target or the driver ends; return the name of a target that ended first."""
+    try:
+        parts = [Address(name, each) if ":" in each else Process(name, int(each)) for name, each in targets.items()]
+        ended = os.pidfd_open(driver)
+    except OSError:  # the driver has ended, or the system has no such descriptors
+        return None
+    poller = select.poll()
+    for descriptor in (ended, *(each.descriptor for each in parts)):
+        if descriptor is not None:
+            poller.register(descriptor, select.POLLIN)
+    while True:
+        ready = {descriptor for descriptor, _ in poller.poll(POLL_MS)}
+        for each in parts:
+            if each.is_lost(ready, ended in ready):
+                return each.name
+        if ended in ready:
+            return None
+
+
+def main(driver: str, advice: str, *targets: str) -> int:
+    """Watch targets of the form NAME=PID or NAME=HOST:PORT."""
+    lost = watch(int(driver), dict(each.split("=", 1) for each in targets))
+    if lost is None:
+        return 0
+    cursor = "\n\x1b[?25h" if os.isatty(2) else ""  # a progress display hides it
+    os.write(2, f"{cursor}turnwise: Ray's {lost} was lost, and the run with it. {advice}\n".encode())
+    return LOST
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
