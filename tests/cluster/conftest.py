@@ -13,6 +13,8 @@ from slow_lake_for_tests import DRIVER, GATE
 from ray_forks_for_tests import fork_ray_workers
 from ray_nodes_for_tests import NODE
 
+START_S = 300.0
+"""Longest time for the nodes to join: on a busy machine they take longer than Ray's own limits."""
 SYSTEM = {
     "enable_worker_prestart": False,
     "prestart_worker_first_driver": False,
@@ -50,12 +52,13 @@ def ray_cluster(optional_part: Callable[..., NoReturn]) -> Iterator[Any]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_TMPDIR", folder)  # else the address goes to /tmp/ray, which may not exist
         patch.setenv("OMP_NUM_THREADS", "1")
-        head = {**NODE, "temp_dir": folder, "_system_config": SYSTEM}
+        head = {**NODE, "temp_dir": folder, "_system_config": SYSTEM, "wait": False}
         with keep_sigterm():
             Path(folder, "ray").mkdir()
             cluster = retry_start(lambda: Cluster(initialize_head=True, head_node_args=head))
             for _ in range(2):
-                retry_start(lambda: cluster.add_node(**NODE))
+                retry_start(lambda: cluster.add_node(wait=False, **NODE))
+            cluster.wait_for_nodes(timeout=START_S)
             ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
         try:
             yield cluster

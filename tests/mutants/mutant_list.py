@@ -7,6 +7,7 @@ was about. A mutant that survives asks for a test, unless the change makes no di
 """
 
 from mutants_in_algos import IN_ALGOS
+from mutants_in_cluster import IN_CLUSTER
 from mutants_in_data import IN_DATA
 from mutants_in_engine import IN_ENGINE
 from mutants_in_gateway import IN_GATEWAY
@@ -26,4 +27,5 @@ MUTANTS = (
     *IN_REWARDS,
     *IN_ENGINE,
     *IN_GATEWAY,
+    *IN_CLUSTER,
 )

@@ -20,7 +20,6 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost, Outage
 from turnwise.core.images import ImageStore
 from turnwise.core.learner import Learner
-from turnwise.core.program import spell_command
 from turnwise.core.protocols import ValueEngine, WeightSource
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.critic import HeadCritic
@@ -33,6 +32,7 @@ from turnwise.recipes.build_learner import build_learner, build_sharded_learner,
 from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.recipes.environments_in_actors import build_actor_environments, build_env_worker
 from turnwise.recipes.sources import use_own_adapter
+from turnwise.record.resume_command import spell_resume
 from turnwise.rollout.collect import Collector, GroupCollector
 from turnwise.training.learner import LocalLearner
 
@@ -80,7 +80,7 @@ def build_actors(
 ) -> Iterator[Actors]:
     """Start the actors of a run, and build in this process what is not on the cluster."""
     with ExitStack() as opened:
-        advice = f"Resume with: {spell_command('train', '--resume', run)}"
+        advice = f"Resume with: {spell_resume(run)}"
         session = opened.enter_context(open_cluster(config, advice))
         if config.cluster.learners:
             remote = RemoteLearner(session, _rank_builder(config, loaded, plan, run), _image_store(loaded))

@@ -1,0 +1,84 @@
+"""Mutants of turnwise.cluster: placement, weights, losses, predictions, and what watches Ray itself."""
+
+from mutant_for_tests import mutants
+
+IN_CLUSTER = (
+    *mutants(
+        "cluster/placement.py",
+        ("cluster/test_cluster_placement.py",),
+        ("small actors take the room of large ones", "reverse=True", "reverse=False"),
+        ("a colocated pair asks for two machines", "0.5 if index < shared else 1.0", "1.0"),
+        (
+            "environment workers take the place of engines",
+            "range(first, first + settings.env_workers)",
+            "range(settings.env_workers)",
+        ),
+        ("GPUs are asked for where there are none", "float(has_gpus if count is None else count)", "1.0"),
+    ),
+    *mutants(
+        "cluster/weights.py",
+        ("cluster/test_published_weights.py",),
+        ("frozen weights are sent with every version", "if self._frozen is None or not all(", "if True or not all("),
+        ("frozen weights are missing", "chain(self.frozen.named_parameters(), ", "chain("),
+    ),
+    *mutants(
+        "cluster/actor_pool.py",
+        ("cluster/test_memory_losses.py",),
+        (
+            "an actor without memory ends the run",
+            "    except LOSSES as error:\n        raise ActorLost",
+            "    except ZeroDivisionError as error:\n        raise ActorLost",
+        ),
+    ),
+    *mutants(
+        "cluster/session.py",
+        ("cluster/test_memory_losses.py",),
+        (
+            "a process without memory is not a loss",
+            "LOSSES = (RayActorError, OutOfMemoryError)",
+            "LOSSES = (RayActorError,)",
+        ),
+    ),
+    *mutants(
+        "cluster/simulate.py",
+        ("cluster/test_simulate.py",),
+        ("a step more than the staleness bound starts", "<= self.version + self", "<= self.version + 1 + self"),
+        ("one turn has the rate of all", "engine.total(running) / running for", "engine.total(running) for"),
+        (
+            "engines sample during the transfer",
+            "        self._pause(True)\n        self._after(self.learner.transfer_s",
+            "        self._after(self.learner.transfer_s",
+        ),
+        ("later steps go first", "(episode.step, self._arrivals, episode)", "(-episode.step, self._arrivals, episode)"),
+    ),
+    *mutants(
+        "cluster/gpu_memory.py",
+        ("recipes/test_cluster_plan.py",),
+        ("every rank holds everything", "share = math.ceil(size / ranks)", "share = size"),
+        (
+            "the KV cache of a replica is whole on each GPU",
+            "estimate.kv_cache(request.page_size) / tensor_parallel",
+            "estimate.kv_cache(request.page_size)",
+        ),
+    ),
+    *mutants(
+        "cluster/ray_guard.py",
+        ("cluster/test_ray_guard.py",),
+        ("a restart of the GCS is a loss", "driver_ended or time.monotonic() - self._answered > PATIENCE_S", "True"),
+        ("the cluster that ended its driver is not a loss", "return driver_ended or time", "return time"),
+        ("a driver that ended is Ray's loss", "return self.descriptor in ready", "return bool(ready)"),
+    ),
+    *mutants(
+        "cluster/local_ray.py",
+        ("cluster/test_ray_guard.py",),
+        ("a slow start is not repeated", "if SLOW_START not in str(error):", "if True:"),
+        ("a slow start leaves its processes", "            os.kill(pid, signal.SIGKILL)", "            pass"),
+        (
+            "earlier processes end with a slow start",
+            "_find_children().keys() - before.keys()",
+            "_find_children().keys()",
+        ),
+        ("folders of killed drivers stay", "    remove_abandoned_bases(FOLDER, parent)\n", ""),
+        ("an ended process is watched", 'None if state == "Z" else int(parent)', "int(parent)"),
+    ),
+)
