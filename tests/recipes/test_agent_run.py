@@ -384,12 +384,10 @@ def test_example_agent_trains_after_a_warm_up(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("example", "package"), EXAMPLES)
-def test_example_agent_learns(example: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_agent_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its own settings, in minutes on a CPU."""
-    pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
-    run = tw.train(str(ROOT / "examples" / example / "agent.toml"), quiet=True)
+    run = tw.train(str(ROOT / "examples/agent_plain/agent.toml"), quiet=True)
     success = [row["rollout/success"] for row in run.metrics() if "rollout/success" in row]
     assert success[-1] > 0.85 > 0.7 > success[0]
 
