@@ -156,13 +156,13 @@ def steps_of(learner: LocalLearner, config: Config, first: int, last: int) -> li
 def groups_of(learner: LocalLearner, seed: int) -> list[Group]:
     """Return three groups. If the model reads images, turns of the second begin with the same ones in all steps.
 
-    First turns of the third group have a constraint.
+    Otherwise first turns of the third group have a constraint.
     """
     groups = random_groups(seed, groups=3)
-    groups[2] = replace(groups[2], trajectories=tuple(constrain_first_turn(each) for each in groups[2].trajectories))
     encoder = image_encoder(learner.model)
     if encoder is None:
-        return groups
+        bound = tuple(constrain_first_turn(each) for each in groups[2].trajectories)
+        return [*groups[:2], replace(groups[2], trajectories=bound)]
 
     def show(turn: Turn, number: int) -> Turn:
         assert encoder is not None
