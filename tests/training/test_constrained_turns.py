@@ -73,6 +73,18 @@ def test_learner_scores_what_the_sampler_reported() -> None:
     assert [float(each.max()) > 1 for each in bound] == [turn_is_bound(each) for each in trajectories()]
 
 
+def test_packed_constraints_follow_their_samples() -> None:
+    samplings = [replace(FREE, constraint=constraint_of({"enum": ["a", "b"]})), BOUND]
+    said = sample_all(make_engine(trained_model()), samplings, [5, 6])
+    shortest_first = [trajectory_of(each, number) for each, number in zip(said, [5, 6], strict=True)]
+    batch = packed(shortest_first)
+    assert batch.order == (1, 0)
+    (scores,) = make_learner().score([batch], Needs(logprobs=True))
+    assert scores.logprobs is not None
+    for trajectory, logprobs in zip(shortest_first, unpack(batch, scores.logprobs), strict=True):
+        assert logprobs.tolist() == pytest.approx(list(trajectory.turns[0].action_logprobs), abs=1e-5)
+
+
 def turn_is_bound(trajectory: Trajectory) -> bool:
     return trajectory.turns[0].constraint is not None
 
