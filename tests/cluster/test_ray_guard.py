@@ -18,7 +18,7 @@ from processes_for_tests import start_process
 from turnwise.cluster import local_ray, ray_guard
 from turnwise.cluster.local_ray import FOLDER, session_folder
 
-TIMEOUT_S = 300.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -139,7 +139,8 @@ def test_slow_start_of_ray_ends_its_processes(tmp_path: Path) -> None:
 
     try:
         last = local_ray.retry_start(start)
-        while "\nState:\tZ" not in local_ray._read(Path(f"/proc/{started[1].pid}/status")):
+        end = time.monotonic() + TIMEOUT_S
+        while "\nState:\tZ" not in local_ray._read(Path(f"/proc/{started[1].pid}/status")) and time.monotonic() < end:
             time.sleep(0.01)
         assert started[1].pid not in local_ray._find_children(), "it has ended"
         assert started[1].wait(TIMEOUT_S) == -signal.SIGKILL

@@ -62,6 +62,12 @@ def test_asynchronous_step_takes_as_long_as_its_slower_stage(learner_s: float, s
     assert found.learner_idle == pytest.approx(1 - learner_s / step_s)
 
 
+def test_engines_pause_while_weights_are_transferred() -> None:
+    found = run(learner_s=2.0, transfer_s=5.0, max_staleness=1)
+    assert found.step_s == pytest.approx(15)
+    assert found.engine_idle == pytest.approx(1 / 3)
+
+
 def test_colocated_engines_sleep_during_updates() -> None:
     found = run(max_staleness=1, colocated=True)
     assert found.step_s == pytest.approx(20)
@@ -110,6 +116,8 @@ def test_earlier_steps_go_first() -> None:
     """With room for one episode, the next step's episodes wait until this step's are complete."""
     work = dataclasses.replace(ONE_EPISODE, groups=2)
     assert run(work, learner_s=1.0, max_staleness=3, in_flight=1).staleness_max <= 1
+    waiting = run(work, learner_s=1.0, max_staleness=3, slots=1)
+    assert waiting.step_s == pytest.approx(20), "steps are complete one after the other, also in the replica's queue"
 
 
 def test_equal_seeds_give_equal_predictions() -> None:
