@@ -14,7 +14,7 @@ from turnwise.core.errors import UserError
 from turnwise.recipes import resources, training_run
 from turnwise.recipes.configure import configure
 from turnwise.recipes.presets import recipe_names
-from turnwise.recipes.setting_names import ALGORITHMS, FUNCTIONS
+from turnwise.recipes.setting_names import ALGORITHMS, FUNCTIONS, check_model_name
 from turnwise.recipes.training_run import resolve
 from turnwise.recipes.validate import check_settings
 from turnwise.rewards.judge.registry import JudgeRegistry
@@ -181,5 +181,6 @@ def test_names_known_before_torch_are_those_of_the_algorithms() -> None:
 def test_model_name_of_a_run_is_suggested(tmp_path: Path) -> None:
     (tmp_path / "lake").mkdir()
     (tmp_path / "lake/config.toml").write_text("")
+    config = configure("bandit", overrides=[("model.name", "lake"), ("record.folder", str(tmp_path))])
     with pytest.raises(UserError, match=f'Unknown model "lake": did you mean the run "{tmp_path}/lake"'):
-        configure("bandit", overrides=[("model.name", "lake"), ("record.folder", str(tmp_path))])
+        check_model_name(config)

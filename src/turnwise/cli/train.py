@@ -123,6 +123,7 @@ def train(
         return
     from turnwise.config.load import parse_seeds
     from turnwise.recipes.configure import configure
+    from turnwise.recipes.setting_names import check_model_name
 
     resume = run.resume is not None
     if seeds is not None and (other := "--seed" if run.seed is not None else "--resume" if resume else None):
@@ -131,6 +132,7 @@ def train(
         overrides, seed=run.seed, data__sources=data, train__max_minutes=run.max_minutes, record__name=run.name
     )
     config = configure(recipe, like=run.like, start_from=start_from, resume=run.resume, overrides=settings)
+    check_model_name(config)  # before torch is imported
     override_keys = [key for key, _ in overrides]
     several_seeds = parse_seeds(seeds) if seeds is not None else ()
     if dry_run:

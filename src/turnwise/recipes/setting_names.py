@@ -47,7 +47,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def check_names(config: Config) -> None:
-    """Raise UserError for an unknown algorithm, engine, model or device."""
+    """Raise UserError for an unknown algorithm, engine or device."""
     for key, options in CHOICES.items():
         section, _, name = key.partition(".")
         chosen = getattr(getattr(config, section), name)
@@ -56,13 +56,15 @@ def check_names(config: Config) -> None:
         if key in FUNCTIONS and chosen.endswith(".py"):
             raise UserError(f'{key} "{chosen}" names no function: write {chosen}:NAME')
         raise UserError(f'Unknown {key} "{chosen}":{CONFUSED.get((key, chosen)) or suggest(chosen, options)}')
-    _check_model_name(config)
     if config.model.device.partition(":")[0] not in DEVICES:
         raise UserError(f'Unknown model.device "{config.model.device}": use "auto", "cpu" or "cuda"')
 
 
-def _check_model_name(config: Config) -> None:
-    """Raise UserError for a name that is neither in the catalogue nor a file or folder, and cannot be on the hub."""
+def check_model_name(config: Config) -> None:
+    """Raise UserError for a name that is neither in the catalogue nor a file or folder, and cannot be on the hub.
+
+    `cluster plan` loads no model, so it also takes names of shapes, such as qwen2.5-7b.
+    """
     name = config.model.name
     if name in model_names() or (name and Path(name).expanduser().exists()):
         return

@@ -40,7 +40,7 @@ from turnwise.recipes.contexts import check_context
 from turnwise.recipes.datasets import check_data
 from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.recipes.resources import check_threads, cores
-from turnwise.recipes.setting_names import check_names
+from turnwise.recipes.setting_names import check_model_name, check_names
 from turnwise.recipes.sources import use_own_adapter
 from turnwise.recipes.unused_settings import check_setting_is_used
 from turnwise.record.trackers import check_trackers
@@ -109,6 +109,7 @@ def check_cluster(config: Config, environments: EnvironmentMix) -> None:
 def check_settings(config: Config, override_keys: Iterable[str] = (), judges: JudgeRegistry | None = None) -> None:
     """Check names, combinations of settings, and that each override has an effect. Judges are added to `judges`."""
     check_names(config)
+    check_model_name(config)
     check_context(config)
     check_model(config.model)
     check_threads(config.system)
