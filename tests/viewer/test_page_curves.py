@@ -239,3 +239,21 @@ def test_smooth_is_an_unbiased_moving_average(viewer: Viewer) -> None:
     assert evaluate(viewer, "series", smooth, [3, 3, 3], 0.9) == pytest.approx([3, 3, 3])
     assert evaluate(viewer, "series", smooth, [0, 1], 0.5) == pytest.approx([0, 2 / 3])
     assert evaluate(viewer, "series", smooth, [0, 1], 0) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "share", "axis"),
+    [
+        (0, 0, True, [0, 0.1]),
+        (0, 0, False, [0, 1]),
+        (1, 1, True, [0.9, 1]),
+        (0, 1, False, [0, 1.06]),
+        (-2, -2, False, [-2.2, -1.8]),
+    ],
+)
+def test_axis_leaves_the_range_of_values_only_if_they_do(
+    viewer: Viewer, low: float, high: float, share: bool, axis: list[float]
+) -> None:
+    viewer.open("runs")
+    padded = "(m, low, high, share) => m.padded(low, high, {share})"
+    assert evaluate(viewer, "scale", padded, low, high, share) == pytest.approx(axis)

@@ -13,7 +13,7 @@ export const MARGIN = { left: 46, right: 10, top: 8, bottom: 34 };
 /** Return the scales of a plot in a box; the y range follows the visible values. */
 export function scales(plot, box) {
   const [low, high] = visibleRange(plot);
-  const [from, to] = padded(low, high, plot.log, plot.fixed);
+  const [from, to] = padded(low, high, plot);
   const x = linear(plot.from, plot.to, box.left, box.right);
   return { x, y: (plot.log ? logarithmic : linear)(from, to, box.bottom, box.top) };
 }

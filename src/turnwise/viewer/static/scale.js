@@ -62,11 +62,14 @@ export function shareText(value) {
   return `${short(100 * value)} %`;
 }
 
-/** Return the range of an axis with a margin; `fixed`: a range that it must include. */
-export function padded(low, high, log, fixed) {
+/** Return the range of an axis with a margin: not below 0 unless a value is, nor for shares above 1.
+    `fixed`: a range that it must include. */
+export function padded(low, high, { log, fixed, share }) {
   if (fixed && !log) return [Math.min(low, fixed[0]), Math.max(high, fixed[1])];
   if (!(low <= high)) return log ? [0.1, 1] : [0, 1];
   if (log) return low === high ? [low / 2, high * 2] : [low / 1.1, high * 1.1];
-  const margin = (high - low) * 0.06 || Math.abs(high) * 0.1 || 0.5;
-  return [low - margin, high + margin];
+  if (low === 0 && high === 0) return [0, share ? 0.1 : 1];
+  const margin = (high - low) * 0.06 || Math.abs(high) * 0.1;
+  const from = low < 0 ? low - margin : Math.max(0, low - margin);
+  return [from, share && high <= 1 ? Math.min(1, high + margin) : high + margin];
 }
