@@ -152,6 +152,7 @@ def test_group_members_are_side_by_side(viewer: Viewer) -> None:
     expect(viewer.page.locator(".column-head")).to_have_count(len(members))
     assert len(members) == 4
     expect(viewer.page.locator(".column-head img")).to_have_count(4)
+    expect(viewer.page.locator(".column-head").first).to_contain_text(re.compile(r"reward [+−]?\d"))
     firsts = viewer.page.locator('.turn[data-turn="0"] .model .text').all_inner_texts()
     assert [each.strip() for each in firsts] == [each["turns"][0]["message"]["content"].strip() for each in members]
     lines = viewer.page.locator('.turn[data-turn="0"]').evaluate_all(
@@ -169,6 +170,7 @@ def test_compare_shows_tasks_of_both_runs(viewer: Viewer) -> None:
     second.get_by_role("link").click()
     expect(viewer.page.locator(".compared h2")).to_have_text(f"frozen_lake · seed {seed}")
     expect(viewer.page.locator(".column-head a")).to_have_text([ONE, OTHER])
+    expect(second).to_contain_text(re.compile(r"succeeded mean reward [+−]?[\d.]+"))
     tries = sum(str(each["task"]["seed"]) == seed for each in viewer.trajectories(ONE).values())
     expect(viewer.page.locator(".compared select").first.locator("option")).to_have_count(tries)
     viewer.page.locator(".compared select").first.select_option("2")

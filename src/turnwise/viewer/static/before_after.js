@@ -3,7 +3,7 @@
 import { fetchRuns, fetchTrajectory, get, newestRun } from "./api.js";
 import { statusBadge } from "./conversation.js";
 import { button, h, note, put, replace, select } from "./dom.js";
-import { percent } from "./format.js";
+import { environmentText, percent } from "./format.js";
 import { bind } from "./keys.js";
 import { address, go } from "./router.js";
 import { sideBySide } from "./side_by_side.js";
@@ -115,7 +115,7 @@ class BeforeAfterView {
 
   table(chosen) {
     const several = new Set(this.tasks.map((task) => task.environment)).size > 1;
-    const name = ({ environment, one }) => (several ? `${one[0].group} ${environment}` : one[0].group);
+    const name = ({ environment, one }) => (several ? `${one[0].group} ${environmentText(environment)}` : one[0].group);
     const rows = this.shown.map((task) =>
       h(
         "tr",
@@ -152,7 +152,7 @@ class BeforeAfterView {
         "div",
         { class: "tools" },
         h("h2", {}, `Task ${task.one[0].group}`),
-        h("span", { class: "faint" }, `${task.environment} · seed ${task.seed}`),
+        h("span", { class: "faint" }, `${environmentText(task.environment)} · seed ${task.seed}`),
         outcomeBadge(task.outcome),
         button("‹ Previous", () => this.move(task, -1), { disabled: index === 0, title: "k" }),
         button("Next ›", () => this.move(task, 1), { disabled: index === this.shown.length - 1, title: "j" }),

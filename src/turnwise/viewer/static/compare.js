@@ -3,7 +3,7 @@
 import { fetchRuns, fetchTrajectory, get } from "./api.js";
 import { h, note, put, replace, select } from "./dom.js";
 import { statusBadge, tone } from "./conversation.js";
-import { episodesText, mean, percent, signed } from "./format.js";
+import { environmentText, episodesText, mean, percent, signed } from "./format.js";
 import { bind } from "./keys.js";
 import { address, go } from "./router.js";
 import { sideBySide } from "./side_by_side.js";
@@ -184,7 +184,7 @@ class CompareView {
       h(
         "tr",
         { dataset: { seed: task.seed } },
-        h("td", {}, task.environment),
+        h("td", {}, environmentText(task.environment)),
         h("td", { class: "number" }, h("a", { href: address("compare", this.choice(task)) }, task.seed)),
         sideCell(task.one),
         sideCell(task.other),
@@ -231,7 +231,7 @@ class CompareView {
       h(
         "div",
         { class: "tools" },
-        h("h2", {}, `${task.environment} · seed ${task.seed}`),
+        h("h2", {}, `${environmentText(task.environment)} · seed ${task.seed}`),
         member("m1", task.one, tries[0]),
         member("m2", task.other, tries[1]),
       ),
@@ -253,5 +253,7 @@ const gap = (task) =>
 function sideCell(entries) {
   const solved = entries.filter((entry) => entry.status === "succeeded").length;
   const summary = entries.length === 1 ? statusBadge(entries[0].status) : `${percent(solved / entries.length)} of ${entries.length} succeeded`;
-  return h("td", {}, summary, " ", h("span", { class: "faint" }, signed(mean(entries.map((entry) => entry.reward)))));
+  const label = entries.length === 1 ? "reward" : "mean reward";
+  const reward = signed(mean(entries.map((entry) => entry.reward)));
+  return h("td", {}, summary, " ", h("span", { class: "faint" }, `${label} ${reward}`));
 }

@@ -46,6 +46,11 @@ export function statusText(status) {
   return STATUS_WORDS[status] ?? String(status).replaceAll("_", " ");
 }
 
+/** Return an environment's name; of a path such as /home/me/coin.py:Coin only the part after the last slash. */
+export function environmentText(name) {
+  return String(name).replace(/^\/.*\/(?=.)/s, "");
+}
+
 /** Words for the parts of a run that episodes come from; "" is training. */
 const EPISODE_WORDS = { "": "training", before: "before training", after: "after training" };
 

@@ -74,7 +74,7 @@ function head({ title, href, answer }, board) {
       { class: "row" },
       h("a", { href }, title),
       statusBadge(row.status),
-      h("b", { class: tone(row.reward) }, signed(row.reward)),
+      h("span", {}, "reward ", h("b", { class: tone(row.reward) }, signed(row.reward))),
     ),
     board,
   );

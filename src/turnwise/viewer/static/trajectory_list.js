@@ -3,7 +3,7 @@
 import { fetchRuns, get, newestRun } from "./api.js";
 import { button, h, input, note, put, replace, select } from "./dom.js";
 import { statusBadge, tone } from "./conversation.js";
-import { episodesText, signed, statusText } from "./format.js";
+import { environmentText, episodesText, signed, statusText } from "./format.js";
 import { bind } from "./keys.js";
 import { address, go } from "./router.js";
 import { poll } from "./poll.js";
@@ -114,11 +114,11 @@ class ListView {
         size: 5,
         id: `by-${name}`,
       });
-    const choice = (label, name, options) =>
+    const choice = (label, name, options, text = (option) => option) =>
       options?.length > 1 &&
       select(
         label,
-        [["", "any"], ...options.map((each) => [each, name === "status" ? statusText(each) : each])],
+        [["", "any"], ...options.map((option) => [option, text(option)])],
         filters[name] ?? "",
         (value) => this.set({ [name]: value }),
       );
@@ -136,9 +136,9 @@ class ListView {
       (answer.steps?.length > 1 || this.filters.step) && this.stepField(answer),
       number(filters.evaluation ? "Task" : "Group", "group"),
       number("Seed", "seed"),
-      choice("Environment", "environment", answer.environments),
+      choice("Environment", "environment", answer.environments, environmentText),
       choice("Model", "model", answer.models),
-      choice("Status", "status", answer.statuses),
+      choice("Status", "status", answer.statuses, statusText),
       h("span", { class: "pair" }, number("Reward from", "reward_min"), number("to", "reward_max")),
       this.sortField(answer),
       active && h("a", { class: "button", href: address("trajectories", { run: this.run }) }, "Clear filters"),
@@ -272,6 +272,7 @@ class ListView {
 
   row(row, index, columns) {
     const cells = {
+      environment: () => environmentText(row.environment),
       status: () => statusBadge(row.status),
       reward: () => h("b", { class: tone(row.reward) }, signed(row.reward)),
       group: () =>
