@@ -17,6 +17,7 @@ FOCUSED = """(() => {
 SHOTS, VIEWED = os.environ.get("TURNWISE_SCREENSHOTS"), os.environ.get("TURNWISE_VIEWED")
 VIEWS: dict[str, dict[str, Any]] = {
     "runs": {"sel": [ONE, OTHER], "filter": "lake"},
+    "run": {"run": ONE},
     "curves": {"run": [ONE, TWO, OTHER]},
     "trajectories": {"run": ONE},
     "trajectory": {"run": ONE, "number": 3},

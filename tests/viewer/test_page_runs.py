@@ -1,8 +1,11 @@
 """The view of runs in a real browser."""
 
+import json
 import tomllib
 
 from browser_for_tests import HOSTILE, LONG, ONE, OTHER, STEPS, TWO, Viewer, expect
+
+from turnwise.config.schema import Config
 
 NAMES = "table.runs td.col-id"
 
@@ -91,3 +94,49 @@ def test_success_bars_have_one_scale(viewer: Viewer) -> None:
     intervals = viewer.page.locator("table.runs tbody .success small").count()
     assert 0 < intervals < len(bars), "rows with and without an interval"
     assert len(set(bars)) == 1
+
+
+def test_run_page_shows_results_curves_and_changed_settings(viewer: Viewer) -> None:
+    viewer.open("runs")
+    viewer.page.locator(NAMES).get_by_role("link", name=ONE).click()
+    expect(viewer.page.locator("h1")).to_have_text(ONE)
+    summary = json.loads((viewer.root / ONE / "summary.json").read_text())
+    facts = viewer.page.locator(".run-facts")
+    expect(facts).to_contain_text(f"Success before training{100 * summary['success_before']:.1f} %")
+    expect(facts).to_contain_text(f"{STEPS} / {STEPS}")
+    reward = [row["rollout/reward"] for row in viewer.metrics(ONE) if "rollout/reward" in row][-1]
+    panel = viewer.page.locator('.panel[data-metric="rollout/reward"]')
+    expect(panel.locator(".last")).to_have_text(f"{reward:.4g}".replace("-", "−"))
+    changed = viewer.page.locator(".differences > .scroll tbody tr")
+    steps = changed.filter(has_text="train.steps").locator("> *")
+    expect(steps).to_have_text(["train.steps", str(STEPS), str(Config().train.steps)])
+    expect(changed.filter(has_text="context.mode")).to_have_count(0)
+    viewer.page.locator(".differences summary").click()
+    expect(viewer.page.locator(".differences details tr").filter(has_text="context.mode")).to_be_visible()
+    viewer.page.locator("main").get_by_role("link", name="Trajectories").click()
+    viewer.page.wait_for_selector(".view-trajectories")
+    assert viewer.entries()["run"] == ONE
+
+
+def test_run_page_without_results_or_valid_settings(viewer: Viewer) -> None:
+    viewer.open("run", run=HOSTILE)
+    expect(viewer.page.locator(".run-facts")).to_contain_text("stopped")
+    expect(viewer.page.locator(".differences > .scroll tbody")).to_contain_text("<script>window.ran=1</script>")
+    config = viewer.root / HOSTILE / "config.toml"
+    text = config.read_text()
+    try:
+        config.write_text("seed = \n")
+        viewer.open("runs")
+        viewer.open("run", run=HOSTILE)
+        expect(viewer.page.locator(".differences [role=alert]")).to_contain_text("config.toml is not valid TOML")
+        expect(viewer.page.locator(".run-facts")).to_contain_text("stopped")
+    finally:
+        config.write_text(text)
+    viewer.problems.clear()  # the browser reports the status 400 itself
+
+
+def test_environment_paths_are_shown_by_their_last_part(viewer: Viewer) -> None:
+    viewer.open("runs")
+    script = "async (name) => (await import('/static/format.js')).environmentText(name)"
+    shown = {"/home/me/coin.py:Coin": "coin.py:Coin", "frozen_lake": "frozen_lake", "gym/Taxi": "gym/Taxi"}
+    assert {name: viewer.page.evaluate(script, name) for name in shown} == shown

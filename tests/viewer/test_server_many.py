@@ -187,9 +187,9 @@ def test_read_main_settings_equals_parsing_the_whole_file(
     run = make_run(tmp_path / "a")
     (run / "config.toml").write_text(CONFIGS[name])
     root, parsed = ViewedFolder(tmp_path), list[int]()
-    whole = parse_main_settings(read_toml(root, run, "config.toml"))
+    whole = parse_main_settings(read_toml(root, run, "config.toml"), root.shorten_path)
     monkeypatch.setattr(settings_module, "read_toml", lambda *given: [parsed.append(1), read_toml(*given)][1])
-    assert parse_main_settings(read_main_settings(root, run)) == whole
+    assert parse_main_settings(read_main_settings(root, run), root.shorten_path) == whole
     assert bool(parsed) == (name not in ("written", "params", "reward"))
 
 

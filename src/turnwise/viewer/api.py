@@ -18,9 +18,9 @@ from turnwise.record.images import IMAGES_FOLDER, image_file_name
 from turnwise.viewer.access import AccessMiddleware, AccessPolicy
 from turnwise.viewer.json_io import encode_json, error_response, json_response
 from turnwise.viewer.metrics import read_alarms
-from turnwise.viewer.runs import RunList
+from turnwise.viewer.runs import RunList, read_summary
 from turnwise.viewer.search import list_trajectories
-from turnwise.viewer.settings import flat_settings
+from turnwise.viewer.settings import settings_and_defaults
 from turnwise.viewer.store import RunStore
 from turnwise.viewer.table import TrajectoryFilter, match_tasks
 from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder
@@ -72,7 +72,11 @@ def add_run_routes(app: FastAPI, root: ViewedFolder, store: RunStore) -> None:
 
     @app.get("/api/config")
     def config(request: Request, run: Text) -> Response:
-        return json_response(request, encode_json({"settings": flat_settings(root, root.find_run(run))}))
+        return json_response(request, encode_json(settings_and_defaults(root, root.find_run(run))))
+
+    @app.get("/api/summary")
+    def summary(request: Request, run: Text) -> Response:
+        return json_response(request, encode_json({"summary": read_summary(root, root.find_run(run))}))
 
     @app.get("/api/keys")
     def keys(request: Request, run: Text) -> Response:

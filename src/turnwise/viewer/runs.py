@@ -6,7 +6,7 @@ runs. Until a run's metrics are read completely, its row is based on the last li
 """
 
 import fcntl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -147,7 +147,7 @@ class RunEntry:
         if stamps.plan is not None and (before is None or stamps.plan != before.plan):
             self._plan, self._broken_plan = self._read_plan()
         if before is None or stamps.summary != before.summary:
-            self._summary = self._read_summary() if stamps.summary is not None else {}
+            self._summary = read_summary(self._root, self._folder) if stamps.summary is not None else {}
 
     def _run_row(self, stamps: RunStamps, budget: ReadBudget) -> dict[str, Any]:
         settings, status = self._settings, self._status(stamps)
@@ -179,7 +179,7 @@ class RunEntry:
         }
 
     def _evaluation_row(self, stamps: RunStamps) -> dict[str, Any]:
-        results = evaluation_results(self._plan, self._summary)
+        results = evaluation_results(self._plan, self._summary, self._root.shorten_path)
         return {"kind": "evaluation", **results, "status": self._status(stamps), "broken": self._broken_plan}
 
     def _read_progress(self, stamps: RunStamps, budget: ReadBudget) -> RunProgress:
@@ -200,7 +200,7 @@ class RunEntry:
 
     def _read_settings(self) -> MainSettings:
         try:
-            return parse_main_settings(read_main_settings(self._root, self._folder))
+            return parse_main_settings(read_main_settings(self._root, self._folder), self._root.shorten_path)
         except FileNotServed:
             raise
         except UserError:
@@ -214,12 +214,6 @@ class RunEntry:
             raise
         except UserError:
             return {}, 1
-
-    def _read_summary(self) -> dict[str, Any]:
-        try:
-            return read_row(self._root.read(self._folder, SUMMARY, limit=MAX_SUMMARY)) or {}
-        except UserError:
-            return {}
 
     def _status(self, stamps: RunStamps) -> Status:
         """A run is finished if its summary says so and no process locked the folder later."""
@@ -248,6 +242,14 @@ class RunEntry:
         return False
 
 
+def read_summary(root: ViewedFolder, folder: Path) -> dict[str, Any]:
+    """Return the contents of `summary.json`; nothing if the file is missing or broken."""
+    try:
+        return read_row(root.read(folder, SUMMARY, limit=MAX_SUMMARY)) or {}
+    except UserError:
+        return {}
+
+
 def _is_newer(one: FileStamp | None, other: FileStamp | None) -> bool:
     return one is not None and (other is None or one.modified_ns > other.modified_ns)
 
@@ -256,21 +258,23 @@ def _ended_after_metrics(stamps: RunStamps) -> bool:
     return stamps.metrics is not None and not _is_newer(stamps.metrics, stamps.summary)
 
 
-def parse_main_settings(config: Mapping[str, Any]) -> MainSettings:
+def parse_main_settings(config: Mapping[str, Any], shorten: Callable[[str], str]) -> MainSettings:
     """Join the names of mixed environments. The algorithm is the published method if the run names one."""
     mix, steps = get_setting(config, "env", "mix"), get_setting(config, "train", "steps")
     names = [_text_or_none(get_setting(config, "env", "kind")), *(mix if isinstance(mix, dict) else ())]
     method, advantage = get_setting(config, "algo", "preset"), get_setting(config, "algo", "advantage")
     return MainSettings(
-        environment=" + ".join(name for name in names if name) or None,
-        model=_text_or_none(get_setting(config, "model", "name")),
+        environment=" + ".join(shorten(name) for name in names if name) or None,
+        model=_map_text(get_setting(config, "model", "name"), shorten),
         algorithm=_text_or_none(method) or _text_or_none(advantage),
         steps=steps if isinstance(steps, int) else None,
         is_sft=get_setting(config, "sft", "demos") is not None,
     )
 
 
-def evaluation_results(plan: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+def evaluation_results(
+    plan: Mapping[str, Any], summary: Mapping[str, Any], shorten: Callable[[str], str]
+) -> dict[str, Any]:
     """Return the cells of an evaluation's row: the first model's success, and episodes as steps.
 
     Most of them are in the summary, which is written at the end.
@@ -281,15 +285,15 @@ def evaluation_results(plan: Mapping[str, Any], summary: Mapping[str, Any]) -> d
     tokens = [model["episodes"] * model["sampled_tokens"] for model in models if _has_token_count(model)]
     tasks, tries = summary.get("tasks"), summary.get("tries")
     return {
-        "environment": _text_or_none(plan.get("environment")),
-        "model": _text_or_none(first.get("label")),
+        "environment": _map_text(plan.get("environment"), shorten),
+        "model": _map_text(first.get("label"), shorten),
         "algorithm": None,
         "step": sum(episodes) if episodes else None,
         "steps": tasks * tries * len(models) if isinstance(tasks, int) and isinstance(tries, int) else None,
         **{name: _number_or_none(first.get(name)) for name in ("success", "success_low", "success_high")},
         "wall_s": None,
         "tokens": round(sum(tokens)) if tokens else None,
-        "models": [_text_or_none(model.get("label")) for model in models],
+        "models": [_map_text(model.get("label"), shorten) for model in models],
     }
 
 
@@ -321,6 +325,10 @@ def _list(table: Mapping[str, Any], name: str) -> list[Any]:
 
 def _text_or_none(value: object) -> str | None:
     return value if isinstance(value, str) else None
+
+
+def _map_text(value: object, function: Callable[[str], str]) -> str | None:
+    return function(value) if isinstance(value, str) else None
 
 
 def _number_or_none(value: object) -> float | None:

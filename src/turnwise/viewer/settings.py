@@ -4,9 +4,12 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from turnwise.config.load import to_toml
+from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.viewer.json_io import parse_json
 from turnwise.viewer.viewed_folder import CONFIG, PLAN, FileNotServed, ViewedFolder
@@ -14,6 +17,9 @@ from turnwise.viewer.viewed_folder import CONFIG, PLAN, FileNotServed, ViewedFol
 MAX_TOML = 4 << 20
 MAX_DEPTH = 32
 """Levels of tables that are shown: settings of turnwise have four, and a file may have thousands."""
+KEY_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+DOTTED_KEY = re.compile(rf"{KEY_PART}(?:[ \t]*+\.[ \t]*+{KEY_PART})*+")
+"""Matches whole chains of parts, so that the time of a search grows only with the length of the text."""
 MAIN_SETTINGS = {
     "env": {"kind"},
     "model": {"name"},
@@ -32,9 +38,16 @@ NONE = "none"
 def read_toml(root: ViewedFolder, folder: Path, *parts: str) -> dict[str, Any]:
     data = root.read(folder, *parts, limit=MAX_TOML)
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        return tomllib.loads(DOTTED_KEY.sub(_shorten_key, data.decode("utf-8")))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{'/'.join(parts)} is not valid TOML: {str(error)[:200]}") from error
+
+
+def _shorten_key(key: re.Match[str]) -> str:
+    """Cut a key after MAX_DEPTH parts: tomllib's time grows with the square of their number."""
+    if key[0].count(".") < MAX_DEPTH or len(parts := re.findall(KEY_PART, key[0])) <= MAX_DEPTH:
+        return key[0]
+    return ".".join([*parts[:MAX_DEPTH], '"..."'])
 
 
 def read_main_settings(root: ViewedFolder, folder: Path) -> dict[str, Any]:
@@ -92,6 +105,16 @@ def flat_settings(root: ViewedFolder, folder: Path) -> dict[str, Any]:
             continue
         settings |= dict(flatten(model_settings, "" if len(models) == 1 else f"{model}."))
     return settings
+
+
+def settings_and_defaults(root: ViewedFolder, folder: Path) -> dict[str, dict[str, Any]]:
+    return {"settings": flat_settings(root, folder), "defaults": dict(default_settings())}
+
+
+@cache
+def default_settings() -> tuple[tuple[str, Any], ...]:
+    """Return the defaults by dotted key, spelled as in a run's `config.toml`."""
+    return tuple(flatten(tomllib.loads(to_toml(Config()))))
 
 
 def model_names(root: ViewedFolder, folder: Path) -> tuple[str, ...]:

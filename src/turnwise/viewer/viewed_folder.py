@@ -50,6 +50,18 @@ class ViewedFolder:
             raise FileNotServed(f"No run {run_id!r} in this folder: reload the list of runs")
         return path
 
+    def shorten_path(self, text: str) -> str:
+        """Return an absolute path relative to the viewed folder; of one outside it, the last part.
+
+        A checkpoint keeps the name of its run. Other texts, e.g. names of models on a hub, are returned unchanged.
+        """
+        path = PurePosixPath(text)
+        if not path.is_absolute() or not path.name:
+            return text
+        if path.is_relative_to(self._base) and path != self._base:
+            return str(path.relative_to(self._base))
+        return "/".join(path.parts[-3:]) if path.parent.name == "checkpoints" else path.name
+
     def open(self, folder: Path, *parts: str) -> BinaryIO:
         """Open a file of a run for reading. Raises FileNotServed if it does not exist or is outside the folder."""
         name = "/".join((folder.name, *parts))

@@ -12,7 +12,7 @@ export async function showDifferences(element, [one, other], signal) {
   }
 }
 
-function valueText(value) {
+export function valueText(value) {
   if (value === undefined) return h("span", { class: "faint" }, "not set");
   return typeof value === "string" ? value : JSON.stringify(value);
 }

@@ -8,6 +8,7 @@ import { showGroup } from "./group.js";
 import { bind, listBindings, startKeys } from "./keys.js";
 import { isDark } from "./palette.js";
 import { address, go, parse } from "./router.js";
+import { showRun } from "./run.js";
 import { showRuns } from "./runs.js";
 import { hideTip } from "./tip.js";
 import { showTokens } from "./tokens.js";
@@ -16,6 +17,7 @@ import { showTrajectory } from "./trajectory.js";
 
 const VIEWS = {
   runs: showRuns,
+  run: showRun,
   curves: showCurves,
   trajectories: showTrajectories,
   trajectory: showTrajectory,
@@ -24,7 +26,13 @@ const VIEWS = {
   compare: showCompare,
   before_after: showBeforeAfter,
 };
-const PARENT_VIEWS = { trajectory: "trajectories", group: "trajectories", tokens: "trajectories", before_after: "curves" };
+const PARENT_VIEWS = {
+  run: "runs",
+  trajectory: "trajectories",
+  group: "trajectories",
+  tokens: "trajectories",
+  before_after: "curves",
+};
 
 let current = new AbortController();
 

@@ -11,7 +11,7 @@ import { address, remember } from "./router.js";
 const STATUS_MARKS = { running: "●", finished: "✓", stopped: "◌" };
 
 /** name, title, whether it is a number, and a function that returns the cell. */
-const COLUMNS = [
+export const COLUMNS = [
   { name: "id", title: "Run", cell: nameCell },
   { name: "kind", title: "Type" },
   { name: "environment", title: "Environment" },
@@ -37,8 +37,7 @@ const COLUMNS = [
 ];
 
 function nameCell(run) {
-  const view = run.kind === "evaluation" ? "trajectories" : "curves";
-  return h("a", { class: "name", href: address(view, { run: run.id }) }, run.id);
+  return h("a", { class: "name", href: address("run", { run: run.id }) }, run.id);
 }
 
 function stepCell(run) {
@@ -51,7 +50,7 @@ function stepCell(run) {
 }
 
 /** The success rate, with its interval as a whisker on a line from 0 to 100 %, equally long in all rows. */
-function successCell(run) {
+export function successCell(run) {
   if (run.success === null || run.success === undefined) return "–";
   const position = (value) => `${100 * Number(value)}%`;
   const interval = run.success_low !== null && run.success_low !== undefined;
