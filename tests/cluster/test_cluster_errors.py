@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -121,7 +122,7 @@ def test_ray_that_does_not_start_is_reported_in_one_line(
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", fail)
-    with pytest.raises(UserError) as error, _connect(None):
+    with pytest.raises(UserError) as error, _connect(None, advice=""):
         pass
     assert str(error.value).startswith(shown)
     assert "\n" not in str(error.value)
@@ -132,14 +133,17 @@ def test_actors_of_an_own_cluster_have_the_priority_of_this_process(
     address: str | None, niceness: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = pytest.importorskip("ray")
+    from turnwise.cluster import session
     from turnwise.cluster.session import NICENESS, _connect
 
     found: list[str | None] = []
+    monkeypatch.setattr(session, "find_targets", lambda **options: {})
+    monkeypatch.setattr(session, "guard_against_loss", lambda targets, advice: nullcontext())
     monkeypatch.delenv(NICENESS, raising=False)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(ray, "init", lambda **options: found.append(os.environ.get(NICENESS)))
-    with _connect(address):
+    with _connect(address, advice=""):
         assert found == [niceness]
 
 

@@ -1,5 +1,6 @@
 """Names in settings, checked before torch is imported: that takes seconds, and a mistyped name should not."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from turnwise.config.load import CONFIG_FILE
@@ -28,7 +29,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
 }
 """Keys of the tables in `algos`, whose modules import torch; a test keeps both equal."""
 
-CHOICES = ALGORITHMS | {"engine.kind": tuple(ENGINES)}
+CHOICES: dict[str, Collection[str]] = {**ALGORITHMS, "engine.kind": ENGINES}
 """Settings whose values are the keys of a table."""
 
 FUNCTIONS = ("algo.advantage", "algo.loss", "algo.filter")
