@@ -1,7 +1,6 @@
 """Environments and rewards are tried before a model is loaded."""
 
 import asyncio
-import contextlib
 import logging
 import random
 import re
@@ -155,12 +154,19 @@ def test_infrastructure_failure_in_a_trial_is_only_logged(tmp_path: Path, caplog
     assert "a trial episode of random answers failed: the server is away" in caplog.text
 
 
-def test_rare_bug_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = write_env(tmp_path, "assert action == 'one'")
-    config = small(tmp_path, env__kind=f"{file}:Mine")
-    with caplog.at_level(logging.WARNING), contextlib.suppress(UserError):  # raised if all attempts of an episode fail
-        try_environments(config, build_environment_mix(config), ignore)
-    assert caplog.text.count("failed: Mine.step raised AssertionError at mine.py:11") == 1
+@pytest.mark.parametrize(("failing", "is_fatal"), [("next(CALLS) < 1", False), ("True", True)])
+def test_bug_is_reported_once(failing: str, is_fatal: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = Path(write_env(tmp_path, f"assert not ({failing})"))
+    file.write_text(f"{file.read_text()}\nCALLS = iter(range(9999))\n")
+    config = small(tmp_path, env__kind=f"{file}:Mine", rollout__attempts=2)
+    error = ""
+    with caplog.at_level(logging.WARNING):
+        try:
+            try_environments(config, build_environment_mix(config), ignore)
+        except UserError as raised:
+            error = str(raised)
+    assert bool(error) is is_fatal
+    assert f"{caplog.text}{error}".count("Mine.step raised AssertionError at mine.py:11") == 1
 
 
 @pytest.mark.parametrize(

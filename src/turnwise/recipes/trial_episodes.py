@@ -82,19 +82,17 @@ async def _try_environment(config: Config, spec: EnvSpec, params: dict[str, Any]
         except TimeoutError as error:
             raise _TimeIsUp(error) from error
 
-    def report(failure: Exception) -> None:
-        if not failures:
-            log.warning("note: a trial episode of random answers failed: %s", failure)
-        failures.append(failure)
-
     _check_rules(spec)
     starts: dict[int, Message] = {}
     failures: list[Exception] = []
     with skip_judges(), allow_interrupts():
         for number in range(EPISODES):
-            found = await run_with_retries(config.rollout.attempts, partial(play, number), report)
+            known = len(failures)
+            found = await run_with_retries(config.rollout.attempts, partial(play, number), failures.append)
             if isinstance(found, EnvironmentFailure):
                 raise UserError(f"{found} (in a trial episode of random answers)") from found
+            if failures and not known:
+                log.warning("note: a trial episode of random answers failed: %s", failures[0])
             if isinstance(found, Exception):
                 return
             start, trajectory = found
