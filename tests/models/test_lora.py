@@ -109,6 +109,7 @@ def test_saved_adapter_loads_with_plain_peft(base: Path, tmp_path: Path) -> None
     torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits)
 
 
+@pytest.mark.filterwarnings("error")
 def test_merge_adapter_gives_an_equal_plain_model(base: Path, tmp_path: Path) -> None:
     model = adapted(base)
     save_model(model, load_model(str(base)).tokenizer, tmp_path / "adapter")

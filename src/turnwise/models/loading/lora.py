@@ -6,6 +6,7 @@ peft's format.
 """
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -173,7 +174,8 @@ def merge_adapter(model: Any, folder: Path) -> Any:
     _require_peft()
     import peft
 
-    with quiet_transformers(), _user_errors(folder):
+    with quiet_transformers(), _user_errors(folder), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # read by peft
         return peft.PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
 
 
