@@ -74,7 +74,9 @@ def test_lost_ray_is_one_line_that_says_how_to_resume(place: Path, lost: str) ->
     assert not list(place.glob(f"{FOLDER}*"))
 
 
-def test_finished_session_prints_nothing_and_leaves_no_files(place: Path) -> None:
+def test_finished_session_prints_nothing_and_leaves_no_files(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE")  # Ray's own default, with which it prints a notice
+    monkeypatch.setenv("HOME", str(place))  # where Ray writes its token
     driver = start_driver("end")
     printed, errors = driver.communicate(timeout=TIMEOUT_S)
     assert (driver.returncode, errors, len(printed.splitlines())) == (0, "", 1)

@@ -1,5 +1,6 @@
 """Ray's files and processes on this machine: a folder that the next start removes, and a guard that reports a loss."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -28,6 +29,8 @@ SLOW_START = "timed out during startup"
 """Part of Ray's error then."""
 PRINTS_ERRORS = "print_to_stdstream"
 """Function with which a thread of Ray prints errors in the driver."""
+TOKEN_NOTICES = "ray._private.authentication.authentication_token_setup"
+"""Logger of Ray's notices about tokens."""
 PROCESSES = {"raylet": "raylet", "gcs_server": "GCS"}
 """Ray's processes without which a driver cannot go on, and their names in messages."""
 
@@ -70,6 +73,21 @@ def _find_children() -> dict[int, str]:
     children = [folder for folder in Path("/proc").glob("[0-9]*") if _parent_of(folder) == os.getpid()]
     names = {int(folder.name): _read(folder / "comm").strip() for folder in children}
     return {pid: PROCESSES[name] for pid, name in names.items() if name in PROCESSES}
+
+
+@contextmanager
+def hide_token_notice() -> Iterator[None]:
+    """Keep Ray from printing that the cluster it starts needs a token, which it creates and passes on by itself.
+
+    Setting RAY_AUTH_MODE here would be too late for its libraries, which read it when they are imported.
+    """
+    logger = logging.getLogger(TOKEN_NOTICES)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextmanager

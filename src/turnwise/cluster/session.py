@@ -17,7 +17,14 @@ from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, Ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from turnwise.cluster.local_ray import find_targets, guard_against_loss, retry_start, session_folder, silence_raylet
+from turnwise.cluster.local_ray import (
+    find_targets,
+    guard_against_loss,
+    hide_token_notice,
+    retry_start,
+    session_folder,
+    silence_raylet,
+)
 from turnwise.cluster.placement import ActorSlot, Placement, check_capacity, plan_placement
 from turnwise.config.resources import ClusterConfig
 from turnwise.core.errors import UserError
@@ -84,6 +91,7 @@ def _connect(address: str | None, advice: str) -> Iterator[bool]:
         if address is None:
             os.environ.setdefault(NICENESS, "0")
             folder = opened.enter_context(session_folder())
+            opened.enter_context(hide_token_notice())
             options |= {"address": "local", "include_dashboard": False, "_temp_dir": folder}
         try:
             with keep_sigterm():
