@@ -132,6 +132,13 @@ def test_csv_without_rows_is_not_told_to_be_json(run_cli) -> None:
     assert "rows.csv has no rows below the line with the names of its columns: add some" in outcome.err
 
 
+def test_dry_run_rejects_data_without_episodes(run_cli) -> None:
+    Path("rows.csv").write_text("question,answer\n")
+    outcome = run_cli("train", "bandit", "--data", "rows.csv", "--dry-run")
+    assert outcome.code == 2
+    assert "rows.csv has no episodes. Add some, or leave it out." in outcome.err
+
+
 TOOLS = "train tools --env.params.reward exact_match --env.params.tasks"
 MISSING = [
     "train missing.toml",

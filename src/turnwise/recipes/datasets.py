@@ -91,7 +91,7 @@ def find_data(source: str) -> Path:
 
 
 def check_data(config: Config, run: Path | None = None) -> None:
-    """Check before anything is loaded that the sources exist and have files of episodes.
+    """Check before anything is loaded that the sources exist and have episodes.
 
     `run`: one that is resumed; it needs no sources if it has read all of them.
     """
@@ -102,7 +102,8 @@ def check_data(config: Config, run: Path | None = None) -> None:
         )
     if run is None or not (run / REPLAY_FOLDER / FILLED).is_file():
         for source in config.data.sources:
-            open_source(find_data(source), config.data)
+            if next(open_source(path := find_data(source), config.data).rows, None) is None:
+                raise UserError(f"data.sources: {path} has no episodes. Add some, or leave it out.")
 
 
 def open_source(path: Path, data: DataConfig) -> Source:
