@@ -7,7 +7,8 @@ import pytest
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
-from turnwise.record.metrics import finite_number, rollout_metrics
+from turnwise.record.metrics import rollout_metrics
+from turnwise.record.numbers import finite_number
 from turnwise.report.metric_charts import metric_points
 
 TASK = Task(env="bandit", seed=1)

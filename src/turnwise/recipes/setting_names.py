@@ -10,6 +10,7 @@ from turnwise.core.references import is_reference
 from turnwise.core.suggestions import suggest
 from turnwise.engine.engines import ENGINES
 from turnwise.models.loading.catalogue import model_names
+from turnwise.record.trackers import check_trackers
 
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "algo.advantage": (
@@ -48,7 +49,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def check_names(config: Config) -> None:
-    """Raise UserError for an unknown algorithm, engine or device."""
+    """Raise UserError for an unknown algorithm, engine, device or tracker."""
     for key, options in CHOICES.items():
         section, _, name = key.partition(".")
         chosen = getattr(getattr(config, section), name)
@@ -59,6 +60,7 @@ def check_names(config: Config) -> None:
         raise UserError(f'Unknown {key} "{chosen}":{CONFUSED.get((key, chosen)) or suggest(chosen, options)}')
     if config.model.device.partition(":")[0] not in DEVICES:
         raise UserError(f'Unknown model.device "{config.model.device}": use "auto", "cpu" or "cuda"')
+    check_trackers(config.record.trackers)
 
 
 def check_model_name(config: Config) -> None:
@@ -71,7 +73,7 @@ def check_model_name(config: Config) -> None:
         return
     if Path(name).is_absolute():
         raise UserError(f"model.name: {name} does not exist. Check the path, or restore it if it was moved.")
-    if "/" in name and not name.endswith(".gguf"):  # perhaps on the hub, which `check_model` asks about
+    if "/" in name and not name.endswith(".gguf"):  # perhaps on the hub, which `check_hub` asks
         return
     if (run := Path(config.record.folder) / name) and (run / CONFIG_FILE).is_file():
         raise UserError(f'Unknown model "{name}": did you mean the run "{run}"?')

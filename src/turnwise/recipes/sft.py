@@ -33,7 +33,6 @@ from turnwise.recipes.training_run import (
     summarise_success,
 )
 from turnwise.recipes.validate import check_model, check_servers
-from turnwise.record.trackers import check_trackers
 from turnwise.report.progress import Progress
 from turnwise.report.terminal import make_console
 from turnwise.training.checkpoints import State
@@ -130,7 +129,6 @@ def check_sft(config: Config, environments: EnvironmentMix, override_keys: Itera
         )
     check_model(config.model)
     check_threads(config.system)
-    check_trackers(config.record.trackers)
     for key in override_keys:
         name = key.replace("-", "_")
         if name in UNUSED:

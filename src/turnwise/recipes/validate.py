@@ -43,7 +43,6 @@ from turnwise.recipes.resources import check_threads, cores
 from turnwise.recipes.setting_names import check_model_name, check_names
 from turnwise.recipes.sources import use_own_adapter
 from turnwise.recipes.unused_settings import check_setting_is_used
-from turnwise.record.trackers import check_trackers
 from turnwise.render.parse import read_sections
 from turnwise.rewards.factory import build_group_judges
 from turnwise.rewards.functions import trajectory_reward
@@ -113,7 +112,6 @@ def check_settings(config: Config, override_keys: Iterable[str] = (), judges: Ju
     check_context(config)
     check_model(config.model)
     check_threads(config.system)
-    check_trackers(config.record.trackers)
     check_packages(config)
     for registry, chosen in (
         (ADVANTAGES, config.algo.advantage),

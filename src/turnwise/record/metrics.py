@@ -8,8 +8,6 @@ from typing import Any
 from turnwise.algos.diagnostics import measure_repetition
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
 
-LARGEST = 1e100
-"""Differences of larger numbers may overflow."""
 REPORTED = tuple(status for status in Status if not (status.ongoing or status.succeeded))
 
 
@@ -166,14 +164,3 @@ def list_steps(steps: Iterable[int]) -> str:
         else:
             ranges.append([step])
     return f"the rows of steps {', '.join(' to '.join(map(str, each)) for each in ranges)}"
-
-
-def finite_number(value: Any) -> float | None:
-    """Return a number of a row as a float; None for text, null, NaN, infinities and numbers beyond LARGEST."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if abs(number) <= LARGEST else None

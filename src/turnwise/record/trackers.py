@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from turnwise.core.errors import UserError
 from turnwise.core.suggestions import suggest
-from turnwise.record.metrics import finite_number
+from turnwise.record.numbers import finite_number
 
 PROJECT = "turnwise"
 FOLDER = "trackers"

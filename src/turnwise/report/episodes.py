@@ -16,7 +16,7 @@ from turnwise.core.images import image_file
 from turnwise.pictures.picture import draw_picture_svg
 from turnwise.record.images import image_hashes
 from turnwise.record.jsonl_follower import parse_line
-from turnwise.record.metrics import finite_number
+from turnwise.record.numbers import finite_number
 from turnwise.report.formatting import format_decimal, shorten
 
 STATUS_WORDS = {

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from turnwise.record.evaluation_folder import read_plan
 from turnwise.record.images import IMAGES_FOLDER
-from turnwise.record.metrics import finite_number
+from turnwise.record.numbers import finite_number
 from turnwise.report.episodes import choose_from_file, episode_heading, view_episode
 from turnwise.report.formatting import (
     format_count,

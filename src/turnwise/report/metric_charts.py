@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.record.metrics import finite_number
+from turnwise.record.numbers import finite_number
 from turnwise.report.formatting import format_count, format_decimal, format_length, format_percent
 from turnwise.report.svg import BLUE, GRID, INK, ORANGE, nice_ticks, rolling_mean, svg_line, svg_start, svg_text
 

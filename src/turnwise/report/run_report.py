@@ -11,7 +11,7 @@ from markupsafe import Markup
 from turnwise.config.schema import NO_ENV, Config
 from turnwise.record.images import IMAGES_FOLDER
 from turnwise.record.jsonl_follower import JsonlFollower
-from turnwise.record.metrics import finite_number
+from turnwise.record.numbers import finite_number
 from turnwise.report.episodes import EpisodeView, choose_from_index, episode_heading, read_trajectory_at, view_episode
 from turnwise.report.formatting import (
     format_count,

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from turnwise.core.errors import UserError
 from turnwise.record.jsonl_follower import JsonlFollower
-from turnwise.record.metrics import finite_number
+from turnwise.record.numbers import finite_number
 from turnwise.record.run_folder import is_finished
 from turnwise.report.formatting import format_duration, format_interval, format_percent
 from turnwise.report.metric_charts import MAIN_METRICS, Metric, Points, recorded_metrics, value_range
