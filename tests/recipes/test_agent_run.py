@@ -27,6 +27,7 @@ from turnwise.recipes.agent_warmup import load_random_reply, play_random_episode
 from turnwise.recipes.configure import configure
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.record.run_folder import CALLS_FILE
+from turnwise.report.progress import LineView
 
 AGENT = """
 import turnwise as tw
@@ -328,6 +329,29 @@ def test_trainer_works_across_the_cells_of_a_notebook(tmp_path: Path, monkeypatc
     assert Path("runs/cells/checkpoints/step_000002").is_dir()
     with pytest.raises(UserError, match=r"not open: .* `await trainer\.open\(\)`"):
         trainer.save()
+
+
+@pytest.mark.parametrize(("given", "first"), [({}, "step 1"), ({"steps": 2}, "step 1/2")])
+def test_trainer_shows_a_total_only_if_steps_are_given(
+    given: dict[str, int],
+    first: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def program() -> None:
+        async with tw.Trainer("tiny", name="shown", **TRAINER | given | {"quiet": False}) as trainer:
+            for _ in range(2):
+                await trainer.step(await trainer.gather(count_letters, ["one", "two"], group_size=2))
+
+    monkeypatch.setattr(LineView, "step_interval_s", 0.0)
+    asyncio.run(program())
+    printed = capsys.readouterr()
+    lines = [line for line in f"{printed.out}{printed.err}".splitlines() if line.startswith("step")]
+    assert lines[0].split("  ")[0] == first and len(lines) == 2
+    assert all(("left" in line) is bool(given) for line in lines)
 
 
 @pytest.mark.parametrize(

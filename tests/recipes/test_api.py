@@ -273,6 +273,13 @@ def test_train_takes_functions_for_rewards_and_algorithms(folder: dict[str, Any]
     assert row["reward/length"] > 0
 
 
+def test_train_takes_a_lambda_as_advantage(folder: dict[str, Any]) -> None:
+    CALLS.clear()
+    run = tw.train(Larger, steps=1, algo__advantage=lambda inputs, params: centred(inputs, params), **folder)
+    assert run.finished and CALLS == ["advantage"] and "lambda" in run.path.name
+    assert [row["step"] for row in run.metrics() if "rollout/episodes" in row] == [1]
+
+
 def test_command_line_takes_an_advantage_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "my_algo.py"
     file.write_text(

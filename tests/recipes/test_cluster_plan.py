@@ -1,6 +1,7 @@
 """`turnwise cluster plan`: memory adds up, the plan and its command for 7B and 70B shapes, errors in one line."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -164,6 +165,7 @@ def test_cluster_plan_prints_tables_and_a_command(capsys: pytest.CaptureFixture[
     assert (code, err) == (0, "")
     for part in ("on 2 x H100", "learner", "engines", "predicted step", "estimates", "--cluster.learners"):
         assert part in out
+    assert re.search(r"  0\.0\d+ s ", out) and "  0.0 s " not in out
 
 
 @pytest.mark.parametrize(

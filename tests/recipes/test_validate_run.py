@@ -216,7 +216,7 @@ def test_describe_rows_warns_of_tests_that_code_could_fake(test: str, notes: int
 def test_run_prints_its_rows_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run.ReinforcementRun, "train", lambda self, resume: {"finished": False, "steps": 0})
     console = quiet()
-    train(small(tmp_path / "runs", **tools(tmp_path)), console=console)
+    train(small(tmp_path / "runs", rollout__trial_s=0, **tools(tmp_path)), console=console)
     assert printed(console).startswith(
         "rows.jsonl: 3 rows to train on, 2 to validate, 2 held out\nnote: 2 held-out rows"
     )
