@@ -250,7 +250,7 @@ class TrainingRun(ABC):
             nonlocal spent_s
             progress.phase("warm-up", done, total)
             spent_s = time.monotonic() - began
-            if limit_s is not None and spent_s > limit_s:
+            if limit_s is not None and spent_s > limit_s and done < total:
                 raise TimeLimitReached(f"the warm-up of {self.config.model.name} had done {done} of {total} steps")
 
         loaded = load_policy(self.config, self.environments, show_warmup, self.folder.path, check)
