@@ -58,7 +58,7 @@ NEEDS_TRL = {
     "step_cpu": "--repeats 1 --warm-up 1 --updates 1 --new-tokens 2",
     "step_gpu": "--repeats 1 --groups 2 --new-tokens 2 --no-vllm",
 }
-"""Those compare with TRL, in the Python interpreter that TURNWISE_TRL_PYTHON names."""
+"""Benchmarks that compare with TRL, in the Python interpreter that TURNWISE_TRL_PYTHON names."""
 
 
 def test_every_benchmark_has_a_small_form() -> None:

@@ -125,7 +125,7 @@ def test_server_answers_anthropic_clients_with_the_base_url_of_openai():
     assert not refusals
 
 
-def test_server_overflow_names_the_setting_and_is_kept_for_the_agents_failure():
+def test_server_overflow_names_the_setting_in_the_failure():
     async def talk(gateway, episode, http):
         answer = await http.post(CHAT, json={"messages": [{"role": "user", "content": "word " * 500}]})
         return answer.json()["error"]["message"], episode.refusal

@@ -159,7 +159,7 @@ def test_step_on_constrained_turns_sees_no_mismatch() -> None:
 
 
 def test_batch_keeps_constraints_in_pickles() -> None:
-    """As it travels to learners in other processes."""
+    """Pickling is how batches reach learners in other processes."""
     batch = packed()
     sent = pickle.loads(pickle.dumps(batch))
     assert batch.allowed is not None

@@ -62,6 +62,6 @@ def test_assign_batches_puts_similar_sizes_into_a_round() -> None:
     assert [each.padding for each in rounds[2]].count(True) == 1
 
 
-def test_assign_batches_gives_the_larger_batch_to_the_rank_with_fewer_tokens() -> None:
+def test_assign_batches_gives_the_larger_batch_to_the_emptier_rank() -> None:
     passes = assign_batches([10, 9, 8, 4], 2)
     assert [[each.index for each in own] for own in passes] == [[0, 3], [1, 2]]

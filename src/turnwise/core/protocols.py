@@ -102,7 +102,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     """Strings that end the turn. Their tokens stay in `Completion.ids`."""
     constraint: Constraint | None = None
-    """What the turn may be; None: anything."""
+    """Grammar that the turn must follow; None allows any text."""
 
     @property
     def sampler(self) -> Sampler:

@@ -55,7 +55,7 @@ class ContextOverflow(GatewayError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyRule:
-    """What a reply must be: JSON that matches the schema, or a call of one of the tools."""
+    """Required form of a reply: JSON that matches the schema, or a call of one of the tools."""
 
     setting: str
     """Name of the setting that demands it, for errors."""

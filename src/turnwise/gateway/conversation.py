@@ -74,7 +74,7 @@ class ConversationTrace:
     messages: tuple[Message, ...]
     """With numbered calls."""
     digests: Sequence[Digest]
-    """Of the tools and the messages up to and including each message."""
+    """Digests of the tools and the messages, up to and including each message."""
 
 
 def trace_conversation(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> ConversationTrace:

@@ -34,7 +34,7 @@ CHOICES: dict[str, Collection[str]] = {**ALGORITHMS, "engine.kind": ENGINES}
 """Settings whose values are the keys of a table."""
 
 FUNCTIONS = ("algo.advantage", "algo.loss", "algo.filter")
-"""Those of them that also take FILE.py:function."""
+"""Settings of ALGORITHMS that also take FILE.py:function."""
 
 CONFUSED = {
     ("algo.advantage", "ppo"): " PPO is a loss, and the default one. Its advantage is gae.",
