@@ -88,7 +88,7 @@ test-browser: $(EXTRAS) browser-and-fonts
 test-adapters: $(EXTRAS)
 	@echo "installing what the adapters need into .venv"
 	@$(PIP) --editable '.[test,reasoning-gym,textworld]'
-	@TURNWISE_REQUIRE_ALL=1 $(PYTEST) -m '' tests/envs/test_adapters_*.py tests/recipes/test_adapters_recipes.py
+	@TURNWISE_REQUIRE_ALL=1 $(PYTEST) -m '' tests/envs/test_adapters_*.py tests/run/test_adapters_recipes.py
 
 # vLLM restricts the versions of what it shares with turnwise, so it has an environment on top of .venv.
 test-vllm: $(VLLM)

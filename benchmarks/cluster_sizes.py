@@ -15,8 +15,8 @@ from rich.table import Table
 
 from turnwise.cluster.plan import PredictedDivision, plan_cluster
 from turnwise.cluster.rates import EpisodesTable, MeasuredRates, find_gpu
-from turnwise.recipes.cluster_report import build_job
-from turnwise.recipes.configure import configure
+from turnwise.run.cluster_report import build_job
+from turnwise.run.configure import configure
 
 GROUP_SIZE, EPISODES_PER_GPU, OPTIMIZER_STEPS = 16, 8, 4
 EPISODES = EpisodesTable(

@@ -20,7 +20,7 @@ from turnwise.data.packing import micro_batches, pack_train
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.layers import compile_layers
 from turnwise.models.loading.load import load_model
-from turnwise.recipes.build_learner import build_learner
+from turnwise.run.build_learner import build_learner
 
 TRAJECTORIES, SHORTEST, LONGEST, PADDED_BATCH = 512, 300, 700, 64
 PROMPT, ROUND, ACTION = 200, 108, 48

@@ -40,8 +40,8 @@ from turnwise.models.loading.lora import LoraSettings, add_lora
 from turnwise.models.memory.estimate import CUDA_CONTEXT, GIB
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.models.memory.shapes import known_config
-from turnwise.recipes.build_learner import build_learner
-from turnwise.recipes.resources import memory_plan
+from turnwise.run.build_learner import build_learner
+from turnwise.run.resources import memory_plan
 from turnwise.training.learner import LocalLearner
 
 EPISODES, PROMPT, TURNS, NEW, OBSERVATION = 64, 600, 3, 96, 40

@@ -35,13 +35,13 @@ from turnwise.envs.registry import load_spec
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, goes_on
 from turnwise.models.loading.load import LoadedModel, load_model
-from turnwise.recipes.build import load_policy
-from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullContext
 from turnwise.rollout.episode import Limits
 from turnwise.rollout.tasks import EnvMixEntry, TaskSource
+from turnwise.run.build import load_policy
+from turnwise.run.environment_mix import build_environment_mix
 
 EPISODES = 128
 NATURAL_TOKENS = 32

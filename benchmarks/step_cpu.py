@@ -39,15 +39,15 @@ from turnwise.core.protocols import Sampling
 from turnwise.core.trajectory import Trajectory
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.models.loading.load import LoadedModel
-from turnwise.recipes.build import build_rewards, load_policy
-from turnwise.recipes.build_learner import build_coefficients, build_learner, estimate_settings, update_settings
-from turnwise.recipes.environment_mix import build_environment_mix
-from turnwise.recipes.resources import memory_plan
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullContext
 from turnwise.rollout.episode import Limits
+from turnwise.run.build import build_rewards, load_policy
+from turnwise.run.build_learner import build_coefficients, build_learner, estimate_settings, update_settings
+from turnwise.run.environment_mix import build_environment_mix
+from turnwise.run.resources import memory_plan
 from turnwise.training.estimate import estimate
 from turnwise.training.rollout_stage import RolloutStage
 from turnwise.training.update import update

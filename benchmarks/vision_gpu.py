@@ -48,7 +48,7 @@ from turnwise.models.layers import compile_layers
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.models.vision.encoder import image_encoder
-from turnwise.recipes.build_learner import build_learner
+from turnwise.run.build_learner import build_learner
 
 MARKS = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
 PADDED_BATCH, MICRO_TOKENS = 16, 8192

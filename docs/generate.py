@@ -21,9 +21,9 @@ from turnwise.config.keys import Key, all_keys, show_value
 from turnwise.config.load import read_settings
 from turnwise.config.schema import Config
 from turnwise.core.section import Section
-from turnwise.recipes.configure import MODELS, SINGLE_TURN, load_recipe
 from turnwise.recipes.presets import recipe_names
-from turnwise.recipes.setting_names import CHOICES
+from turnwise.run.configure import MODELS, SINGLE_TURN, load_recipe
+from turnwise.run.setting_names import CHOICES
 from turnwise.tools.docstrings import split_docstring
 
 DOCS = Path(__file__).parent

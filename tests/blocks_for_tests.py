@@ -25,7 +25,8 @@ from turnwise.config.schema import Config
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_name
 from turnwise.models.loading.load import LoadedModel, load_model
-from turnwise.recipes import build, eval_plan, run, sft
+from turnwise.run import build, sft, train
+from turnwise.run.evaluation import plan
 
 LIMITS = {
     "model.warmup_steps": 0,
@@ -120,7 +121,7 @@ def shorten(config: Config) -> Config:
 
 def make_runs_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten each run and evaluation once its own settings have been checked."""
-    resolve = eval_plan.resolve
+    resolve = plan.resolve
 
     def shorten_run(config: Config) -> Config:
         is_resumed = config.record.name is not None and Path(config.record.folder, config.record.name).exists()
@@ -131,9 +132,9 @@ def make_runs_short(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(loaded, stop_ids=(*loaded.stop_ids, *LAST_TOKENS))
 
     monkeypatch.setattr(build, "load_model", load_terse)
-    monkeypatch.setattr(run, "resolve", shorten_run)
+    monkeypatch.setattr(train, "resolve", shorten_run)
     monkeypatch.setattr(sft, "resolve", shorten_run)
-    monkeypatch.setattr(eval_plan, "resolve", lambda config: resolve(shorten(config)))
+    monkeypatch.setattr(plan, "resolve", lambda config: resolve(shorten(config)))
 
 
 @dataclass(kw_only=True)
@@ -282,7 +283,7 @@ def patch_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     server = importlib.import_module("turnwise.tools.search.server")
     monkeypatch.setattr(uvicorn.Server, "run", lambda *given, **named: None)
     monkeypatch.setattr(server.SearchServer, "serve_forever", lambda *given: None)
-    monkeypatch.setattr("turnwise.recipes.serving.wait_for_stop", lambda: asyncio.sleep(0))
+    monkeypatch.setattr("turnwise.run.serving.wait_for_stop", lambda: asyncio.sleep(0))
     monkeypatch.setattr("webbrowser.open", lambda address: True)
-    monkeypatch.setattr("turnwise.recipes.doctor.sandbox_report", lambda: ["sandbox: not tried"])
+    monkeypatch.setattr("turnwise.run.doctor.sandbox_report", lambda: ["sandbox: not tried"])
     monkeypatch.setattr("turnwise.cluster.plan.SIMULATED", 1)

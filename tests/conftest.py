@@ -106,7 +106,7 @@ def one_thread() -> Iterator[None]:
     """
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("turnwise.recipes.training_run.default_threads", lambda: 1)
+        patch.setattr("turnwise.run.training_run.default_threads", lambda: 1)
         yield
 
 

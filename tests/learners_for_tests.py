@@ -18,7 +18,7 @@ from turnwise.core.trajectory import Group, Trajectory, Turn
 from turnwise.data.packing import pack, unpack
 from turnwise.data.samples import build_samples
 from turnwise.models.attention.interface import ATTENTION
-from turnwise.recipes.build_learner import build_coefficients, build_learner, estimate_settings, update_settings
+from turnwise.run.build_learner import build_coefficients, build_learner, estimate_settings, update_settings
 from turnwise.training.estimate import Estimate, estimate
 from turnwise.training.learner import LocalLearner
 from turnwise.training.update import update

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 from unittest.mock import patch
 
-PRELOADED = ["ranks_for_tests", "turnwise.cli.main", "turnwise.recipes.run", "turnwise.recipes.sft"]
+PRELOADED = ["ranks_for_tests", "turnwise.cli.main", "turnwise.run.train", "turnwise.run.sft"]
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(PRELOADED)
 
@@ -121,7 +121,7 @@ def _run(
     sys.stdin = os.fdopen(0, closefd=False)  # multiprocessing has put /dev/null in its place
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
-    importlib.import_module("turnwise.recipes.training_run").default_threads = lambda: 1  # as in conftest.py
+    importlib.import_module("turnwise.run.training_run").default_threads = lambda: 1  # as in conftest.py
     os.fsync = lambda fd: None  # as in conftest.py
     if prepare is not None:
         prepare()

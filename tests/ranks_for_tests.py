@@ -27,7 +27,7 @@ from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.models.sharding import local_of
 from turnwise.models.vision.architectures import attention_by_part, equip_model
 from turnwise.models.vision.encoder import freeze_vision, image_encoder
-from turnwise.recipes.build_learner import build_learner, build_sharded_learner, update_settings
+from turnwise.run.build_learner import build_learner, build_sharded_learner, update_settings
 from turnwise.training.learner import LocalLearner
 from turnwise.training.sharded import ShardedLearner
 from turnwise.training.update import train_samples

@@ -19,6 +19,7 @@ from turnwise.engine.engines import ENGINES
 
 ORDER = (
     "cli",
+    "run",
     "recipes",
     "viewer",
     "gateway",
@@ -76,7 +77,7 @@ OPTIONAL = (
     "turnwise.tools.search.dense",
     "turnwise.tools.search.index",
     "turnwise.tools.search.remote",
-    "turnwise.recipes.clustering",
+    "turnwise.run.clustering",
     "turnwise.gateway.server",
     "openai",
 )
@@ -204,7 +205,7 @@ NAMES_AN_ENGINE = {
     "turnwise.config.foreign_names": "what other libraries call the setting of vLLM",
     "turnwise.config.resources": "the default of engine.kind",
     "turnwise.rewards.judge.local": "a judge in this process always samples natively",
-    "turnwise.recipes.doctor": "checks that the native engine's kernels compile",
+    "turnwise.run.doctor": "checks that the native engine's kernels compile",
 }
 """Modules outside `engine/` that may name a concrete engine, and why. All others use the fields of `EngineKind`."""
 

@@ -92,7 +92,7 @@ def test_dir_lists_public_names() -> None:
 def test_train_is_a_function_and_training_a_package() -> None:
     from turnwise.training.loop import Loop
 
-    assert tw.train.__module__ == "turnwise.recipes.api" and tw.training.loop.Loop is Loop
+    assert tw.train.__module__ == "turnwise.run.api" and tw.training.loop.Loop is Loop
 
 
 def test_public_names_are_not_submodules() -> None:

@@ -28,7 +28,7 @@ PUBLIC = {
     "Config": "turnwise.config.schema:Config",
     "Env": "turnwise.core.protocols:Env",
     "Evaluation": "turnwise.evaluation.episodes:Evaluation",
-    "EvaluationResult": "turnwise.recipes.api:EvaluationResult",
+    "EvaluationResult": "turnwise.run.api:EvaluationResult",
     "Group": "turnwise.core.trajectory:Group",
     "LossInputs": "turnwise.algos.loss_types:LossInputs",
     "LossResult": "turnwise.algos.loss_types:LossResult",
@@ -36,8 +36,8 @@ PUBLIC = {
     "Observation": "turnwise.core.protocols:Observation",
     "Outcome": "turnwise.envs.text_env:Outcome",
     "Picture": "turnwise.core.messages:Picture",
-    "Rows": "turnwise.recipes.api:Rows",
-    "Run": "turnwise.recipes.api:Run",
+    "Rows": "turnwise.run.api:Rows",
+    "Run": "turnwise.run.api:Run",
     "StepResult": "turnwise.core.protocols:StepResult",
     "StrictParams": "turnwise.envs.text_env:StrictParams",
     "Task": "turnwise.core.task:Task",
@@ -49,20 +49,20 @@ PUBLIC = {
     "ToolError": "turnwise.tools.tool:ToolError",
     "ToolSpec": "turnwise.core.messages:ToolSpec",
     "Image": "turnwise.core.image_encoding:Image",
-    "Trainer": "turnwise.recipes.trainer:Trainer",
+    "Trainer": "turnwise.run.trainer:Trainer",
     "Trajectory": "turnwise.core.trajectory:Trajectory",
     "InfrastructureFailure": "turnwise.core.errors:InfrastructureFailure",
     "UserError": "turnwise.core.errors:UserError",
     "advantage": "turnwise.algos.advantages:advantage",
-    "evaluate": "turnwise.recipes.api:evaluate",
+    "evaluate": "turnwise.run.api:evaluate",
     "goes_on": "turnwise.envs.text_env:goes_on",
-    "load_run": "turnwise.recipes.api:load_run",
+    "load_run": "turnwise.run.api:load_run",
     "loss": "turnwise.algos.losses:loss",
     "lost": "turnwise.envs.text_env:lost",
-    "sft": "turnwise.recipes.api:sft",
+    "sft": "turnwise.run.api:sft",
     "system": "turnwise.core.messages:system",
     "tool": "turnwise.tools.function:tool",
-    "train": "turnwise.recipes.api:train",
+    "train": "turnwise.run.api:train",
     "user": "turnwise.core.messages:user",
     "won": "turnwise.envs.text_env:won",
 }
@@ -100,14 +100,14 @@ if TYPE_CHECKING:
     from turnwise.envs.tool_env import ToolEnv as ToolEnv
     from turnwise.evaluation.episodes import Evaluation as Evaluation
     from turnwise.gateway.agent_episodes import AgentResult as AgentResult
-    from turnwise.recipes.api import EvaluationResult as EvaluationResult
-    from turnwise.recipes.api import Rows as Rows
-    from turnwise.recipes.api import Run as Run
-    from turnwise.recipes.api import evaluate as evaluate
-    from turnwise.recipes.api import load_run as load_run
-    from turnwise.recipes.api import sft as sft
-    from turnwise.recipes.api import train as train
-    from turnwise.recipes.trainer import Trainer as Trainer
+    from turnwise.run.api import EvaluationResult as EvaluationResult
+    from turnwise.run.api import Rows as Rows
+    from turnwise.run.api import Run as Run
+    from turnwise.run.api import evaluate as evaluate
+    from turnwise.run.api import load_run as load_run
+    from turnwise.run.api import sft as sft
+    from turnwise.run.api import train as train
+    from turnwise.run.trainer import Trainer as Trainer
     from turnwise.tools.function import tool as tool
     from turnwise.tools.tool import Tool as Tool
     from turnwise.tools.tool import ToolError as ToolError

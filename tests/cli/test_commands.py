@@ -14,8 +14,8 @@ from turnwise.cli.train import COMMON_SETTINGS
 from turnwise.config.keys import all_keys, show_value
 from turnwise.config.load import build, to_toml
 from turnwise.core.errors import UserError
-from turnwise.recipes import run as recipes_run
-from turnwise.recipes import sft as recipes_sft
+from turnwise.run import sft as run_sft
+from turnwise.run import train as run_train
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in an empty folder. A command that starts a run fails its test."""
     monkeypatch.chdir(tmp_path)
     for name in ("train", "train_seeds"):
-        monkeypatch.setattr(recipes_run, name, refuse_to_train)
+        monkeypatch.setattr(run_train, name, refuse_to_train)
 
 
 def refuse_to_train(*args: object, **kwargs: object) -> None:
@@ -239,7 +239,7 @@ def test_from_takes_the_settings_of_a_run_except_its_name(run_cli, tmp_path: Pat
 
 def test_sft_suggests_to_train_on_the_same_task(run_cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its settings, the run would train on text what was demonstrated with images."""
-    monkeypatch.setattr(recipes_sft._SftRun, "train", lambda run, resume: {"steps": 0, "finished": True})
+    monkeypatch.setattr(run_sft._SftRun, "train", lambda run, resume: {"steps": 0, "finished": True})
     settings = "--env.params.observation image --rollout.max_new_tokens 20"
     outcome = run_cli(
         "sft", "frozen_lake", *settings.split(), "--name", "r", "--model.name", "tiny_vlm", "--count", "9"
@@ -289,7 +289,7 @@ def test_play_reads_actions_from_stdin(run_cli, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_doctor_lists_its_checks(run_cli, monkeypatch) -> None:
-    monkeypatch.setattr("turnwise.recipes.doctor.sandbox_report", lambda: ["sandbox: not tried"])  # takes seconds
+    monkeypatch.setattr("turnwise.run.doctor.sandbox_report", lambda: ["sandbox: not tried"])  # takes seconds
     outcome = run_cli("doctor")
     assert outcome.code == 0
     names = [line.split("  ")[0] for line in outcome.out.splitlines()]

@@ -14,7 +14,7 @@ import pytest
 from processes_for_tests import forked_with_output, run_turnwise
 from turnwise.config.load import build, to_toml
 from turnwise.core.errors import UserError
-from turnwise.recipes import serving
+from turnwise.run import serving
 from vision_models_for_tests import png
 
 

@@ -16,8 +16,8 @@ from slow_lake_for_tests import GATE, SlowLake, open_gate
 from runs_for_tests import episodes, metrics, printed, quiet, small
 from turnwise.cli.signals import StopSignals
 from turnwise.config.schema import Config
-from turnwise.recipes.environment_mix import build_environment_mix, build_task_source
-from turnwise.recipes.run import train
+from turnwise.run.environment_mix import build_environment_mix, build_task_source
+from turnwise.run.train import train
 from turnwise.training.checkpoints import step_folders, step_of
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))

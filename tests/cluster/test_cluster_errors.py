@@ -12,10 +12,10 @@ import torch
 from turnwise.config.load import build
 from turnwise.config.resources import ClusterConfig
 from turnwise.core.errors import UserError
-from turnwise.recipes import validate
-from turnwise.recipes.conflicting_settings import check_conflicts
-from turnwise.recipes.environment_mix import build_environment_mix
-from turnwise.recipes.validate import check_cluster, check_settings
+from turnwise.run import validate
+from turnwise.run.conflicting_settings import check_conflicts
+from turnwise.run.environment_mix import build_environment_mix
+from turnwise.run.validate import check_cluster, check_settings
 
 MISMATCH = """Version mismatch: The cluster was started with:
     Ray: 2.59.0

@@ -27,8 +27,8 @@ from turnwise.core.samples import Batch
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.packing import pack
-from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
+from turnwise.run.train import train
 
 pytest.importorskip("ray")
 

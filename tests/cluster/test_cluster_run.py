@@ -14,7 +14,7 @@ import pytest
 
 from ray_nodes_for_tests import NODE
 from runs_for_tests import episodes, metrics, printed, quiet, small
-from turnwise.recipes.run import train
+from turnwise.run.train import train
 from work_for_tests import wait_until
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))

@@ -245,7 +245,7 @@ def test_episode_is_charged_for_its_own_environment_alone(
 
 def test_environment_workers_need_no_torch() -> None:
     code = (
-        "import sys, turnwise.recipes.environments_in_actors; "
+        "import sys, turnwise.run.environments_in_actors; "
         "print([name for name in ('torch', 'transformers') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -6,9 +6,9 @@ import torch
 pytest.importorskip("ray")
 
 from turnwise.config.load import build
-from turnwise.recipes import clustering
-from turnwise.recipes.clustering import build_rank
-from turnwise.recipes.resources import plan_without_limits
+from turnwise.run import clustering
+from turnwise.run.clustering import build_rank
+from turnwise.run.resources import plan_without_limits
 from turnwise.training.learner import LocalLearner
 
 

@@ -25,10 +25,10 @@ from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.samples import build_samples
 from turnwise.models.layers import copy_model
 from turnwise.models.loading.load import LoadedModel
-from turnwise.recipes.build import PolicyStack, build_policy_stack, load_policy
-from turnwise.recipes.build_learner import build_learner
-from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix, build_task_source
 from turnwise.rollout.collect import GroupCollector
+from turnwise.run.build import PolicyStack, build_policy_stack, load_policy
+from turnwise.run.build_learner import build_learner
+from turnwise.run.environment_mix import EnvironmentMix, build_environment_mix, build_task_source
 from turnwise.training.estimate import sampler_values, score_samples
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
@@ -65,7 +65,7 @@ class World:
 def world(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """The same policy and environments in this process and in two replicas."""
     from turnwise.cluster.session import keep_sigterm
-    from turnwise.recipes.clustering import open_cluster, open_replica_stack
+    from turnwise.run.clustering import open_cluster, open_replica_stack
 
     with keep_sigterm():
         while len(ray_cluster.worker_nodes) < 2:  # another test has killed one
@@ -270,7 +270,7 @@ def test_killed_replica_loses_and_doubles_no_episode(world: World, kill: int) ->
 
 
 def test_killed_environment_worker_loses_and_doubles_no_episode(world: World, tmp_path: Path) -> None:
-    from turnwise.recipes.clustering import open_env_workers
+    from turnwise.run.clustering import open_env_workers
 
     tasks, step, notes = world.tasks(3, step=30), 30, list[str]()
 

@@ -13,9 +13,9 @@ from turnwise.config.load import build, find_run, read_run, read_settings, to_to
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import load_spec
-from turnwise.recipes.configure import configure
-from turnwise.recipes.eval_plan import saved_models
 from turnwise.rewards.judge.settings import JudgeSettings
+from turnwise.run.configure import configure
+from turnwise.run.evaluation.plan import saved_models
 
 DEPENDENT_KEYS = {"rollout.max_tokens", "rollout.max_new_tokens"}
 

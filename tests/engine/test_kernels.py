@@ -14,7 +14,7 @@ from turnwise.engine.native import kernels
 from turnwise.engine.native.attention import KVCache, QueryRow, SlotPlan, torch_attention
 from turnwise.engine.native.sampling import SamplingBatch, SamplingTensors, sample, sample_batch, uniforms
 from turnwise.models.attention.interface import AttentionCall
-from turnwise.recipes.doctor import check_machine
+from turnwise.run.doctor import check_machine
 
 SLOTS = 6
 
@@ -180,7 +180,7 @@ def test_sampling_batch_adds_consecutive_rows_and_counters() -> None:
 def test_missing_compiler_falls_back_to_torch_and_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr("turnwise.recipes.doctor.sandbox_report", lambda: ["sandbox: none"])  # which takes seconds
+    monkeypatch.setattr("turnwise.run.doctor.sandbox_report", lambda: ["sandbox: none"])  # which takes seconds
     kernels.optional_kernels.cache_clear()
     assert kernels.optional_kernels() is None
     (finding,) = [each for each in check_machine(tmp_path) if each.name == "kernels"]

@@ -19,13 +19,13 @@ from turnwise.envs.registry import load_spec
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, won
-from turnwise.recipes.demos import check_demos
-from turnwise.recipes.environment_mix import EnvironmentMix
-from turnwise.recipes.validate import check_servers
 from turnwise.rewards.judge.judges import skip_judges
 from turnwise.rewards.judge.prompts import escape_markers
 from turnwise.rewards.scoring import first_part_only
 from turnwise.rollout.tasks import EnvMixEntry
+from turnwise.run.demos import check_demos
+from turnwise.run.environment_mix import EnvironmentMix
+from turnwise.run.validate import check_servers
 
 COLORS = ("red", "green", "blue")
 

@@ -6,7 +6,7 @@ import pytest
 
 from turnwise.core.errors import UserError
 from turnwise.envs.tools.task_rows import read_rows, rows_of_split
-from turnwise.recipes.configure import load_target
+from turnwise.run.configure import load_target
 
 
 def written(folder: Path, name: str, text: str, encoding: str = "utf-8") -> str:

@@ -26,8 +26,8 @@ from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, lost, won
 from turnwise.envs.tool_env import NO_CALLS_LEFT, ToolEnv, ToolEnvRunner
 from turnwise.models.loading.tiny import tiny_tokenizer
-from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.render.renderer import Renderer
+from turnwise.run.environment_mix import build_environment_mix
 from turnwise.tools.call_formats import parse_calls
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.tool import ToolResult
@@ -182,7 +182,7 @@ def test_lookup_solver_calls_the_tool(style: str) -> None:
 
 
 TOOL_FILE = '''
-from turnwise.recipes.environment_mix import build_environment_mix
+from turnwise.run.environment_mix import build_environment_mix
 from turnwise.tools.tool import ToolError
 WEATHER = {"Rome": "sunny", "Oslo": "snow"}
 

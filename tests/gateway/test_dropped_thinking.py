@@ -18,7 +18,7 @@ from turnwise.algos.losses import AGGREGATIONS
 from turnwise.core.trajectory import Group, Status, Trajectory, Turn
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.gateway.agents import Access
-from turnwise.recipes.build_learner import update_settings
+from turnwise.run.build_learner import update_settings
 from turnwise.training.update import train_samples
 
 THOUGHT = "two and two"

@@ -22,9 +22,9 @@ from turnwise.gateway.agents import Access, AgentExit, FunctionAgent, make_clien
 from turnwise.gateway.server import Gateway
 from turnwise.gateway.training_protocol import Connect, Connection
 from turnwise.gateway.training_routes import TrainingRoutes
-from turnwise.recipes.agents import build_collector
-from turnwise.recipes.remote_trainer import RemoteBackend, TrainingServer
 from turnwise.rollout.collect import CollectedGroups
+from turnwise.run.agents import build_collector
+from turnwise.run.remote_trainer import RemoteBackend, TrainingServer
 
 TOKEN = "token"
 TASK = task_of_value("one", "train")

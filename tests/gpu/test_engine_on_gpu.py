@@ -35,7 +35,7 @@ from turnwise.engine.paged.runner import build_paged_runner
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.layers import compile_layers
 from turnwise.models.loading.load import load_model
-from turnwise.recipes.build_learner import build_learner
+from turnwise.run.build_learner import build_learner
 from vision_models_for_tests import write_vision_model
 from visual_talks_for_tests import engine_of, play_all, renderer_of
 

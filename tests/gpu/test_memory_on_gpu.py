@@ -16,8 +16,8 @@ from turnwise.engine.native.engine import NativeEngine
 from turnwise.engine.paged.runner import build_paged_runner
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.layers import compile_layers, recompute_layers
-from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
+from turnwise.run.train import train
 from turnwise.training.optimizer import Optimizer, OptimizerSettings
 
 pytestmark = [

@@ -12,7 +12,7 @@ from learners_for_tests import learn, random_groups, settings_of
 from models_for_tests import random_model
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.tiny import tiny_tokenizer
-from turnwise.recipes.build_learner import build_learner, build_sharded_learner
+from turnwise.run.build_learner import build_learner, build_sharded_learner
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,8 +13,8 @@ from runs_for_tests import quiet, small
 from turnwise.envs.text_env import Outcome
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.layers import compile_layers
-from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
+from turnwise.run.train import train
 
 pytestmark = [
     pytest.mark.gpu,

@@ -21,9 +21,9 @@ from turnwise.models.loading.tiny import tiny_config, tiny_tokenizer
 from turnwise.models.memory.shapes import load_config
 from turnwise.models.vision.encoder import image_encoder, vision_parameters
 from turnwise.models.vision.processor import decode_image
-from turnwise.recipes.build import load_policy
-from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.render.renderer import Renderer
+from turnwise.run.build import load_policy
+from turnwise.run.environment_mix import build_environment_mix
 from turnwise.training.describe_boards import Boards
 from turnwise.training.warmup import WARMUPS, warm_up
 from vision_models_for_tests import png

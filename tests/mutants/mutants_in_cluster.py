@@ -53,7 +53,7 @@ IN_CLUSTER = (
     ),
     *mutants(
         "cluster/gpu_memory.py",
-        ("recipes/test_cluster_plan.py",),
+        ("run/test_cluster_plan.py",),
         ("every rank holds everything", "share = math.ceil(size / ranks)", "share = size"),
         (
             "the KV cache of a replica is whole on each GPU",

@@ -280,7 +280,7 @@ IN_TRAINING = (
         ("features outlive the shards of their tower", "sum(each._version + local_of(each)._version", "sum(0"),
     ),
     *mutants(
-        "recipes/build_learner.py",
+        "run/build_learner.py",
         ("training/test_step_critic.py", "training/test_learner.py", "training/test_gradient_metrics.py"),
         (
             "the reference follows the policy",
@@ -413,7 +413,7 @@ IN_TRAINING = (
     ),
     *mutants(
         "training/diagnostics.py",
-        ("training/test_alarm_watcher.py", "recipes/test_rollback.py"),
+        ("training/test_alarm_watcher.py", "run/test_rollback.py"),
         ("a second rollback does not lower the rate", "rate_scale=RATE_CUT * state.rate_scale", "rate_scale=RATE_CUT"),
         ("a rollback keeps later checkpoints", "    checkpoints.drop_after(kept[0])\n", ""),
         (
@@ -614,19 +614,19 @@ IN_TRAINING = (
     ),
     *mutants(
         "training/update.py",
-        ("recipes/test_diverged.py",),
+        ("run/test_diverged.py",),
         ("skipped steps are counted within a training step", "skips = skips or SkipMonitor()", "skips = SkipMonitor()"),
         ("the cause is not looked for", "find_cause, step_sums,", "find_cause, {},"),
     ),
     *mutants(
         "training/loop.py",
-        ("recipes/test_diverged.py",),
+        ("run/test_diverged.py",),
         ("no alarm for a run that stops", "            self.folder.append_alarm(number, str(error))\n", ""),
         ("advantages are not checked", "check_finite_advantages(estimated, self.config.algo, number)", "pass"),
     ),
     *mutants(
         "training/estimate.py",
-        ("recipes/test_diverged.py",),
+        ("run/test_diverged.py",),
         ("value targets are not checked", "estimated.returns or []", "[]"),
         ("only NaN is found", "(~values.isfinite()).sum()", "values.isnan().sum()"),
     ),

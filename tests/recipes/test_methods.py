@@ -15,10 +15,10 @@ from turnwise.config.load import build, read_settings, to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import load_spec
-from turnwise.recipes.configure import configure
 from turnwise.recipes.presets import find_method, method_names, method_path
-from turnwise.recipes.unused_settings import SWITCHES
-from turnwise.recipes.validate import check_environment, check_settings
+from turnwise.run.configure import configure
+from turnwise.run.unused_settings import SWITCHES
+from turnwise.run.validate import check_environment, check_settings
 
 PAIRS = {"dpo": [("algo.advantage", "preference"), ("algo.aggregation", "seq-mean-token-sum")]}
 """Settings that a loss of pairs needs."""

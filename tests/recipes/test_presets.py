@@ -8,11 +8,11 @@ import pytest
 from turnwise.config.load import build, to_toml
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import ENVIRONMENTS, load_spec
-from turnwise.recipes import configure as module
-from turnwise.recipes.configure import configure, load_recipe, load_target
-from turnwise.recipes.eval_plan import plan_evaluation
 from turnwise.recipes.presets import find_recipe, list_recipes, recipe_names
-from turnwise.recipes.validate import check_settings
+from turnwise.run import configure as module
+from turnwise.run.configure import configure, load_recipe, load_target
+from turnwise.run.evaluation.plan import plan_evaluation
+from turnwise.run.validate import check_settings
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -22,9 +22,6 @@ from turnwise.core.trajectory import Group, Trajectory
 from turnwise.envs.registry import load_spec, spec_of
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import LoadedModel, load_model
-from turnwise.recipes.build import build_policy_stack
-from turnwise.recipes.build_learner import build_learner
-from turnwise.recipes.environment_mix import build_environment_mix, build_task_source
 from turnwise.recipes.reference import (
     Episode,
     Settings,
@@ -37,6 +34,9 @@ from turnwise.recipes.reference import (
     update,
 )
 from turnwise.rewards.scoring import score_group
+from turnwise.run.build import build_policy_stack
+from turnwise.run.build_learner import build_learner
+from turnwise.run.environment_mix import build_environment_mix, build_task_source
 
 BANDIT = Settings(
     env="bandit",

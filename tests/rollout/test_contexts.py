@@ -21,9 +21,9 @@ from turnwise.engine.native.engine import NativeEngine
 from turnwise.envs.registry import load_spec
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.tiny import tiny_model
-from turnwise.recipes.build_learner import build_learner
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.rollout.collect import Collector
+from turnwise.run.build_learner import build_learner
 from turnwise.training.step_record import trajectory_rows
 from turnwise.training.update import Estimate
 

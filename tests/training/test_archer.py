@@ -18,8 +18,8 @@ from turnwise.core.trajectory import Group, Status, Trajectory
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.critic import UtteranceCritic
-from turnwise.recipes.build_learner import update_settings
 from turnwise.record.trajectories import open_replay
+from turnwise.run.build_learner import update_settings
 from turnwise.training.archer import (
     ActorSettings,
     Archer,

@@ -13,11 +13,11 @@ from episodes_for_tests import group_of, turn_of
 from learners_for_tests import make_learner, settings_of
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group
-from turnwise.recipes.build import build_rewards
 from turnwise.record.metrics import staleness_metrics
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.tasks import Curriculum, EnvMixEntry, TaskSource, task_name
+from turnwise.run.build import build_rewards
 from turnwise.training.asynchronous import AsyncRolloutStage, LearnerThread
 from turnwise.training.rollout_stage import RolloutResult
 

@@ -31,8 +31,8 @@ from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import pack, unpack
 from turnwise.data.samples import build_samples
 from turnwise.models.head import OutputHead, head_logprobs, output_head
-from turnwise.recipes.build_learner import build_coefficients, build_learner, estimate_settings, update_settings
 from turnwise.record.trajectories import open_replay, trajectory_from_row, trajectory_to_row
+from turnwise.run.build_learner import build_coefficients, build_learner, estimate_settings, update_settings
 from turnwise.training.estimate import estimate
 from turnwise.training.learner import LocalLearner
 from turnwise.training.update import update

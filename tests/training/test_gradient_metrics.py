@@ -8,7 +8,7 @@ import torch
 from episodes_for_tests import group_of, turn_of
 from learners_for_tests import estimate_of, logprobs_of, make_learner, random_groups, settings_of, weights
 from turnwise.core.trajectory import Group
-from turnwise.recipes.build_learner import update_settings
+from turnwise.run.build_learner import update_settings
 from turnwise.training.diagnostics import gradient_metrics, mutual_information_metrics
 from turnwise.training.learner import LocalLearner
 

@@ -12,8 +12,8 @@ from turnwise.algos.advantages import ADVANTAGES
 from turnwise.core.errors import UserError
 from turnwise.core.trajectory import Group, Span, Turn
 from turnwise.data.samples import PARTS, rule_masks
-from turnwise.recipes.build_learner import token_rule, update_settings
 from turnwise.render.parse import parse_pieces
+from turnwise.run.build_learner import token_rule, update_settings
 from turnwise.training.update import train_samples
 
 THINK, ANSWER = Span(name="think", start=0, end=2), Span(name="answer", start=2, end=4)

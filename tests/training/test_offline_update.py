@@ -17,9 +17,9 @@ from turnwise.core.learner import Needs
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.replay import Replay
 from turnwise.data.samples import build_samples
-from turnwise.recipes.build_learner import update_settings
 from turnwise.record.trajectories import open_replay
 from turnwise.rollout.tasks import TaskSource
+from turnwise.run.build_learner import update_settings
 from turnwise.training.estimate import score_samples
 from turnwise.training.offline import ReplayStage, has_comparable, score_rendered
 from turnwise.training.rollout_stage import RolloutResult

@@ -9,14 +9,14 @@ from episodes_for_tests import group_of, turn_of
 from learners_for_tests import estimate_of, make_learner, settings_of
 from turnwise.config.schema import Config
 from turnwise.core.trajectory import Group
-from turnwise.recipes.build_learner import (
+from turnwise.run.build_learner import (
     build_learner,
     estimate_settings,
     kl_estimator,
     kl_in_reward,
     reward_placement,
 )
-from turnwise.recipes.configure import configure
+from turnwise.run.configure import configure
 from turnwise.training.estimate import Estimate
 
 BETA = 0.25

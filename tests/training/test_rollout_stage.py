@@ -13,12 +13,12 @@ from turnwise.core.errors import InfrastructureFailure, Outage
 from turnwise.core.protocols import RewardResult
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Trajectory
-from turnwise.recipes.build import build_rewards
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.scoring import RewardSet
 from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.failures import DroppedEpisodes
 from turnwise.rollout.tasks import EnvMixEntry, TaskSource
+from turnwise.run.build import build_rewards
 from turnwise.training.rollout_stage import RolloutResult, RolloutStage, filter_groups
 
 TASKS = TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0)

@@ -20,7 +20,7 @@ from turnwise.envs.text_env import Outcome, TextEnv, goes_on, won
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.forward import packed_logits
 from turnwise.models.loading.load import load_model
-from turnwise.recipes.sft import build_sft_learner
+from turnwise.run.sft import build_sft_learner
 from turnwise.training import sft
 from turnwise.training.sft import SftSettings, batch_indices, count_steps, solve_demonstrations, train_on_demonstrations
 

@@ -10,7 +10,7 @@ from step_by_hand_for_tests import plain_model, tokens_of
 from episodes_for_tests import group_of, turn_of
 from learners_for_tests import estimate_of, make_learner, random_groups, settings_of
 from turnwise.core.trajectory import Group, Span
-from turnwise.recipes.build_learner import update_settings
+from turnwise.run.build_learner import update_settings
 from turnwise.training.diagnostics import gradient_metrics, mutual_information_metrics
 from turnwise.training.objective import SamplerMismatch
 

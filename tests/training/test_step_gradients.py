@@ -19,7 +19,7 @@ from episodes_for_tests import group_of, turn_of
 from learners_for_tests import estimate_of, gradients, learn, make_learner, random_groups, settings_of
 from models_for_tests import random_model
 from turnwise.core.trajectory import Group, Span
-from turnwise.recipes.build_learner import update_settings
+from turnwise.run.build_learner import update_settings
 from turnwise.training.update import mini_batch_order
 
 BARE = {"algo__kl_coef": 0.0, "algo__entropy_coef": 0.0}

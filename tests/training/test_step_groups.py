@@ -11,10 +11,10 @@ from episodes_for_tests import group_of, turn_of
 from learners_for_tests import make_learner, settings_of
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group
-from turnwise.recipes.build import build_rewards
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.tasks import EnvMixEntry, TaskSource
+from turnwise.run.build import build_rewards
 from turnwise.training.rollout_stage import RolloutStage, filter_groups
 
 

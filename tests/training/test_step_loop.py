@@ -22,11 +22,11 @@ from turnwise.core.protocols import WeightSource
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group
 from turnwise.engine.scripted import ScriptedEngine
-from turnwise.recipes.build import build_rewards
-from turnwise.recipes.build_learner import build_coefficients, estimate_settings, update_settings
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.tasks import Curriculum, EnvMixEntry, TaskSource, task_name
+from turnwise.run.build import build_rewards
+from turnwise.run.build_learner import build_coefficients, estimate_settings, update_settings
 from turnwise.training.checkpoints import State
 from turnwise.training.estimate import AdaptiveCoefficients
 from turnwise.training.learner import LocalLearner

@@ -9,8 +9,8 @@ import torch
 from episodes_for_tests import group_of, turn_of
 from learners_for_tests import make_learner, settings_of
 from turnwise.core.trajectory import Group, Trajectory
-from turnwise.recipes.build_learner import build_coefficients, estimate_settings
 from turnwise.rewards.scoring import score_group
+from turnwise.run.build_learner import build_coefficients, estimate_settings
 from turnwise.training.estimate import Estimate, EstimateSettings, estimate
 
 PENALTY = 0.4

@@ -18,7 +18,7 @@ from turnwise.core.learner import Needs, Scores
 from turnwise.core.samples import Batch, TrainSample
 from turnwise.core.trajectory import Group
 from turnwise.data.samples import build_samples
-from turnwise.recipes.build_learner import build_coefficients, estimate_settings, update_settings
+from turnwise.run.build_learner import build_coefficients, estimate_settings, update_settings
 from turnwise.training import update
 from turnwise.training.estimate import estimate
 from turnwise.training.update import add_step_statistics, train_samples

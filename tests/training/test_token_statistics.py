@@ -8,7 +8,7 @@ import torch
 from learners_for_tests import CRITICS, estimate_of, learn, make_learner, random_groups, settings_of
 from turnwise.core.learner import Needs
 from turnwise.core.trajectory import Trajectory
-from turnwise.recipes.build_learner import update_settings
+from turnwise.run.build_learner import update_settings
 from turnwise.training.estimate import score_samples
 from turnwise.training.step_record import TokenStatistics, trajectory_rows
 from turnwise.training.update import update

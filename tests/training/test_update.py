@@ -9,7 +9,7 @@ from episodes_for_tests import group_of, trajectory_of, turn_of
 from learners_for_tests import estimate_of, learn, make_learner, random_groups, settings_of, weights
 from turnwise.algos.losses import AGGREGATIONS
 from turnwise.core.trajectory import Group, Status
-from turnwise.recipes.build_learner import build_coefficients, estimate_settings, update_settings
+from turnwise.run.build_learner import build_coefficients, estimate_settings, update_settings
 from turnwise.training.estimate import estimate, select_trajectories
 from turnwise.training.update import UpdateSettings, mini_batch_order, train_samples
 

@@ -15,8 +15,8 @@ from urllib.parse import quote
 from runs_for_tests import quiet, small
 from turnwise.core.images import ImageStore, image_hash, image_token_id
 from turnwise.core.token_name import TokenName
-from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
+from turnwise.run.train import train
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

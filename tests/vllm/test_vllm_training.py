@@ -9,9 +9,9 @@ import pytest
 
 from runs_for_tests import quiet
 from turnwise.models.loading import tiny
-from turnwise.recipes.configure import configure
-from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
+from turnwise.run.configure import configure
+from turnwise.run.train import train
 from vllm_engines_for_tests import wide_config
 
 SETTINGS = {

@@ -37,8 +37,8 @@ def cluster(
     rates
         Measured rates, in place of estimates.
     """
-    from turnwise.recipes.cluster_report import report_cluster
-    from turnwise.recipes.configure import configure
+    from turnwise.run.cluster_report import report_cluster
+    from turnwise.run.configure import configure
 
     settings = merge_settings(overrides)
     config = configure(recipe, overrides=settings)

@@ -43,7 +43,7 @@ def data(
     if action == "inspect":
         _print_summary(run, episodes)
     elif action == "export":
-        from turnwise.recipes.data_tools import export_data
+        from turnwise.run.data_tools import export_data
 
         if to is None:
             raise UserError("turnwise data export needs --to FOLDER")
@@ -55,8 +55,8 @@ def data(
 
 
 def _print_summary(run: str, episodes: Episodes) -> None:
-    from turnwise.recipes.data_tools import inspect_data
     from turnwise.report.formatting import format_decimal, format_percent
+    from turnwise.run.data_tools import inspect_data
 
     found = inspect_data(run, episodes)
     if not found.episodes:
@@ -81,8 +81,8 @@ def _print_summary(run: str, episodes: Episodes) -> None:
 
 
 def _print_estimate(run: str, on: str, episodes: Episodes) -> None:
-    from turnwise.recipes.data_tools import evaluate_offline
     from turnwise.report.formatting import format_decimal
+    from turnwise.run.data_tools import evaluate_offline
 
     found = evaluate_offline(run, [each.strip() for each in on.split(",")], episodes)
     if found.refusal is not None:

@@ -10,7 +10,7 @@ from turnwise.cli.output import print_line, print_table
 from turnwise.cli.parsing import INFORMATION, Settings, command_app, merge_settings
 from turnwise.config.schema import RecordConfig
 from turnwise.core.errors import UserError
-from turnwise.recipes.doctor import Finding, check_machine
+from turnwise.run.doctor import Finding, check_machine
 
 doctor_app = command_app("doctor", "[--plan --model NAME [--gpu-memory GIB] | --agent FILE] [--SECTION.KEY VALUE]...")
 
@@ -45,7 +45,7 @@ def doctor(
         print_plan(model, shape, gpu_memory, merge_settings(overrides))
         return
     if agent is not None and not of_plan:
-        from turnwise.recipes.doctor_agent import check_agent
+        from turnwise.run.doctor_agent import check_agent
 
         _print_findings(check_agent(agent, merge_settings(overrides)))
         return
@@ -65,7 +65,7 @@ def _print_findings(findings: Sequence[Finding]) -> None:
 def print_plan(
     model: str | None, shape: str | None, gpu_memory: float | None, overrides: list[tuple[str, str]]
 ) -> None:
-    from turnwise.recipes.memory_report import HEADERS, report_plan
+    from turnwise.run.memory_report import HEADERS, report_plan
 
     report = report_plan(model, shape, gpu_memory, overrides)
     print_table(HEADERS, report.rows)

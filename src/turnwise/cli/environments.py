@@ -80,7 +80,7 @@ def play(environment: Annotated[str, Parameter(name="ENV")], /, *, seed: int = 0
     from turnwise.envs.play import play as play_episode
     from turnwise.envs.registry import load_spec
     from turnwise.envs.seeds import seed_for
-    from turnwise.recipes.configure import configure
+    from turnwise.run.configure import configure
 
     config = configure(environment, overrides=merge_settings(overrides, ("env",)))
     spec = load_spec(config.env.kind)

@@ -83,9 +83,9 @@ def evaluate(
         eval__temperature=tasks.temperature,
         eval__split=tasks.split,
     )
-    from turnwise.recipes.eval_models import RemoteModels, read_endpoint_options
-    from turnwise.recipes.eval_plan import plan_evaluation
-    from turnwise.recipes.evaluation import evaluate_into_folder, resume_evaluation
+    from turnwise.run.evaluation.evaluate import evaluate_into_folder, resume_evaluation
+    from turnwise.run.evaluation.models import RemoteModels, read_endpoint_options
+    from turnwise.run.evaluation.plan import plan_evaluation
 
     endpoint_options = read_endpoint_options(
         key_variable=endpoint.api_key_env,

@@ -36,7 +36,7 @@ def export(run: str, /, *, to: Annotated[Path, Parameter(metavar="FOLDER")]) -> 
     to
         New folder, readable by `from_pretrained`.
     """
-    from turnwise.recipes.export import export as export_run
+    from turnwise.run.export import export as export_run
 
     export_run(run, to)
     print_line(f"wrote {to}")
@@ -53,7 +53,7 @@ def merge(adapter: str, /, *, into: Annotated[Path, Parameter(metavar="FOLDER")]
     into
         New folder, readable by `from_pretrained`.
     """
-    from turnwise.recipes.export import merge as merge_adapter
+    from turnwise.run.export import merge as merge_adapter
 
     merge_adapter(adapter, into)
     print_line(f"wrote {into}")

@@ -54,8 +54,8 @@ def serve(
         SQLite file of the recorded calls; their images are in images/ beside it. Default: runs/serve/calls.sqlite.
     """
     try:
-        from turnwise.recipes.serving import CALLS, SECTIONS, serve_training
-        from turnwise.recipes.serving import serve as serve_model
+        from turnwise.run.serving import CALLS, SECTIONS, serve_training
+        from turnwise.run.serving import serve as serve_model
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in OPTIONAL_PACKAGES:
             raise

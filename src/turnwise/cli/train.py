@@ -122,8 +122,8 @@ def train(
         print_all_settings()
         return
     from turnwise.config.load import parse_seeds
-    from turnwise.recipes.configure import configure
-    from turnwise.recipes.setting_names import check_model_name
+    from turnwise.run.configure import configure
+    from turnwise.run.setting_names import check_model_name
 
     resume = run.resume is not None
     if seeds is not None and (other := "--seed" if run.seed is not None else "--resume" if resume else None):
@@ -138,8 +138,8 @@ def train(
     if dry_run:
         _print_plan(config, several_seeds, override_keys, resume=resume)
         return
-    from turnwise.recipes.run import train as train_run
-    from turnwise.recipes.run import train_seeds
+    from turnwise.run.train import train as train_run
+    from turnwise.run.train import train_seeds
 
     if several_seeds:
         train_seeds(config, several_seeds, override_keys=override_keys)
@@ -150,9 +150,9 @@ def train(
 def _print_plan(config: "Config", seeds: Sequence[int], override_keys: Sequence[str], *, resume: bool) -> None:
     """Check and print the settings of a run, and the memory per GPU of one on a cluster."""
     from turnwise.config.keys import describe
-    from turnwise.recipes.environment_mix import build_environment_mix
-    from turnwise.recipes.run_name import check_run_name, configs_of_seeds
-    from turnwise.recipes.validate import check_hub, check_run
+    from turnwise.run.environment_mix import build_environment_mix
+    from turnwise.run.run_name import check_run_name, configs_of_seeds
+    from turnwise.run.validate import check_hub, check_run
 
     for one in configs_of_seeds(config, seeds) if seeds else [] if resume else [config]:
         check_run_name(one)
@@ -160,7 +160,7 @@ def _print_plan(config: "Config", seeds: Sequence[int], override_keys: Sequence[
     check_hub(config.model)
     print_line(describe(config))
     if config.cluster.engines and config.cluster.learners:
-        from turnwise.recipes.cluster_report import report_memory
+        from turnwise.run.cluster_report import report_memory
 
         memory = report_memory(config)
         print_line()
@@ -210,8 +210,8 @@ def sft(
         record__name=run.name,
     )
     from turnwise.config.schema import NO_ENV
-    from turnwise.recipes.configure import configure
-    from turnwise.recipes.sft import sft as run_sft
+    from turnwise.run.configure import configure
+    from turnwise.run.sft import sft as run_sft
 
     target = NO_ENV if recipe is None and not resume else recipe
     config = configure(target, like=run.like, resume=run.resume, overrides=settings, full_context=True)

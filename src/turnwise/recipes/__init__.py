@@ -1,1 +1,1 @@
-"""Presets and wiring: configure, validate, build, run. The only package that names concrete algorithms and engines."""
+"""Presets, and `reference.py`: the whole algorithm in one file."""

@@ -9,6 +9,8 @@ from turnwise.core.suggestions import suggest
 
 RECIPES = Path(__file__).parent
 METHODS = RECIPES / "algos"
+MODELS = RECIPES / "models"
+"""Default settings by model, for targets that are not recipes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

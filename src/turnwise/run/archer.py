@@ -1,0 +1,71 @@
+"""Build ArCHer beside a learner, online or offline: the critic of utterances, the replay and the actor's settings."""
+
+from pathlib import Path
+
+from turnwise.config.schema import Config
+from turnwise.core.random_streams import address
+from turnwise.data.replay import Replay
+from turnwise.models.critic import UtteranceCritic
+from turnwise.models.memory.plan import MemoryPlan
+from turnwise.record.trajectories import open_replay
+from turnwise.rollout.collect import Collector
+from turnwise.run.build import PolicyStack, training_sampling
+from turnwise.run.build_learner import build_optimizer, build_schedule, estimate_settings
+from turnwise.training.archer import ActorSettings, Archer, UtteranceSampler
+from turnwise.training.archer_offline import OfflineArcher
+from turnwise.training.learner import LocalLearner
+from turnwise.training.optimizer import mark_embeddings
+from turnwise.training.utterance_critic import UtteranceCriticLearner
+
+
+def build_archer(
+    config: Config, stack: PolicyStack, learner: LocalLearner, folder: Path, stored: Replay | None, plan: MemoryPlan
+) -> Archer | OfflineArcher | None:
+    """Return the estimator that replaces algo.advantage; None with algo.method on_policy.
+
+    `folder`: of the replay that the run fills; `stored`: that of data.sources. The critic becomes an auxiliary
+    network of the learner, so that checkpoints contain it.
+    """
+    if config.algo.method == "on_policy":
+        return None
+    critic = build_utterance_critic(config, learner, plan)
+    learner.auxiliary["utterance_critic"] = critic
+    settings = ActorSettings(
+        archer=config.archer,
+        algo=config.algo,
+        needs=estimate_settings(config).needs,
+        micro_tokens=plan.micro_tokens,
+        run_seed=config.seed,
+    )
+    if config.algo.method == "archer":
+        replay = open_replay(folder, config.archer.replay)
+        return Archer(settings=settings, critic=critic, replay=replay, sampler=build_sampler(config, stack))
+    assert stored is not None
+    sampler = build_sampler(config, stack) if config.algo.method == "awac" else None
+    return OfflineArcher(settings=settings, critic=critic, replay=stored, sampler=sampler)
+
+
+def build_sampler(config: Config, stack: PolicyStack) -> UtteranceSampler:
+    assert isinstance(stack.collector, Collector)
+    return UtteranceSampler(
+        policy=stack.collector.policy,
+        sampling=training_sampling(config),
+        summary_tokens=config.context.summary_tokens,
+        max_tokens=config.rollout.max_tokens,
+        run_seed=config.seed,
+    )
+
+
+def build_utterance_critic(config: Config, learner: LocalLearner, plan: MemoryPlan) -> UtteranceCriticLearner:
+    seed, own_trunk = address("utterance critic", config.seed), config.archer.encoder == "own"
+    critic = UtteranceCritic(learner.model, seed=seed, own_trunk=own_trunk)
+    mark_embeddings(critic.trunk)
+    train = config.train
+    optimizer = build_optimizer(train, critic.parameters(), config.critic.learning_rate, build_schedule(train), plan)
+    return UtteranceCriticLearner(
+        critic,
+        optimizer,
+        target_rate=config.archer.target_rate,
+        expectile=config.archer.expectile if config.algo.method == "archer_offline" else None,
+        micro_tokens=plan.micro_tokens,
+    )

@@ -1,0 +1,339 @@
+"""Build what plays: the model, its engine, the policy with its environments, and the rewards."""
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
+from turnwise.core.protocols import Engine, EngineControl, Sampling
+from turnwise.core.references import load_function
+from turnwise.engine.engines import ENGINES, EngineOptions
+from turnwise.envs.spec import EnvSpec
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.layers import compile_layers, copy_model
+from turnwise.models.loading.catalogue import SMOLLM2_VISION, TINY_VLM, WARMED_UP, model_names
+from turnwise.models.loading.load import LoadedModel, device_of, load_model
+from turnwise.models.loading.lora import (
+    RUN_BASE,
+    LoraPart,
+    LoraSettings,
+    add_lora,
+    base_model_of,
+    has_adapter,
+    is_adapter,
+    set_base_model,
+)
+from turnwise.models.loading.pretrained import reads_images
+from turnwise.models.loading.save import atomic_folder, save_model
+from turnwise.models.memory.shapes import load_config
+from turnwise.models.vision.encoder import trains_vision
+from turnwise.record.images import IMAGES_FOLDER
+from turnwise.render.renderer import Renderer
+from turnwise.rewards.factory import build_group_judges, judge_weights
+from turnwise.rewards.functions import trajectory_reward
+from turnwise.rewards.judge.registry import JudgeRegistry
+from turnwise.rewards.judge.settings import LOCAL
+from turnwise.rewards.scoring import ENV, RewardSet
+from turnwise.rollout.collect import Collector, GroupCollector
+from turnwise.rollout.episode import Limits
+from turnwise.run.agent_warmup import load_random_reply, warm_up_agent
+from turnwise.run.agents import build_agent_collector, build_gateway
+from turnwise.run.contexts import build_context
+from turnwise.run.environment_mix import EnvironmentMix
+from turnwise.run.sources import resolve_model_name, use_own_adapter
+from turnwise.training.warmup import has_warmup, load_warmed_up
+
+if TYPE_CHECKING:  # its packages are optional
+    from turnwise.gateway.server import Gateway
+
+
+def model_loader(config: Config) -> Callable[[str], LoadedModel]:
+    """Return a function that loads a model by name or folder, with the run's settings and the engine's attention.
+
+    Unless the settings say otherwise, a vision tower is frozen if the model of the settings has a trained one.
+    """
+    settings = config.model
+    train_vision = settings.name == SMOLLM2_VISION if settings.train_vision is None else settings.train_vision
+
+    def load(name: str) -> LoadedModel:
+        return load_model(
+            name,
+            dtype=settings.dtype,
+            device=settings.device,
+            chat_template=settings.chat_template,
+            attn_implementation=ATTENTION,
+            seed=settings.warmup_seed,
+            train_vision=train_vision,
+        )
+
+    return load
+
+
+def load_policy(
+    config: Config,
+    environments: EnvironmentMix,
+    show_warmup: Callable[[int, int], None],
+    run: Path | None = None,
+    check: Callable[[LoadedModel], None] = lambda loaded: None,
+) -> tuple[LoadedModel, float]:
+    """Load the model that a run starts from; return it and the seconds of its warm-up.
+
+    The folder `run` keeps a copy of a warmed-up model, and of the base model of an adapter, so that it can be resumed
+    without the cache and without the run that trained the adapter. `check`: called with the model before its warm-up.
+    """
+    check_engine_reads_images(config, environments)
+    load_any = model_loader(config)
+
+    def load(name: str) -> LoadedModel:
+        loaded = load_any(name)
+        check_sees_images(loaded, environments)
+        check(loaded)
+        return loaded
+
+    base = None if run is None else run / RUN_BASE
+    seconds = 0.0
+    if config.model.warmup_steps and _is_warmed_up(config, environments):
+        if base is not None and base.is_dir():
+            loaded = load(str(base))
+        else:
+            loaded, seconds = _warm_up(config, environments, load, show_warmup)
+            if base is not None:
+                save_model(loaded.model, loaded.tokenizer, base)
+                loaded = replace(loaded, name=str(base))
+    else:
+        loaded = load((config if run is None else use_own_adapter(config, run)).model.name)
+        if base is not None and has_adapter(loaded.model):
+            _keep_base_of_adapter(loaded, base)
+    lora = config.lora
+    if lora.rank and not has_adapter(loaded.model):  # a checkpoint of a LoRA run already has its adapter
+        alpha = 2.0 * lora.rank if lora.alpha is None else lora.alpha
+        part: LoraPart = lora.part or ("both" if trains_vision(loaded.model) else "language")
+        settings = LoraSettings(rank=lora.rank, alpha=alpha, targets=lora.targets, seed=config.seed, part=part)
+        add_lora(loaded.model, loaded.name, settings)
+    if config.system.compile and device_of(loaded.model).type == "cuda":
+        compile_layers(loaded.model)
+    if run is not None and loaded.images is not None:
+        loaded.images.store.keep_in(run / IMAGES_FOLDER)
+    return loaded, seconds
+
+
+def _is_warmed_up(config: Config, environments: EnvironmentMix) -> bool:
+    if environments.has_agent:
+        return config.agent.random_reply is not None and config.model.name in WARMED_UP
+    return bool(environments.specs) and has_warmup(config.model.name, environments.with_params)
+
+
+def _warm_up(
+    config: Config, environments: EnvironmentMix, load: Callable[[str], LoadedModel], show: Callable[[int, int], None]
+) -> tuple[LoadedModel, float]:
+    """Return the warmed-up model and the seconds that took. A model of an agent is not cached, since an agent may
+    depend on anything."""
+    reply = load_random_reply(config.agent)
+    if reply is None:
+        return load_warmed_up(
+            config.model.name,
+            environments.with_params,
+            steps=config.model.warmup_steps,
+            seed=config.model.warmup_seed,
+            load=load,
+            show=show,
+            single_turns=config.context.shows_current_turn_only,
+        )
+    began, loaded = time.perf_counter(), load(config.model.name)
+    warm_up_agent(config, environments, loaded, reply, show)
+    return loaded, time.perf_counter() - began
+
+
+def check_sees_images(loaded: LoadedModel, environments: EnvironmentMix) -> None:
+    """Raise UserError if an environment shows images to a model that reads text only, before any work is done."""
+    if loaded.images is None and (spec := environments.visual_spec) is not None:
+        raise _text_only_error(loaded.name, spec)
+
+
+def check_model_reads_images(config: Config, environments: EnvironmentMix) -> None:
+    """Raise UserError if an environment shows images to a model or local judge that reads text only.
+
+    Reads their configurations, not their weights.
+    """
+    spec = environments.visual_spec
+    if spec is not None and _is_text_only(resolve_model_name(config.model.name)):
+        raise _text_only_error(config.model.name, spec)
+    for spec, params in environments.with_params:
+        judge = params.get("state_judge") or {}
+        if spec.shows_images(params) and judge.get("endpoint") == LOCAL and _is_text_only(judge["model"]):
+            raise UserError(
+                f"{spec.name} shows images, and the judge {judge['model']} reads text only. Choose a vision-language "
+                f"model in {spec.params_setting}.state_judge."
+            )
+
+
+def _is_text_only(name: str) -> bool:
+    path = Path(name).expanduser()
+    if path.suffix.lower() == ".gguf":  # a vision tower would be in another file
+        return True
+    if path.is_dir() and name not in model_names() and not is_adapter(path) and not (path / "config.json").is_file():
+        return False  # not a model; loading it reports what is wrong
+    return not reads_images(load_config(name))
+
+
+def _text_only_error(model: str, spec: EnvSpec) -> UserError:
+    return UserError(
+        f"{spec.name} shows images, and the model {model} reads text only. Choose a vision-language model, such as "
+        f"--model.name {TINY_VLM}{_or_text(spec)}."
+    )
+
+
+def check_engine_reads_images(config: Config, environments: EnvironmentMix) -> None:
+    """Raise UserError if an environment shows images and the engine reads text only."""
+    spec = environments.visual_spec
+    if spec is not None and not ENGINES[config.engine.kind].reads_images(config.engine):
+        kinds = " or ".join(name for name, kind in ENGINES.items() if kind.reads_images(config.engine))
+        on_servers = " with engine.urls" if config.engine.urls else ""
+        raise UserError(
+            f"{spec.name} shows images, and engine.kind {config.engine.kind}{on_servers} reads text only. Choose "
+            f"engine.kind {kinds}{_or_text(spec)}."
+        )
+
+
+def _or_text(spec: EnvSpec) -> str:
+    return f", or set {spec.params_setting}.observation text" if "observation" in spec.params_model.model_fields else ""
+
+
+def _keep_base_of_adapter(loaded: LoadedModel, base: Path) -> None:
+    """Copy the base model of another run's adapter to `base`, if that run keeps it in its own folder."""
+    source = Path(base_model_of(Path(loaded.name).expanduser()))
+    if source.name != RUN_BASE or not (source.parent / "config.toml").is_file():
+        return
+    if not base.is_dir():
+        with atomic_folder(base) as aside:
+            shutil.copytree(source, aside, dirs_exist_ok=True)
+    set_base_model(loaded.model, str(base))
+
+
+def build_engine(config: Config, model: Any, renderer: Renderer, *, pages: int | None = None) -> Engine:
+    """Build the engine of engine.kind. `pages`: size of the KV cache on a GPU. None uses system.cache_share."""
+    options = EngineOptions(
+        slots=config.rollout.in_flight,
+        max_tokens=config.rollout.max_tokens,
+        pages=pages,
+        settings=config.engine,
+        system=config.system,
+    )
+    return ENGINES[config.engine.kind].build(model, renderer, options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyStack:
+    """A policy with its renderer, its engine and the collectors for training, greedy baselines and evaluation."""
+
+    renderer: Renderer
+    engine: EngineControl
+    collector: GroupCollector
+    greedy: GroupCollector
+    evaluator: GroupCollector
+    pages: int | None
+    """Pages of the engine's KV cache. None without a plan."""
+    gateway: "Gateway | None" = None
+    """Through which an agent calls the engine. Open while episodes run."""
+
+    def open(self) -> AbstractAsyncContextManager[object]:
+        """Open what episodes need besides the engine."""
+        return nullcontext() if self.gateway is None else self.gateway
+
+
+def build_renderer(config: Config, loaded: LoadedModel) -> Renderer:
+    return Renderer(loaded.tokenizer, loaded.stop_ids, config.rollout.prefix, loaded.images)
+
+
+def build_policy_stack(
+    config: Config,
+    environments: EnvironmentMix,
+    loaded: LoadedModel,
+    pages: int | None = None,
+    *,
+    run: Path | None = None,
+) -> PolicyStack:
+    """Build the stack. An engine that shares the learner's weights has a copy of them in asynchronous training.
+
+    `run`: folder in which the gateway of an agent keeps its calls.
+    """
+    renderer = build_renderer(config, loaded)
+    copies = config.rollout.max_staleness > 0 and ENGINES[config.engine.kind].shares_weights
+    model = copy_model(loaded.model).requires_grad_(False) if copies else loaded.model
+    engine = build_engine(config, model, renderer, pages=pages)
+    training = training_sampling(config)
+    limits = episode_limits(config, training)
+    gateway = build_gateway(config, engine, renderer, limits, run) if environments.has_agent else None
+
+    def collector(sampling: Sampling, run_seed: int) -> GroupCollector:
+        limits = episode_limits(config, sampling)
+        if gateway is not None:
+            return build_agent_collector(config, gateway, limits, run_seed)
+        return Collector(
+            policy=engine,
+            make_env=environments.make,
+            context=build_context(config, renderer),
+            limits=limits,
+            in_flight=config.rollout.in_flight,
+            attempts=config.rollout.attempts,
+            run_seed=run_seed,
+        )
+
+    return PolicyStack(
+        renderer=renderer,
+        engine=engine,
+        collector=collector(training, config.seed),
+        greedy=collector(replace(training, temperature=0.0), config.seed),
+        evaluator=collector(evaluation_sampling(config), 0),  # all runs are evaluated with the same random numbers
+        pages=pages,
+        gateway=gateway,
+    )
+
+
+def episode_limits(config: Config, sampling: Sampling) -> Limits:
+    return Limits(sampling=sampling, max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s)
+
+
+def training_sampling(config: Config) -> Sampling:
+    rollout = config.rollout
+    return Sampling(temperature=rollout.temperature, max_tokens=rollout.max_new_tokens, stop=rollout.stop)
+
+
+def evaluation_sampling(config: Config) -> Sampling:
+    return Sampling(
+        max_tokens=config.rollout.max_new_tokens,
+        temperature=config.eval.temperature,
+        top_p=config.eval.top_p,
+        top_k=config.eval.top_k,
+        stop=config.rollout.stop,
+    )
+
+
+def reward_names(config: Config) -> list[str]:
+    """Return the names of reward.functions, in order."""
+    return [function.rpartition(":")[2] for function in config.reward.functions]
+
+
+def reward_weights(config: Config) -> dict[str, float]:
+    """Return the weights by name: of the environment's reward, then of functions and judges."""
+    names = [ENV, *reward_names(config)]
+    weights = dict(zip(names, config.reward.weights or [1.0] * len(names), strict=True))
+    return weights | judge_weights(config.reward.judges)
+
+
+def build_rewards(config: Config, judges: JudgeRegistry, decode: Callable[[Sequence[int]], str]) -> RewardSet:
+    """Build all rewards of a run. `decode` gives judges the text of token ids."""
+    loaded = [trajectory_reward(load_function(each, "reward.functions")) for each in config.reward.functions]
+    functions = dict(zip(reward_names(config), loaded, strict=True))
+    return RewardSet(
+        format_penalty=config.reward.format_penalty,
+        functions=functions,
+        judges=build_group_judges(config.reward.judges, judges, decode, taken=tuple(functions)),
+        weights=reward_weights(config),
+        timeout_s=config.rollout.timeout_s,
+    )

@@ -1,0 +1,262 @@
+"""Build what learns: the learner with its optimizers and critic, and the settings of estimate and update."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from turnwise.algos.advantage_types import Advantage
+from turnwise.algos.advantages import ADVANTAGES
+from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient
+from turnwise.algos.losses import LOSSES
+from turnwise.algos.turn_discount import AdaptiveDiscount
+from turnwise.config.algorithm import AlgoConfig
+from turnwise.config.schema import Config, TrainConfig
+from turnwise.core.errors import UserError
+from turnwise.core.learner import Needs
+from turnwise.core.protocols import EngineControl, ValueEngine
+from turnwise.core.references import load_function
+from turnwise.core.suggestions import suggest
+from turnwise.data.samples import PARTS, AllowedSets, TokenRule, part_rule, sampled
+from turnwise.models.critic import HeadCritic, TrunkCritic
+from turnwise.models.layers import compile_unfused_layers, copy_model, recompute_layers
+from turnwise.models.loading.load import resolve_device
+from turnwise.models.loading.lora import (
+    copy_adapter,
+    has_adapter,
+)
+from turnwise.models.memory.plan import MemoryPlan
+from turnwise.models.sharding import join_ranks, share_skeleton
+from turnwise.run.build import reward_weights
+from turnwise.run.resources import MICRO_TOKENS, plan_without_limits
+from turnwise.training.estimate import AdaptiveCoefficients, EstimateSettings, RewardSettings
+from turnwise.training.learner import LocalLearner
+from turnwise.training.objective import Objective, needs_reference
+from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule, mark_embeddings
+from turnwise.training.sharded import ShardedLearner
+from turnwise.training.sharded_optimizer import ShardedOptimizer
+from turnwise.training.update import UpdateSettings
+
+
+def reward_placement(algo: AlgoConfig) -> str:
+    return algo.placement or ("trajectory" if ADVANTAGES[algo.advantage].outcome_minus_kl else "turn")
+
+
+def kl_in_reward(algo: AlgoConfig) -> bool:
+    """Return True if the KL penalty is part of the reward, False if it is part of the loss."""
+    return algo.kl_in == "reward" or (algo.kl_in is None and ADVANTAGES[algo.advantage].outcome_minus_kl)
+
+
+def kl_estimator(algo: AlgoConfig) -> str:
+    return algo.kl_estimator or ("k1" if kl_in_reward(algo) else "k3")
+
+
+def advantage_traits(config: Config) -> Advantage:
+    """Return what the estimator of algo.advantage needs. ArCHer replaces it, and needs no groups or greedy episodes."""
+    if config.algo.method == "on_policy":
+        return ADVANTAGES[config.algo.advantage]
+    baseline = config.algo.method == "archer" and config.archer.token_baseline
+    return replace(ADVANTAGES["reinforce"], needs_critic=baseline, reads=("gamma_turn",))
+
+
+def has_critic(config: Config) -> bool:
+    """Return whether a critic is trained, of tokens or of whole utterances."""
+    return config.algo.method != "on_policy" or advantage_traits(config).needs_critic
+
+
+def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) -> LocalLearner:
+    """Build the learner with its critic and optimizers. `plan` None: the settings without a memory plan."""
+    algo, train, plan = config.algo, config.train, plan or plan_without_limits(config)
+    if plan.recompute:
+        recompute_layers(model)  # before a critic copies them
+    mark_embeddings(model)
+    schedule = build_schedule(train)
+    critic = _critic(config, model)
+    keeps_reference = needs_reference(algo)
+    return LocalLearner(
+        model,
+        build_objective(config.algo),
+        build_optimizer(train, model.parameters(), train.learning_rate, schedule, plan, muon=train.optimizer == "muon"),
+        kl_coef=0.0 if kl_in_reward(algo) else algo.kl_coef,
+        reference=copy_model(model).requires_grad_(False) if keeps_reference and not has_adapter(model) else None,
+        reference_adapter=copy_adapter(model) if keeps_reference and has_adapter(model) else None,
+        critic=critic,
+        critic_optimizer=None
+        if critic is None
+        else build_optimizer(train, critic.parameters(), config.critic.learning_rate, schedule, plan),
+        critic_warmup_steps=config.critic.warmup_steps if has_critic(config) else 0,
+    )
+
+
+def build_sharded_learner(config: Config, model: Any | None, plan: MemoryPlan | None = None) -> ShardedLearner:
+    """Build the learner of this rank. Every rank of the default process group calls it, with the same plan.
+
+    Rank 0 alone passes the loaded model, on any device; it is left unchanged and may be dropped afterwards. With
+    optimizer states on the host, parameters are offloaded too, and gradients are reduced after each micro-batch.
+    """
+    algo, train, plan = config.algo, config.train, plan or plan_without_limits(config)
+    sharding = join_ranks(resolve_device(config.model.device), offload=plan.optimizer_on_host)
+    skeleton = share_skeleton(model, sharding)
+    plain = copy_model(skeleton)
+    if plan.recompute:
+        recompute_layers(plain)
+    policy, critic, schedule = copy_model(plain), _critic(config, plain), build_schedule(train)
+    sharding.shard_model(policy, model)
+    mark_embeddings(policy)
+    keeps_reference, reference = needs_reference(algo), None
+    if keeps_reference and not has_adapter(plain):
+        reference = plain.requires_grad_(False)
+        sharding.shard_model(reference, model)
+    if critic is not None:
+        sharding.shard_critic(critic, model)
+    if config.system.compile and sharding.device.type == "cuda":
+        trunk = critic.trunk if isinstance(critic, TrunkCritic) else None
+        for each in (policy, reference, trunk):
+            if each is not None:
+                compile_unfused_layers(each)
+    rounded = any(each.requires_grad and each.dtype != torch.float32 for each in skeleton.parameters())
+
+    def optimizer(module: Any, settings: OptimizerSettings, *, saves_weights: bool) -> ShardedOptimizer:
+        trained = [each for each in module.parameters() if each.requires_grad]
+        return ShardedOptimizer(trained, settings, schedule.share, sharding=sharding, saves_weights=saves_weights)
+
+    muon = train.optimizer == "muon"
+    return ShardedLearner(
+        policy,
+        build_objective(algo),
+        optimizer(policy, _optimizer_settings(train, train.learning_rate, muon=muon), saves_weights=rounded),
+        skeleton=skeleton,
+        sharding=sharding,
+        reduce_once_per_step=not plan.optimizer_on_host,
+        kl_coef=0.0 if kl_in_reward(algo) else algo.kl_coef,
+        reference=reference,
+        reference_adapter=copy_adapter(policy) if keeps_reference and has_adapter(policy) else None,
+        critic=critic,
+        critic_optimizer=None
+        if critic is None
+        else optimizer(critic, _optimizer_settings(train, config.critic.learning_rate), saves_weights=False),
+        critic_warmup_steps=config.critic.warmup_steps if critic is not None else 0,
+    )
+
+
+def build_schedule(train: TrainConfig) -> Schedule:
+    return Schedule(
+        kind=train.schedule,
+        total_steps=train.steps,
+        warmup_steps=train.warmup_steps,
+        final_share=train.final_share,
+    )
+
+
+def _critic(config: Config, model: Any) -> TrunkCritic | HeadCritic | None:
+    if not advantage_traits(config).needs_critic:
+        return None
+    return TrunkCritic(model) if config.critic.kind == "trunk" else HeadCritic(model)
+
+
+def build_optimizer(
+    train: TrainConfig,
+    parameters: Iterable[Parameter],
+    learning_rate: float,
+    schedule: Schedule,
+    plan: MemoryPlan,
+    *,
+    muon: bool = False,
+) -> Optimizer:
+    """Build the optimizer of the parameters that require gradients."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    settings = _optimizer_settings(train, learning_rate, muon=muon)
+    return Optimizer(trained, settings, schedule.share, on_host=plan.optimizer_on_host)
+
+
+def _optimizer_settings(train: TrainConfig, learning_rate: float, *, muon: bool = False) -> OptimizerSettings:
+    return OptimizerSettings(
+        learning_rate=learning_rate,
+        betas=train.betas,
+        weight_decay=train.weight_decay,
+        max_grad_norm=train.max_grad_norm,
+        muon_learning_rate=train.muon_learning_rate if muon else None,
+    )
+
+
+def share_value_head(config: Config, engine: EngineControl, learner: LocalLearner) -> None:
+    """Let the engine compute the values of a critic on the policy's trunk while it samples, if it can.
+
+    Not in asynchronous training: the values would be those of older weights.
+    """
+    if config.rollout.max_staleness:
+        return
+    if isinstance(engine, ValueEngine) and isinstance(learner.critic, HeadCritic):
+        engine.set_value_head(learner.critic)
+
+
+def build_objective(algo: AlgoConfig) -> Objective:
+    return Objective(algo=algo, kl_estimator=KL_ESTIMATORS[kl_estimator(algo)])
+
+
+def update_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> UpdateSettings:
+    algo = config.algo
+    only_advantages = (
+        algo.entropy_coef == 0
+        and algo.kl_coef == 0
+        and not advantage_traits(config).needs_critic
+        and not LOSSES[algo.loss].adds_penalty
+    )
+    return UpdateSettings(
+        objective=build_objective(config.algo),
+        train=config.train,
+        micro_tokens=micro_tokens,
+        skip_idle=only_advantages,
+        run_seed=config.seed,
+    )
+
+
+def estimate_settings(
+    config: Config, micro_tokens: int = MICRO_TOKENS, allowed_sets: AllowedSets | None = None
+) -> EstimateSettings:
+    algo, advantage = config.algo, advantage_traits(config)
+    return EstimateSettings(
+        algo=algo,
+        rewards=RewardSettings(
+            placement=reward_placement(algo),
+            normalise=algo.normalise,
+            normalise_over=algo.normalise_over,
+            process=config.reward.combine == "process",
+            each=reward_weights(config) if config.reward.combine == "each" else None,
+        ),
+        advantage_tokens=token_rule(algo.advantage_tokens, "algo.advantage_tokens"),
+        loss_tokens=token_rule(algo.loss_tokens, "algo.loss_tokens"),
+        kl_in_reward=KL_ESTIMATORS[kl_estimator(algo)] if algo.kl_coef > 0 and kl_in_reward(algo) else None,
+        needs=Needs(
+            logprobs=algo.old_logprobs == "learner",
+            values=advantage.needs_critic,
+            ref_logprobs=needs_reference(algo),
+        ),
+        micro_tokens=micro_tokens,
+        allowed_sets=allowed_sets,
+    )
+
+
+def build_coefficients(config: Config) -> AdaptiveCoefficients:
+    algo = config.algo
+    return AdaptiveCoefficients(
+        kl=KlCoefficient(value=algo.kl_coef, target=algo.kl_target, horizon=algo.kl_horizon),
+        discount=AdaptiveDiscount() if algo.gamma_turn == "adaptive" else None,
+    )
+
+
+def token_rule(value: str, setting: str) -> TokenRule:
+    """Return the rule of "sampled", of parts joined by "+", or of FILE.py:function. Errors name the setting."""
+    if value == "sampled":
+        return sampled
+    if ":" in value:
+        return load_function(value, setting)
+    names = value.split("+")
+    if unknown := [name for name in names if name not in PARTS]:
+        raise UserError(
+            f'{setting} "{value}": unknown part "{unknown[0]}":{suggest(unknown[0], PARTS)} (write "sampled", parts '
+            'joined by "+" such as "prediction+answer", or FILE.py:function)'
+        )
+    return part_rule(frozenset(names))

@@ -1,0 +1,291 @@
+"""Configure a run: from the command line's arguments to a `Config`. Needs no torch. `validate.py` checks it later."""
+
+from pathlib import Path
+from typing import Any
+
+from turnwise.config.agent import AGENT_ENV
+from turnwise.config.load import CONFIG_FILE, Overrides, build, find_run, read_run, read_settings
+from turnwise.config.schema import NO_ENV, Config
+from turnwise.core.errors import UserError
+from turnwise.core.program import spell_command
+from turnwise.core.references import IN_MEMORY
+from turnwise.core.suggestions import closest_match, suggest
+from turnwise.engine.engines import ENGINES
+from turnwise.envs.registry import ENVIRONMENTS
+from turnwise.models.loading.catalogue import PIXELS_PER_TOKEN, TINY, TINY_VLM
+from turnwise.recipes.presets import MODELS, find_method, find_recipe, method_path, recipe_names, recipe_path
+from turnwise.record.provenance import check_code_files
+from turnwise.record.resume_command import spell_resume
+from turnwise.run.environment_mix import EnvironmentMix, build_environment_mix, parse_list_params
+from turnwise.run.setting_names import check_names
+from turnwise.run.setting_paths import read_settings_file, resolve_paths
+
+VISUAL_MODEL = {"name": TINY_VLM, "train_vision": True}
+"""Default `model` settings of targets that show images and are not recipes."""
+SAME_DEFAULTS = {TINY_VLM: TINY}
+"""Models that take the default settings of another model."""
+
+GYMNASIUM = "gymnasium:"
+"""Start of a target that names an environment of Gymnasium: gymnasium:ID."""
+
+CURRENT_TURN = {"mode": "turn", "turns": 0}
+"""Default `context` settings of the tiny models in fully observable environments, for targets that are not recipes."""
+SINGLE_TURN = "_single_turn"
+"""Suffix of a model's default settings for these contexts, which go on top of its others."""
+
+TOKEN_LIMITS = ("max_new_tokens", "max_tokens")
+"""Settings of `rollout` that fit the answers of a recipe's environment, so that `like` does not take them."""
+
+MAY_CHANGE = ("train.max_minutes",)
+"""Settings that a resumed run may change, because they do not affect what is learnt."""
+
+
+def configure(
+    target: str | None = None,
+    *,
+    like: str | None = None,
+    start_from: str | None = None,
+    resume: str | None = None,
+    overrides: Overrides = (),
+    full_context: bool = False,
+) -> Config:
+    """Return the configuration of a run. Give one of `target`, `start_from` and `resume`.
+
+    `target` is a recipe, an environment or a file of settings; `like` is a recipe whose settings, except its
+    environment and token limits, the target takes; `start_from` is a run whose settings a new run takes; `resume`
+    is a run to continue. `full_context`: show whole episodes by default, also in environments that need not.
+    """
+    if like is not None and target is None:
+        raise UserError("like RECIPE needs an environment, such as my_env.py:MyEnv. Add one.")
+    settings = _base_settings(target, start_from, resume, overrides)
+    overrides = parse_list_params(settings, overrides)
+    if resume is not None:
+        _refuse_changes(find_run(resume), [each for each in overrides if each[0] not in MAY_CHANGE])
+    config = _complete(settings, target, like, overrides)
+    check_names(config)
+    if resume is not None:
+        check_code_files(find_run(resume))
+    environments = build_environment_mix(config)
+    if target is None or target in recipe_names():
+        return config
+    if not _names_model(settings, like, overrides) and environments.visual_spec:
+        settings = settings | {"model": VISUAL_MODEL | settings.get("model", {})}
+        config = _complete(settings, target, like, overrides)
+    context = settings.get("context", {})
+    is_chosen = "mode" in context or _find_override("context.mode", overrides) is not None
+    if like is None and not full_context and not is_chosen and environments.is_fully_observable:
+        settings = settings | {"context": _default_context(config.model.name) | context}
+    return _fit_images(_complete(settings, target, like, overrides), environments)
+
+
+def _refuse_changes(run: Path, changes: Overrides) -> None:
+    """Raise UserError if a resumed run would get other settings."""
+    if not changes:
+        return
+    again = spell_resume(run)
+    options = [word for key, value in changes for word in (f"--{key}", value)]
+    message = f"{run} keeps its own settings when it is resumed. Leave out {changes[0][0]}: `{again}`"
+    if " train " in again:  # only `turnwise train` takes the settings of a run
+        message += f", or start a new run from its settings: `{spell_command('train', '--from', run, *options)}`"
+    raise UserError(message)
+
+
+def _default_context(model: str) -> dict[str, Any]:
+    """Return the `context` settings with which a model sees fully observable environments: a run's model, its run's."""
+    if (Path(model) / CONFIG_FILE).is_file():
+        context = read_run(model).get("context", {})
+        return {key: context[key] for key in CURRENT_TURN if key in context}
+    return CURRENT_TURN if SAME_DEFAULTS.get(model, model) == TINY else {}
+
+
+def _fit_images(config: Config, environments: EnvironmentMix) -> Config:
+    """Choose the size of images by the model's tokens, unless it is given: a token shows a cell, if there are cells."""
+    pixels, env, visual = PIXELS_PER_TOKEN.get(_root_model(config.model.name)), config.env, environments.visual_spec
+    if pixels is None or visual is None or visual is not next(iter(environments.specs.values())):
+        return config
+    sizes = visual.image_params(pixels)
+    if sizes.keys() & env.params.keys():
+        return config
+    return config.model_copy(update={"env": env.model_copy(update={"params": env.params | sizes})})
+
+
+def _complete(settings: dict[str, Any], target: str | None, like: str | None, overrides: Overrides) -> Config:
+    """Build the configuration from the settings of a target or run, with defaults, method and overrides."""
+    if target is not None:
+        settings = _apply_defaults(settings, target, like, overrides)
+    settings = _apply_method(settings, overrides, from_target=target is not None)
+    config = resolve_paths(build(_apply_off_policy_defaults(settings, overrides), overrides))
+    return _fit_mini_batch(config, overrides)
+
+
+def _names_model(settings: dict[str, Any], like: str | None, overrides: Overrides) -> bool:
+    """Return whether the target, `like` or an override names a model. Recipes do, at least by default."""
+    given = "name" in settings.get("model", {}) or _find_override("model.name", overrides) is not None
+    return given or like is not None
+
+
+def _base_settings(
+    target: str | None, start_from: str | None, resume: str | None, overrides: Overrides
+) -> dict[str, Any]:
+    match (target, start_from, resume):
+        case (str(), None, None):
+            return load_target(target, overrides)
+        case (None, str(), None):
+            return _with_record(read_run(start_from), name=None)  # a new run gets its own name
+        case (None, None, str()):
+            folder = find_run(resume)
+            return _with_record(read_run(resume), folder=str(folder.parent), name=folder.name)
+    raise UserError(
+        "Give one of: a recipe (`turnwise recipes` lists them), a run to take the settings from, a run to resume "
+        "(`turnwise train --help`). With another run's settings, env.kind chooses the environment."
+    )
+
+
+def _with_record(settings: dict[str, Any], **record: Any) -> dict[str, Any]:
+    return settings | {"record": settings.get("record", {}) | record}
+
+
+def load_target(target: str, overrides: Overrides = ()) -> dict[str, Any]:
+    """Return the settings that `turnwise train TARGET` starts from, not yet checked.
+
+    These are a recipe, a file of settings, or the defaults with that environment; gymnasium:ID names one of Gymnasium.
+    A file must name its environment, unless one of the `overrides` does.
+    """
+    if target in recipe_names():
+        return load_recipe(target)
+    if target.endswith(".toml"):
+        settings = read_settings_file(Path(target))
+        _check_names_environment(target, settings, overrides)
+        return settings
+    if target in (NO_ENV, AGENT_ENV, *ENVIRONMENTS) or ".py" in target or target.startswith(IN_MEMORY):
+        return {"env": {"kind": target}}
+    if target.startswith(GYMNASIUM):
+        return {"env": {"kind": "gymnasium", "params": {"id": target.removeprefix(GYMNASIUM)}}}
+    if closest_match(Path(target).suffix, [".toml", ".py"]) or Path(target).is_file():
+        raise UserError(f"{target}: settings are read from FILE.toml and environments from FILE.py:Class. Rename it.")
+    module, colon, name = target.partition(":")
+    if colon and Path(f"{module}.py").is_file():
+        raise UserError(f'Unknown environment "{target}": did you mean {module}.py:{name}?')
+    near = suggest(target, [*recipe_names(), *ENVIRONMENTS])
+    raise UserError(f'Unknown recipe or environment "{target}":{near} (`turnwise recipes` and `envs` list them)')
+
+
+def _check_names_environment(file: str, settings: dict[str, Any], overrides: Overrides) -> None:
+    """Raise UserError if the default of env.kind would decide what a file of settings trains."""
+    if all(value == {} for value in settings.values()):
+        raise UserError(f'{file} has no settings. Start it with the environment: [env], then kind = "frozen_lake".')
+    env, agent = settings.get("env", {}), settings.get("agent", {})
+    names_agent = isinstance(agent, dict) and (agent.get("command") or agent.get("function"))
+    names_env = not isinstance(env, dict) or "kind" in env  # what is not a table is rejected later
+    given = {key.replace("-", "_") for key, _ in overrides}
+    if not names_agent and not names_env and not given & {"env.kind", "agent.command", "agent.function"}:
+        raise UserError(
+            f'{file} does not name an environment. Add [env] with kind = "frozen_lake", for example, or give '
+            "--env.kind NAME."
+        )
+
+
+def _apply_defaults(settings: dict[str, Any], target: str, like: str | None, overrides: Overrides) -> dict[str, Any]:
+    """Put the settings of the recipe `like`, or else the model's defaults, below those of the target."""
+    if target in recipe_names():
+        if like is not None:
+            raise UserError(f"like {like}: {target} is a recipe and has its own settings. Leave one of them out.")
+        return settings
+    recipe = {} if like is None else load_recipe(like)
+    named = _find_override("model.name", overrides) or (recipe | settings).get("model", {}).get("name", "tiny")
+    defaults = _model_defaults(str(named))
+    if like is not None:
+        defaults = _without_task(recipe, limits=defaults.get("rollout", {}))
+    elif settings.get("context") == CURRENT_TURN:
+        defaults = _merge(defaults, _model_defaults(str(named), SINGLE_TURN))
+    return _merge(defaults, settings)
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Put settings on top of others, section by section."""
+    merged = dict(below)
+    for section, values in above.items():
+        both = isinstance(values, dict) and isinstance(merged.get(section), dict)
+        merged[section] = merged[section] | values if both else values
+    return merged
+
+
+def _without_task(recipe: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe without its environment, and with the token limits in `limits` instead of its own."""
+    rollout = {key: value for key, value in recipe.get("rollout", {}).items() if key not in TOKEN_LIMITS}
+    rollout |= {key: value for key, value in limits.items() if key in TOKEN_LIMITS}
+    return {section: values for section, values in recipe.items() if section != "env"} | {"rollout": rollout}
+
+
+def _model_defaults(model: str, variant: str = "") -> dict[str, Any]:
+    """Return settings that suit a model better than the general defaults. A run counts as the model it started from."""
+    model = _root_model(model)
+    path = MODELS / f"{SAME_DEFAULTS.get(model, model)}{variant}.toml"
+    return read_settings(path) if model == Path(model).name and path.is_file() else {}
+
+
+def _root_model(model: str) -> str:
+    """Return the model that a run started from; a model that is not a run itself."""
+    visited: set[str] = set()
+    while (Path(model) / CONFIG_FILE).is_file() and model not in visited:
+        visited.add(model)
+        model = str(read_run(model).get("model", {}).get("name", ""))
+    return model
+
+
+def _find_override(name: str, overrides: Overrides) -> Any:
+    """Return the last value given for a setting; None without one."""
+    return next((value for key, value in reversed(overrides) if key.replace("-", "_") == name), None)
+
+
+def _apply_method(settings: dict[str, Any], overrides: Overrides, *, from_target: bool) -> dict[str, Any]:
+    """Put the settings of `algo.preset` on top of the recipe's. Overrides are applied later and win.
+
+    A run's own configuration already contains the settings of its preset.
+    """
+    saved = settings.get("algo", {}).get("preset") if from_target else None
+    name = _find_override("algo.preset", overrides) or saved
+    if name is None or name == "none":
+        return settings
+    find_method(name)
+    merged = dict(settings)
+    for section, values in read_settings(method_path(name)).items():
+        merged[section] = merged.get(section, {}) | values
+    return merged
+
+
+OFF_POLICY_DEFAULTS = {"correction": "truncated", "old_logprobs": "learner"}
+"""Settings of `algo` if the sampler's weights or rounding may differ from the learner's."""
+
+
+def _apply_off_policy_defaults(settings: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
+    """Enable off-policy correction for stale rollouts, stored episodes or non-native engines, unless configured."""
+    algo = settings.get("algo", {})
+
+    def find(section: str, name: str) -> Any:
+        found = _find_override(f"{section}.{name}", overrides)
+        return settings.get(section, {}).get(name) if found is None else found
+
+    engine = ENGINES.get(str(find("engine", "kind")))
+    shares_weights = engine is None or engine.shares_weights  # None: the default, or a name that is refused later
+    is_on_policy = shares_weights and not find("data", "sources") and str(find("rollout", "max_staleness") or 0) == "0"
+    if is_on_policy or any(
+        name in algo or _find_override(f"algo.{name}", overrides) is not None for name in OFF_POLICY_DEFAULTS
+    ):
+        return settings
+    return settings | {"algo": algo | OFF_POLICY_DEFAULTS}
+
+
+def _fit_mini_batch(config: Config, overrides: Overrides) -> Config:
+    """Lower a mini-batch that the recipe chose to the size of the batch that the overrides chose."""
+    sizes, train = ("rollout.groups", "rollout.group_size"), config.train
+    chosen = [_find_override(name, overrides) is not None for name in (*sizes, "train.mini_batch")]
+    batch = config.rollout.groups * config.rollout.group_size
+    if train.mini_batch <= batch or chosen[-1] or not any(chosen):
+        return config
+    return config.model_copy(update={"train": train.model_copy(update={"mini_batch": batch})})
+
+
+def load_recipe(name: str) -> dict[str, Any]:
+    find_recipe(name)
+    return read_settings(recipe_path(name))

@@ -1,0 +1,209 @@
+"""`turnwise data`: describe stored episodes, export them as a dataset, and estimate a policy's value from them."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from turnwise.algos.advantage_types import find_turns
+from turnwise.algos.off_policy_evaluation import OffPolicyEstimate, estimate_value
+from turnwise.config.load import build, find_run, read_run
+from turnwise.config.schema import Config, DataConfig
+from turnwise.core.errors import UserError
+from turnwise.core.images import image_file, read_image_file
+from turnwise.core.samples import Sample, on_device
+from turnwise.core.trajectory import Trajectory
+from turnwise.data.packing import micro_batches, pack, unpack
+from turnwise.data.samples import TokenTable, build_samples
+from turnwise.models.forward import batch_attention
+from turnwise.models.loading.load import device_of
+from turnwise.models.loading.save import atomic_folder
+from turnwise.record.images import IMAGES_FOLDER, image_hashes
+from turnwise.record.jsonl import encode_row
+from turnwise.record.trajectories import sampler_from_row
+from turnwise.run.build import build_renderer, model_loader
+from turnwise.run.datasets import (
+    TOKENS_FILE,
+    Source,
+    StoredEpisode,
+    find_data,
+    open_source,
+    read_episodes,
+    to_dataset_row,
+)
+from turnwise.run.resources import MICRO_TOKENS
+from turnwise.run.sources import find_checkpoint
+from turnwise.run.stored_images import StoredImages, find_images_folder
+from turnwise.training.estimate import env_turn_ids, turn_matrix
+from turnwise.training.learner import token_logprobs
+
+CARD = """\
+---
+task_categories: [reinforcement-learning]
+configs: [{{config_name: default, data_files: data/train.jsonl}}]
+---
+Episodes of {run}, exported by `turnwise data export`: one row per episode.
+
+turns: context and action as text and as token ids, log-probabilities of the sampler, rewards. sampler: temperature (0:
+greedy), top_p and top_k; log-probabilities are those at this temperature before top-p and top-k. Columns without a
+fixed type, such as info, are JSON text. `tokens.jsonl` names the ids. A turn's images list the hash of each image in
+its context and the range of its ids there; the image is `images/HASH.png`.
+
+Train on it with `turnwise train ENV --data FOLDER`, or read it with `datasets.load_dataset(FOLDER)`.
+"""
+
+
+Episodes = Literal["training", "evaluation", "all"]
+"""Which episodes of a run: see `DataConfig.episodes`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSummary:
+    episodes: int
+    succeeded: int
+    tasks: int
+    comparable: int
+    """Tasks with two episodes whose rewards differ."""
+    turns: int
+    sampled_tokens: int
+    rewards: Sequence[float]
+    """Total rewards in ascending order."""
+    statuses: Mapping[str, int]
+    versions: tuple[int, int] | None
+    """Oldest and newest version of the weights that sampled them. None if unknown."""
+    samplers: Mapping[str, int]
+    """Number of episodes by how they were sampled, such as "greedily"."""
+    images: int
+    """Different images in the contexts."""
+    missing_images: int
+    """Images without a file."""
+
+
+def _open(source: str, episodes: Episodes) -> Source:
+    return open_source(find_data(source), DataConfig(episodes=episodes))
+
+
+def _rows(source: str, episodes: Episodes) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for where, row in _open(source, episodes).rows:
+        if not isinstance(row, Mapping) or not isinstance(row.get("turns"), list):
+            raise UserError(f"{where} is not a trajectory of a run. Give a run, or what `turnwise data export` wrote.")
+        yield where, row
+
+
+def inspect_data(source: str, episodes: Episodes) -> DataSummary:
+    """Summarise the recorded episodes of a run or an exported dataset, without a model."""
+    statuses, samplers = Counter[str](), Counter[str]()
+    rewards: dict[str, list[float]] = {}
+    versions, images = set[int](), set[str]()
+    turns = tokens = 0
+    for where, row in _rows(source, episodes):
+        try:
+            statuses[row["status"]] += 1
+            sampler = sampler_from_row(row.get("sampler"))
+            samplers["unknown" if sampler is None else sampler.describe()] += 1
+            rewards.setdefault(json.dumps(row["task"], sort_keys=True), []).append(float(row["reward"]))
+            turns, tokens = turns + len(row["turns"]), tokens + sum(len(turn["action_ids"]) for turn in row["turns"])
+            for turn in row["turns"]:
+                found = turn["policy_version"]
+                versions.update(found if isinstance(found, list) else [] if found is None else [found])
+                images.update(image_hashes(turn))
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{where} is not a trajectory ({error!r}). Restore the file from a copy.") from None
+    folder = find_images_folder(_open(source, episodes).folder)
+    return DataSummary(
+        episodes=statuses.total(),
+        succeeded=statuses["succeeded"],
+        tasks=len(rewards),
+        comparable=sum(len(set(each)) > 1 for each in rewards.values()),
+        turns=turns,
+        sampled_tokens=tokens,
+        rewards=sorted(reward for each in rewards.values() for reward in each),
+        statuses=dict(statuses.most_common()),
+        versions=(min(versions), max(versions)) if versions else None,
+        samplers=dict(samplers.most_common()),
+        images=len(images),
+        missing_images=sum(not image_file(folder, each).is_file() for each in images),
+    )
+
+
+def export_data(run: str, to: Path, episodes: Episodes) -> int:
+    """Write the recorded episodes of a run as a dataset folder; return their number. Ids stay as they were sampled."""
+    if to.exists():
+        raise UserError(f"{to} already exists. Choose another folder, or remove it first.")
+    path, count, images = find_run(run), 0, set[str]()
+    names = path / "trajectories" / TOKENS_FILE
+    with atomic_folder(to) as folder:
+        (folder / "data").mkdir()
+        with (folder / "data" / "train.jsonl").open("wb") as file:
+            for where, row in _rows(str(path), episodes):
+                file.write(encode_row(_dataset_row(row, where)) + b"\n")
+                count += 1
+                new = {image for turn in row["turns"] for image in image_hashes(turn)} - images
+                _copy_images(sorted(new), path / IMAGES_FOLDER, folder / IMAGES_FOLDER, where)
+                images |= new
+        (folder / TOKENS_FILE).write_bytes(names.read_bytes())
+        (folder / "README.md").write_text(CARD.format(run=path.name), encoding="utf-8")
+    return count
+
+
+def _copy_images(hashes: Sequence[str], source: Path, to: Path, where: str) -> None:
+    for each in hashes:
+        try:
+            data = read_image_file(image_file(source, each))
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+        to.mkdir(exist_ok=True)
+        image_file(to, each).write_bytes(data)
+
+
+def _dataset_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    try:
+        return to_dataset_row(row)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{where} is not a trajectory ({error!r}). Restore the file from a copy.") from None
+
+
+def evaluate_offline(run: str, sources: Sequence[str], episodes: Episodes) -> OffPolicyEstimate:
+    """Estimate the expected return of a run's newest checkpoint from stored episodes, at their temperature."""
+    path = find_run(run)
+    config: Config = build(read_run(str(path)))
+    loaded = model_loader(config)(str(find_checkpoint(path, None)))
+    vocabulary, renderer = loaded.model.get_input_embeddings().num_embeddings, build_renderer(config, loaded)
+    data, images = DataConfig(episodes=episodes), StoredImages(renderer.images)
+    read = (read_episodes(find_data(each), data, renderer, vocabulary, images) for each in sources)
+    trajectories = [_check_evaluable(episode) for stored in read for episode in stored]
+    images.keep()
+    if not trajectories:
+        raise UserError(f"{', '.join(sources)}: no episode to evaluate on. Give other sources.")
+    samples = build_samples(trajectories, renderer.grammars.allowed_sets)
+    table = TokenTable(samples, len(trajectories))
+    scores = _score(loaded.model, samples, config.train.micro_tokens or MICRO_TOKENS)
+    log_ratios = [score - sample.logprobs[sample.mask] for score, sample in zip(scores, samples, strict=True)]
+    turns = find_turns(table.mask, env_turn_ids(trajectories, table))
+    by_turn = turns.sums(table.to_matrix(log_ratios))
+    return estimate_value(by_turn, turn_matrix(trajectories)[:, : by_turn.shape[1]], turns.mask)
+
+
+def _check_evaluable(episode: StoredEpisode) -> Trajectory:
+    if problem := episode.sampler_problem:
+        raise UserError(
+            f"{episode.where} was {problem}, so it cannot evaluate another policy: importance sampling needs the "
+            "probabilities with which tokens were drawn. Leave such episodes out."
+        )
+    return episode.trajectory
+
+
+@torch.no_grad()
+def _score(model: Any, samples: Sequence[Sample], micro_tokens: int) -> list[Tensor]:
+    """Return the model's log-probabilities of each sample's sampled tokens."""
+    found: dict[int, Tensor] = {}
+    for part in micro_batches(samples, micro_tokens):
+        batch = on_device(pack([samples[index] for index in part]), device_of(model))
+        with batch_attention(model, batch):
+            found.update(zip(part, unpack(batch, token_logprobs(model, batch)[0].cpu()), strict=True))
+    return [found[index] for index in range(len(samples))]

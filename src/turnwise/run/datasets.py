@@ -1,0 +1,415 @@
+"""Stored episodes for `turnwise train --data`: runs, files and dataset folders, checked and put into a replay buffer.
+
+    runs/OLD          the episodes that the run recorded: exact ids and log-probabilities
+    demos.jsonl       rows of text (`data/episodes.py`), or rows of trajectories as a run records them
+    FOLDER            a dataset: .jsonl, .parquet or .arrow files, such as `turnwise data export` or `datasets` writes
+    NAME-v0           a Minari dataset with text or discrete spaces, read with the `minari` package
+
+Ids are trained as they were sampled, so a source with ids has to name them (tokens.jsonl): the names must be those of
+the model's tokenizer. Images come from images/HASH.png (`stored_images.py`). One bad row stops the run before it trains
+on anything, with its file and line.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from turnwise.config.load import CONFIG_FILE, build, read_run
+from turnwise.config.schema import Config, DataConfig
+from turnwise.core.errors import UserError, read_failure
+from turnwise.core.table_files import READERS, is_table_file, read_jsonl_rows
+from turnwise.core.trajectory import Sampler, Trajectory, Turn
+from turnwise.data.episodes import build_episode, parse_episode
+from turnwise.data.replay import Replay
+from turnwise.record.disk import wrap_disk_errors, write_atomic
+from turnwise.record.run_folder import REPLAY_FOLDER, RUNS_FOLDER
+from turnwise.record.trajectories import trajectory_from_row
+from turnwise.render.renderer import Renderer
+from turnwise.run.build_learner import advantage_traits
+from turnwise.run.stored_images import StoredImages, check_sampler_reads_images, find_images_folder
+from turnwise.training.offline import compares_members, has_comparable
+
+FILLED = "sources.json"
+"""File of a replay folder that names its sources, written when all of them are in the buffer."""
+TOKENS_FILE = "tokens.jsonl"
+DATASET_FILES = (".jsonl", ".parquet", ".arrow")
+PATTERNS = {"training": ("step_*.jsonl",), "evaluation": ("eval_*.jsonl",), "all": ("step_*.jsonl", "eval_*.jsonl")}
+
+JSON_COLUMNS = ("rewards", "timings", "start")
+JSON_TURN_COLUMNS = ("spans", "message", "info", "picture")
+"""Columns of an exported dataset that are JSON text: Arrow needs one type per column, and these have none."""
+
+Rows = Iterator[tuple[str, Any]]
+"""(file and line of the row; its value)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    rows: Rows
+    tokens: Path
+    """File that names the token ids of the rows."""
+    folder: Path
+    """Folder of the rows, in which paths of images begin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredEpisode:
+    trajectory: Trajectory
+    where: str
+    """File and line."""
+    scored: bool
+    """See `Entry.scored`."""
+    is_text: bool = False
+    """True: its ids were rendered from text."""
+
+    @property
+    def sampled(self) -> bool:
+        """See `Entry.sampled`."""
+        return not self.sampler_problem
+
+    @property
+    def sampler_problem(self) -> str:
+        """Return why the episode was not drawn from its log-probabilities, as far as known; "" if it was."""
+        sampler = self.trajectory.sampler
+        if self.is_text:
+            return "written as text"
+        if sampler is None:
+            return "recorded without sampling settings, as by older versions"
+        return "" if sampler.is_exact else f"sampled {sampler.describe()}"
+
+
+def find_data(source: str) -> Path:
+    """Return the run, file or folder that a source names: a path, or the name of a run in runs/."""
+    for path in (Path(source).expanduser(), Path(RUNS_FOLDER) / source):
+        if path.exists():
+            return path
+    raise UserError(f"data.sources: {source} does not exist. Give a run, a file or a dataset folder.")
+
+
+def check_data(config: Config, run: Path | None = None) -> None:
+    """Check before anything is loaded that the sources exist and have episodes.
+
+    `run`: one that is resumed; it needs no sources if it has read all of them.
+    """
+    if not config.data.sources and not advantage_traits(config).uses_rewards:
+        raise UserError(
+            f"algo.advantage {config.algo.advantage} imitates every episode, and played ones are the policy's "
+            "own. Name stored ones with data.sources."
+        )
+    if run is None or not (run / REPLAY_FOLDER / FILLED).is_file():
+        for source in config.data.sources:
+            if next(open_source(path := find_data(source), config.data).rows, None) is None:
+                raise UserError(f"data.sources: {path} has no episodes. Add some, or leave it out.")
+
+
+def open_source(path: Path, data: DataConfig) -> Source:
+    if (path / CONFIG_FILE).is_file():
+        return _open_run(path, data)
+    if path.is_file():
+        if not is_table_file(str(path)):
+            raise UserError(f"data.sources: {path} does not end in {', '.join(READERS)}. Convert it, or give a run.")
+        rows = READERS[path.suffix.lower()](path)
+        return Source(rows=rows, tokens=path.with_name(TOKENS_FILE), folder=path.parent)
+    if is_minari(path):
+        return Source(rows=_read_minari(path), tokens=path / TOKENS_FILE, folder=path)
+    files = sorted(file for file in path.rglob("*") if file.suffix in DATASET_FILES and file.name != TOKENS_FILE)
+    if not files:
+        raise UserError(f"data.sources: {path} has no {', '.join(DATASET_FILES)} file. Give a run, a file or a folder.")
+    rows = (row for file in files for row in _read_dataset_file(file))
+    return Source(rows=rows, tokens=path / TOKENS_FILE, folder=path)
+
+
+def _open_run(path: Path, data: DataConfig) -> Source:
+    settings = build(read_run(str(path)))
+    if settings.data.sources and data.episodes != "evaluation":
+        raise UserError(
+            f"{path} was itself trained on stored episodes. Name its own data.sources, or set data.episodes evaluation."
+        )
+    folder = path / "trajectories"
+    files = sorted(file for pattern in PATTERNS[data.episodes] for file in folder.glob(pattern))
+    if not files:
+        raise UserError(f"{path} recorded no {data.episodes} episodes. Give a run with record.trajectories above 0.")
+    rows = (_add_sampler(where, row, settings) for file in files for where, row in read_jsonl_rows(file))
+    return Source(rows=rows, tokens=folder / TOKENS_FILE, folder=path)
+
+
+def _add_sampler(where: str, row: Any, settings: Config) -> tuple[str, Any]:
+    """Add the sampler to a row that an earlier version recorded without it, from the settings of its run."""
+    if not isinstance(row, Mapping) or "sampler" in row:
+        return where, row
+    played, evaluated = settings.rollout, settings.eval
+    if "evaluation" in row:
+        sampler = Sampler(temperature=evaluated.temperature, top_p=evaluated.top_p, top_k=evaluated.top_k)
+    else:
+        sampler = Sampler(temperature=played.temperature)
+    return where, {**row, "sampler": asdict(sampler)}
+
+
+def _read_dataset_file(file: Path) -> Rows:
+    if file.suffix == ".jsonl":
+        yield from read_jsonl_rows(file)
+        return
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(f"{file} needs pyarrow: pip install 'turnwise[datasets]', or convert it to .jsonl") from None
+    try:
+        table = (
+            pyarrow.parquet.read_table(file)
+            if file.suffix == ".parquet"
+            else pyarrow.ipc.open_stream(pyarrow.memory_map(str(file))).read_all()
+        )
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{file} is damaged ({str(error).splitlines()[0][:80]}). Restore it.") from error
+    number = 0
+    for batch in table.to_batches(max_chunksize=256):
+        for row in batch.to_pylist():
+            number += 1
+            yield f"{file} row {number}", row
+
+
+def is_minari(path: Path) -> bool:
+    """Return whether a folder is a Minari dataset, whose data/metadata.json names the storage format."""
+    file = path / "data" / "metadata.json"
+    return file.is_file() and '"data_format"' in file.read_text(encoding="utf-8", errors="replace")
+
+
+def _read_minari(path: Path) -> Rows:
+    """Read the episodes as rows of steps (`data/episodes.py`), from either storage format of Minari."""
+    try:
+        import minari
+
+        for episode in minari.MinariDataset(path / "data").iterate_episodes():
+            columns = ("observations", "actions", "rewards", "terminations", "truncations")
+            yield f"{path} episode {episode.id}", {name: _plain(getattr(episode, name)) for name in columns}
+    except ImportError:  # of minari, or of the package for the storage format
+        raise UserError(f"{path} is a Minari dataset: pip install 'turnwise[minari]'") from None
+    except (OSError, KeyError, ValueError, TypeError, AssertionError) as error:
+        raise UserError(f"{path} is damaged ({str(error).splitlines()[0][:80]}). Restore it.") from error
+
+
+def _plain(values: Any) -> Any:
+    """Return a list of Python values for an array; columns of other types are refused where rows are parsed."""
+    return values.tolist() if hasattr(values, "tolist") else values
+
+
+def read_episodes(
+    path: Path, data: DataConfig, renderer: Renderer, vocabulary: int, images: StoredImages
+) -> Iterator[StoredEpisode]:
+    """Read the episodes of a source. `images` checks and remembers the images that they show."""
+    source, checked = open_source(path, data), False
+    images_folder = find_images_folder(source.folder)
+    try:
+        for where, row in source.rows:
+            if not (isinstance(row, Mapping) and "turns" in row):
+                yield _render(row, where, path.stem, source.folder, renderer)
+                continue
+            if not checked:
+                _check_tokens(source.tokens, where, renderer)
+                checked = True
+            trajectory = _read_trajectory(row, where, vocabulary, renderer)
+            images.check(trajectory, images_folder, where)
+            yield StoredEpisode(trajectory=trajectory, where=where, scored=True)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{read_failure(path, error)}. Restore it, or give another source.") from error
+
+
+def _render(row: Any, where: str, env: str, folder: Path, renderer: Renderer) -> StoredEpisode:
+    episode = parse_episode(row, where, folder)
+    if not renderer.reads_images and any(message.images for each in episode.exchanges for message in each.messages):
+        raise UserError(f"{where} has images, and the model reads text only. Choose one that reads images.")
+    trajectory = build_episode(episode, env, renderer)
+    return StoredEpisode(trajectory=trajectory, where=where, scored=episode.turn_rewards is not None, is_text=True)
+
+
+def _check_tokens(names: Path, where: str, renderer: Renderer) -> None:
+    """Raise UserError if ids mean other tokens than the model's."""
+    if not names.is_file():
+        raise UserError(f"{where} has token ids, and {names} is missing, which says what they mean. Restore it.")
+    for line, row in read_jsonl_rows(names):
+        try:
+            token, text = row["id"], row["text"]
+            known = renderer.name_token(token).text
+        except (KeyError, TypeError, IndexError, ValueError, OverflowError):
+            raise UserError(f"{line} does not name a token of this model. Give the model that recorded it.") from None
+        if known != text:
+            raise UserError(
+                f"{line}: token {token} is {text!r} there and {known!r} in this model. Give the model that recorded it."
+            )
+
+
+def to_dataset_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a run's row of a trajectory to that of an exported dataset, whose columns have one type each."""
+    return {
+        **row,
+        **{name: json.dumps(row[name]) for name in JSON_COLUMNS},
+        "success": row["status"] == "succeeded",
+        "task": {**row["task"], "params": json.dumps(row["task"]["params"])},
+        "turns": [
+            {
+                "action": turn["message"]["content"],
+                **turn,
+                **{name: json.dumps(turn[name]) for name in JSON_TURN_COLUMNS},
+                "policy_version": _list_versions(turn),
+            }
+            for turn in row["turns"]
+        ],
+    }
+
+
+def _list_versions(turn: Mapping[str, Any]) -> list[int] | None:
+    version = turn["policy_version"]
+    return [version] * len(turn["action_ids"]) if isinstance(version, int) else version
+
+
+def from_dataset_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the row of a dataset to that of a run; one of a run stays as it is. Raise UserError if it is neither."""
+    try:
+        return {
+            **row,
+            **{name: _parse_text(row[name]) for name in JSON_COLUMNS if name in row},
+            "task": {name: _parse_text(value) if name == "params" else value for name, value in row["task"].items()},
+            "turns": [
+                {
+                    name: _parse_text(value) if name in JSON_TURN_COLUMNS else value
+                    for name, value in turn.items()
+                    if value is not None or name != "images"  # Arrow has a null where a turn has no such column
+                }
+                for turn in row["turns"]
+            ],
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"Not a trajectory ({error!r}). Restore the file from a copy of the run.") from error
+
+
+def _parse_text(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _read_trajectory(row: Mapping[str, Any], where: str, vocabulary: int, renderer: Renderer) -> Trajectory:
+    try:
+        trajectory = trajectory_from_row(from_dataset_row({"rewards": {}, "timings": {}, **row}))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    if not all(map(math.isfinite, trajectory.turn_rewards)):
+        raise UserError(f"{where}: a reward is not finite. Restore the file from a copy.")
+    placeholder = None if renderer.images is None else renderer.images.placeholder_id
+    for number, turn in enumerate(trajectory.turns, start=1):
+        if problem := _find_problem(turn, vocabulary, placeholder, first=number == 1):
+            raise UserError(f"{where}: turn {number} {problem}. Restore the file from a copy.")
+    return trajectory
+
+
+def _find_problem(turn: Turn, vocabulary: int, placeholder: int | None, *, first: bool) -> str | None:
+    """Return what makes the turn unfit for training; None if nothing does.
+
+    `placeholder`: token that stands for images in the model's own format. It is never sampled, and no context has it.
+    """
+    ids = (*turn.context_ids, *turn.action_ids)
+    if not all(type(each) is int and each < vocabulary and each != placeholder for each in ids):
+        return "has ids that are not tokens of this model"
+    if min(turn.action_ids, default=0) < 0:
+        return "has sampled ids that are not tokens of this model"
+    if not turn.context_ids and (first or not turn.extends):
+        return "has no context"
+    if len(turn.action_logprobs) != len(turn.action_ids):
+        return f"has {len(turn.action_ids)} sampled ids and {len(turn.action_logprobs)} log-probabilities"
+    if turn.policy_versions and len(turn.policy_versions) != len(turn.action_ids):
+        return f"has {len(turn.action_ids)} sampled ids and {len(turn.policy_versions)} policy versions"
+    if not all(-math.inf < logprob <= 0 for logprob in turn.action_logprobs):
+        return "has a log-probability that is not a finite number of at most 0"
+    if not 0 < turn.temperature < math.inf:
+        return "has a temperature that is not a finite number above 0"
+    return None
+
+
+def fill_replay(
+    replay: Replay, config: Config, renderer: Renderer, vocabulary: int, note: Callable[[str], None]
+) -> None:
+    """Put the episodes of all sources into the buffer, unless a run that is resumed has done so.
+
+    Images of the episodes that are in the buffer at the end are copied into the run's images/ folder.
+    """
+    marker, data, images = replay.folder / FILLED, config.data, StoredImages(renderer.images)
+    if marker.is_file():
+        return
+    with wrap_disk_errors(replay.folder, "start again (nothing was trained)"):
+        replay.discard_from(0)  # of a fill that was killed
+        for source in data.sources:
+            kept, left = Counter[str](), Counter[str]()
+            for episode in read_episodes(find_data(source), data, renderer, vocabulary, images):
+                _check_length(episode, config.rollout.max_tokens)
+                check_sampler_reads_images(episode.trajectory, config, episode.where)
+                _check_reward(episode, config)
+                if reason := _add(replay, episode, data):
+                    left[reason] += 1
+                else:
+                    kept[episode.sampler_problem] += 1
+            note(_describe(source, kept, left))
+            replay.prune(0)
+        _check_filled(replay, config)
+        images.keep(replay.find_images())
+        write_atomic(marker, json.dumps({"sources": data.sources, "episodes": len(replay)}).encode())
+
+
+def _add(replay: Replay, episode: StoredEpisode, data: DataConfig) -> str:
+    """Add an episode that the settings keep; return why it was left out, "" if it was not."""
+    trajectory = episode.trajectory
+    if data.keep == "succeeded" and not trajectory.status.succeeded:
+        return "without success"
+    if data.min_reward is not None and trajectory.total_reward < data.min_reward:
+        return "below data.min_reward"
+    if not trajectory.num_sampled:
+        return "without answers"
+    added = replay.add(trajectory, source=episode.where, sampled=episode.sampled, scored=episode.scored)
+    return "" if added else "known already"
+
+
+def _describe(source: str, kept: Counter[str], left: Counter[str]) -> str:
+    """Describe the episodes of a source: `kept` counts them by `sampler_problem`, `left` by why they are left out."""
+    exact = [f"{kept['']:,} episodes with the log-probabilities of their sampler"] * bool(kept[""])
+    others = [f"{count:,} episodes without (they were {problem})" for problem, count in kept.items() if problem]
+    parts = [*exact, *others] or ["no episodes"]
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in left.items())
+    return f"{source}: {', '.join(parts)}" + (f"; left out: {reasons}" if reasons else "")
+
+
+def _check_length(episode: StoredEpisode, limit: int) -> None:
+    for segment in episode.trajectory.segments():
+        length = sum(len(turn.context_ids) + len(turn.action_ids) for turn in segment.turns)
+        if length > limit:
+            raise UserError(
+                f"{episode.where} has {length} tokens, and rollout.max_tokens is {limit}. "
+                f"Set rollout.max_tokens to at least {length}."
+            )
+
+
+def _check_reward(episode: StoredEpisode, config: Config) -> None:
+    needed = advantage_traits(config).uses_rewards or config.data.min_reward is not None
+    if needed and not episode.scored:
+        raise UserError(
+            f"{episode.where} has no reward, which {_method(config)} needs. Add a column reward "
+            "or success, or imitate it: algo.preset bc."
+        )
+
+
+def _method(config: Config) -> str:
+    algo = config.algo
+    return f"algo.advantage {algo.advantage}" if algo.method == "on_policy" else f"algo.method {algo.method}"
+
+
+def _check_filled(replay: Replay, config: Config) -> None:
+    names = ", ".join(config.data.sources)
+    if not len(replay):
+        raise UserError(f"{names}: no episode is left to train on. Give others, or lower data.min_reward or data.keep.")
+    if compares_members(config.algo) and not has_comparable(replay, config.algo, config.data.pair_gap):
+        raise UserError(
+            f"{names}: no task has two episodes with different rewards, which algo.advantage {config.algo.advantage} "
+            "compares. Lower data.pair_gap, give runs that played the same tasks, or choose awr or filtered_bc."
+        )

@@ -1,0 +1,81 @@
+"""`turnwise doctor --agent FILE`: run one episode of an agent and report what the gateway captured."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+from turnwise.config.load import Overrides
+from turnwise.config.schema import Config
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
+from turnwise.core.task import EpisodeKey, Task
+from turnwise.core.trajectory import Stop, Trajectory, Turn
+from turnwise.envs.agent.tasks import find_row
+from turnwise.run.build import PolicyStack, build_policy_stack, load_policy
+from turnwise.run.configure import configure
+from turnwise.run.doctor import Finding
+from turnwise.run.environment_mix import build_environment_mix, build_task_source
+from turnwise.run.training_run import resolve
+from turnwise.run.validate import check_run
+
+TOKEN_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+"""Names of the token limit in requests."""
+MAX_SHOWN = 100
+"""Characters shown of a text."""
+
+
+def check_agent(target: str, overrides: Overrides = ()) -> list[Finding]:
+    """Run the agent of a settings file on its first training task. Raises UserError if the episode fails."""
+    config = configure(target, overrides=overrides)
+    if not config.agent.is_set:
+        raise UserError(f"{target} has no agent: set agent.command or agent.function")
+    environments = build_environment_mix(config)
+    check_run(config, environments, [key for key, _ in overrides])
+    config = resolve(config)
+    task = build_task_source(config, environments).first_tasks("train", 1)[0]
+    untrained = config.model_copy(update={"model": config.model.model_copy(update={"warmup_steps": 0})})
+    loaded, _ = load_policy(untrained, environments, lambda done, total: None)
+    trajectory = asyncio.run(_run_episode(build_policy_stack(config, environments, loaded), task))
+    return list(_describe(config, trajectory))
+
+
+async def _run_episode(stack: PolicyStack, task: Task) -> Trajectory:
+    async with stack.open():
+        try:
+            (trajectory,) = await stack.collector.episodes([EpisodeKey(run_seed=0, round=0, task=task)])
+        except (EnvironmentFailure, InfrastructureFailure) as failure:
+            raise UserError(f"The episode failed: {failure}") from failure
+    return trajectory
+
+
+def _describe(config: Config, trajectory: Trajectory) -> Iterator[Finding]:
+    turns = trajectory.turns
+    contexts, cut = len(list(trajectory.segments())), [turn for turn in turns if turn.stop is Stop.LENGTH]
+    context_tokens = sum(len(turn.context_ids) for turn in turns)
+    yield Finding(name="agent", found=_shorten(config.agent.command or config.agent.function or ""))
+    yield Finding(name="task", found=_shorten(json.dumps(find_row(trajectory.task), ensure_ascii=False)))
+    yield Finding(
+        name="calls", found=f"{len(turns)} captured, in {contexts} {'context' if contexts == 1 else 'contexts'}"
+    )
+    yield Finding(name="tokens", found=f"{trajectory.num_sampled} sampled, {context_tokens} of the context")
+    fix = "; ".join(dict.fromkeys(explain_cut(config, turn) for turn in cut))
+    yield Finding(name="cut off", found=f"{len(cut)} of {len(turns)} replies", fix=fix, required=False)
+    yield Finding(name="last reply", found=_shorten(turns[-1].message.content))
+    yield Finding(name="reward", found=f"{trajectory.total_reward:g} ({trajectory.status.value})")
+    if printed := turns[-1].info.get("output", "").strip():
+        yield Finding(name="printed", found=_shorten(printed.splitlines()[-1]))
+    yield Finding(name="seconds", found=f"{trajectory.timings['wall_s']:.1f}")
+
+
+def explain_cut(config: Config, turn: Turn) -> str:
+    """Return which limit cut a reply off, and what to do about it."""
+    asked = next((turn.info["asked"][name] for name in TOKEN_LIMITS if name in turn.info["asked"]), None)
+    if asked is not None and asked <= len(turn.action_ids):
+        return f"the agent itself asked for at most {asked} tokens"
+    if len(turn.action_ids) >= config.rollout.max_new_tokens:
+        return f"raise rollout.max_new_tokens {config.rollout.max_new_tokens}, unless the model is untrained"
+    return f"the context was full: raise rollout.max_tokens {config.rollout.max_tokens}, or shorten the conversation"
+
+
+def _shorten(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]}..."

@@ -1,0 +1,1 @@
+"""`turnwise eval`: plan, models, episodes, results."""

@@ -1,0 +1,79 @@
+"""Build self-play: the opponents of a run, and the ladder of its snapshots."""
+
+from turnwise.config.schema import Config
+from turnwise.core.learner import Learner
+from turnwise.core.protocols import Policy
+from turnwise.envs.games.selfplay import make_selfplay_envs
+from turnwise.models.layers import copy_model
+from turnwise.models.loading.load import LoadedModel
+from turnwise.record.run_folder import RunFolder
+from turnwise.report.progress import Progress
+from turnwise.rollout.collect import Collector, GroupCollector
+from turnwise.rollout.selfplay import MatchCollector
+from turnwise.rollout.tasks import TaskSource, alternate_players
+from turnwise.run.build import PolicyStack, build_engine, model_loader
+from turnwise.run.environment_mix import EnvironmentMix
+from turnwise.training.checkpoints import Checkpoints
+from turnwise.training.selfplay import FrozenPolicy, Ladder, Opponents, Snapshots
+
+
+def build_selfplay(
+    config: Config,
+    environments: EnvironmentMix,
+    tasks: TaskSource,
+    loaded: LoadedModel,
+    stack: PolicyStack,
+    learner: Learner,
+    checkpoints: Checkpoints,
+    folder: RunFolder,
+    progress: Progress,
+) -> tuple[GroupCollector, Opponents | None]:
+    """Return the collector of training episodes, and the opponents if the run has any."""
+    settings = config.selfplay
+    if settings.opponent == "none":
+        return stack.collector, None
+    past, games = settings.opponent == "past", settings.ladder_games
+    frozen = build_frozen_policy(config, loaded, stack) if past or games else None
+    ladder = None
+    if frozen is not None and games:
+        against = match_collector(stack, environments, frozen.engine)
+        ladder = Ladder(collector=against, tasks=alternate_players(tasks.first_tasks("validation", games)))
+    opponents = Opponents(
+        snapshots=Snapshots(
+            folder.past, every=settings.snapshot_every, keep=settings.snapshots, tokenizer=loaded.tokenizer
+        ),
+        frozen=frozen,
+        trained_against=past,
+        ladder=ladder,
+        learner=learner,
+        run_seed=config.seed,
+        checkpoints=checkpoints,
+        folder=folder,
+        progress=progress,
+    )
+    return match_collector(stack, environments, frozen.engine if frozen is not None and past else None), opponents
+
+
+def build_frozen_policy(config: Config, loaded: LoadedModel, stack: PolicyStack) -> FrozenPolicy:
+    """Build an engine over a copy of the model; a snapshot is loaded into it before it plays."""
+    model = copy_model(loaded.model).requires_grad_(False)
+    engine = build_engine(config, model, stack.renderer, pages=stack.pages)
+    return FrozenPolicy(engine, model_loader(config))
+
+
+def match_collector(stack: PolicyStack, environments: EnvironmentMix, opponent: Policy | None) -> MatchCollector:
+    """Build a collector of matches with the settings of the training collector."""
+    training = stack.collector
+    assert isinstance(training, Collector), "check_conflicts rejects self-play on a cluster"
+    return MatchCollector(
+        policy=training.policy,
+        opponent=opponent,
+        make_match=lambda task, member, attempt: make_selfplay_envs(
+            environments.specs[task.env], task, member, attempt
+        ),
+        context=training.context,
+        limits=training.limits,
+        in_flight=training.in_flight,
+        attempts=training.attempts,
+        run_seed=training.run_seed,
+    )

@@ -1,0 +1,186 @@
+"""Backends of `tw.Trainer`: a run in this process (`LocalBackend`), or one on a server (`RemoteBackend`)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rich.console import Console
+
+from turnwise.algos.advantages import ADVANTAGES
+from turnwise.config.agent import AGENT_ENV
+from turnwise.config.load import Overrides
+from turnwise.config.schema import Config
+from turnwise.core.errors import DivergedError, UserError
+from turnwise.core.references import reference_name
+from turnwise.core.task import EpisodeKey, Task
+from turnwise.envs.agent.tasks import value_of_task
+from turnwise.envs.seeds import seed_for
+from turnwise.evaluation.episodes import Evaluation
+from turnwise.gateway.agent_episodes import AgentCollector, AgentRun, RecordedEpisodes
+from turnwise.gateway.agents import Access
+from turnwise.rollout.collect import CollectedGroups
+from turnwise.run.configure import configure
+from turnwise.run.environment_mix import build_environment_mix
+from turnwise.run.sources import find_checkpoint
+from turnwise.run.train import ReinforcementRun
+from turnwise.run.training_run import open_run, resolve
+from turnwise.run.validate import check_settings
+from turnwise.training.checkpoints import State
+from turnwise.training.loop import Loop
+from turnwise.training.rollout_stage import RolloutStage
+from turnwise.training.step_record import StepTimer
+
+if TYPE_CHECKING:  # its packages are optional
+    from turnwise.gateway.server import Gateway
+
+
+class TrainerBackend(AgentRun, Protocol):
+    """An open run: `Trainer` runs the agents, and the backend records their episodes and trains on them."""
+
+    def show(self, done: int, total: int) -> None:
+        """Show the progress of the rollout."""
+        ...
+
+    async def evaluate(self, collector: AgentCollector, name: str, tasks: Sequence[Task]) -> Evaluation:
+        """Run an episode per task and record them."""
+        ...
+
+
+class LocalBackend:
+    """A run in this process."""
+
+    def __init__(
+        self, run: ReinforcementRun, loop: Loop, state: State, access: Access, rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """`rows`: the metrics of each step, appended by the run."""
+        self.config, self.access = run.config, access
+        self._run, self._loop, self._state, self._rows = run, loop, state, rows
+        self._timers: dict[bool, StepTimer] = {}
+        """Timer of the episodes since the last step (False) or evaluation (True)."""
+
+    @property
+    def path(self) -> Path:
+        return self._run.folder.path
+
+    @property
+    def steps_done(self) -> int:
+        return self._state.step
+
+    def collector(self, *, evaluation: bool) -> AgentCollector:
+        stack = self._run.stack
+        collector = stack.evaluator if evaluation else stack.collector
+        assert isinstance(collector, AgentCollector)
+        self._timers.setdefault(evaluation, StepTimer())
+        return replace(collector, find_task=value_of_task)
+
+    def show(self, done: int, total: int) -> None:
+        self._loop.progress.phase("rollout", done, total)
+
+    async def step(self, collected: CollectedGroups) -> dict[str, Any]:
+        loop, gateway = self._loop, self._run.stack.gateway
+        assert gateway is not None and isinstance(loop.rollout_stage, RolloutStage)
+        members = sum(len(group.trajectories) for group in collected.groups)
+        rollout = await loop.rollout_stage.use(collected, episodes=members + collected.counts["dropped"])
+        await gateway.pause()
+        try:
+            timer = self._timers.pop(False, None) or StepTimer()
+            state = await loop.train_on(rollout, self._state, timer)
+            self._state = await loop.finish_step(state)
+        finally:
+            gateway.resume()
+        return dict(self._rows[-1])
+
+    async def evaluate(self, collector: AgentCollector, name: str, tasks: Sequence[Task]) -> Evaluation:
+        self._timers.pop(True, None)
+        return await replace(self._loop.evaluator, collector=collector).evaluate(name, tasks, self.steps_done)
+
+    def record_evaluation(self, name: str, evaluation: Evaluation) -> None:
+        """Record episodes that a remote trainer ran."""
+        tasks, timer = [each.task for each in evaluation.trajectories], self._timers.pop(True, None) or StepTimer()
+        self._loop.evaluator.record(name, tasks, evaluation, self.steps_done, timer)
+
+    def save(self) -> Path:
+        self._loop.save(self._state)
+        return find_checkpoint(self.path, None)
+
+
+@asynccontextmanager
+async def open_local(
+    config: Config,
+    override_keys: Sequence[str],
+    console: Console,
+    *,
+    resume: bool,
+    prepare: Callable[["Gateway", LocalBackend], None] | None = None,
+) -> AsyncIterator[LocalBackend]:
+    """Open a run. Leaving it saves a checkpoint, unless the weights are no longer finite.
+
+    `prepare`: called before the gateway listens.
+    """
+    environments = build_environment_mix(config)
+    await asyncio.to_thread(check_settings, config, override_keys)
+    config, rows = resolve(config), list[Mapping[str, Any]]()
+    async with AsyncExitStack() as exits:
+        folder = exits.enter_context(
+            open_run(
+                config,
+                environments,
+                console,
+                method=reference_name(config.algo.advantage),
+                resume=resume,
+                if_finished=lambda path: f'To train its model further: tw.Trainer(model="{path}")',
+            )
+        )
+        run = ReinforcementRun(config, environments, folder, console, rows.append)
+        run.planned_steps = config.train.steps if "train.steps" in override_keys else None
+        loop, state = exits.enter_context(run.open(resume))
+        gateway = run.stack.gateway
+        assert isinstance(loop, Loop) and gateway is not None
+        exits.push_async_callback(run.services.close)
+        backend = LocalBackend(run, loop, state, Access(url="", key=""), rows)
+        if prepare is not None:
+            prepare(gateway, backend)
+        await exits.enter_async_context(gateway)
+        await loop.begin(state)
+        backend.access = await open_access(run)
+        try:
+            yield backend
+        except DivergedError:
+            raise
+        except BaseException:
+            if backend.steps_done:  # else the run is removed, and its name is free again
+                backend.save()
+            raise
+        backend.save()
+
+
+async def open_access(run: ReinforcementRun) -> Access:
+    """Open an episode that is not trained on. It is closed with the gateway."""
+    collector = run.stack.evaluator
+    assert isinstance(collector, AgentCollector) and isinstance(collector.host, RecordedEpisodes)
+    task = Task(env="client", seed=seed_for("test", 0), split="test")
+    return (await collector.host.open(EpisodeKey(run_seed=run.config.seed, round=0, task=task))).access
+
+
+def configure_trainer(overrides: Overrides, resume: str | None) -> Config:
+    """Return the settings of a run whose loop is the user's own. Raises UserError for those without effect."""
+    config = configure(AGENT_ENV if resume is None else None, resume=resume, overrides=overrides)
+    refused = {
+        "rollout.max_staleness": config.rollout.max_staleness > 0,
+        "curriculum.pool": config.curriculum.pool > 0,
+        "eval.every": config.eval.every > 0,
+        "data.sources": bool(config.data.sources),
+        "agent.command": bool(config.agent.command),
+        "agent.function": bool(config.agent.function),
+        "agent.random_reply": config.agent.random_reply is not None,
+        "env.kind": config.env.kind != AGENT_ENV,
+        "algo.method": config.algo.method != "on_policy",
+        "algo.advantage": ADVANTAGES[config.algo.advantage].needs_greedy,
+    }
+    for key, is_set in refused.items():
+        if is_set:
+            raise UserError(f"{key} has no effect in tw.Trainer, whose loop is yours: leave it out, or use tw.train")
+    return config

@@ -1,0 +1,389 @@
+"""A training run from its settings to its summary, shared by reinforcement learning and SFT."""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from rich.console import Console
+
+from turnwise.config.load import to_toml
+from turnwise.config.schema import Config
+from turnwise.core.errors import LearnerLost, Outage, UserError
+from turnwise.core.learner import Learner
+from turnwise.core.task import Split, Task
+from turnwise.core.thread_tasks import cancellable
+from turnwise.models.loading.catalogue import model_names
+from turnwise.models.loading.load import LoadedModel
+from turnwise.record.metrics import list_rows, list_steps, trained_steps
+from turnwise.record.provenance import describe_changes, write_provenance
+from turnwise.record.resume_command import spell_resume
+from turnwise.record.run_folder import METRICS_FILE, JudgeUsage, RunFolder
+from turnwise.record.trackers import Trackers
+from turnwise.report.html_report import REPORT_NAME as REPORT
+from turnwise.report.html_report import write_report
+from turnwise.report.progress import Progress
+from turnwise.report.tables import run_table
+from turnwise.report.terminal import print_command, sanitize_line
+from turnwise.rewards.judge.registry import JudgeRegistry
+from turnwise.rewards.services import RewardServices
+from turnwise.run.build import PolicyStack, load_policy, model_loader
+from turnwise.run.environment_mix import EnvironmentMix, build_task_source, describe_rows
+from turnwise.run.resources import default_threads
+from turnwise.run.run_name import check_run_name, run_path
+from turnwise.run.setting_paths import source_files
+from turnwise.run.sources import resolve_model_name
+from turnwise.run.trial_episodes import check_replies_fit
+from turnwise.training.checkpoints import Checkpoints, State, restore, step_folders, step_of
+from turnwise.training.step_record import Evaluator
+
+Summary = dict[str, Any]
+OnStep = Callable[[Mapping[str, Any]], object]
+"""Called with the metrics of each training step."""
+
+
+class TimeLimitReached(Exception):
+    """train.max_minutes passed before the first step."""
+
+
+@contextmanager
+def open_run(
+    config: Config,
+    environments: EnvironmentMix,
+    console: Console,
+    *,
+    method: str,
+    resume: bool,
+    if_finished: Callable[[Path], str],
+) -> Iterator[RunFolder]:
+    """Create the folder of a new run, or open that of a run to resume.
+
+    `if_finished` returns the advice in the error for a finished run, given its folder.
+    """
+    if not resume:
+        check_run_name(config)
+    for line in describe_rows(environments, config):
+        console.print(sanitize_line(line), soft_wrap=True)
+    path = run_path(config, environments.name, method)
+    folder = RunFolder.open(path, writing=True) if resume else RunFolder.create(path, to_toml(config))
+    with folder:
+        if resume and folder.finished:
+            if config.record.report and not (folder.path / REPORT).exists():
+                write_report(folder.path)
+            raise UserError(f"{path} is finished. {if_finished(path)}")
+        with explain_failure(folder, resume):
+            if not resume:
+                write_provenance(folder.path, source_files(config))
+            elif (changes := describe_changes(folder.path)) is not None:
+                console.print(sanitize_line(changes), soft_wrap=True)
+            yield folder
+
+
+def restore_or_init(
+    config: Config,
+    loaded: LoadedModel,
+    learner: Learner,
+    folder: RunFolder,
+    *,
+    resume: bool,
+    note: Callable[[str], None],
+) -> tuple[Checkpoints, State]:
+    """Load the newest checkpoint into the learner, or start at step 0 if there is none. Later rows are discarded."""
+    checkpoints = Checkpoints(
+        folder.checkpoints,
+        keep_last=config.checkpoint.keep_last,
+        tokenizer=loaded.tokenizer,
+        every=config.checkpoint.every,
+    )
+    state = State(step=0, best_success=None, skipped_steps=0)
+    checkpoints.sweep()
+    newest = checkpoints.newest() if resume else None
+    if newest is not None:
+        path, state = newest
+        restore(path, learner, state, model_loader(config))
+        checkpoints.drop_before(path)
+        _check_metrics(folder, path, state.step, note)
+    elif resume:
+        note(f"{folder.path} has no checkpoint yet. It starts again from the beginning, with its own settings.")
+    if resume:
+        folder.discard_from(state.step + 1)
+    return checkpoints, state
+
+
+def _check_metrics(folder: RunFolder, checkpoint: Path, step: int, note: Callable[[str], None]) -> None:
+    """Restore lost rows of metrics from the checkpoint's copy and report them; without one, report missing steps."""
+    copy = checkpoint / METRICS_FILE
+    if copy.is_file():
+        if lost := folder.restore_metrics(copy):
+            note(f"{folder.metrics_path} lacked {list_rows(lost)}, restored from {checkpoint.name}.")
+    elif missing := set(range(1, step + 1)) - trained_steps(folder.read_metrics()):
+        note(
+            f"{folder.metrics_path} lacks {list_steps(missing)}. {checkpoint.name} has no copy (earlier versions made "
+            "none), so the run continues without them."
+        )
+
+
+@contextmanager
+def explain_failure(folder: RunFolder, resume: bool) -> Iterator[None]:
+    """Add to an error how to resume the run. Remove the folder of a new run that failed before its first step."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if folder.finished:  # the signal came after the last step
+            raise KeyboardInterrupt(f"stopped; {folder.path} is finished") from None
+        raise KeyboardInterrupt(f"stopped; resume with: {spell_resume(folder.path)}") from None
+    except Exception as error:
+        if not resume:
+            folder.remove_if_unused()
+        has_checkpoint = bool(step_folders(folder.checkpoints))
+        reason = str(error).rstrip(".")
+        if isinstance(error, Outage) and has_checkpoint:
+            how = spell_resume(folder.path)
+            saved = "Finished steps are saved" if _has_finished_steps(folder) else "No step has finished yet"
+            raise Outage(f"{reason}. {saved}; resume with: {how}") from None
+        if resume and isinstance(error, UserError) and not has_checkpoint:
+            raise UserError(
+                f"{reason}. {folder.path} has no checkpoint yet: if its settings were wrong, delete it and start again."
+            ) from error
+        raise
+
+
+def _has_finished_steps(folder: RunFolder) -> bool:
+    return any(step_of(each) for each in step_folders(folder.checkpoints))
+
+
+def resolve(config: Config) -> Config:
+    """Return the configuration with explicit threads and model path, so that the saved file reproduces the run."""
+    threads = config.system.threads or default_threads()
+    system = config.system.model_copy(update={"threads": threads})
+    name = resolve_model_name(config.model.name)
+    if name not in model_names() and (path := Path(name).expanduser()).exists():
+        name = str(path.absolute())  # so that the run can be resumed from any working directory
+    model = config.model.model_copy(update={"name": name})
+    return config.model_copy(update={"system": system, "model": model})
+
+
+@contextmanager
+def track_metrics(
+    config: Config, folder: RunFolder, warn: Callable[[str], None], *, resumed_after: int | None
+) -> Iterator[None]:
+    """Send new rows of metrics to record.trackers. `resumed_after` is the last step of a resumed run, else None."""
+    if not config.record.trackers:
+        yield
+        return
+    settings = config.model_dump(mode="json")
+    trackers = Trackers(
+        config.record.trackers,
+        config=settings,
+        name=folder.path.name,
+        folder=folder.path,
+        warn=warn,
+        resumed_after=resumed_after,
+    )
+    folder.listeners.append(trackers.log)
+    try:
+        yield
+    finally:
+        folder.listeners.remove(trackers.log)
+        trackers.close()
+
+
+class TrainingLoop(Protocol):
+    """Protocol of `Loop` and `SftLoop`."""
+
+    @property
+    def steps(self) -> int: ...
+    async def run(self, state: State) -> State: ...
+    async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> object: ...
+
+
+@dataclass
+class TrainingRun(ABC):
+    """Build a loop, evaluate before training, train, evaluate after it, and write the summary."""
+
+    config: Config
+    environments: EnvironmentMix
+    folder: RunFolder
+    console: Console
+    on_step: OnStep | None = None
+
+    planned_steps: int | None = field(init=False)
+    """Number of steps that the progress display starts with; a loop may correct it. None if it is not known."""
+    services: RewardServices = field(init=False)
+    """Judges of the run. They continue from what it has spent and log each further request in its folder."""
+    resources: ExitStack = field(init=False)
+    """Closed after training, such as the connection to a cluster."""
+
+    def __post_init__(self) -> None:
+        self.planned_steps = self.config.train.steps
+        usage = JudgeUsage(self.folder.path)
+        self.services = RewardServices(JudgeRegistry(spent=usage.read(), on_spend=usage.add))
+        self.environments = self.environments.with_services(self.services)
+
+    @abstractmethod
+    def build(self, progress: Progress, resume: bool) -> tuple[TrainingLoop, State]: ...
+
+    @abstractmethod
+    def summarise(self, rows: Sequence[dict[str, Any]]) -> Summary: ...
+
+    def write_figures(self, rows: Sequence[dict[str, Any]]) -> None:  # noqa: B027  (a run may have none)
+        """Write figures into the run folder."""
+
+    def load_policy(self, progress: Progress) -> tuple[LoadedModel, float]:
+        """Load the model and show the progress of its warm-up; return the warm-up's seconds too.
+
+        A warm-up counts against train.max_minutes. One that it stops is not kept: a resumed run starts it again.
+        """
+
+        def check(loaded: LoadedModel) -> None:
+            check_replies_fit(self.config, self.environments, loaded.tokenizer)
+
+        began, spent_s, limit_s = time.monotonic(), 0.0, progress.limit_s
+
+        def show_warmup(done: int, total: int) -> None:
+            nonlocal spent_s
+            progress.phase("warm-up", done, total)
+            spent_s = time.monotonic() - began
+            if limit_s is not None and spent_s > limit_s and done < total:
+                raise TimeLimitReached(f"the warm-up of {self.config.model.name} had done {done} of {total} steps")
+
+        loaded = load_policy(self.config, self.environments, show_warmup, self.folder.path, check)
+        progress.limit_s = None if limit_s is None else limit_s - spent_s
+        return loaded
+
+    def build_evaluator(self, stack: PolicyStack, progress: Progress) -> Evaluator:
+        return Evaluator(
+            collector=stack.evaluator,
+            folder=self.folder,
+            progress=progress,
+            decode=stack.renderer.decode,
+            name_token=stack.renderer.name_token,
+            records_trajectories=self.config.record.trajectories > 0,
+        )
+
+    def train(self, resume: bool) -> Summary:
+        try:
+            with self.open(resume) as (loop, state):
+                return asyncio.run(self.services.run(self._train(loop, state)))
+        except asyncio.CancelledError:  # by `cancel_task_of`
+            raise KeyboardInterrupt from None
+        except TimeLimitReached as stop:
+            self.console.print(sanitize_line(f"note: {stop}"), soft_wrap=True)
+            return {"finished": False, "steps": 0}
+
+    @contextmanager
+    def open(self, resume: bool) -> Iterator[tuple[TrainingLoop, State]]:
+        """Build the loop, and close what it uses afterwards."""
+        config, minutes = self.config, self.config.train.max_minutes
+        torch.set_num_threads(config.system.threads)
+        self.tasks = build_task_source(config, self.environments)
+        limit_s = None if minutes is None else 60 * minutes
+        if self.on_step is not None:
+            self.folder.listeners.append(self._report_step)
+        with (
+            Progress(self.planned_steps, self.console, title=self.folder.path.name, limit_s=limit_s) as progress,
+            ExitStack() as self.resources,
+        ):
+            loop, state = self.build(progress, resume)
+            with track_metrics(config, self.folder, progress.note, resumed_after=state.step if resume else None):
+                yield loop, state
+
+    def _report_step(self, row: Mapping[str, Any]) -> None:
+        if self.on_step is not None and "eval/name" not in row and "time/total_s" in row:
+            self.on_step(dict(row))
+
+    async def _train(self, loop: TrainingLoop, state: State) -> Summary:
+        """Train between two evaluations. An evaluation that is already recorded is not repeated."""
+        with cancellable():
+            async with self.open_gateway():
+                return await self._evaluate_and_train(loop, state)
+
+    def open_gateway(self) -> AbstractAsyncContextManager[object]:
+        """Open what episodes need besides the engine."""
+        return nullcontext()
+
+    async def _evaluate_and_train(self, loop: TrainingLoop, state: State) -> Summary:
+        evaluate_before = partial(self._evaluate_once, loop, "before")
+        evaluate_after = partial(self._evaluate_once, loop, "after")
+        if state.step < loop.steps:
+            self.folder.discard_results()
+        state = await self._run_stage(evaluate_before, state)
+        state = await self._run_stage(loop.run, state)
+        if not state.step:
+            return {"finished": False, "steps": 0}
+        state = await self._run_stage(evaluate_after, state)
+        rows = self.folder.read_metrics()
+        summary = self.summarise(rows)
+        if state.step < loop.steps:
+            summary["finished"] = False
+        self.write_figures(rows)
+        if self.config.record.report:
+            write_report(self.folder.path, summary=summary)
+        self.folder.write_summary(summary)  # last: a run with a summary has ended
+        return {"finished": True, **summary}
+
+    async def _evaluate_once(self, loop: TrainingLoop, name: str, state: State) -> State:
+        """Evaluate on the test tasks, unless that is recorded, or "before" was lost and the weights are trained."""
+        if not self._evaluated(name) and not (name == "before" and state.step):
+            await loop.evaluate(name, self.eval_tasks(self.config.eval.split), state.step)
+        return state
+
+    async def _run_stage(self, stage: Callable[[State], Awaitable[State]], state: State) -> State:
+        """Run a stage; repeat it from the last checkpoint if a process of the learner dies."""
+        while True:
+            try:
+                return await stage(state)
+            except LearnerLost as loss:
+                lost = loss
+            state = await asyncio.to_thread(self.recover, lost)  # lost engine replicas are replaced meanwhile
+
+    def recover(self, loss: LearnerLost) -> State:
+        """Restore the learner from the last checkpoint. A learner of this process is never lost."""
+        raise loss
+
+    def _evaluated(self, name: str) -> bool:
+        rows = self.folder.read_metrics()
+        return any(row.get("eval/name") == name or f"held_out/{name}" in row for row in rows)
+
+    def eval_tasks(self, split: Split) -> list[Task]:
+        """Return the tasks of evaluations; none without an environment."""
+        return self.tasks.first_tasks(split, self.config.eval.episodes) if self.environments.entries else []
+
+
+def report_end(config: Config, summary: Summary, path: Path, console: Console, *, advice: str) -> None:
+    """Print the results and `advice`, the command to use next; for a stopped run, the reason and how to resume it."""
+    if summary["steps"]:
+        console.print(run_table(summary, path))
+    if summary["finished"]:
+        print_command(console, "next:", advice)
+        return
+    reason = f"stopped by train.max_minutes {config.train.max_minutes} after {summary['steps']} steps"
+    print_command(console, f"{reason}; resume with:", spell_resume(path))
+
+
+def summarise_success(rows: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]], seed: int) -> Summary:
+    """Return the part of `summary.json` that every run has.
+
+    `wall_s` is training with tiny's warm-up, without the evaluations before and after.
+    """
+    evaluated = {row["eval/name"]: row for row in rows if "eval/name" in row}
+    before, after = evaluated.get("before"), evaluated["after"]
+    validations = [row for row in rows if row.get("eval/name") == "validation"]
+    reasons = [row[key] for row in rows for key in ("rollout/dropped_reason", "eval/dropped_reason") if key in row]
+    return {
+        "success_before": None if before is None else before["eval/success"],  # None: the row is lost
+        "success_after": after["eval/success"],
+        "interval": [after["eval/success_low"], after["eval/success_high"]],
+        "wall_s": sum(row.get("time/warmup_s", 0.0) for row in rows)
+        + sum(row["time/total_s"] for row in [*steps, *validations]),
+        "steps": max((row["step"] for row in steps), default=0),
+        "seed": seed,
+        "eval_dropped": int(sum(row.get("eval/dropped", 0) for row in rows)),
+        "dropped_reason": reasons[-1] if reasons else None,
+    }
