@@ -1,6 +1,5 @@
 """Gradients and whole runs on a GPU. `make test-gpu` runs these."""
 
-import random
 from pathlib import Path
 
 import pytest
@@ -8,9 +7,9 @@ import torch
 
 import turnwise as tw
 from active_plan_for_tests import check_equal, learnt
+from envs_for_tests import TwoUps
 from models_for_tests import FAMILIES, random_model
 from runs_for_tests import quiet, small
-from turnwise.envs.text_env import Outcome
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.layers import compile_layers
 from turnwise.record.run_folder import RunFolder
@@ -37,21 +36,6 @@ def test_gpu_flash_attention_gradients_point_the_same_way(compiled: bool) -> Non
     for name, grad in theirs[2].items():
         cosine = torch.nn.functional.cosine_similarity(ours[2][name].flatten(), grad.flatten(), dim=0)
         assert float(cosine) > 0.98, name
-
-
-class TwoUps(tw.TextEnv):
-    """Choose twice."""
-
-    max_turns = 2
-    action_names = ("Up", "Down")
-
-    def reset(self, rng: random.Random) -> str:
-        self.ups = 0
-        return "Now."
-
-    def step(self, action: str) -> Outcome:
-        self.ups += action == "Up"
-        return tw.won() if self.ups == 2 else tw.goes_on("Again.")
 
 
 def test_gpu_training_learns(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_learning import TwoUps
 
+from envs_for_tests import TwoUps
 from learners_for_tests import learn, weights
 from turnwise.config.load import build
 from turnwise.config.schema import Config

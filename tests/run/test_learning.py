@@ -1,29 +1,12 @@
 """Training learns from the reward alone, within seconds."""
 
-import random
 from pathlib import Path
 
 import pytest
 
 import turnwise as tw
+from envs_for_tests import TwoUps
 from pages_for_tests import ROOT, blocks_of
-from turnwise.envs.text_env import Outcome
-
-
-class TwoUps(tw.TextEnv):
-    """Choose twice."""
-
-    max_turns = 2
-    action_names = ("Up", "Down")
-
-    def reset(self, rng: random.Random) -> str:
-        self.ups = 0
-        return "Now."
-
-    def step(self, action: str) -> Outcome:
-        self.ups += action == "Up"
-        return tw.won() if self.ups == 2 else tw.goes_on("Again.")
-
 
 CRITIC = {"critic__kind": "head", "critic__learning_rate": 1e-3}
 
