@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.core.image_encoding import import_pillow
+from turnwise.pictures.image import import_pillow
 from turnwise.pictures.picture import draw_picture
 from turnwise.pictures.raster import drawing_to_image
 from turnwise.pictures.shapes import Drawing, Label, Rect, Shape

@@ -35,7 +35,6 @@ from rollout_job import RolloutJob
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 from turnwise.config.schema import Config
-from turnwise.core.image_encoding import encode_png
 from turnwise.core.images import find_images
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.samples import Sample, TrainSample
@@ -48,6 +47,7 @@ from turnwise.models.layers import compile_layers
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.models.vision.encoder import image_encoder
+from turnwise.pictures.image import encode_png
 from turnwise.run.build_learner import build_learner
 
 MARKS = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>")

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from turnwise.core.messages import assistant
 from turnwise.core.protocols import Sampling
 from turnwise.core.task import EpisodeKey, Task
-from turnwise.core.token_name import TokenName
-from turnwise.core.trajectory import Group, Span, Status, Stop, Trajectory, Turn
+from turnwise.core.trajectory import Group, Span, Status, Stop, TokenName, Trajectory, Turn
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.seeds import seed_for
 from turnwise.models.loading.tiny import tiny_tokenizer

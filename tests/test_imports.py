@@ -40,12 +40,16 @@ ORDER = (
     "models",
     "config",
     "pictures",
+    "files",
+    "user_code",
+    "concurrency",
+    "text",
     "core",
 )
 """All packages, from the top down, as in the design."""
 
-CORE_ONLY = ("algos",)
-"""Packages that may import only core."""
+PURE = {"algos": ("user_code", "text", "core")}
+"""Packages of pure functions, and all that they may import."""
 
 OPTIONAL = (
     "pandas",
@@ -191,7 +195,7 @@ def goes_up(found: Import) -> bool:
         return False
     if found.imported == PACKAGE:  # its public names are lazy: the version, for one
         return importer != "cli"
-    return imported not in ORDER[ORDER.index(importer) + 1 :] or (importer in CORE_ONLY and imported != "core")
+    return imported not in PURE.get(importer, ORDER[ORDER.index(importer) + 1 :])
 
 
 def hidden(found: Import) -> bool:

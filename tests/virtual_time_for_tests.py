@@ -52,7 +52,7 @@ class _Selector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
 def follow_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make turnwise's own clocks of blocking code read the loop's clock."""
     clock = SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time())
-    for module in ("core.blocking", "core.loop_clock", "rollout.failures"):
+    for module in ("concurrency.blocking", "concurrency.loop_clock", "rollout.failures"):
         monkeypatch.setattr(f"turnwise.{module}.time", clock)
 
 

@@ -48,7 +48,7 @@ PUBLIC = {
     "ToolResult": "turnwise.tools.tool:ToolResult",
     "ToolError": "turnwise.tools.tool:ToolError",
     "ToolSpec": "turnwise.core.messages:ToolSpec",
-    "Image": "turnwise.core.image_encoding:Image",
+    "Image": "turnwise.pictures.image:Image",
     "Trainer": "turnwise.run.trainer:Trainer",
     "Trajectory": "turnwise.core.trajectory:Trajectory",
     "InfrastructureFailure": "turnwise.core.errors:InfrastructureFailure",
@@ -78,7 +78,6 @@ if TYPE_CHECKING:
     from turnwise.config.schema import Config as Config
     from turnwise.core.errors import InfrastructureFailure as InfrastructureFailure
     from turnwise.core.errors import UserError as UserError
-    from turnwise.core.image_encoding import Image as Image
     from turnwise.core.messages import Message as Message
     from turnwise.core.messages import Picture as Picture
     from turnwise.core.messages import TextPart as TextPart
@@ -100,6 +99,7 @@ if TYPE_CHECKING:
     from turnwise.envs.tool_env import ToolEnv as ToolEnv
     from turnwise.evaluation.episodes import Evaluation as Evaluation
     from turnwise.gateway.agent_episodes import AgentResult as AgentResult
+    from turnwise.pictures.image import Image as Image
     from turnwise.run.api import EvaluationResult as EvaluationResult
     from turnwise.run.api import Rows as Rows
     from turnwise.run.api import Run as Run
@@ -116,7 +116,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return importlib.import_module("turnwise.core.version").installed_version()
+        return importlib.import_module("turnwise.config.version").installed_version()
     if name not in PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = PUBLIC[name].partition(":")

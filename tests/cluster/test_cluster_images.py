@@ -21,12 +21,13 @@ from slow_lake_for_tests import GATE, SlowLake
 from episodes_for_tests import group_of, turn_of
 from runs_for_tests import metrics, printed, quiet, small
 from turnwise.core.errors import InfrastructureFailure
-from turnwise.core.images import ImageSpan, ImageStore, image_hash, image_token_id
+from turnwise.core.images import ImageSpan, image_hash, image_token_id
 from turnwise.core.protocols import EngineStats
 from turnwise.core.samples import Batch
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.packing import pack
+from turnwise.pictures.image_store import ImageStore
 from turnwise.record.run_folder import RunFolder
 from turnwise.run.train import train
 

@@ -21,8 +21,8 @@ from episodes_for_tests import context, key_of, limits, says, task_of
 from turnwise.cluster import actor_pool
 from turnwise.cluster.env_worker import EnvWorker, WorkerParts
 from turnwise.cluster.env_worker_pool import EnvWorkerPool, WorkerCollector
+from turnwise.concurrency.loop_clock import LoopClock, current_clock
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage
-from turnwise.core.loop_clock import LoopClock, current_clock
 from turnwise.core.messages import Message, assistant, user
 from turnwise.core.protocols import Env, MakeEnv, Observation, StepResult
 from turnwise.core.task import Task

@@ -6,8 +6,8 @@ import torch
 
 from models_for_tests import FAMILIES, VOCABULARY, random_model
 from talks_for_tests import STOP_ID, full_forward_logprobs, key, make_engine, prompt, run_talks, talk, text_of
+from turnwise.concurrency.loop_clock import LoopClock, current_clock
 from turnwise.core.errors import UserError
-from turnwise.core.loop_clock import LoopClock, current_clock
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.trajectory import Stop
 from turnwise.engine.native.engine import NativeEngine
@@ -301,7 +301,7 @@ def test_session_counts_only_passes_that_it_takes_part_in(now: list[float]) -> N
 
 def test_engine_passes_pause_the_clocks_of_waiting_episodes(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """The case of a tool that answers while a pass runs."""
-    monkeypatch.setattr("turnwise.core.loop_clock.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("turnwise.concurrency.loop_clock.time", SimpleNamespace(monotonic=lambda: now[0]))
     engine = make_engine()
     take_a_second_per_pass(engine, now)
 

@@ -10,7 +10,6 @@ import pytest
 
 from episodes_for_tests import renderer
 from gateway_for_tests import RecordingPolicy, open_episode
-from turnwise.core.image_encoding import MAX_SIDE, PNG_SIGNATURE
 from turnwise.core.images import image_hash
 from turnwise.core.trajectory import Turn
 from turnwise.engine.scripted import ScriptedEngine
@@ -18,6 +17,7 @@ from turnwise.gateway import anthropic_messages, openai_chat, openai_responses
 from turnwise.gateway.chat import RequestError
 from turnwise.models.loading.load import load_model
 from turnwise.models.vision.processor import decode_image
+from turnwise.pictures.image import MAX_SIDE, PNG_SIGNATURE
 from turnwise.render.renderer import Renderer
 from vision_models_for_tests import png
 

@@ -9,9 +9,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from turnwise.core.errors import UserError
+from turnwise.files.disk import atomic_folder
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import load_model
-from turnwise.models.loading.save import atomic_folder, save_model
+from turnwise.models.loading.save import save_model
 from turnwise.models.loading.tiny import tiny_model, tiny_tokenizer
 
 

@@ -161,20 +161,20 @@ IN_DATA = (
         ("evaluations of old runs count as training", 'if "evaluation" in row:', "if False:"),
     ),
     *mutants(
-        "core/errors.py",
+        "user_code/failures.py",
         ("envs/test_picture_env.py",),
         ("a broken image ends the run", 'raise EnvironmentFailure(f"{where}: {error}") from error', "raise"),
     ),
     *mutants(
-        "core/image_encoding.py",
-        ("core/test_image_encoding.py",),
+        "pictures/image.py",
+        ("pictures/test_image.py",),
         ("16-bit images are white", "value / 256", "value"),
         ("photos lie on their side", "UPRIGHT.get(image.getexif().get(ORIENTATION))", "None"),
         ("animated images move in the viewer", ' and not getattr(image, "is_animated", False)', ""),
     ),
     *mutants(
-        "core/images.py",
-        ("core/test_images.py",),
+        "pictures/image_store.py",
+        ("pictures/test_image_store.py",),
         ("a changed image passes", "if image_hash(data) != file.stem:", "if False:"),
     ),
     *mutants(

@@ -116,7 +116,7 @@ IN_ROLLOUT = (
         ("members share their randomness", "member=index, attempt=attempt", "member=0, attempt=attempt"),
     ),
     *mutants(
-        "core/errors.py",
+        "user_code/failures.py",
         COLLECT,
         (
             "an environment's error is the run's",

@@ -14,8 +14,8 @@ from episodes_for_tests import name_token
 from processes_for_tests import forked_with_output
 from turnwise.core.errors import UserError
 from turnwise.core.images import image_token_id
+from turnwise.files.disk import FolderLock
 from turnwise.record import run_folder
-from turnwise.record.disk import FolderLock
 from turnwise.record.run_folder import RunFolder
 
 FULL = Path("/dev/full")

@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 from turnwise.core.messages import Message, ToolSpec, text_parts, user
 from turnwise.core.trajectory import Stop
-from turnwise.core.truncation import truncate_middle
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context_modes import clip_middle
+from turnwise.text.truncation import truncate_middle
 
 TOKENS = (*SPECIALS, *ORDINARY)
 BETWEEN = ("", "", " ", "\n", "\0", "\u200b", "\u0301", "<", ">", "|", '"', "\\", "a")

@@ -10,7 +10,7 @@ import tomli_w
 from jinja2 import UndefinedError
 
 from turnwise.core.errors import UserError
-from turnwise.core.image_encoding import PNG_SIGNATURE
+from turnwise.pictures.image import PNG_SIGNATURE
 from turnwise.report.episodes import MAX_SHOWN_IMAGE_BYTES, choose_from_file, choose_from_index
 from turnwise.report.html_report import TEMPLATES, render_report, write_report
 

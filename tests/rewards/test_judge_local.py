@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from turnwise.core.errors import InfrastructureFailure, UserError
-from turnwise.core.image_encoding import Image
 from turnwise.core.images import image_hash
 from turnwise.core.messages import user
 from turnwise.core.task import EpisodeKey
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.models.loading.load import load_model
 from turnwise.models.loading.tiny import tiny_tokenizer
+from turnwise.pictures.image import Image
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.budget import JudgeBudget, JudgeCounts
 from turnwise.rewards.judge.client import AnswerCache, JudgeClient

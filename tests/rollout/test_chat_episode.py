@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from episodes_for_tests import key_of, limits, task_of, trajectory_of, turn_of
-from turnwise.core.blocking import allow_interrupts
+from turnwise.concurrency.blocking import allow_interrupts
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
-from turnwise.core.images import ImageStore, image_hash
+from turnwise.core.images import image_hash
 from turnwise.core.messages import ImagePart, Message, assistant, system, user
 from turnwise.core.protocols import Observation, Sampling, StepResult
 from turnwise.core.trajectory import Status, Stop, Trajectory
 from turnwise.engine.openai.endpoint import ContextLengthError
 from turnwise.engine.openai.messages import Reply
+from turnwise.pictures.image_store import ImageStore
 from turnwise.rollout.chat_episode import MESSAGES_KEY, USAGE_KEY, ChatRunner, count_sampled_tokens
 from turnwise.rollout.episode import Limits
 from virtual_time_for_tests import run_in_virtual_time

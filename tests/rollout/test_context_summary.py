@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from contexts_for_tests import Played, Talk, play, renderer_of, summary
-from turnwise.core.blocking import allow_interrupts
+from turnwise.concurrency.blocking import allow_interrupts
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import Message, system, user
 from turnwise.core.trajectory import Group, Status, Stop

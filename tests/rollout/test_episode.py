@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from episodes_for_tests import context, end_id, key_of, limits, renderer, says, spoken, task_of
-from turnwise.core.blocking import allow_interrupts
+from turnwise.concurrency.blocking import allow_interrupts
 from turnwise.core.errors import InfrastructureFailure, RewardFailure
 from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Completion, Env, Observation, Sampling, Session, StepResult
@@ -288,7 +288,7 @@ def test_clock_limits_agent_and_environment_separately(
 ) -> None:
     now = [0.0]
     for module in ("blocking", "loop_clock"):
-        monkeypatch.setattr(f"turnwise.core.{module}.time", SimpleNamespace(monotonic=lambda: now[0]))
+        monkeypatch.setattr(f"turnwise.concurrency.{module}.time", SimpleNamespace(monotonic=lambda: now[0]))
     session = ScriptedSession(key_of(LAKE), lambda key, turn, ids: [], frozenset())
     session.sampling_s = sampling_s
     clock = EpisodeClock(session, 60.0)

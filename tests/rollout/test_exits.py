@@ -12,7 +12,6 @@ import pytest
 from episodes_for_tests import limits
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, UserError
 from turnwise.core.messages import Picture, assistant
-from turnwise.core.references import import_file
 from turnwise.core.task import Task
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.registry import spec_of
@@ -30,6 +29,7 @@ from turnwise.rollout.context_modes import _written
 from turnwise.tools.function import from_function
 from turnwise.tools.toolbox import ToolBox
 from turnwise.training.sft import play_demonstration
+from turnwise.user_code.references import import_file
 
 PLACES = ["__init__", "reset", "step", "draw", "state_key", "rules"]
 

@@ -30,8 +30,8 @@ from safetensors.torch import save_file
 from runs_for_tests import episodes, metrics, quiet, small
 from turnwise.cli.signals import StopSignals
 from turnwise.config.schema import Config
+from turnwise.files.disk import append_bytes
 from turnwise.record import run_folder
-from turnwise.record.disk import append_bytes
 from turnwise.record.run_folder import RunFolder
 from turnwise.run.train import train
 from turnwise.training import learner_state

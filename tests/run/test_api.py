@@ -18,9 +18,9 @@ from endpoint_for_tests import Server, serving, write_env
 from processes_for_tests import Forked
 from turnwise.cli.main import main
 from turnwise.config.schema import Config
-from turnwise.core.references import is_reference, load_function, reference_to
 from turnwise.run import notebook
 from turnwise.run.configure import TOKEN_LIMITS, configure
+from turnwise.user_code.references import is_reference, load_function, reference_to
 
 SMALL: dict[str, Any] = {
     "model__warmup_steps": 2,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from runs_for_tests import learnt, metrics, quiet, small
-from turnwise.core.loop_clock import count_blocked
+from turnwise.concurrency.loop_clock import count_blocked
 from turnwise.core.protocols import Completion, Engine, EngineStats, Sampling, WeightSource
 from turnwise.core.task import EpisodeKey
 from turnwise.engine.engines import ENGINES, EngineKind, EngineOptions

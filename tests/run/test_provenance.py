@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from runs_for_tests import printed, quiet
+from turnwise.config import version as core_version
 from turnwise.config.load import build, to_toml
-from turnwise.core import version as core_version
 from turnwise.core.errors import UserError
 from turnwise.record import provenance
 from turnwise.record.provenance import describe_changes, write_provenance

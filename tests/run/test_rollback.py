@@ -11,7 +11,7 @@ import torch
 from runs_for_tests import learnt, metrics, printed, quiet, small
 from turnwise.algos.alarms import Alarm, AlarmSettings, AlarmState
 from turnwise.config.schema import Config
-from turnwise.record.disk import remove_folder
+from turnwise.files.disk import remove_folder
 from turnwise.run.train import train
 from turnwise.training import checkpoints, diagnostics, loop
 from turnwise.training.checkpoints import read_state

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
-from turnwise.core.image_encoding import Image
 from turnwise.envs.registry import load_spec
+from turnwise.pictures.image import Image
 from turnwise.tools.mcp.messages import read_lines, read_message
 from turnwise.tools.mcp.options import McpOptions, make_mcp_source, resolve_server
 from turnwise.tools.mcp.tools import MAX_IMAGES, McpTool, build_tools, to_tool_result

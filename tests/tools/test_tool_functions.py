@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from turnwise.core.blocking import allow_interrupts
+from turnwise.concurrency.blocking import allow_interrupts
 from turnwise.core.errors import InfrastructureFailure, UserError
-from turnwise.core.image_encoding import Image
 from turnwise.core.messages import ToolCall
+from turnwise.pictures.image import Image
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.tool import ToolError, ToolResult
 from turnwise.tools.toolbox import ToolBox

@@ -16,10 +16,10 @@ from safetensors import SafetensorError
 
 from learners_for_tests import learn, make_learner, random_groups, settings_of, weights
 from turnwise.core.errors import DivergedError, UserError
+from turnwise.files import disk
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.loading.tiny import tiny_tokenizer
-from turnwise.record import disk
 from turnwise.run.sources import find_checkpoint, resolve_model_name
 from turnwise.training import checkpoints as checkpoints_module
 from turnwise.training import learner as learner_module

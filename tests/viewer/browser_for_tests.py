@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 from runs_for_tests import quiet, small
-from turnwise.core.images import ImageStore, image_hash, image_token_id
-from turnwise.core.token_name import TokenName
+from turnwise.core.images import image_hash, image_token_id
+from turnwise.core.trajectory import TokenName
+from turnwise.pictures.image_store import ImageStore
 from turnwise.record.run_folder import RunFolder
 from turnwise.run.train import train
 

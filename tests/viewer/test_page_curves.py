@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from browser_for_tests import CRITIC_METRICS, ONE, OTHER, STEPS, TWO, Viewer, expect
 
-from turnwise.record.disk import FolderLock
+from turnwise.files.disk import FolderLock
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator

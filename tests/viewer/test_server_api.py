@@ -12,9 +12,9 @@ import pytest
 from httpx2 import Response
 from server_for_tests import add_episode, ask, client, episode, get, line, make_evaluation, make_run, turn
 
-from turnwise.core.image_encoding import PNG_SIGNATURE
+from turnwise.files.disk import FolderLock
+from turnwise.pictures.image import PNG_SIGNATURE
 from turnwise.pictures.picture import draw_picture_svg
-from turnwise.record.disk import FolderLock
 
 ROWS = [
     {"step": 0, "time/warmup_s": 1.5},

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from turnwise.core.errors import UserError
-from turnwise.core.references import is_reference, load_function
-from turnwise.core.source_location import error_location
-from turnwise.core.suggestions import suggest
+from turnwise.text.suggestions import suggest
+from turnwise.user_code.references import is_reference, load_function
+from turnwise.user_code.source_location import error_location
 
 Part = TypeVar("Part")
 Function = TypeVar("Function", bound=Callable[..., Any])

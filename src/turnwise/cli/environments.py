@@ -10,9 +10,9 @@ from cyclopts import Parameter
 from turnwise.cli.output import print_line, print_table
 from turnwise.cli.parsing import Settings, command_app, merge_settings
 from turnwise.core.errors import UserError
-from turnwise.core.program import spell_command
 from turnwise.envs.catalogue import CATALOGUE, install_command
 from turnwise.envs.starter.write import write_starter
+from turnwise.text.command_line import spell_command
 
 envs_app = command_app("envs", "[NAME | new NAME]")
 recipes_app = command_app("recipes", "[NAME]")

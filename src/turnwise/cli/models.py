@@ -7,8 +7,8 @@ from cyclopts import Parameter
 
 from turnwise.cli.output import print_line, print_table
 from turnwise.cli.parsing import command_app
-from turnwise.core.program import spell_command
 from turnwise.models.loading.catalogue import CATALOGUE, OTHER_SOURCES
+from turnwise.text.command_line import spell_command
 
 models_app = command_app("models", "")
 export_app = command_app("export", "RUN --to FOLDER")

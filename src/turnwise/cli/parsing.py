@@ -16,7 +16,7 @@ from cyclopts import (
 )
 
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import closest_match, suggest
+from turnwise.text.suggestions import closest_match, suggest
 
 DEFAULTS = Parameter(show_default=False, negative=())
 

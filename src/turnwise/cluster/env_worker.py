@@ -12,9 +12,9 @@ from ray.exceptions import RayTaskError
 
 from turnwise.cluster.results import decode_result, encode_result
 from turnwise.cluster.session import LOSSES, ProcessInfo, cause_of, describe_loss, process_info
-from turnwise.core.blocking import exit_if_blocked
+from turnwise.concurrency.blocking import exit_if_blocked
+from turnwise.concurrency.loop_clock import current_clock, pause_current_clock
 from turnwise.core.errors import InfrastructureFailure
-from turnwise.core.loop_clock import current_clock, pause_current_clock
 from turnwise.core.messages import Message
 from turnwise.core.protocols import Env, MakeEnv, Observation, StepResult
 from turnwise.core.task import Task

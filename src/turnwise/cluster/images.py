@@ -13,10 +13,10 @@ from itertools import chain
 
 import numpy
 
-from turnwise.core.images import MEMORY_BYTES, ImageStore
 from turnwise.core.samples import Batch
 from turnwise.core.trajectory import Trajectory
 from turnwise.models.vision.encoder import hashes_in
+from turnwise.pictures.image_store import MEMORY_BYTES, ImageStore
 
 
 def shown_images(trajectories: Iterable[Trajectory]) -> set[str]:

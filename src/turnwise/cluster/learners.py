@@ -36,11 +36,11 @@ from turnwise.cluster.weights import (
     unpack_weights,
 )
 from turnwise.core.errors import LearnerLost
-from turnwise.core.images import ImageStore
 from turnwise.core.learner import LossTerm, Needs, Scores, StepSettings
 from turnwise.core.protocols import WeightSource
 from turnwise.core.samples import Batch, TrainBatch
 from turnwise.models.vision.encoder import image_encoder
+from turnwise.pictures.image_store import ImageStore
 from turnwise.training.learner import LocalLearner
 
 START_S = 900.0

@@ -18,10 +18,10 @@ from turnwise.cluster.results import decode_result
 from turnwise.cluster.session import ClusterSession
 from turnwise.cluster.weights import PackedWeights, RemoteWeights, StoredWeights, WeightStore, pack_tensor
 from turnwise.core.errors import InfrastructureFailure, LearnerLost
-from turnwise.core.images import ImageStore
 from turnwise.core.protocols import EngineStats, WeightSource
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Trajectory
+from turnwise.pictures.image_store import ImageStore
 from turnwise.rollout.collect import GroupCollector
 
 

@@ -27,8 +27,8 @@ from turnwise.cluster.local_ray import (
 )
 from turnwise.cluster.placement import ActorSlot, Placement, check_capacity, plan_placement
 from turnwise.config.resources import ClusterConfig
+from turnwise.config.version import installed_version
 from turnwise.core.errors import UserError
-from turnwise.core.version import installed_version
 
 CONNECT_S = 10.0
 """Seconds to wait for an answer of cluster.address."""

@@ -12,7 +12,7 @@ from turnwise.config.foreign_names import find_foreign_name
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.section import quoted_numbers
-from turnwise.core.suggestions import closest_match, suggest
+from turnwise.text.suggestions import closest_match, suggest
 
 FREE_TABLES = ("env.params", "env.mix")
 """Tables with free keys: parameters of the environment, and further environments."""

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 
 from turnwise.config.keys import Key, all_keys, find_key, in_free_table, unknown_key_message
 from turnwise.config.schema import Config
+from turnwise.config.version import installed_version
 from turnwise.core.errors import UserError, read_failure
 from turnwise.core.section import is_plain, quoted_numbers
-from turnwise.core.suggestions import suggest
-from turnwise.core.version import installed_version
+from turnwise.text.suggestions import suggest
 
 Settings = Mapping[str, Any]
 """Nested tables, as in a TOML file; missing settings have their defaults."""

@@ -1,10 +1,6 @@
 """Errors for users, whose message says what is wrong and what to do, and failures of environments and services."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-from turnwise.core.source_location import describe_bug
 
 
 class UserError(Exception):
@@ -45,24 +41,6 @@ class RewardFailure(InfrastructureFailure):
 FOREIGN_ERRORS = (Exception, SystemExit)
 """Exceptions to catch around third-party and user code; `sys.exit(0)` there must not end the run. KeyboardInterrupt and
 CancelledError pass."""
-
-
-@contextmanager
-def failure_boundary(where: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Convert an exception of environment code into EnvironmentFailure: the member is retried, not rewarded 0.
-
-    Typed failures, `passing`, and errors that the user has to fix (a rejected API key, an exhausted budget) pass. An
-    image that cannot be used fails only its episode: a camera or a download may break one of thousands.
-    """
-    typed: tuple[type[Exception], ...] = (UserError, EnvironmentFailure, InfrastructureFailure, *passing)
-    try:
-        yield
-    except ImageError as error:
-        raise EnvironmentFailure(f"{where}: {error}") from error
-    except typed:
-        raise
-    except FOREIGN_ERRORS as error:
-        raise EnvironmentFailure(f"{where} raised {describe_bug(error)}") from error
 
 
 def not_a_file(path: Path) -> str:

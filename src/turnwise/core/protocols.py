@@ -153,8 +153,8 @@ class Session(Protocol):
 class Policy(Protocol):
     """Generates tokens: `async with policy.open(key) as session`.
 
-    A policy that blocks the event loop while it samples reports the time with `core.loop_clock.count_blocked`, because
-    the clocks of environments would count it otherwise.
+    A policy that blocks the event loop while it samples reports the time with `concurrency.loop_clock.count_blocked`,
+    because the clocks of environments would count it otherwise.
     """
 
     def open(self, key: EpisodeKey) -> AbstractAsyncContextManager[Session]:

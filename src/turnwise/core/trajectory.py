@@ -214,3 +214,13 @@ class Group:
     """Task that all of them share."""
     trajectories: tuple[Trajectory, ...]
     """The members that did not fail."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenName:
+    """Text of a token, for readers without the tokenizer."""
+
+    id: int
+    text: str
+    """Incomplete UTF-8 bytes are escaped as \\xe4."""
+    special: bool

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.core.errors import UserError, read_failure
-from turnwise.core.image_encoding import Image
 from turnwise.core.messages import ContentPart, ImagePart, Message, Role, ToolCall, ToolSpec, content_parts, system
-from turnwise.core.table_files import READERS
 from turnwise.data.demonstrations import Exchange
+from turnwise.files.table_files import READERS
+from turnwise.pictures.image import Image
 
 EXPECTED = "Expected messages, prompt and completion, or conversations (ShareGPT)"
 FORMATS = (("messages",), ("prompt", "completion"), ("conversations",))

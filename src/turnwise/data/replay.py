@@ -13,7 +13,6 @@ what was added. What is drawn depends on the contents and on a key alone, not on
 """
 
 import math
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +34,7 @@ from turnwise.data.replay_files import (
     put_arrays,
     take_arrays,
 )
+from turnwise.files.disk import remove_folder, remove_leftovers
 
 PARTS = 8
 """Parts that a full buffer is split into: the disk holds up to one of them more than the capacity."""
@@ -58,8 +58,7 @@ class Replay:
         """Open the buffer, or create an empty one. Removes what a killed process left half written."""
         self.folder, self.capacity, self.codec = folder, capacity, codec
         folder.mkdir(parents=True, exist_ok=True)
-        for aside in folder.glob(".removed-*"):
-            shutil.rmtree(aside)
+        remove_leftovers(folder)
         self._parts = {number: Part(folder / f"part_{number:06d}", number) for number in part_numbers(folder)}
         for number in [number for number, part in self._parts.items() if not part.entries]:
             self._remove(number)  # killed before its first trajectory
@@ -160,10 +159,7 @@ class Replay:
 
     def _remove(self, number: int) -> None:
         """Delete a part; it is renamed first, so that a kill leaves it whole or not at all."""
-        folder = self._parts.pop(number).folder
-        aside = folder.with_name(f".removed-{folder.name}")
-        folder.rename(aside)
-        shutil.rmtree(aside)
+        remove_folder(self._parts.pop(number).folder)
 
     def read(self, entry: Entry) -> Trajectory:
         """Return the trajectory. Raise UserError if its bytes have changed since they were written."""

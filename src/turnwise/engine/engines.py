@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from turnwise.config.resources import EngineConfig, SystemConfig
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import Engine
-from turnwise.core.suggestions import suggest
+from turnwise.text.suggestions import suggest
 
 if TYPE_CHECKING:
     from turnwise.render.renderer import Renderer

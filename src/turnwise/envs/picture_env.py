@@ -5,10 +5,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from turnwise.core.image_encoding import import_pillow
 from turnwise.core.messages import Content, ImagePart, Picture, join_lines
 from turnwise.envs.grid import describe_cells
 from turnwise.envs.text_env import TextEnv
+from turnwise.pictures.image import import_pillow
 from turnwise.pictures.observation import draw_observation
 
 Observation = Literal["text", "image", "both"]

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError, failure_boundary
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.messages import ImagePart, Message, TextPart, assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Task
@@ -16,6 +16,7 @@ from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.pictures.terminal_image import image_to_text
 from turnwise.tools.call_formats import parse_calls
+from turnwise.user_code.failures import failure_boundary
 
 ReadLine = Callable[[], str]
 Write = Callable[[str], None]

@@ -21,13 +21,14 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, create_model
 
-from turnwise.core.errors import EnvironmentFailure, UserError, failure_boundary
+from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.messages import ImagePart, Message, Picture, Role, TextPart, ToolSpec
 from turnwise.core.protocols import Env, Observation, StepResult
 from turnwise.core.task import Task
 from turnwise.envs.runner import MAX_REWARD
 from turnwise.envs.text_env import StrictParams
 from turnwise.rewards.functions import describe_value, to_float
+from turnwise.user_code.failures import failure_boundary
 
 EnvFactory = Callable[[Task, random.Random], Env]
 """(task, random stream of the member) -> the environment of one episode."""

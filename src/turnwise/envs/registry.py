@@ -4,12 +4,12 @@ from importlib import import_module
 from pathlib import Path
 
 from turnwise.core.errors import UserError
-from turnwise.core.references import find_object, import_file, reference_to
-from turnwise.core.suggestions import closest_match
 from turnwise.envs.catalogue import CATALOGUE
 from turnwise.envs.protocol_env import EnvFactory
 from turnwise.envs.spec import EnvSpec, validate_env_class
 from turnwise.envs.text_env import TextEnv
+from turnwise.text.suggestions import closest_match
+from turnwise.user_code.references import find_object, import_file, reference_to
 
 ENVIRONMENTS: dict[str, str] = {name: entry.entry_point for name, entry in CATALOGUE.items()}
 """Name -> module:Class of the built-in environments."""

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from turnwise.core.messages import Message
-from turnwise.core.references import load_function
 from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.rewards.rubric import Rubric, Submission
 from turnwise.rewards.scoring import score_submission
 from turnwise.tools.tool import NeedsServer
 from turnwise.tools.toolbox import EpisodeTools
+from turnwise.user_code.references import load_function
 
 if TYPE_CHECKING:
     from turnwise.rewards.services import RewardServices

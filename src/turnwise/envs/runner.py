@@ -9,16 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from turnwise.core.errors import EnvironmentFailure, UserError, failure_boundary
+from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.messages import Content, Message, Picture, content_parts, join_lines, system, user
 from turnwise.core.protocols import Observation, StepResult
-from turnwise.core.source_location import describe_bug, is_raised_by_user
 from turnwise.envs.answers import Answer, format_answer, invalid_action_line, match_name, read_answer
 from turnwise.envs.reasoning import describe_format
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.state_rewards import StateRewards
 from turnwise.envs.text_env import Outcome, TextEnv, reasoning_format
 from turnwise.rewards.functions import describe_value, to_float
+from turnwise.user_code.failures import failure_boundary
+from turnwise.user_code.source_location import describe_bug, is_raised_by_user
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from turnwise.config.load import parse_free
 from turnwise.core.errors import UserError
 from turnwise.core.random_streams import address, random_stream
 from turnwise.core.section import quoted_numbers
-from turnwise.core.suggestions import closest_match
 from turnwise.core.task import Split, Task
 from turnwise.envs.catalogue import install_command
 from turnwise.envs.protocol_env import EnvFactory, ProtocolEnvRunner, check_factory, factory_params
@@ -24,6 +23,7 @@ from turnwise.envs.runner import PARAMS_SETTING, TextEnvRunner, name_params_sett
 from turnwise.envs.seeds import FIRST_SEED, split_of_seed
 from turnwise.envs.text_env import TextEnv, env_docstring, params_model, reasoning_format
 from turnwise.rewards.functions import accepts_arguments
+from turnwise.text.suggestions import closest_match
 
 if TYPE_CHECKING:
     from turnwise.rewards.services import RewardServices

@@ -29,10 +29,10 @@ from turnwise.core.messages import (
 )
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.section import Positive
-from turnwise.core.truncation import truncate_middle
 from turnwise.envs.answers import format_answer
 from turnwise.envs.runner import TextEnvRunner, TurnOutcome, pluralize, turn_info
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, reasoning_params
+from turnwise.text.truncation import truncate_middle
 from turnwise.tools.call_formats import ParsedCalls, format_call, parse_calls
 from turnwise.tools.function import FunctionTool, from_function
 from turnwise.tools.signature import example_arguments, format_signature, random_arguments, sole_text_argument

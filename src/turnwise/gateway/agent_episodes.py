@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from turnwise.concurrency.blocking import allow_interrupts, blocking_limit
 from turnwise.config.agent import AgentConfig
 from turnwise.config.schema import Config
-from turnwise.core.blocking import allow_interrupts, blocking_limit
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, RewardFailure, UserError
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Status, Trajectory

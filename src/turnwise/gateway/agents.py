@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from turnwise.core.blocking import EventLoopBlocked, allow_interrupts, interruptible
+from turnwise.concurrency.blocking import EventLoopBlocked, allow_interrupts, interruptible
 from turnwise.core.errors import (
     FOREIGN_ERRORS,
     EnvironmentFailure,
     InfrastructureFailure,
     UserError,
 )
-from turnwise.core.source_location import describe_bug
 from turnwise.envs.text_env import Outcome
 from turnwise.gateway.agent_process import ProgramResult, run_program
+from turnwise.user_code.source_location import describe_bug
 
 if TYPE_CHECKING:  # their packages are optional
     from openai import AsyncOpenAI

@@ -1,1 +1,1 @@
-"""Pictures of environment states: grids of named cells as SVG for pages and as pixels for files and models."""
+"""Images that models read, and pictures of environment states as SVG and as pixels."""

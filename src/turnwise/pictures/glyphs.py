@@ -8,8 +8,8 @@ from functools import lru_cache
 from math import ceil, floor
 from typing import TYPE_CHECKING
 
-from turnwise.core.image_encoding import import_pillow
 from turnwise.pictures.fonts import load_built_in_font
+from turnwise.pictures.image import import_pillow
 from turnwise.pictures.text import to_single_line
 
 if TYPE_CHECKING:

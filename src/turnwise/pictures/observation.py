@@ -8,9 +8,9 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from turnwise.core.image_encoding import Image, import_pillow
 from turnwise.core.messages import ImagePart, Picture
 from turnwise.pictures.gridworlds import CELL, draw_cell, draw_ground, is_icy
+from turnwise.pictures.image import Image, import_pillow
 from turnwise.pictures.picture import draw_cells, is_gridworld
 from turnwise.pictures.raster import drawing_to_image
 from turnwise.pictures.shapes import Drawing, SizedShapes

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, assert_never
 
-from turnwise.core.image_encoding import import_pillow
 from turnwise.pictures.fonts import font_chain, split_by_font
+from turnwise.pictures.image import import_pillow
 from turnwise.pictures.shapes import BASELINE, Drawing, Ellipse, Label, Point, Polygon, Polylines, Rect, Shape
 from turnwise.pictures.text import display_width, to_single_line
 

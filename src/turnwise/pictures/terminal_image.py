@@ -1,6 +1,6 @@
 """Images as text: two pixels per character, the upper as its colour and the lower as its background."""
 
-from turnwise.core.image_encoding import import_pillow, open_image
+from turnwise.pictures.image import import_pillow, open_image
 
 HALF_BLOCK = "\N{UPPER HALF BLOCK}"
 

@@ -10,8 +10,8 @@ from functools import lru_cache, partial
 from math import ceil
 from typing import TYPE_CHECKING
 
-from turnwise.core.image_encoding import Image, import_pillow
 from turnwise.pictures.glyphs import paste_text, text_width
+from turnwise.pictures.image import Image, import_pillow
 from turnwise.pictures.observation import StateImage
 from turnwise.pictures.raster import drawing_to_image
 from turnwise.pictures.shapes import BASELINE, Drawing, Ellipse, Label, Polylines, Rect, Shape

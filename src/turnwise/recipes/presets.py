@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import suggest
+from turnwise.text.suggestions import suggest
 
 RECIPES = Path(__file__).parent
 METHODS = RECIPES / "algos"

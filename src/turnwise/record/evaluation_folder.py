@@ -21,9 +21,8 @@ from typing import Any, Self
 import tomli_w
 
 from turnwise.core.errors import UserError
-from turnwise.core.token_name import TokenName
-from turnwise.core.trajectory import Trajectory
-from turnwise.record.disk import LOCK_NAME, FolderLock, append_bytes, is_leftover, wrap_disk_errors, write_atomic
+from turnwise.core.trajectory import TokenName, Trajectory
+from turnwise.files.disk import LOCK_NAME, FolderLock, append_bytes, is_leftover, wrap_disk_errors, write_atomic
 from turnwise.record.jsonl import drop_partial_line, encode_row, read_jsonl, replace_nonfinite
 from turnwise.record.trajectories import TokenNamesFile, trajectory_from_row, trajectory_to_row
 from turnwise.rollout.chat_episode import MESSAGES_KEY, is_chat_turn

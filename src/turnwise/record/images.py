@@ -1,7 +1,7 @@
 """Images of a run or evaluation, images/HASH.png, and how the rows of turns refer to them.
 
-`core.images.ImageStore` writes the files. A row's "images" are [{"hash": ..., "start": ..., "end": ...}, ...]: the ids
-context_ids[start:end] are the image's. Rows of untrusted files are read here too.
+`pictures.image_store.ImageStore` writes the files. A row's "images" are [{"hash": ..., "start": ..., "end": ...}, ...]:
+the ids context_ids[start:end] are the image's. Rows of untrusted files are read here too.
 """
 
 import re

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config.load import PROVENANCE_FILE as FILE
+from turnwise.config.version import installed_version
 from turnwise.core.errors import UserError
-from turnwise.core.version import installed_version
-from turnwise.record.disk import wrap_disk_errors, write_atomic
+from turnwise.files.disk import wrap_disk_errors, write_atomic
 
 SOURCES = "sources"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from turnwise.config.agent import AGENT_ENV
 from turnwise.config.load import CONFIG_FILE, read_settings
 from turnwise.core.errors import UserError
-from turnwise.core.program import spell_command
+from turnwise.text.command_line import spell_command
 
 
 def spell_resume(run: Path) -> str:

@@ -31,9 +31,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import suggest
-from turnwise.core.token_name import TokenName
-from turnwise.record.disk import (
+from turnwise.core.trajectory import TokenName
+from turnwise.files.disk import (
     LOCK_NAME,
     FolderLock,
     append_bytes,
@@ -49,6 +48,7 @@ from turnwise.record.provenance import FILE as PROVENANCE
 from turnwise.record.provenance import SOURCES
 from turnwise.record.resume_command import advise_resume, spell_resume
 from turnwise.record.trajectories import TokenNamesFile
+from turnwise.text.suggestions import suggest
 
 METRICS_FILE = "metrics.jsonl"
 JUDGES_FILE = "judges.jsonl"

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import suggest
 from turnwise.record.numbers import finite_number
+from turnwise.text.suggestions import suggest
 
 PROJECT = "turnwise"
 FOLDER = "trackers"

@@ -14,10 +14,9 @@ from turnwise.core.constraint import Constraint
 from turnwise.core.errors import UserError
 from turnwise.core.messages import ContentPart, ImagePart, Message, Picture, TextPart, ToolCall, text_parts
 from turnwise.core.task import Task
-from turnwise.core.token_name import TokenName
-from turnwise.core.trajectory import Sampler, Span, Status, Stop, Trajectory, Turn
+from turnwise.core.trajectory import Sampler, Span, Status, Stop, TokenName, Trajectory, Turn
 from turnwise.data.replay import Replay, RowCodec
-from turnwise.record.disk import append_bytes
+from turnwise.files.disk import append_bytes
 from turnwise.record.images import span_from_row, span_to_row
 from turnwise.record.jsonl import (
     drop_partial_line,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from turnwise.core.bounded_cache import BoundedCache
+from turnwise.concurrency.bounded_cache import BoundedCache
 from turnwise.core.errors import UserError
 
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")

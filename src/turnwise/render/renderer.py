@@ -9,12 +9,11 @@ from operator import attrgetter
 
 from transformers import PreTrainedTokenizerFast
 
-from turnwise.core.bounded_cache import BoundedCache
+from turnwise.concurrency.bounded_cache import BoundedCache
 from turnwise.core.errors import UserError
 from turnwise.core.images import count_images
 from turnwise.core.messages import Message, ToolCall, ToolSpec, system, text_parts, tool_schema
-from turnwise.core.token_name import TokenName
-from turnwise.core.trajectory import Span, Stop
+from turnwise.core.trajectory import Span, Stop, TokenName
 from turnwise.models.vision.processor import ImageProcessor
 from turnwise.render.codec import Codec, added_tokens, backend_of, match_any
 from turnwise.render.compiled_template import Before, CompiledTemplate

@@ -11,8 +11,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from turnwise.core.image_encoding import PNG_SIGNATURE
-from turnwise.core.images import image_file
+from turnwise.pictures.image import PNG_SIGNATURE
+from turnwise.pictures.image_store import image_file
 from turnwise.pictures.picture import draw_picture_svg
 from turnwise.record.images import image_hashes
 from turnwise.record.jsonl_follower import parse_line

@@ -12,8 +12,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from turnwise.core.errors import UserError
+from turnwise.files.disk import wrap_disk_errors, write_atomic
 from turnwise.pictures.text import show_invisible
-from turnwise.record.disk import wrap_disk_errors, write_atomic
 from turnwise.record.evaluation_folder import PLAN
 from turnwise.report.evaluation_report import evaluation_context
 from turnwise.report.run_report import run_context

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from turnwise.core.image_encoding import import_pillow
+from turnwise.files.disk import write_atomic
 from turnwise.pictures.fonts import describe_missing_fonts
+from turnwise.pictures.image import import_pillow
 from turnwise.pictures.picture import NOTE_INK, NOTE_SIZE, draw_picture
 from turnwise.pictures.raster import PAPER, drawing_to_image
 from turnwise.pictures.shapes import Drawing, Label
 from turnwise.pictures.text import clip, to_single_line
-from turnwise.record.disk import write_atomic
 
 if TYPE_CHECKING:
     from PIL.Image import Image

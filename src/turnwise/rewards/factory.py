@@ -16,7 +16,6 @@ from typing import Any
 from turnwise.config.keys import read_options
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import GroupReward
-from turnwise.core.suggestions import suggest
 from turnwise.rewards.functions import answer_reward
 from turnwise.rewards.judge.client import JudgeClient
 from turnwise.rewards.judge.judges import (
@@ -36,6 +35,7 @@ from turnwise.rewards.services import RewardServices
 from turnwise.rewards.sql_results import SqlResult
 from turnwise.rewards.text_answers import F1, ExactMatch, LengthPenalty, RegexMatch, RepetitionPenalty
 from turnwise.rewards.unit_tests import UnitTests
+from turnwise.text.suggestions import suggest
 
 REWARD_TYPES: dict[str, type[Any]] = {
     "exact_match": ExactMatch,

@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from turnwise.core.blocking import EventLoopBlocked, blocking_limit, interruptible
+from turnwise.concurrency.blocking import EventLoopBlocked, blocking_limit, interruptible
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, RewardFailure, UserError
 from turnwise.core.protocols import Reward, RewardResult
-from turnwise.core.source_location import error_location, source_location
-from turnwise.core.suggestions import suggest_and_list
 from turnwise.core.trajectory import Trajectory
 from turnwise.rewards.rubric import RubricPart, Submission
+from turnwise.text.suggestions import suggest_and_list
+from turnwise.user_code.source_location import error_location, source_location
 
 MAX_SHOWN = 60
 """Characters of a value or an answer that an error quotes."""

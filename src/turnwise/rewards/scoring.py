@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeVar
 
-from turnwise.core.blocking import allow_interrupts, blocking_limit
+from turnwise.concurrency.blocking import allow_interrupts, blocking_limit
+from turnwise.concurrency.loop_clock import LoopClock, current_clock
 from turnwise.core.errors import FOREIGN_ERRORS, EnvironmentFailure, InfrastructureFailure, RewardFailure, UserError
-from turnwise.core.loop_clock import LoopClock, current_clock
 from turnwise.core.protocols import GroupReward, Reward, RewardResult
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.rewards.rubric import Rubric, StateDescription, Submission

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-from turnwise.core.blocking import blocking_limit, interruptible
+from turnwise.concurrency.blocking import blocking_limit, interruptible
 from turnwise.core.errors import EnvironmentFailure, UserError
-from turnwise.core.images import ImageSpan, ImageStore
+from turnwise.core.images import ImageSpan
 from turnwise.core.messages import ImagePart, Message, ToolSpec
 from turnwise.core.protocols import Env, MakeEnv, Sampling, StepResult
 from turnwise.core.random_streams import address
@@ -21,6 +21,7 @@ from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Status, Trajectory, Turn
 from turnwise.engine.openai.endpoint import ContextLengthError
 from turnwise.engine.openai.messages import Reply
+from turnwise.pictures.image_store import ImageStore
 from turnwise.rollout.clock import timeout_cause
 from turnwise.rollout.context import EMPTY_OBSERVATION
 from turnwise.rollout.episode import EpisodeBuilder, Limits

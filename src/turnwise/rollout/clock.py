@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Literal, Protocol, TypeVar
 
-from turnwise.core.blocking import EventLoopBlocked, blocking_limit, interruptible
+from turnwise.concurrency.blocking import EventLoopBlocked, blocking_limit, interruptible
+from turnwise.concurrency.loop_clock import LoopClock, current_clock
 from turnwise.core.errors import InfrastructureFailure
-from turnwise.core.loop_clock import LoopClock, current_clock
 
 Found = TypeVar("Found")
 

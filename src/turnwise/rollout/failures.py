@@ -12,11 +12,12 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from turnwise.core.blocking import allow_interrupts, interruptible
-from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, failure_boundary
-from turnwise.core.loop_clock import count_blocked
+from turnwise.concurrency.blocking import allow_interrupts, interruptible
+from turnwise.concurrency.loop_clock import count_blocked
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage
 from turnwise.core.messages import Message
 from turnwise.core.protocols import Env, Observation, StepResult
+from turnwise.user_code.failures import failure_boundary
 
 MAX_DROPPED_SHARE = 0.25
 """Largest share of episodes that may be dropped."""

@@ -10,10 +10,9 @@ from random import Random
 
 from turnwise.config.agent import AgentConfig
 from turnwise.config.schema import Config
-from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError, failure_boundary
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.protocols import Sampling
 from turnwise.core.random_streams import random_stream
-from turnwise.core.references import load_function
 from turnwise.core.samples import Sample
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Trajectory
@@ -26,6 +25,8 @@ from turnwise.rollout.episode import Limits
 from turnwise.run.agents import build_agent_collector, build_gateway
 from turnwise.run.environment_mix import EnvironmentMix, build_task_source
 from turnwise.training.warmup import EPISODES_PER_STEP, Progress, train_on
+from turnwise.user_code.failures import failure_boundary
+from turnwise.user_code.references import load_function
 
 MAX_EPISODES = 512
 """Episodes of random replies; a longer warm-up repeats them. An agent's frameworks take more time than tiny."""

@@ -9,7 +9,6 @@ from turnwise.config.agent import AgentConfig
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import Policy
-from turnwise.core.references import load_function
 from turnwise.core.task import Task
 from turnwise.envs.agent.tasks import find_row
 from turnwise.gateway.agent_episodes import AgentCollector, AgentReward, EpisodeHost, RecordedEpisodes
@@ -19,6 +18,7 @@ from turnwise.record.run_folder import CALLS_FILE
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.functions import accepts_arguments, check_reward_function
 from turnwise.rollout.episode import Limits
+from turnwise.user_code.references import load_function
 
 if TYPE_CHECKING:  # its packages are optional
     from turnwise.gateway.server import Gateway

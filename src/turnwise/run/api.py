@@ -16,7 +16,6 @@ from rich.console import Console
 from turnwise.config.load import build, find_run, read_run
 from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
-from turnwise.core.references import refuse_while_importing
 from turnwise.core.task import Split
 from turnwise.core.trajectory import Trajectory
 from turnwise.envs.protocol_env import EnvFactory
@@ -36,6 +35,7 @@ from turnwise.run.notebook import outside_event_loop
 from turnwise.run.sft import sft as sft_run
 from turnwise.run.train import train as train_run
 from turnwise.run.training_run import OnStep
+from turnwise.user_code.references import refuse_while_importing
 
 if TYPE_CHECKING:
     import pandas

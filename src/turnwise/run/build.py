@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import Engine, EngineControl, Sampling
-from turnwise.core.references import load_function
 from turnwise.engine.engines import ENGINES, EngineOptions
 from turnwise.envs.spec import EnvSpec
+from turnwise.files.disk import atomic_folder
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.layers import compile_layers, copy_model
 from turnwise.models.loading.catalogue import SMOLLM2_VISION, TINY_VLM, WARMED_UP, model_names
@@ -29,7 +29,7 @@ from turnwise.models.loading.lora import (
     set_base_model,
 )
 from turnwise.models.loading.pretrained import reads_images
-from turnwise.models.loading.save import atomic_folder, save_model
+from turnwise.models.loading.save import save_model
 from turnwise.models.memory.shapes import load_config
 from turnwise.models.vision.encoder import trains_vision
 from turnwise.record.images import IMAGES_FOLDER
@@ -47,6 +47,7 @@ from turnwise.run.contexts import build_context
 from turnwise.run.environment_mix import EnvironmentMix
 from turnwise.run.sources import resolve_model_name, use_own_adapter
 from turnwise.training.warmup import has_warmup, load_warmed_up
+from turnwise.user_code.references import load_function
 
 if TYPE_CHECKING:  # its packages are optional
     from turnwise.gateway.server import Gateway

@@ -17,8 +17,6 @@ from turnwise.config.schema import Config, TrainConfig
 from turnwise.core.errors import UserError
 from turnwise.core.learner import Needs
 from turnwise.core.protocols import EngineControl, ValueEngine
-from turnwise.core.references import load_function
-from turnwise.core.suggestions import suggest
 from turnwise.data.samples import PARTS, AllowedSets, TokenRule, part_rule, sampled
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.layers import compile_unfused_layers, copy_model, recompute_layers
@@ -31,6 +29,7 @@ from turnwise.models.memory.plan import MemoryPlan
 from turnwise.models.sharding import join_ranks, share_skeleton
 from turnwise.run.build import reward_weights
 from turnwise.run.resources import MICRO_TOKENS, plan_without_limits
+from turnwise.text.suggestions import suggest
 from turnwise.training.estimate import AdaptiveCoefficients, EstimateSettings, RewardSettings
 from turnwise.training.learner import LocalLearner
 from turnwise.training.objective import Objective, needs_reference
@@ -38,6 +37,7 @@ from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule, 
 from turnwise.training.sharded import ShardedLearner
 from turnwise.training.sharded_optimizer import ShardedOptimizer
 from turnwise.training.update import UpdateSettings
+from turnwise.user_code.references import load_function
 
 
 def reward_placement(algo: AlgoConfig) -> str:

@@ -13,13 +13,13 @@ from turnwise.cluster.rates import GPUS, EpisodesTable, Gpu, MeasuredRates, find
 from turnwise.cluster.simulate import Amount, Workload
 from turnwise.config.resources import ClusterConfig
 from turnwise.config.schema import Config
-from turnwise.core.program import spell_command
 from turnwise.engine.engines import ENGINES
 from turnwise.envs.registry import load_spec
 from turnwise.models.loading.load import DTYPES
 from turnwise.models.memory.estimate import GIB, MemoryEstimate
 from turnwise.models.memory.shapes import config_shape, load_config
 from turnwise.run.resources import memory_request
+from turnwise.text.command_line import spell_command
 
 DEFAULT_STALENESS = 1
 """Staleness of the asynchronous layouts if the recipe is synchronous."""

@@ -18,7 +18,6 @@ from turnwise.cluster.session import ClusterSession, open_session
 from turnwise.cluster.weights import StoredWeights, put_weights
 from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost, Outage
-from turnwise.core.images import ImageStore
 from turnwise.core.learner import Learner
 from turnwise.core.protocols import ValueEngine, WeightSource
 from turnwise.envs.spec import EnvSpec
@@ -27,6 +26,7 @@ from turnwise.models.loading.catalogue import WARMED_UP
 from turnwise.models.loading.load import LoadedModel, resolve_device
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.models.weights import copy_parameters
+from turnwise.pictures.image_store import ImageStore
 from turnwise.record.resume_command import spell_resume
 from turnwise.rollout.collect import Collector, GroupCollector
 from turnwise.run.build import PolicyStack, build_policy_stack, build_renderer, load_policy

@@ -7,9 +7,6 @@ from turnwise.config.agent import AGENT_ENV
 from turnwise.config.load import CONFIG_FILE, Overrides, build, find_run, read_run, read_settings
 from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
-from turnwise.core.program import spell_command
-from turnwise.core.references import IN_MEMORY
-from turnwise.core.suggestions import closest_match, suggest
 from turnwise.engine.engines import ENGINES
 from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.models.loading.catalogue import PIXELS_PER_TOKEN, TINY, TINY_VLM
@@ -19,6 +16,9 @@ from turnwise.record.resume_command import spell_resume
 from turnwise.run.environment_mix import EnvironmentMix, build_environment_mix, parse_list_params
 from turnwise.run.setting_names import check_names
 from turnwise.run.setting_paths import read_settings_file, resolve_paths
+from turnwise.text.command_line import spell_command
+from turnwise.text.suggestions import closest_match, suggest
+from turnwise.user_code.references import IN_MEMORY
 
 VISUAL_MODEL = {"name": TINY_VLM, "train_vision": True}
 """Default `model` settings of targets that show images and are not recipes."""

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from turnwise.config.schema import Config, ContextConfig
 from turnwise.core.errors import UserError
-from turnwise.core.references import load_function
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import Context, FullContext
 from turnwise.rollout.context_modes import (
@@ -15,6 +14,7 @@ from turnwise.rollout.context_modes import (
     TurnMemory,
     WindowContext,
 )
+from turnwise.user_code.references import load_function
 
 
 def build_context(config: Config, renderer: Renderer) -> Context:

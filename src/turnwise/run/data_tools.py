@@ -15,14 +15,14 @@ from turnwise.algos.off_policy_evaluation import OffPolicyEstimate, estimate_val
 from turnwise.config.load import build, find_run, read_run
 from turnwise.config.schema import Config, DataConfig
 from turnwise.core.errors import UserError
-from turnwise.core.images import image_file, read_image_file
 from turnwise.core.samples import Sample, on_device
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.packing import micro_batches, pack, unpack
 from turnwise.data.samples import TokenTable, build_samples
+from turnwise.files.disk import atomic_folder
 from turnwise.models.forward import batch_attention
 from turnwise.models.loading.load import device_of
-from turnwise.models.loading.save import atomic_folder
+from turnwise.pictures.image_store import image_file, read_image_file
 from turnwise.record.images import IMAGES_FOLDER, image_hashes
 from turnwise.record.jsonl import encode_row
 from turnwise.record.trajectories import sampler_from_row

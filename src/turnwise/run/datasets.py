@@ -21,11 +21,11 @@ from typing import Any
 from turnwise.config.load import CONFIG_FILE, build, read_run
 from turnwise.config.schema import Config, DataConfig
 from turnwise.core.errors import UserError, read_failure
-from turnwise.core.table_files import READERS, is_table_file, read_jsonl_rows
 from turnwise.core.trajectory import Sampler, Trajectory, Turn
 from turnwise.data.episodes import build_episode, parse_episode
 from turnwise.data.replay import Replay
-from turnwise.record.disk import wrap_disk_errors, write_atomic
+from turnwise.files.disk import wrap_disk_errors, write_atomic
+from turnwise.files.table_files import READERS, is_table_file, read_jsonl_rows
 from turnwise.record.run_folder import REPLAY_FOLDER, RUNS_FOLDER
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer

@@ -16,7 +16,6 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.random_streams import random_stream
 from turnwise.core.samples import Sample
-from turnwise.core.table_files import READERS, is_table_file
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.conversations import read_conversations
 from turnwise.data.demonstrations import Exchange, build_demonstration, format_calls
@@ -24,6 +23,7 @@ from turnwise.data.samples import build_samples
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
+from turnwise.files.table_files import READERS, is_table_file
 from turnwise.models.loading.load import LoadedModel
 from turnwise.record.images import IMAGES_FOLDER
 from turnwise.record.run_folder import RunFolder

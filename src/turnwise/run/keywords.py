@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from turnwise.config.keys import find_key, in_free_table
-from turnwise.core.references import reference_to
+from turnwise.user_code.references import reference_to
 
 RUN = {"seed": "seed", "record.name": "name", "model.name": "model"}
 KEYWORDS: dict[str, dict[str, str]] = {

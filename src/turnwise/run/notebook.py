@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from turnwise.core.thread_tasks import cancel_task_of
+from turnwise.run.thread_tasks import cancel_task_of
 
 Result = TypeVar("Result")
 WAIT_S = 1.0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.record.disk import unused_path
+from turnwise.files.disk import unused_path
 from turnwise.record.run_folder import refuse_used
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from turnwise.config.load import Overrides, build, read_run
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.core.program import spell_command
 from turnwise.core.protocols import Sampling
 from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey, Task
@@ -25,6 +24,7 @@ from turnwise.run.environment_mix import EnvironmentMix
 from turnwise.run.evaluation.models import find_run_or_none
 from turnwise.run.sources import find_checkpoint
 from turnwise.run.trainer_backend import LocalBackend, configure_trainer, open_local
+from turnwise.text.command_line import spell_command
 
 SECTIONS = ("model", "rollout", "system")
 """Sections that the command reads."""

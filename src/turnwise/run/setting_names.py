@@ -6,11 +6,11 @@ from pathlib import Path
 from turnwise.config.load import CONFIG_FILE
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.core.references import is_reference
-from turnwise.core.suggestions import suggest
 from turnwise.engine.engines import ENGINES
 from turnwise.models.loading.catalogue import model_names
 from turnwise.record.trackers import check_trackers
+from turnwise.text.suggestions import suggest
+from turnwise.user_code.references import is_reference
 
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "algo.advantage": (

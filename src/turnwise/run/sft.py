@@ -11,7 +11,6 @@ from rich.console import Console
 
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.core.program import spell_command
 from turnwise.models.layers import recompute_layers
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.recipes.presets import recipe_names
@@ -35,6 +34,7 @@ from turnwise.run.training_run import (
     summarise_success,
 )
 from turnwise.run.validate import check_model, check_servers
+from turnwise.text.command_line import spell_command
 from turnwise.training.checkpoints import State
 from turnwise.training.learner import LocalLearner
 from turnwise.training.optimizer import Schedule, mark_embeddings

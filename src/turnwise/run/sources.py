@@ -6,8 +6,8 @@ from pathlib import Path
 from turnwise.config.load import find_run
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import suggest
 from turnwise.models.loading.lora import is_adapter
+from turnwise.text.suggestions import suggest
 from turnwise.training.checkpoints import OLD, find_folder, last_checkpoint, read_state, step_folders
 
 CHECKPOINTS = "checkpoints"

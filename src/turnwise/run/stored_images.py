@@ -11,10 +11,11 @@ from pathlib import Path
 
 from turnwise.config.schema import Config
 from turnwise.core.errors import EnvironmentFailure, UserError
-from turnwise.core.images import find_images, image_file, read_image_file
+from turnwise.core.images import find_images
 from turnwise.core.trajectory import Trajectory, Turn
 from turnwise.engine.engines import ENGINES
 from turnwise.models.vision.processor import ImageProcessor
+from turnwise.pictures.image_store import image_file, read_image_file
 from turnwise.record.images import IMAGES_FOLDER
 
 CACHED_IMAGES = 1024

@@ -11,8 +11,6 @@ from rich.console import Console
 from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost
 from turnwise.core.learner import Learner
-from turnwise.core.program import spell_command
-from turnwise.core.references import reference_name
 from turnwise.data.replay import Replay
 from turnwise.data.samples import AllowedSets
 from turnwise.envs.spec import EnvSpec
@@ -52,6 +50,7 @@ from turnwise.run.training_run import (
 )
 from turnwise.run.trial_episodes import try_environments
 from turnwise.run.validate import check_run
+from turnwise.text.command_line import spell_command
 from turnwise.training.archer import Archer
 from turnwise.training.archer_offline import OfflineArcher
 from turnwise.training.asynchronous import AsyncRolloutStage, LearnerThread
@@ -60,6 +59,7 @@ from turnwise.training.learner import LocalLearner
 from turnwise.training.loop import Loop
 from turnwise.training.offline import ReplayStage, score_rendered
 from turnwise.training.rollout_stage import GroupSource, RolloutStage
+from turnwise.user_code.references import reference_name
 
 EVAL_EPISODES = 512
 """Episodes in the suggested evaluation: enough to measure success to a few percentage points."""

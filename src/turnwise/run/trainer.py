@@ -13,7 +13,6 @@ from rich.console import Console
 
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.core.references import refuse_while_importing
 from turnwise.core.trajectory import Group
 from turnwise.envs.agent.tasks import task_of_value
 from turnwise.evaluation.episodes import Evaluation
@@ -26,6 +25,7 @@ from turnwise.run.keywords import KEYWORDS, dotted_settings
 from turnwise.run.remote_trainer import open_remote
 from turnwise.run.trainer_backend import TrainerBackend, configure_trainer, open_local
 from turnwise.run.training_run import OnStep
+from turnwise.user_code.references import refuse_while_importing
 
 if TYPE_CHECKING:  # its package is optional
     from openai import AsyncOpenAI

@@ -14,7 +14,6 @@ from turnwise.config.agent import AGENT_ENV
 from turnwise.config.load import Overrides
 from turnwise.config.schema import Config
 from turnwise.core.errors import DivergedError, UserError
-from turnwise.core.references import reference_name
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.envs.agent.tasks import value_of_task
 from turnwise.envs.seeds import seed_for
@@ -32,6 +31,7 @@ from turnwise.training.checkpoints import State
 from turnwise.training.loop import Loop
 from turnwise.training.rollout_stage import RolloutStage
 from turnwise.training.step_record import StepTimer
+from turnwise.user_code.references import reference_name
 
 if TYPE_CHECKING:  # its packages are optional
     from turnwise.gateway.server import Gateway

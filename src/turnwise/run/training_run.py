@@ -18,7 +18,6 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost, Outage, UserError
 from turnwise.core.learner import Learner
 from turnwise.core.task import Split, Task
-from turnwise.core.thread_tasks import cancellable
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.load import LoadedModel
 from turnwise.record.metrics import list_rows, list_steps, trained_steps
@@ -39,6 +38,7 @@ from turnwise.run.resources import default_threads
 from turnwise.run.run_name import check_run_name, run_path
 from turnwise.run.setting_paths import source_files
 from turnwise.run.sources import resolve_model_name
+from turnwise.run.thread_tasks import cancellable
 from turnwise.run.trial_episodes import check_replies_fit
 from turnwise.training.checkpoints import Checkpoints, State, restore, step_folders, step_of
 from turnwise.training.step_record import Evaluator

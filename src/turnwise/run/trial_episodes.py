@@ -10,13 +10,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from turnwise.concurrency.blocking import allow_interrupts, interruptible
 from turnwise.config.schema import Config
-from turnwise.core.blocking import allow_interrupts, interruptible
-from turnwise.core.errors import EnvironmentFailure, UserError, failure_boundary
+from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.messages import Message, assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.random_streams import random_stream
-from turnwise.core.references import IN_MEMORY, load_function
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Status, Stop, Trajectory, Turn
 from turnwise.envs.answers import format_answer
@@ -30,6 +29,8 @@ from turnwise.rewards.judge.judges import skip_judges
 from turnwise.rollout.failures import creation_boundary, run_with_retries
 from turnwise.run.environment_mix import EnvironmentMix
 from turnwise.training.warmup import random_word
+from turnwise.user_code.failures import failure_boundary
+from turnwise.user_code.references import IN_MEMORY, load_function
 
 EPISODES = 8
 """Trial episodes of an environment. The first is scored."""

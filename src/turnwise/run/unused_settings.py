@@ -15,9 +15,9 @@ from turnwise.algos.rewards import NORMALISERS
 from turnwise.config.agent import AGENT_ENV
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.core.references import is_reference
 from turnwise.engine.engines import ENGINES
 from turnwise.models.loading.catalogue import SMOLLM2_VISION, WARMED_UP
+from turnwise.user_code.references import is_reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

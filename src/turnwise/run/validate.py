@@ -20,8 +20,6 @@ from turnwise.cluster.placement import check_capacity, plan_placement
 from turnwise.config.agent import AGENT_ENV
 from turnwise.config.schema import Config, ModelConfig
 from turnwise.core.errors import UserError, not_a_file
-from turnwise.core.references import is_reference, load_function
-from turnwise.core.suggestions import suggest
 from turnwise.engine.engines import ENGINES
 from turnwise.envs.adapters.package_envs import PackageEnv
 from turnwise.envs.games.env import GameEnv
@@ -47,7 +45,9 @@ from turnwise.run.resources import check_threads, cores
 from turnwise.run.setting_names import check_model_name, check_names
 from turnwise.run.sources import use_own_adapter
 from turnwise.run.unused_settings import check_setting_is_used
+from turnwise.text.suggestions import suggest
 from turnwise.tools.tool import NeedsServer
+from turnwise.user_code.references import is_reference, load_function
 
 QUIET_S = 3.0
 """Seconds without an answer of a server before a message: its first start may be a download."""

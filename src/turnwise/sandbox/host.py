@@ -12,13 +12,13 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Literal, Self
 
-from turnwise.core.text_validation import find_invalid_character
 from turnwise.sandbox.probe import FIXES, TIERS, self_test, unsupported_reason
 from turnwise.sandbox.python_install import DEFAULT_PACKAGES, find_python_install
 from turnwise.sandbox.session_process import SessionProcess
 from turnwise.sandbox.types import RunResult, SandboxFailure, SandboxLimits, SandboxUnavailable, Tier
 from turnwise.sandbox.watchdog import Watchdog
 from turnwise.sandbox.zygote_process import ZygoteProcess, ZygoteStartError
+from turnwise.text.validation import find_invalid_character
 
 RESTART_NOTE = "[the interpreter was restarted: variables from earlier calls are lost]\n"
 

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from turnwise.core.truncation import truncate_middle
 from turnwise.sandbox.protocol import encode, read_frame
+from turnwise.text.truncation import truncate_middle
 
 SOURCE_NAME = "<python"
 """Prefix of the file names of session code in stack traces."""

@@ -8,12 +8,12 @@ import time
 from contextlib import suppress
 from typing import Any, get_args
 
-from turnwise.core.truncation import OutputBuffer, truncate_middle
 from turnwise.sandbox.processes import descendants, is_stopped, process_usage
 from turnwise.sandbox.protocol import SOCKET_CLOSED, FrameBuffer, FrameError, encode
 from turnwise.sandbox.types import MEBIBYTE, RunResult, RunStatus, SandboxFailure, SandboxLimits
 from turnwise.sandbox.watchdog import Watchdog, WatchedCall
 from turnwise.sandbox.zygote_process import ANSWER_TIMEOUT_S, SessionHandle, ZygoteProcess
+from turnwise.text.truncation import OutputBuffer, truncate_middle
 
 CHUNK_BYTES = 1 << 16
 RECHECK_S = 0.05

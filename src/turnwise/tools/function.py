@@ -23,14 +23,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from turnwise.concurrency.blocking import EventLoopBlocked, interruptible
 from turnwise.config.keys import read_options
-from turnwise.core.blocking import EventLoopBlocked, interruptible
 from turnwise.core.errors import FOREIGN_ERRORS, ImageError, InfrastructureFailure, UserError
-from turnwise.core.image_encoding import is_image
 from turnwise.core.messages import ImagePart, ToolSpec
-from turnwise.core.source_location import error_location, source_location
+from turnwise.pictures.image import is_image
 from turnwise.tools.docstrings import split_docstring
 from turnwise.tools.tool import ToolBug, ToolError, ToolResult, ToolRules
+from turnwise.user_code.source_location import error_location, source_location
 
 AGENTS_FAULT = (ValueError, LookupError, ArithmeticError)
 RULES, STATE = "__turnwise_rules__", "state"

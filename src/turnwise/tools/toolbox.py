@@ -11,7 +11,7 @@ from typing import Any
 
 from turnwise.core.errors import FOREIGN_ERRORS, InfrastructureFailure, UserError, format_times
 from turnwise.core.messages import ToolCall, ToolSpec
-from turnwise.core.text_validation import find_invalid_character
+from turnwise.text.validation import find_invalid_character
 from turnwise.tools.signature import example_arguments, sole_text_argument
 from turnwise.tools.tool import (
     OpenTools,

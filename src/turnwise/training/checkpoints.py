@@ -24,8 +24,8 @@ from safetensors import SafetensorError
 
 from turnwise.core.errors import UserError
 from turnwise.core.learner import Learner
+from turnwise.files.disk import remove_folder, remove_leftovers, sync_folder, wrap_disk_errors
 from turnwise.models.loading.load import LoadedModel
-from turnwise.record.disk import remove_folder, remove_leftovers, sync_folder, wrap_disk_errors
 from turnwise.record.resume_command import advise_resume, spell_resume
 from turnwise.record.run_folder import METRICS_FILE
 from turnwise.training.learner_state import STATE_FILE, STATE_FOLDER

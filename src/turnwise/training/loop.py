@@ -16,7 +16,7 @@ from turnwise.core.errors import DivergedError, LearnerLost, UserError
 from turnwise.core.learner import Learner, StepSettings
 from turnwise.core.protocols import EngineControl
 from turnwise.core.task import Task
-from turnwise.core.token_name import TokenName
+from turnwise.core.trajectory import TokenName
 from turnwise.evaluation.episodes import Evaluation
 from turnwise.record.metrics import staleness_metrics
 from turnwise.record.run_folder import RunFolder

@@ -11,9 +11,8 @@ from turnwise.core.random_streams import address
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Trajectory
 from turnwise.evaluation.statistics import MatchScore, performance_rating
+from turnwise.files.disk import atomic_folder, remove_folder, remove_leftovers
 from turnwise.models.loading.load import LoadedModel
-from turnwise.models.loading.save import atomic_folder
-from turnwise.record.disk import remove_folder, remove_leftovers
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rollout.selfplay import MatchCollector

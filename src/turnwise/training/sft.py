@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError, failure_boundary
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.learner import Learner, Needs, StepSettings
 from turnwise.core.messages import ToolSpec, assistant
 from turnwise.core.protocols import EngineControl, StepResult
@@ -32,6 +32,7 @@ from turnwise.rollout.failures import MAX_DROPPED_SHARE, creation_boundary, run_
 from turnwise.training.checkpoints import Checkpoints, State
 from turnwise.training.skipped_steps import SkipMonitor
 from turnwise.training.step_record import Evaluator, StepTimer, recorded_success
+from turnwise.user_code.failures import failure_boundary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,7 @@ from torch import Tensor
 from turnwise.core.protocols import EngineStats
 from turnwise.core.samples import Batch, Sample, TrainSample
 from turnwise.core.task import Task
-from turnwise.core.token_name import TokenName
-from turnwise.core.trajectory import Group, Trajectory
+from turnwise.core.trajectory import Group, TokenName, Trajectory
 from turnwise.evaluation.episodes import Evaluation, evaluate, task_id
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import TOKEN_COLUMNS, trajectory_to_row

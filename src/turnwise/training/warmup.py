@@ -27,10 +27,11 @@ from turnwise.data.packing import pack
 from turnwise.envs.answers import format_answer
 from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
 from turnwise.envs.spec import EnvRunner, EnvSpec
+from turnwise.files.disk import atomic_folder
 from turnwise.models.forward import batch_attention
 from turnwise.models.loading.catalogue import SMOLLM2_VISION, TINY, TINY_VLM, cached_model_folder
 from turnwise.models.loading.load import LoadedModel, device_of
-from turnwise.models.loading.save import atomic_folder, write_model
+from turnwise.models.loading.save import write_model
 from turnwise.models.loading.tiny import TINY_VERSION
 from turnwise.models.vision.encoder import vision_parameters
 from turnwise.models.vision.patch_encoder import pixels_per_token

@@ -13,7 +13,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from turnwise.core.errors import UserError
-from turnwise.core.image_encoding import MAX_IMAGE_BYTES, PNG_SIGNATURE
+from turnwise.pictures.image import MAX_IMAGE_BYTES, PNG_SIGNATURE
 from turnwise.record.images import IMAGES_FOLDER, image_file_name
 from turnwise.viewer.access import AccessMiddleware, AccessPolicy
 from turnwise.viewer.json_io import encode_json, error_response, json_response

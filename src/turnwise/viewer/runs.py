@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 from turnwise.core.errors import UserError
-from turnwise.record.disk import LOCK_NAME
+from turnwise.files.disk import LOCK_NAME
 from turnwise.viewer.json_io import read_row
 from turnwise.viewer.metrics import METRICS, RunProgress, finite_or_none
 from turnwise.viewer.settings import get_setting, read_main_settings, read_toml

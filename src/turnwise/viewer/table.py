@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import suggest
+from turnwise.text.suggestions import suggest
 from turnwise.viewer.json_io import read_number
 
 Column = NDArray[Any]

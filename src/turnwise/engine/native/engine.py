@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from torch import Tensor, nn
 
+from turnwise.concurrency.loop_clock import count_blocked
 from turnwise.core.constraint import ConstraintError
-from turnwise.core.loop_clock import count_blocked
 from turnwise.core.protocols import Completion, EngineStats, Sampling, WeightSource
 from turnwise.core.task import EpisodeKey
 from turnwise.engine.active_time import ActiveTime

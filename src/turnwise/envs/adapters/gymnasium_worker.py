@@ -15,7 +15,6 @@ import gymnasium
 import numpy
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
-from turnwise.core.image_encoding import Image, import_pillow
 from turnwise.envs.adapters.minigrid import MODULE as MINIGRID
 from turnwise.envs.adapters.minigrid import (
     MOVES,
@@ -26,6 +25,7 @@ from turnwise.envs.adapters.minigrid import (
     shortest_path,
 )
 from turnwise.envs.adapters.worker import IllegalAction, InvalidSetting, WorkerEnv, WorkerStep
+from turnwise.pictures.image import Image, import_pillow
 
 MAX_DRAWS = 200
 """Start states that are drawn until one can be solved within the limits."""

@@ -10,12 +10,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from turnwise.core.errors import EnvironmentFailure
-from turnwise.core.image_encoding import Image, import_pillow
 from turnwise.core.images import image_hash
 from turnwise.core.messages import Content, join_lines
 from turnwise.envs.adapters.process import RemoteEnv
 from turnwise.envs.picture_env import CellPixels, Observation
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
+from turnwise.pictures.image import Image, import_pillow
 
 MAX_ACTION_CHARS = 2_000
 """A longer action is invalid."""

@@ -5,9 +5,9 @@ from typing import Any
 
 from reasoning_gym.factory import DATASETS, create_dataset
 
-from turnwise.core.suggestions import closest_match
 from turnwise.envs.adapters.reasoning_gym_answers import EXTRA_CHECKS, is_safe
 from turnwise.envs.adapters.worker import IllegalAction, InvalidSetting, WorkerEnv, WorkerStep
+from turnwise.text.suggestions import closest_match
 
 SMALL_SEEDS = ("pool_matrix",)
 """Datasets that seed numpy's legacy stream, whose seeds have 32 bits."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from turnwise.concurrency.loop_clock import pause_current_clock
 from turnwise.core.errors import UserError
-from turnwise.core.loop_clock import pause_current_clock
 from turnwise.core.messages import Message, join_lines, system, user
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.random_streams import random_stream

@@ -20,7 +20,6 @@ from pydantic import field_validator
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message
 from turnwise.core.protocols import Observation, StepResult
-from turnwise.core.suggestions import suggest_and_list
 from turnwise.core.task import Split
 from turnwise.envs.answers import Answer
 from turnwise.envs.rubric_env import RubricEnv
@@ -29,6 +28,7 @@ from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import ToolEnv, ToolEnvRunner
 from turnwise.envs.tools.task_rows import get_question, read_rows, rows_of_split
 from turnwise.rewards.rubric import Forgeable, RewardSettings
+from turnwise.text.suggestions import suggest_and_list
 from turnwise.tools.call_formats import strip_thinking
 from turnwise.tools.tool import Tool, ToolSource
 from turnwise.tools.toolbox import EpisodeTools

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.core.errors import UserError, read_failure
-from turnwise.core.table_files import READERS, read_jsonl_rows
 from turnwise.core.task import Split
 from turnwise.envs.seeds import FIRST_SEED, split_of_state
+from turnwise.files.table_files import READERS, read_jsonl_rows
 
 QUESTION_COLUMNS = ("question", "prompt", "problem", "input")
 """Columns that may hold the question; the first that a row has counts."""

@@ -9,8 +9,8 @@ from huggingface_hub.errors import GatedRepoError, HFValidationError, Repository
 from huggingface_hub.utils import validate_repo_id
 
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import suggest
 from turnwise.models.loading.catalogue import model_names
+from turnwise.text.suggestions import suggest
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ import torch
 from jinja2 import TemplateSyntaxError
 
 from turnwise.core.errors import UserError, read_failure
-from turnwise.core.suggestions import suggest
 from turnwise.models.loading.catalogue import SMOLLM2, SMOLLM2_VISION, TINY, TINY_VLM, model_names
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
 from turnwise.models.loading.lora import base_model_of, has_adapter, is_adapter, load_adapter
@@ -22,6 +21,7 @@ from turnwise.models.memory.allocator import configure_allocator
 from turnwise.models.vision.architectures import attention_by_part
 from turnwise.models.vision.encoder import freeze_vision, image_encoder
 from turnwise.models.vision.processor import ImageProcessor
+from turnwise.text.suggestions import suggest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -18,9 +18,10 @@ import torch
 from tokenizers import pre_tokenizers
 
 from turnwise.core.errors import UserError
+from turnwise.files.disk import atomic_folder
 from turnwise.models.loading.catalogue import SMOLLM2, SMOLLM2_KEY, cached_model_folder
 from turnwise.models.loading.pretrained import read_gguf, require_gguf
-from turnwise.models.loading.save import atomic_folder, write_model
+from turnwise.models.loading.save import write_model
 
 logger = logging.getLogger(__name__)
 

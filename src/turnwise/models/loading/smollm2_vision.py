@@ -19,6 +19,7 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
 )
 
+from turnwise.files.disk import atomic_folder
 from turnwise.models.loading.catalogue import (
     PIXELS_PER_TOKEN,
     SMOLLM2_VISION,
@@ -26,7 +27,7 @@ from turnwise.models.loading.catalogue import (
     cached_model_folder,
 )
 from turnwise.models.loading.pretrained import quiet_transformers
-from turnwise.models.loading.save import atomic_folder, write_model
+from turnwise.models.loading.save import write_model
 from turnwise.models.loading.smollm2 import smollm2_folder
 from turnwise.models.vision.patch_encoder import IMAGE, equip_patch_encoder, match_embeddings, patch_encoder_config
 

@@ -10,7 +10,6 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import suggest
 from turnwise.models.layers import decoder_layers
 from turnwise.models.loading.catalogue import SMOLLM2, SMOLLM2_VISION, TINY, TINY_VLM
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
@@ -19,6 +18,7 @@ from turnwise.models.loading.pretrained import quiet_transformers, reads_images
 from turnwise.models.loading.smollm2_vision import vision_config
 from turnwise.models.loading.tiny import tiny_config
 from turnwise.models.loading.tiny_vlm import tiny_vlm_config
+from turnwise.text.suggestions import suggest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.vision_utils import get_vision_position_ids
 
-from turnwise.core.bounded_cache import BoundedCache
+from turnwise.concurrency.bounded_cache import BoundedCache
 from turnwise.core.images import INDEX_BITS, MAX_IMAGE_TOKENS, find_images, format_hash
 from turnwise.models.vision.processor import ImageProcessor, ProcessedImage
 

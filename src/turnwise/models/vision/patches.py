@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnwise.core.image_encoding import import_pillow
+from turnwise.pictures.image import import_pillow
 
 if TYPE_CHECKING:
     from PIL.Image import Image

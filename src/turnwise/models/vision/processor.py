@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from turnwise.core.bounded_cache import BoundedCache
+from turnwise.concurrency.bounded_cache import BoundedCache
 from turnwise.core.errors import EnvironmentFailure, ImageError
-from turnwise.core.image_encoding import PNG_SIGNATURE, encode_png, import_pillow, open_image, to_rgb
-from turnwise.core.images import MAX_IMAGE_TOKENS, ImageStore, format_hash, image_hash, image_token_id
+from turnwise.core.images import MAX_IMAGE_TOKENS, format_hash, image_hash, image_token_id
 from turnwise.models.vision.patches import PatchCutter
+from turnwise.pictures.image import PNG_SIGNATURE, encode_png, import_pillow, open_image, to_rgb
+from turnwise.pictures.image_store import ImageStore
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -14,7 +14,6 @@ from turnwise.core.images import find_images
 from turnwise.core.messages import Message
 from turnwise.core.protocols import Policy, Sampling
 from turnwise.core.random_streams import address
-from turnwise.core.suggestions import suggest
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Stop
 from turnwise.engine.engines import ENGINES, EngineOptions
@@ -27,6 +26,7 @@ from turnwise.rewards.judge.budget import JudgeBudget
 from turnwise.rewards.judge.client import JudgeAnswer, identify_messages
 from turnwise.rewards.judge.settings import LOCAL, JudgeSettings
 from turnwise.rewards.per_loop import PerLoop
+from turnwise.text.suggestions import suggest
 
 CACHE_SHARE = 0.3
 """Share of a GPU's free memory for the judge's KV cache. The learner needs the rest."""

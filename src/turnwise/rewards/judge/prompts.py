@@ -20,10 +20,10 @@ from typing import Any
 
 from turnwise.core.messages import Content, ImagePart, Message, TextPart, content_parts, system, user
 from turnwise.core.trajectory import Trajectory, Turn
-from turnwise.core.truncation import truncate_middle
 from turnwise.engine.openai.messages import replace_surrogates
 from turnwise.rewards.judge.settings import JudgeSettings
 from turnwise.rewards.rubric import StateDescription
+from turnwise.text.truncation import truncate_middle
 
 TranscriptEntry = tuple[str, str]
 """Speaker (`AGENT` or `ENVIRONMENT`) and text."""

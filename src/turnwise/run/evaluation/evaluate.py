@@ -10,8 +10,6 @@ from pathlib import Path
 from rich.console import Console
 
 from turnwise.core.errors import UserError
-from turnwise.core.images import ImageStore
-from turnwise.core.program import spell_command
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Trajectory
 from turnwise.evaluation.episodes import (
@@ -23,7 +21,8 @@ from turnwise.evaluation.episodes import (
     run_episodes,
     task_id,
 )
-from turnwise.record.disk import unused_path
+from turnwise.files.disk import unused_path
+from turnwise.pictures.image_store import ImageStore
 from turnwise.record.evaluation_folder import EvaluationFolder
 from turnwise.record.images import IMAGES_FOLDER
 from turnwise.record.run_folder import RUNS_FOLDER
@@ -41,6 +40,7 @@ from turnwise.run.evaluation.models import (
 )
 from turnwise.run.evaluation.plan import EvaluationPlan, load_plan, save_plan
 from turnwise.run.evaluation.results import EvaluationResults, draw_figure, print_results, summarise_results
+from turnwise.text.command_line import spell_command
 
 EpisodeId = tuple[TaskId, int]
 """A task and the number of the try."""

@@ -14,9 +14,7 @@ from turnwise.config.load import Overrides, build, read_run
 from turnwise.config.schema import Config
 from turnwise.config.secrets import read_key, split_url
 from turnwise.core.errors import UserError
-from turnwise.core.images import ImageStore
-from turnwise.core.references import IN_MEMORY
-from turnwise.core.token_name import TokenName
+from turnwise.core.trajectory import TokenName
 from turnwise.engine.openai.client import ChatClient
 from turnwise.engine.openai.endpoint import EXAMPLE_URL, KEY_VARIABLE, Endpoint, EndpointError
 from turnwise.envs.registry import ENVIRONMENTS
@@ -24,6 +22,7 @@ from turnwise.envs.spec import EnvSpec
 from turnwise.evaluation.episodes import EpisodeRunner
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_name
+from turnwise.pictures.image_store import ImageStore
 from turnwise.recipes.presets import recipe_names
 from turnwise.rollout.chat_episode import ChatRunner
 from turnwise.rollout.collect import PolicyRunner
@@ -34,6 +33,7 @@ from turnwise.run.configure import GYMNASIUM, load_target
 from turnwise.run.environment_mix import EnvironmentMix, parse_list_params
 from turnwise.run.sources import find_checkpoint, find_source
 from turnwise.run.unused_settings import check_setting_is_used
+from turnwise.user_code.references import IN_MEMORY
 
 SHARED = ("env", "agent", "rollout", "context", "eval")
 """Sections that a model takes over from the run that it is compared with."""

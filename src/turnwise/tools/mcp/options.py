@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from turnwise.config.keys import read_options
 from turnwise.config.secrets import PLACEHOLDER, VARIABLE, reject_keys, split_url
 from turnwise.core.errors import UserError
-from turnwise.core.image_encoding import import_pillow
 from turnwise.core.section import Positive
+from turnwise.pictures.image import import_pillow
 from turnwise.tools.process_tree import inherited_environment
 from turnwise.tools.tool import ToolSource
 

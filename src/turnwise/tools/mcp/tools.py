@@ -24,10 +24,10 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from turnwise.core.errors import UserError
-from turnwise.core.image_encoding import Image
 from turnwise.core.messages import ToolSpec
-from turnwise.core.suggestions import suggest
-from turnwise.core.truncation import truncate_middle
+from turnwise.pictures.image import Image
+from turnwise.text.suggestions import suggest
+from turnwise.text.truncation import truncate_middle
 from turnwise.tools.mcp.options import McpOptions
 from turnwise.tools.tool import ToolError, ToolResult, ToolRules
 

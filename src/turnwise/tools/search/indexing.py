@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from turnwise.core.errors import UserError
-from turnwise.models.loading.save import atomic_folder
+from turnwise.files.disk import atomic_folder
 from turnwise.tools.search.documents import SkippedFiles, find_files, hash_files, read_passages
 from turnwise.tools.search.lexical import LexicalIndex
 from turnwise.tools.search.storage import (

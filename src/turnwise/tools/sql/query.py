@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from turnwise.core.errors import InfrastructureFailure, not_a_file
-from turnwise.core.suggestions import suggest
+from turnwise.text.suggestions import suggest
 from turnwise.tools.sql.guard import TOO_LONG, FunctionOverrides, QueryGuard, set_connection_limits
 from turnwise.tools.sql.threads import SharedLock, run_in_daemon_thread
 from turnwise.tools.tool import ToolError

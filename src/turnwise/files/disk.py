@@ -3,11 +3,14 @@
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from turnwise.core.errors import UserError
 
@@ -106,6 +109,49 @@ def append_bytes(path: Path, data: bytes) -> None:
         with suppress(OSError):  # raise the first error
             os.truncate(path, size)
         raise
+
+
+@contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `folder` that is renamed to `folder` at the end of the block.
+
+    A killed process leaves nothing that could be taken for the folder. If another process was faster, its folder
+    stays and FileExistsError is raised. Other failures to write become UserErrors, so only write in the block.
+    """
+    temporary = folder.parent / f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.partial"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        yield temporary
+        _rename(temporary, folder)
+    except _LostRaceError as error:
+        raise FileExistsError(str(folder)) from error
+    except (OSError, SafetensorError) as error:
+        raise _write_error(folder, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+class _LostRaceError(Exception):
+    pass
+
+
+def _rename(source: Path, target: Path) -> None:
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise _LostRaceError from error
+        raise
+
+
+def _write_error(folder: Path, error: Exception) -> UserError:
+    """Explain the failure. safetensors reports errors of the operating system as text only."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number in NO_SPACE or any(f"os error {code}" in str(error) for code in NO_SPACE):
+        return UserError(f"no disk space left to write {folder}: free some space and run this again")
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return UserError(f"cannot write {folder} ({reason}): choose a folder with write permission")
 
 
 class FolderLock:

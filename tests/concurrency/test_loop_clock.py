@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from turnwise.core.blocking import interruptible
-from turnwise.core.loop_clock import LoopClock, count_blocked, current_clock, pause_current_clock
+from turnwise.concurrency.blocking import interruptible
+from turnwise.concurrency.loop_clock import LoopClock, count_blocked, current_clock, pause_current_clock
 from turnwise.rollout.failures import creation_boundary
 from virtual_time_for_tests import block, follow_virtual_time, run_in_virtual_time
 

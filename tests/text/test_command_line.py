@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.core.program import spell_command
+from turnwise.text.command_line import spell_command
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from turnwise.core.bounded_cache import BoundedCache
+from turnwise.concurrency.bounded_cache import BoundedCache
 
 
 def test_cache_drops_what_was_not_used_for_the_longest_time() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from turnwise.core.loop_clock import count_blocked
+from turnwise.concurrency.loop_clock import count_blocked
 
 Result = TypeVar("Result")
 

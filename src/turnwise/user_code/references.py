@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from turnwise.core.errors import FOREIGN_ERRORS, UserError, not_a_file
-from turnwise.core.source_location import describe_bug
-from turnwise.core.suggestions import suggest
+from turnwise.text.suggestions import suggest
+from turnwise.user_code.source_location import describe_bug
 
 IN_MEMORY = "python:"
 """Prefix of references to objects that no file defines, such as those of a notebook."""

@@ -10,9 +10,9 @@ from types import FrameType, SimpleNamespace
 import pytest
 
 from processes_for_tests import start_process
-from turnwise.core import blocking, loop_clock
-from turnwise.core.blocking import EventLoopBlocked, allow_interrupts, interruptible
-from turnwise.core.loop_clock import LoopClock, current_clock
+from turnwise.concurrency import blocking, loop_clock
+from turnwise.concurrency.blocking import EventLoopBlocked, allow_interrupts, interruptible
+from turnwise.concurrency.loop_clock import LoopClock, current_clock
 
 HANG_S = 60.0
 

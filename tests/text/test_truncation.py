@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.core.truncation import CUT_NOTE, OutputBuffer, truncate_middle
+from turnwise.text.truncation import CUT_NOTE, OutputBuffer, truncate_middle
 
 
 @given(text=st.text(max_size=300), limit=st.integers(1, 200))

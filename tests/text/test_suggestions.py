@@ -1,4 +1,4 @@
-from turnwise.core.suggestions import suggest
+from turnwise.text.suggestions import suggest
 
 
 def test_suggest_finds_a_similar_name() -> None:

@@ -14,10 +14,10 @@ pytest.importorskip("PIL")
 from PIL import Image as PillowImage
 from PIL import ImageOps
 
-from turnwise.core import image_encoding
 from turnwise.core.errors import UserError
-from turnwise.core.image_encoding import MAX_IMAGE_BYTES, MAX_SIDE, ORIENTATION, UPRIGHT, Image
 from turnwise.core.messages import ImagePart, Message, TextPart, join_lines, system, user
+from turnwise.pictures import image as image_encoding
+from turnwise.pictures.image import MAX_IMAGE_BYTES, MAX_SIDE, ORIENTATION, UPRIGHT, Image
 
 
 def pixels(image: ImagePart) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""Event loops, threads, time limits and caches that threads share."""

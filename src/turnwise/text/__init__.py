@@ -1,0 +1,1 @@
+"""Text for users and models: suggestions, commands, truncation, invalid characters."""
