@@ -623,6 +623,13 @@ IN_TRAINING = (
         ("run/test_diverged.py",),
         ("no alarm for a run that stops", "            self.folder.append_alarm(number, str(error))\n", ""),
         ("advantages are not checked", "check_finite_advantages(estimated, self.config.algo, number)", "pass"),
+        ("half of an update is saved", "            self._between_steps = True\n", ""),
+        ("nothing is saved after an update", "        self._between_steps = False\n        return state", "        return state"),
+    ),
+    *mutants(
+        "training/loop.py",
+        ("run/test_archer_run.py",),
+        ("a half-trained critic is saved", "self._between_steps = True  # this trains its critic", "pass"),
     ),
     *mutants(
         "training/estimate.py",

@@ -74,24 +74,25 @@ def test_archer_run_records_the_critic_and_its_diagnostics(finished: Path) -> No
         assert any(name.startswith(f"utterance_critic.{part}") for name in tensors), part
 
 
+@pytest.mark.parametrize(("error", "last", "every"), [(SystemExit, 6, 1), (UserError, 4, 50)])
 def test_archer_stopped_and_resumed_ends_bit_for_bit_the_same(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: type[BaseException], last: int, every: int, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed in step 3, when its episodes are in the replay and the critic is half trained."""
+    """Killed in step 3, or failed in step 2, when its episodes are in the replay and the critic is half trained."""
     updates, update = 0, UtteranceCriticLearner.update
 
     def fail_late(self: UtteranceCriticLearner, *args: Any, **kwargs: Any) -> dict[str, float]:
         nonlocal updates
         updates += 1
-        if updates == 6:
-            raise SystemExit
+        if updates == last:
+            raise error
         return update(self, *args, **kwargs)
 
     with monkeypatch.context() as patched:
         patched.setattr(UtteranceCriticLearner, "update", fail_late)
-        with pytest.raises(SystemExit):
-            train(lake(tmp_path), console=quiet())
-    assert train(lake(tmp_path), resume=True, console=quiet())["finished"]
+        with pytest.raises(error):
+            train(lake(tmp_path, checkpoint__every=every), console=quiet())
+    assert train(lake(tmp_path, checkpoint__every=every), resume=True, console=quiet())["finished"]
     run = tmp_path / "run"
     left, right = learnt(finished), learnt(run)
     assert left.keys() == right.keys()

@@ -8,6 +8,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+import torch
 
 from runs_for_tests import learnt, metrics, quiet, small
 from turnwise.cli.main import main
@@ -59,11 +60,24 @@ FUNCTIONS = """
     def nan_targets(inputs, params):
         return tw.AdvantageResult(advantages=torch.ones_like(inputs.values), returns=inputs.values + torch.nan)
 
+    def waves(inputs, params):
+        return torch.arange(inputs.mask.numel()).reshape(inputs.mask.shape).cos()
+
     def noise(inputs, params):
         return torch.rand(inputs.mask.shape) - 0.5
 
     def nan_loss(inputs, params):
         return -inputs.advantages * inputs.logprobs * torch.nan
+
+    def steady_loss(inputs, params):
+        return -inputs.advantages * inputs.logprobs
+
+    def failing_loss(inputs, params):
+        global calls
+        calls += 1
+        if calls == 8:
+            raise ValueError("once")
+        return steady_loss(inputs, params)
 
     def nan_gradient(inputs, params):
         return (inputs.logprobs - inputs.logprobs.detach()).sqrt()
@@ -79,9 +93,9 @@ def train_with(tmp_path: Path) -> Train:
     small = ["--model.warmup_steps=2", "--rollout.groups=2", "--rollout.group_size=4", "--eval.episodes=2"]
     small += ["--record.report=false", "--rollout.max_new_tokens=12"]
 
-    def train_with(*words: str, **functions: str) -> int:
+    def train_with(*words: str, run: str = "run", **functions: str) -> int:
         given = [f"--algo.{name}={tmp_path}/my.py:{function}" for name, function in functions.items()]
-        return main(["train", "bandit", "--name=run", f"--record.folder={tmp_path}", *small, *given, *words])
+        return main(["train", "bandit", f"--name={run}", f"--record.folder={tmp_path}", *small, *given, *words])
 
     return train_with
 
@@ -131,3 +145,19 @@ def test_three_skipped_steps_in_a_row_stop_the_run_with_the_cause(
     assert first["step"] == 1 and first["text"].startswith("the gradient is not finite: an optimizer step was skipped")
     assert last["step"] == stops_at and last["text"].startswith(start)
     assert re.search(cause, line) and re.search(cause, last["text"])
+
+
+def test_loss_that_fails_within_a_step_saves_nothing_of_it(
+    train_with: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second mini-batch of step 4 fails, when the first one has changed the weights."""
+    settings = ["--train.steps=5", "--train.mini_batch=4", "--checkpoint.every=2"]
+    assert train_with(*settings, run="whole", advantage="waves", loss="steady_loss") == 0
+    assert train_with(*settings, advantage="waves", loss="failing_loss") == 2
+    assert "failing_loss failed at" in capsys.readouterr().err
+    run = tmp_path / "run"
+    assert [row["step"] for row in metrics(run) if "rollout/success" in row] == [1, 2, 3]
+    assert [path.name for path in (run / "checkpoints").iterdir() if path.name != "best"] == ["step_000002"]
+    assert main(["train", "--resume", str(run)]) == 0
+    ours, whole = learnt(run, step=5), learnt(tmp_path / "whole", step=5)
+    assert all(torch.equal(ours[name], whole[name]) for name in whole)

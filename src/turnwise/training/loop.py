@@ -117,6 +117,8 @@ class Loop:
         """Version of the weights that the engine generates with."""
         self._publish_s = 0.0
         """Seconds that publishing the last step's weights took."""
+        self._between_steps = False
+        """Whether the learner's weights are those of no finished step: an update is running, or has failed."""
         self._engine_timer, self._skips = EngineTimer(), SkipMonitor()
 
     @property
@@ -154,6 +156,7 @@ class Loop:
 
     async def begin(self, state: State) -> None:
         """Continue from this state: judges, progress, alarms and the engine's weights."""
+        self._between_steps = False
         self.services.judges.restore(state.judges)
         recorded = self.folder.read_metrics()
         self.progress.begin(state.step, recorded=recorded)
@@ -162,6 +165,9 @@ class Loop:
         self._publish_s = 0.0  # this also started the engine
 
     def save(self, state: State, *, best: bool = False) -> None:
+        """Save a checkpoint, unless an update failed halfway: a resumed run then repeats the steps since the last one."""
+        if self._between_steps:
+            return
         state = replace(
             state, judges=self.services.judges.counts(), drawn_with=self.rollout_stage.drawn_with(state.step)
         )
@@ -218,7 +224,9 @@ class Loop:
             coefficients=result.coefficients.numbers(),
             success_counts=success_counts,
         )
-        return await self._handle_alarms(row, state)
+        state = await self._handle_alarms(row, state)
+        self._between_steps = False
+        return state
 
     def _learn(
         self,
@@ -232,6 +240,7 @@ class Loop:
         if self.archer is None:
             estimated = estimate(rollout.kept, self.learner, self.estimate_settings, coefficients, rollout.baselines)
         else:
+            self._between_steps = True  # this trains its critic
             estimated = self.archer.estimate(number, rollout.groups, fresh, self.learner)
         if estimated is not None:
             check_finite_advantages(estimated, self.config.algo, number)
@@ -242,6 +251,7 @@ class Loop:
         if estimated is not None:
             settings = self.update_settings
             rate_scale = rollout.rate_scale * estimated.rate_scale
+            self._between_steps = True
             metrics = update(self.learner, estimated, settings, number - 1, rate_scale, statistics, self._skips)
             kl = estimated.metrics.get("kl", metrics.get("kl"))
             coefficients = coefficients.after(kl, len(estimated.trajectories), estimated.critic_fit)
