@@ -10,7 +10,7 @@ from typing import Any
 
 from turnwise.core.messages import ToolCall
 from turnwise.tools import process_guard
-from turnwise.tools.mcp.options import make_mcp_source
+from turnwise.tools.mcp.factory import make_mcp_source
 from turnwise.tools.tool import ToolResult
 from turnwise.tools.toolbox import EpisodeTools, ToolBox
 from work_for_tests import wait_until

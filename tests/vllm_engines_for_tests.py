@@ -8,7 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from turnwise.config.resources import EngineConfig
 from turnwise.core.protocols import Completion
 from turnwise.core.task import EpisodeKey, Task
-from turnwise.engine.engines import ENGINES, EngineOptions
+from turnwise.engine.engines import ENGINES
+from turnwise.engine.options import EngineOptions
 from turnwise.engine.vllm.engine import VllmEngine
 from turnwise.models.loading import tiny
 from turnwise.render.renderer import Renderer

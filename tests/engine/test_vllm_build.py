@@ -12,7 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from turnwise.config.resources import EngineConfig
 from turnwise.core.errors import UserError
-from turnwise.engine.engines import ENGINES, EngineOptions
+from turnwise.engine.engines import ENGINES
+from turnwise.engine.options import EngineOptions
 from turnwise.engine.vllm import build
 from turnwise.engine.vllm.weights import FilePublisher, adapter_layers, merge_adapter, name_in_vllm, wrapped_layers
 from turnwise.models.loading.lora import LoraSettings, add_lora, load_adapter

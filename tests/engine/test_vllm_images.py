@@ -18,7 +18,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.images import image_token_id
 from turnwise.core.protocols import Sampling
 from turnwise.core.task import EpisodeKey, Task
-from turnwise.engine.engines import EngineOptions
+from turnwise.engine.options import EngineOptions
 from turnwise.engine.vllm import build
 from turnwise.engine.vllm.engine import VllmEngine
 from turnwise.engine.vllm.images import LAYOUTS, ImageReader, PromptImage

@@ -29,7 +29,7 @@ from turnwise.envs.text_env import Outcome, goes_on
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.tools.call_formats import format_call
 from turnwise.tools.function import from_function
-from turnwise.tools.mcp.options import make_mcp_source
+from turnwise.tools.mcp.factory import make_mcp_source
 from turnwise.tools.tool import Tool, ToolError, ToolSource
 
 CALLED: tuple[Called, ...] = ("special", "markup")

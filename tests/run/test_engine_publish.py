@@ -15,7 +15,8 @@ from runs_for_tests import learnt, metrics, quiet, small
 from turnwise.concurrency.loop_clock import count_blocked
 from turnwise.core.protocols import Completion, Engine, EngineStats, Sampling, WeightSource
 from turnwise.core.task import EpisodeKey
-from turnwise.engine.engines import ENGINES, EngineKind, EngineOptions
+from turnwise.engine.engines import ENGINES, EngineKind
+from turnwise.engine.options import EngineOptions
 from turnwise.engine.turn import SampledTurn, stop_reason
 from turnwise.models.weights import copy_parameters
 from turnwise.record.run_folder import RunFolder

@@ -11,7 +11,7 @@ from mcp_server_for_tests import HOSTILE, MEGABYTE
 from mcp_tools_for_tests import RAW, SERVER, ToolCaller, open_server
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.tools.mcp import connection, source, transports
-from turnwise.tools.mcp.options import make_mcp_source
+from turnwise.tools.mcp.factory import make_mcp_source
 from turnwise.tools.toolbox import ToolBox
 
 pytestmark = pytest.mark.usefixtures("quick_guard")

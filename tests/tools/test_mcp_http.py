@@ -15,7 +15,7 @@ from mcp_server_for_tests import HOSTILE, make_server
 from mcp_tools_for_tests import open_server
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import ToolCall
-from turnwise.tools.mcp.options import make_mcp_source
+from turnwise.tools.mcp.factory import make_mcp_source
 from turnwise.tools.toolbox import ToolBox
 from work_for_tests import HANG_S
 

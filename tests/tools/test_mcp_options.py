@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import load_spec
 from turnwise.pictures.image import Image
+from turnwise.tools.mcp.factory import make_mcp_source
 from turnwise.tools.mcp.messages import read_lines, read_message
-from turnwise.tools.mcp.options import McpOptions, make_mcp_source, resolve_server
+from turnwise.tools.mcp.options import McpOptions, resolve_server
 from turnwise.tools.mcp.tools import MAX_IMAGES, McpTool, build_tools, to_tool_result
 from turnwise.tools.process_tree import OutputTail
 from turnwise.tools.tool import ToolError, ToolResult, ToolRules
@@ -171,7 +172,7 @@ def test_missing_sdk_is_reported_only_when_a_server_is_requested(tmp_path: Path)
     (tmp_path / "mcp.py").write_text("raise ImportError('No module named mcp')\n")
     script = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from turnwise.tools.mcp.options import make_mcp_source\n"
+        "from turnwise.tools.mcp.factory import make_mcp_source\n"
         "assert 'mcp' not in sys.modules and 'torch' not in sys.modules\n"
         "make_mcp_source({'mcp': 'cat'})\n"
     )

@@ -15,7 +15,7 @@ from mcp_tools_for_tests import GRACE_S, QUICK_GUARD, RAW, ToolCaller, alive, al
 from processes_for_tests import forked_with_output
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.tools.mcp import transports
-from turnwise.tools.mcp.options import make_mcp_source
+from turnwise.tools.mcp.factory import make_mcp_source
 from turnwise.tools.process_tree import MARKER, PROCESS_GUARD, kill_marked
 from turnwise.tools.toolbox import ToolBox
 

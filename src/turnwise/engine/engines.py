@@ -5,33 +5,17 @@ checked, so that settings can be read without torch.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from turnwise.config.resources import EngineConfig, SystemConfig
+from turnwise.config.resources import EngineConfig
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import Engine
+from turnwise.engine.options import EngineOptions
 from turnwise.text.suggestions import suggest
 
 if TYPE_CHECKING:
     from turnwise.render.renderer import Renderer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """Options for building an engine.
-
-    `slots` and `max_tokens` bind every engine. Of `settings` and `system` it uses what its `EngineKind.reads` names.
-    """
-
-    slots: int
-    """Sessions that are served at once. Further ones wait: in `open`, or in `generate`."""
-    max_tokens: int
-    """Tokens of the longest context, sampled ones included. Rollouts ask for no more."""
-    pages: int | None = None
-    """Pages of the KV cache on a GPU, from the memory plan; None: as many as system.cache_share allows."""
-    settings: EngineConfig = field(default_factory=EngineConfig)
-    system: SystemConfig = field(default_factory=SystemConfig)
 
 
 def _check_nothing(settings: EngineConfig) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import Engine, EngineControl, Sampling
-from turnwise.engine.engines import ENGINES, EngineOptions
+from turnwise.engine.engines import ENGINES
+from turnwise.engine.options import EngineOptions
 from turnwise.envs.spec import EnvSpec
 from turnwise.files.disk import atomic_folder
 from turnwise.models.attention.interface import ATTENTION

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from turnwise.engine.engines import EngineOptions
 from turnwise.engine.native.engine import NativeEngine
+from turnwise.engine.options import EngineOptions
 from turnwise.engine.paged.runner import build_paged_runner
 from turnwise.models.loading.load import device_of
 from turnwise.render.renderer import Renderer

@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from turnwise.config.resources import EngineConfig
 from turnwise.core.errors import UserError
-from turnwise.engine.engines import EngineOptions
+from turnwise.engine.options import EngineOptions
 from turnwise.engine.vllm.engine import VllmEngine
 from turnwise.engine.vllm.images import ImageReader
 from turnwise.engine.vllm.requests import Replica

@@ -7,7 +7,7 @@ from turnwise.config.keys import read_options
 from turnwise.core.errors import UserError
 from turnwise.text.suggestions import suggest
 from turnwise.tools.function import from_function
-from turnwise.tools.mcp.options import make_mcp_source
+from turnwise.tools.mcp.factory import make_mcp_source
 from turnwise.tools.search.tool import make_search_tool
 from turnwise.tools.sql.tool import make_sql_tool
 from turnwise.tools.tool import Tool, ToolSource

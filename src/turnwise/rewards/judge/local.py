@@ -16,7 +16,8 @@ from turnwise.core.protocols import Policy, Sampling
 from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Stop
-from turnwise.engine.engines import ENGINES, EngineOptions
+from turnwise.engine.engines import ENGINES
+from turnwise.engine.options import EngineOptions
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_name

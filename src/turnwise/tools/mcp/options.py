@@ -6,17 +6,14 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from turnwise.config.keys import read_options
 from turnwise.config.secrets import PLACEHOLDER, VARIABLE, reject_keys, split_url
 from turnwise.core.errors import UserError
 from turnwise.core.section import Positive
-from turnwise.pictures.image import import_pillow
 from turnwise.tools.process_tree import inherited_environment
-from turnwise.tools.tool import ToolSource
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 VariableNames = dict[str, str]
@@ -78,20 +75,6 @@ class McpServer:
         for secret in self.secrets:
             text = text.replace(secret, "***")
         return text
-
-
-def make_mcp_source(options: Mapping[str, Any]) -> ToolSource:
-    """Create a source from `McpOptions`. Raises UserError if they are wrong, or the SDK is not installed."""
-    checked = read_options(McpOptions, options, "an MCP server")
-    if checked.images:
-        import_pillow()
-    try:
-        from turnwise.tools.mcp.source import McpSource  # the SDK is optional, and takes a second to import
-    except ImportError as error:
-        raise UserError(
-            f"MCP servers need the package mcp, version 2.3 or newer ({error}): pip install 'turnwise[mcp]'"
-        ) from error
-    return McpSource(checked)
 
 
 def resolve_server(options: McpOptions) -> McpServer:
