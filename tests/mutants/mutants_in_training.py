@@ -624,7 +624,11 @@ IN_TRAINING = (
         ("no alarm for a run that stops", "            self.folder.append_alarm(number, str(error))\n", ""),
         ("advantages are not checked", "check_finite_advantages(estimated, self.config.algo, number)", "pass"),
         ("half of an update is saved", "            self._between_steps = True\n", ""),
-        ("nothing is saved after an update", "        self._between_steps = False\n        return state", "        return state"),
+        (
+            "nothing is saved after an update",
+            "        self._between_steps = False\n        return state",
+            "        return state",
+        ),
     ),
     *mutants(
         "training/loop.py",

@@ -165,7 +165,7 @@ class Loop:
         self._publish_s = 0.0  # this also started the engine
 
     def save(self, state: State, *, best: bool = False) -> None:
-        """Save a checkpoint, unless an update failed halfway: a resumed run then repeats the steps since the last one."""
+        """Save a checkpoint, unless an update failed midway: a resumed run repeats the steps since the last one."""
         if self._between_steps:
             return
         state = replace(
