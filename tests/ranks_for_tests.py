@@ -154,25 +154,25 @@ def steps_of(learner: LocalLearner, config: Config, first: int, last: int) -> li
 
 
 def groups_of(learner: LocalLearner, seed: int) -> list[Group]:
-    """Return three groups. If the model reads images, turns of the second begin with the same ones in all steps.
+    """Return three groups. First turns of the third have a constraint.
 
-    Otherwise first turns of the third group have a constraint.
+    If the model reads images, turns of the second begin with the same ones in all steps.
     """
-    groups = random_groups(seed, groups=3)
+    first, second, third = random_groups(seed, groups=3)
+    third = replace(third, trajectories=tuple(constrain_first_turn(each) for each in third.trajectories))
     encoder = image_encoder(learner.model)
     if encoder is None:
-        bound = tuple(constrain_first_turn(each) for each in groups[2].trajectories)
-        return [*groups[:2], replace(groups[2], trajectories=bound)]
+        return [first, second, third]
 
     def show(turn: Turn, number: int) -> Turn:
         assert encoder is not None
         return replace(turn, context_ids=(*encoder.processor.ids(png(16, 24, seed=number)), *turn.context_ids))
 
-    shown = [
+    shown = tuple(
         replace(each, turns=tuple(show(turn, number) for number, turn in enumerate(each.turns)))
-        for each in groups[1].trajectories
-    ]
-    return [groups[0], replace(groups[1], trajectories=tuple(shown)), groups[2]]
+        for each in second.trajectories
+    )
+    return [first, replace(second, trajectories=shown), third]
 
 
 Trained = tuple[list[dict[str, float]], int, dict[str, torch.Tensor], dict[str, torch.Tensor]]

@@ -10,7 +10,7 @@ IN_DATA = (
         "data/packing.py",
         ("training/test_constrained_turns.py",),
         ("constraints keep the order of the samples", "_pack_allowed(ordered)", "_pack_allowed(samples)"),
-        ("free samples in a constrained batch allow nothing", 'each or b"\\xff" * width', 'each or b"\\0" * width'),
+        ("free samples get the sets of others", "if each else -1", "if each else 0"),
     ),
     *mutants(
         "data/packing.py",

@@ -34,6 +34,7 @@ IN_ENGINE = (
         "models/allowed_tokens.py",
         (*CONSTRAINTS, *CONSTRAINED_TURNS),
         ("the bits are read backwards", "bits = 1 << torch.arange(8", "bits = 128 >> torch.arange(8"),
+        ("free samples in a constrained batch have constraints", "(rows >= 0)[:, None] & ~", "~"),
     ),
     *mutants(
         "models/head.py",

@@ -73,6 +73,20 @@ def test_learner_scores_what_the_sampler_reported() -> None:
     assert [float(each.max()) > 1 for each in bound] == [turn_is_bound(each) for each in trajectories()]
 
 
+def test_free_samples_beside_constrained_ones_keep_all_tokens() -> None:
+    """A model may have more tokens than its tokenizer, where the sets end."""
+    samples = [
+        sample if sample.allowed is None else replace(sample, allowed=tuple(each[:10] for each in sample.allowed))
+        for sample in build_samples(trajectories(), renderer().grammars.allowed_sets)
+    ]
+    batch = pack(samples)
+    (scores,) = make_learner().score([batch], Needs(logprobs=True))
+    assert scores.logprobs is not None
+    for trajectory, logprobs in zip(trajectories(), unpack(batch, scores.logprobs), strict=True):
+        if not turn_is_bound(trajectory):
+            assert logprobs.tolist() == pytest.approx(list(trajectory.turns[0].action_logprobs), abs=1e-5)
+
+
 def test_packed_constraints_follow_their_samples() -> None:
     samplings = [replace(FREE, constraint=constraint_of({"enum": ["a", "b"]})), BOUND]
     said = sample_all(make_engine(trained_model()), samplings, [5, 6])
@@ -137,6 +151,7 @@ def test_head_in_chunks_has_the_gradients_of_a_masked_softmax(monkeypatch: pytes
         logits = logits if softcap is None else softcap * (logits / softcap).tanh()
         sets = batch.allowed.sets[batch.allowed.rows]
         allowed = (sets[..., None] >> torch.arange(8).to(torch.uint8) & 1).flatten(1).bool()[:, : weight.shape[0]]
+        allowed[batch.allowed.rows < 0] = True
         expected = (logits / batch.temperatures[:, None]).masked_fill(~allowed, float("-inf")).log_softmax(-1)
         chosen = expected.gather(1, batch.targets[:, None])[:, 0]
         entropies = -(expected.exp() * expected.masked_fill(~allowed, 0)).sum(-1)

@@ -12,7 +12,7 @@ class AllowedTokens:
     """Tokens that constraints allowed where each of M tokens was sampled. Equal sets are stored once."""
 
     sets: Tensor  # [U, W] uint8, packed: token i is bit i % 8 of byte i // 8
-    rows: Tensor  # [M] index into the sets
+    rows: Tensor  # [M] index into the sets; -1 where there was no constraint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

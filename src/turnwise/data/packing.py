@@ -102,10 +102,8 @@ def _pack_allowed(samples: Sequence[Sample]) -> AllowedTokens | None:
     rows = list[int]()
     for sample in samples:
         allowed = (b"",) * count_sampled([sample])[0] if sample.allowed is None else sample.allowed
-        rows += [numbers.setdefault(each, len(numbers)) for each in allowed]
-    width = max(map(len, numbers))
-    packed = b"".join(each or b"\xff" * width for each in numbers)
-    sets = torch.frombuffer(bytearray(packed), dtype=torch.uint8).view(len(numbers), width)
+        rows += [numbers.setdefault(each, len(numbers)) if each else -1 for each in allowed]
+    sets = torch.frombuffer(bytearray(b"".join(numbers)), dtype=torch.uint8).view(len(numbers), -1)
     return AllowedTokens(sets=sets, rows=torch.tensor(rows))
 
 

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from turnwise.core.samples import AllowedTokens
+
 NEVER = -1e9
 """Logit of tokens that are never sampled. Finite, so that entropies and gradients stay finite."""
 
@@ -21,6 +23,15 @@ def unpack_sets(packed: Tensor, vocabulary: int) -> Tensor:
     allowed = (packed[..., None] & bits.to(torch.uint8)).ne(0).flatten(1)
     missing = vocabulary - allowed.shape[1]
     return torch.nn.functional.pad(allowed, (0, missing)) if missing > 0 else allowed[:, :vocabulary]
+
+
+def find_forbidden(allowed: AllowedTokens, here: slice, vocabulary: int) -> Tensor:
+    """Return which tokens the constraints of these rows rule out. [R, V] bool
+
+    Rows without a constraint rule out nothing, not even the tokens that a model has beyond its tokenizer's.
+    """
+    rows = allowed.rows[here]
+    return (rows >= 0)[:, None] & ~unpack_sets(allowed.sets[rows], vocabulary)
 
 
 def mask_logits_(logits: Tensor, packed: Tensor) -> Tensor:

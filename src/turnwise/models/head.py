@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from turnwise.core.samples import AllowedTokens
-from turnwise.models.allowed_tokens import NEVER, mask_logits_
+from turnwise.models.allowed_tokens import NEVER, find_forbidden
 from turnwise.models.attention.operator import use_plan
 from turnwise.models.attention.varlen import VarlenPlan
 
@@ -165,7 +165,7 @@ class _HeadLogprobs(torch.autograd.Function):
 
 def _chunk_logits(head: OutputHead, hidden: Tensor, allowed: AllowedTokens | None, here: slice) -> Tensor:
     logits = head.logits(hidden[here])
-    return logits if allowed is None else mask_logits_(logits, allowed.sets[allowed.rows[here]])
+    return logits if allowed is None else logits.masked_fill_(find_forbidden(allowed, here, logits.shape[1]), NEVER)
 
 
 def logprob_statistics(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,7 +13,7 @@ from turnwise.algos.entropy import logprobs_and_entropy
 from turnwise.core.learner import LossTerm, Needs, Scores, StepSettings
 from turnwise.core.protocols import WeightSource
 from turnwise.core.samples import Batch, TrainBatch, on_device
-from turnwise.models.allowed_tokens import NEVER, unpack_sets
+from turnwise.models.allowed_tokens import NEVER, find_forbidden
 from turnwise.models.attention.interface import check_attention
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.forward import batch_attention, packed_hidden, packed_logits, uses_active_plan
@@ -300,6 +300,5 @@ def token_logprobs(model: Any, batch: Batch, keep: Tensor | None = None) -> tupl
     logits, hidden = packed_logits(model, batch, keep)
     logits = logits[:count]
     if batch.allowed is not None:
-        sets = batch.allowed.sets[batch.allowed.rows]
-        logits = logits.masked_fill(~unpack_sets(sets, logits.shape[1]), NEVER)
+        logits = logits.masked_fill(find_forbidden(batch.allowed, slice(None), logits.shape[1]), NEVER)
     return *logprobs_and_entropy(logits, batch.targets, batch.temperatures), hidden
