@@ -13,6 +13,7 @@ import pytest
 
 from episodes_for_tests import limits, renderer, says
 from gateway_for_tests import FunctionPolicy, RecordingPolicy, episode_key, full_contexts, open_gateway
+from turnwise.core.errors import UserError
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.trajectory import Stop
 from turnwise.gateway import http_server, request_body, server
@@ -55,6 +56,13 @@ def test_server_refuses_unknown_bearers_and_routes():
     assert refusals[0] == "POST /v1/chat/completions (401)"
     assert refusals[2] == "POST /chat/completions (404)"
     assert not turns
+
+
+@pytest.mark.parametrize("port", [-1, 65_536, 99_999])
+def test_server_refuses_numbers_that_are_not_ports(port: int):
+    """A socket would listen on 99,999 modulo 65,536."""
+    with pytest.raises(UserError, match=f"port {port} is not a port: give one from 1024 to 65535"):
+        http_server.listen("127.0.0.1", port)
 
 
 def test_server_closed_episode_answers_with_conflict():

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from turnwise.cli.output import print_line, print_now, progress_bars
 from turnwise.cli.parsing import command_app
 from turnwise.core.errors import UserError
+from turnwise.core.ports import check_port
 from turnwise.text.command_line import spell_command
 from turnwise.tools.search.types import KEY_VARIABLE, MAX_QUERY_CHARS, MAX_RESULTS, PASSAGE_CHARS, Mode
 
@@ -116,6 +117,7 @@ def search(
     """
     if serve == (query is not None):
         raise UserError("Give a query, or --serve: turnwise search INDEX QUERY")
+    check_port(port)
     if not 1 <= top <= MAX_RESULTS:
         raise UserError(f"--top {top}: must be from 1 to {MAX_RESULTS}")
     if query is None:

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from turnwise.cli.output import print_now
 from turnwise.cli.parsing import Settings, command_app, merge_settings
 from turnwise.core.errors import UserError
+from turnwise.core.ports import check_port
 
 OPTIONAL_PACKAGES = ("starlette", "uvicorn")
 
@@ -53,6 +54,7 @@ def serve(
     out
         SQLite file of the recorded calls; their images are in images/ beside it. Default: runs/serve/calls.sqlite.
     """
+    check_port(port)  # before torch is imported
     try:
         from turnwise.run.serving import CALLS, SECTIONS, serve_training
         from turnwise.run.serving import serve as serve_model

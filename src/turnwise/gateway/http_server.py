@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from turnwise.core.errors import UserError
+from turnwise.core.ports import check_port
 
 HEADER_TIMEOUT_S = 60.0
 """Time in which a new connection must have sent the headers of its first request."""
@@ -78,12 +79,13 @@ def allow_connections() -> None:
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket. Raises UserError for an unusable host or port."""
+    check_port(port)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise UserError(f"Cannot listen on {host} port {port} ({error}): choose another host or port") from None
     return listener

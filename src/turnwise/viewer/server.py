@@ -13,6 +13,7 @@ from string import ascii_letters, digits
 import uvicorn
 
 from turnwise.core.errors import UserError
+from turnwise.core.ports import check_port
 from turnwise.viewer.access import AccessPolicy, is_loopback, is_wildcard
 from turnwise.viewer.api import make_app
 
@@ -51,8 +52,7 @@ def resolve_token(host: str, token: str | None) -> str | None:
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket. Raises UserError for an unusable host or port."""
-    if not 0 <= port <= 65535:
-        raise UserError(f"port {port} is not a port: give one from 1024 to 65535, or 0 for any free port")
+    check_port(port)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (socket.gaierror, UnicodeError):

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnwise.config.secrets import is_local
 from turnwise.core.errors import UserError
+from turnwise.core.ports import check_port
 from turnwise.tools.search.remote import PATH
 from turnwise.tools.search.types import (
     KEY_VARIABLE,
@@ -182,8 +183,7 @@ class SearchServer(ThreadingHTTPServer):
 
 
 def _check_options(host: str, port: int, key: str | None) -> None:
-    if not 0 <= port <= 65535:
-        raise UserError(f"port {port} is not a port: give one from 1024 to 65535, or 0 for any free port")
+    check_port(port)
     if key is None and not is_local(host):
         raise UserError(f"host {host} is reachable by others: set a key first, export {KEY_VARIABLE}=KEY")
     if key is not None and len(key) < MIN_KEY_CHARS:
