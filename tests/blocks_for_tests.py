@@ -48,7 +48,7 @@ LIMITS = {
 DESCRIBES = {"rollout.max_new_tokens": 256}
 """Limits of runs whose replies describe states: a turn must have room for that."""
 STOPS_EARLY = {"sft.count": 64, "train.steps": 2}
-"""Limits of runs that their page stops by --max_minutes, to resume them."""
+"""Limits of runs that their page stops by --max-minutes, to resume them."""
 EARLY_MINUTES = 0.1
 LAST_TOKENS = range(256, 1590)
 """Tokens of tiny that end a turn here too, five of six: untrained, it would sample rollout.max_new_tokens of them."""

@@ -26,7 +26,7 @@ Train an agent with reinforcement learning and write a run folder.
 
 turnwise train frozen_lake
 turnwise train sokoban --algo.advantage gae --train.steps 100
-turnwise train my_env.py:GuessNumber --seeds 0,1,2 --max_minutes 10
+turnwise train my_env.py:GuessNumber --seeds 0,1,2 --max-minutes 10
 turnwise train frozen_lake --data RUN --algo.preset awr
 turnwise train --from RUN --train.learning_rate 3e-4
 turnwise train --resume RUN""",

@@ -27,7 +27,11 @@ INFORMATION = Group("Information", sort_key=2)
 Settings = Annotated[Sequence[tuple[str, str]], Parameter(parse=False)]
 """Dotted options as (key, text) pairs. `main.run` splits them from the other options and passes them on."""
 
-RENAMED_OPTIONS: dict[tuple[str, ...], str] = {("sft", "--from"): "--demos"}
+RENAMED_OPTIONS: dict[tuple[str, ...], str] = {
+    ("sft", "--from"): "--demos",
+    ("merge", "--to"): "--into",
+    ("export", "--into"): "--to",
+}
 """(command, typed option) -> the option of that command, where another command uses the typed name."""
 
 
@@ -94,11 +98,9 @@ def explain(error: CycloptsError, commands: Sequence[str]) -> str:
     """Describe a parser error in one line, with the closest valid name if there is one."""
     see_help = f"see `{' '.join(['turnwise', *(error.command_chain or ()), '--help'])}`"
     if isinstance(error, UnknownCommandError) and error.unused_tokens:
-        return f'Unknown command "{error.unused_tokens[0]}":{suggest(error.unused_tokens[0], commands)}'
-    if isinstance(error, UnknownOptionError):
-        typed = (error.token.keyword or error.token.value).partition("=")[0]
-        renamed = RENAMED_OPTIONS.get((*(error.command_chain or ()), typed))
-        return f"Unknown option {typed}: {_suggest_option(typed, renamed, error) or see_help}"
+        return _explain_unknown_command(error.unused_tokens[0], commands)
+    if (typed := _unknown_option(error)) is not None:
+        return f"Unknown option {typed}: {_suggest_option(typed, error) or see_help}"
     if isinstance(error, RepeatArgumentError):
         return f"{error.token.keyword} is given twice: remove one of them"
     if isinstance(error, MissingArgumentError) and error.keyword:
@@ -106,35 +108,59 @@ def explain(error: CycloptsError, commands: Sequence[str]) -> str:
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         return f"{error.argument.name} is missing: {see_help}"
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        return f'Unexpected argument "{error.unused_tokens[0]}": {see_help}'
+        typed = error.unused_tokens[0]
+        is_setting = "=" in typed.strip("=")
+        return f'Unexpected argument "{typed}": {f"write --{typed}" if is_setting else see_help}'
     return str(error)
 
 
-def _suggest_option(typed: str, renamed: str | None, error: UnknownOptionError) -> str | None:
+def _explain_unknown_command(typed: str, commands: Sequence[str]) -> str:
+    if typed not in commands:
+        from turnwise.envs.catalogue import CATALOGUE
+        from turnwise.recipes.presets import recipe_names
+
+        if typed in CATALOGUE or typed in recipe_names():
+            return f'Unknown command "{typed}": did you mean `turnwise train {typed}`?'
+    return f'Unknown command "{typed}":{suggest(typed, commands)}'
+
+
+def _unknown_option(error: CycloptsError) -> str | None:
+    """Return the unknown option. The parser reports a missing one before it."""
+    if isinstance(error, UnknownOptionError):
+        return (error.token.keyword or error.token.value).partition("=")[0]
+    if isinstance(error, MissingArgumentError) and not error.keyword:
+        return next((token.partition("=")[0] for token in error.unused_tokens or () if token.startswith("--")), None)
+    return None
+
+
+def _suggest_option(typed: str, error: CycloptsError) -> str | None:
     """Return the setting that a name of another library stands for, or else the closest option."""
-    if renamed is None and _takes_settings(error):
+    arguments = () if error.app is None else error.app.assemble_argument_collection()
+    options = [name for argument in arguments if argument.parse for name in argument.names if name.startswith("--")]
+    takes_settings = any(not argument.parse for argument in arguments)  # which are not parsed as options
+    match = RENAMED_OPTIONS.get((*(error.command_chain or ()), typed))
+    if match is None and takes_settings:
         from turnwise.config.foreign_names import find_foreign_name
 
         if (found := find_foreign_name(typed.lstrip("-"))) is not None:
             return f"use --{found[0]} ({found[1]})"
-    match = renamed or _closest_option(typed, error)
+    match = match or _closest_option(typed, options, takes_settings)
     return f"did you mean {match}?" if match else None
 
 
-def _takes_settings(error: UnknownOptionError) -> bool:
-    """Return whether the command takes settings, which are not parsed as options."""
-    return any(not argument.parse for argument in error.argument_collection)
-
-
-def _closest_option(typed: str, error: UnknownOptionError) -> str | None:
+def _closest_option(typed: str, options: Sequence[str], takes_settings: bool) -> str | None:
     """Return the closest option; in a command that takes settings, `--steps` also matches `--train.steps`."""
-    options = [name for argument in error.argument_collection if argument.parse for name in argument.names]
-    candidates = {name: [name] for name in [*options, "--help"]}
-    if _takes_settings(error):
+    candidates = {_plain_name(option): [option] for option in [*options, "--help"]}
+    if takes_settings:
         from turnwise.config.keys import all_keys
 
         for key in all_keys().values():
-            if f"--{key.last}" not in options:
-                candidates.setdefault(f"--{key.last}", []).append(f"--{key.name}")
-    match = closest_match("--" + typed.lstrip("-").replace("-", "_"), candidates)
+            if candidates.get(key.last, [""])[0] not in options:
+                candidates.setdefault(key.last, []).append(f"--{key.name}")
+    match = closest_match(_plain_name(typed), candidates)
     return " or ".join(candidates[match]) if match else None
+
+
+def _plain_name(option: str) -> str:
+    """Return the name without the hyphens before it, which make short names similar."""
+    return option.lstrip("-").replace("-", "_")

@@ -71,7 +71,7 @@ class RunArguments:
     """Run to continue from its last checkpoint, in place of a recipe."""
     seed: int | None = None
     """Random seed; equal seeds give equal runs."""
-    max_minutes: Annotated[float | None, Parameter(name="--max_minutes", metavar="N")] = None
+    max_minutes: Annotated[float | None, Parameter(metavar="N")] = None
     """Training time limit in minutes; the stopped run is evaluated and can be resumed."""
     name: Annotated[str | None, Parameter(metavar="NAME")] = None
     """Name of the run folder."""
