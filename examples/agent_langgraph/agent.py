@@ -16,8 +16,8 @@ from openai import AsyncOpenAI
 
 @tool
 def search() -> str:
-    """Return the products of the shop."""
-    return "3 hats"
+    """Return whether the shop has the product."""
+    return "3 left"
 
 
 @tool

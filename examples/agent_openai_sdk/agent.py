@@ -13,8 +13,8 @@ from openai import AsyncOpenAI
 
 @function_tool
 def search() -> str:
-    """Return the products of the shop."""
-    return "3 hats"
+    """Return whether the shop has the product."""
+    return "3 left"
 
 
 @function_tool

@@ -408,12 +408,29 @@ def test_example_agent_trains_after_a_warm_up(
 
 
 @pytest.mark.soak
-def test_example_agent_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("example", "package", "at_most_before", "at_least_after"),
+    [
+        ("agent_plain", "openai", 0.7, 0.85),
+        ("agent_openai_sdk", "agents", 0.5, 0.75),
+        ("agent_langgraph", "langgraph", 0.5, 0.75),
+    ],
+)
+def test_example_agent_learns(
+    example: str,
+    package: str,
+    at_most_before: float,
+    at_least_after: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With its own settings, in minutes on a CPU."""
+    pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
-    run = tw.train(str(ROOT / "examples/agent_plain/agent.toml"), quiet=True)
+    run = tw.train(str(ROOT / "examples" / example / "agent.toml"), quiet=True)
     success = [row["rollout/success"] for row in run.metrics() if "rollout/success" in row]
-    assert success[-1] > 0.85 > 0.7 > success[0]
+    assert success[0] < at_most_before
+    assert min(success[-3:]) > at_least_after
 
 
 @pytest.mark.soak
