@@ -1,9 +1,11 @@
 """MiniGrid, the navigation tasks of the Farama Foundation: rules and states in words, shortest paths to the goal."""
 
-from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-MODULE = "minigrid"
+from turnwise.envs.adapters.gymnasium_family import Family, Options
+from turnwise.envs.shortest_path import search_path
+
 PREFIXES = ("MiniGrid-", "BabyAI-")
 """Names of its environments, which are registered when the package is imported."""
 RULES = (
@@ -39,14 +41,27 @@ Place = tuple[int, int]
 """Row, column."""
 
 
-def is_minigrid(name: str) -> bool:
-    return name.startswith(PREFIXES)
+class MiniGrid(Family):
+    module = "minigrid"
 
+    def rules(self, spec: Any, options: Options, *, text: bool, image: bool) -> str:
+        symbols = ", ".join(f"{symbol} {name}" for name, symbol in SYMBOLS.items())
+        looks = [LOOK_OF_TEXT.format(arrows=" ".join(ARROWS), symbols=symbols)] * text + [LOOK_OF_IMAGE] * image
+        return RULES.format(look=". ".join(looks))
 
-def describe_rules(*, text: bool, image: bool) -> str:
-    symbols = ", ".join(f"{symbol} {name}" for name, symbol in SYMBOLS.items())
-    looks = [LOOK_OF_TEXT.format(arrows=" ".join(ARROWS), symbols=symbols)] * text + [LOOK_OF_IMAGE] * image
-    return RULES.format(look=". ".join(looks))
+    def describe(self, env: Any, observation: Any) -> str:
+        return f"{describe_grid(env.unwrapped)}\n{self.describe_hidden(env, observation)}"
+
+    def describe_hidden(self, env: Any, observation: Any) -> str:
+        lines = super().describe_hidden(env, observation), describe_carried(env.unwrapped)
+        return "\n".join(line for line in lines if line)
+
+    def shape(self, env: Any) -> tuple[int, int]:
+        grid = env.unwrapped.grid
+        return grid.height, grid.width
+
+    def solve(self, env: Any, observation: Any, names: Sequence[str], success_at: float | None) -> list[str] | None:
+        return shortest_path(env.unwrapped) if set(MOVES) <= set(names) else None
 
 
 def describe_grid(env: Any) -> str:
@@ -87,19 +102,15 @@ def _describe_object(cell: Any) -> str:
 def shortest_path(env: Any) -> list[str] | None:
     """Return the fewest turns and moves to a goal square, over free cells; None if there is no such path."""
     start: Pose = (int(env.agent_pos[0]), int(env.agent_pos[1]), int(env.agent_dir))
-    paths: dict[Pose, list[str]] = {start: []}
-    queue = deque([start])
-    while queue:
-        pose = queue.popleft()
+
+    def successors(pose: Pose) -> Iterator[tuple[str, Pose]]:
+        return ((move, after) for move in MOVES if (after := _after(env, pose, move)) is not None)
+
+    def is_goal(pose: Pose) -> bool:
         cell = env.grid.get(pose[0], pose[1])
-        if cell is not None and cell.type == "goal":
-            return paths[pose]
-        for move in MOVES:
-            after = _after(env, pose, move)
-            if after is not None and after not in paths:
-                paths[after] = [*paths[pose], move]
-                queue.append(after)
-    return None
+        return cell is not None and cell.type == "goal"
+
+    return search_path(start, successors, is_goal)
 
 
 def _after(env: Any, pose: Pose, move: str) -> Pose | None:

@@ -1,12 +1,12 @@
 """Frozen lake maps: random generation and shortest paths."""
 
 import random
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from turnwise.envs.grid import Cell, neighbor
+from turnwise.envs.shortest_path import search_path
 
 MOVES = ("Left", "Down", "Right", "Up")
 """In circular order: slipping turns a move into one of its two neighbours."""
@@ -47,18 +47,13 @@ def generate_lake(rng: random.Random, *, size: int, frozen: float, max_moves: in
 
 
 def shortest_path(lake: Lake, start: Cell, moves: Sequence[str] = MOVES) -> list[str] | None:
-    """Find the shortest path to the goal by breadth-first search; None if there is none. Assumes no slipping."""
+    """Find the shortest path to the goal; None if there is none. Assumes no slipping."""
     if start in lake.holes:
         return None
-    paths: dict[Cell, list[str]] = {start: []}
-    queue = deque([start])
-    while queue:
-        cell = queue.popleft()
-        if cell == lake.goal:
-            return paths[cell]
+
+    def successors(cell: Cell) -> Iterator[tuple[str, Cell]]:
         for move in moves:
-            target = lake.move(cell, move)
-            if target not in paths and target not in lake.holes:
-                paths[target] = [*paths[cell], move]
-                queue.append(target)
-    return None
+            if (target := lake.move(cell, move)) not in lake.holes:
+                yield move, target
+
+    return search_path(start, successors, lambda cell: cell == lake.goal)

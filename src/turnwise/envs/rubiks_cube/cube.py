@@ -9,10 +9,11 @@ the unfolded cube:
 """
 
 import random
-from collections import deque
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping
+from functools import cache, reduce
 from operator import itemgetter
+
+from turnwise.envs.shortest_path import search_path
 
 CubeState = tuple[str, ...]
 Vector = tuple[int, ...]
@@ -139,19 +140,15 @@ def shortest_solution(state: CubeState, *, max_moves: int) -> list[str] | None:
     states before it are outside of the table.
     """
     start = recolour(state, TO_STANDARD[tuple(state[index] for index in FIXED_CORNER)])
-    paths: dict[CubeState, list[str]] = {start: []}
-    queue = deque(paths)
-    while queue:
-        state = queue.popleft()
-        if state in distances():
-            solution = paths[state] + _descend(state)
-            return solution if len(solution) <= max_moves else None
-        if len(paths[state]) + MAX_DEPTH < max_moves:
-            for name, move in SOLVER_MOVES.items():
-                if (target := move(state)) not in paths:
-                    paths[target] = [*paths[state], name]
-                    queue.append(target)
-    return None
+
+    def successors(state: CubeState) -> Iterator[tuple[str, CubeState]]:
+        return ((name, move(state)) for name, move in SOLVER_MOVES.items())
+
+    path = search_path(start, successors, distances().__contains__, max(0, max_moves - MAX_DEPTH))
+    if path is None:
+        return None
+    solution = path + _descend(reduce(lambda state, name: SOLVER_MOVES[name](state), path, start))
+    return solution if len(solution) <= max_moves else None
 
 
 def _descend(state: CubeState) -> list[str]:

@@ -1,11 +1,12 @@
 """Sokoban levels: moves, shortest solutions, and generation by reverse play."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from turnwise.core.errors import UserError
 from turnwise.envs.grid import DIRECTIONS, Cell, neighbor
+from turnwise.envs.shortest_path import search_path
 
 State = tuple[Cell, frozenset[Cell]]
 """Player and boxes."""
@@ -51,33 +52,12 @@ def push(floor: frozenset[Cell], player: Cell, boxes: frozenset[Cell], direction
 
 
 def shortest_solution(level: SokobanLevel, max_moves: int) -> list[str] | None:
-    """Find the shortest solution by breadth-first search; None if it has more than `max_moves` moves."""
-    if level.solved:
-        return []
-    frontier: list[State] = [(level.player, level.boxes)]
-    reached_from: dict[State, tuple[State, str]] = {frontier[0]: (frontier[0], "")}
-    for _ in range(max_moves):
-        reached: list[State] = []
-        for state in frontier:
-            for direction in DIRECTIONS:
-                after = push(level.floor, *state, direction)
-                if after in reached_from:
-                    continue
-                reached_from[after] = state, direction
-                if after[1] == level.targets:
-                    return trace_moves(reached_from, after)
-                reached.append(after)
-        frontier = reached
-    return None
+    """Find the shortest solution; None if it has more than `max_moves` moves."""
 
+    def successors(state: State) -> Iterator[tuple[str, State]]:
+        return ((direction, push(level.floor, *state, direction)) for direction in DIRECTIONS)
 
-def trace_moves(reached_from: Mapping[State, tuple[State, str]], state: State) -> list[str]:
-    """Return the moves from the start, which was reached from itself, to a state."""
-    moves: list[str] = []
-    while reached_from[state][0] != state:
-        state, direction = reached_from[state]
-        moves.append(direction)
-    return moves[::-1]
+    return search_path((level.player, level.boxes), successors, lambda state: state[1] == level.targets, max_moves)
 
 
 FLOOR_SHARE = (0.6, 0.85)
