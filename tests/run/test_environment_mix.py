@@ -9,12 +9,12 @@ import torch
 
 from runs_for_tests import episodes, learnt, metrics, printed, quiet, rewind, small
 from turnwise.config.load import build, read_settings, to_toml
-from turnwise.core.errors import ImageError, Outage, UserError
+from turnwise.core.errors import Outage, UserError
 from turnwise.core.task import Task
 from turnwise.envs.bandit.env import Bandit
+from turnwise.envs.param_setting import param_setting
 from turnwise.envs.registry import spec_of
 from turnwise.envs.seeds import seed_for
-from turnwise.envs.spec import EnvSpec
 from turnwise.run.environment_mix import build_environment_mix, build_task_source
 from turnwise.run.train import train
 from turnwise.training.checkpoints import read_state
@@ -88,23 +88,12 @@ def test_errors_in_a_mix_name_the_setting_of_the_mix(tmp_path: Path, params: dic
     assert "env.params" not in str(caught.value)
 
 
-def test_unusable_image_in_the_check_of_a_mix_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(spec: EnvSpec, params: object) -> None:
-        if spec.name == "frozen_lake":
-            raise ImageError("a float, from env.params.icon")
-
-    monkeypatch.setattr(EnvSpec, "check_resources", check)
-    with pytest.raises(UserError) as caught:
-        build_environment_mix(small(tmp_path, env__mix={"frozen_lake": 1.0}))
-    assert str(caught.value) == "tw.Image got a float, from env.mix.frozen_lake.params.icon"
-
-
 def test_errors_of_episodes_in_a_mix_name_the_setting_of_the_mix(tmp_path: Path) -> None:
     class Needy(Bandit):
         def __init__(self, *args: object, **kwargs: object) -> None:
             super().__init__(*args, **kwargs)
             if self.max_turns > 1:
-                raise UserError("lower env.params.max_turns")
+                raise UserError(f"lower {param_setting('max_turns')}")
 
     cities = {"kind": "guess_city", "params": {"max_turns": 2}}
     environments = build_environment_mix(small(tmp_path, env__mix={"cities": cities, "needy": {"kind": "bandit"}}))

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from turnwise.core.messages import Message
+from turnwise.envs.param_setting import param_setting
 from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.rewards.rubric import Rubric, Submission
@@ -25,7 +26,7 @@ class RubricEnv(ToolEnv):
         from turnwise.rewards.factory import RewardServices, build_rubric
 
         def load(name: str) -> Any:
-            return load_function(name, "env.params.reward")
+            return load_function(name, param_setting("reward"))
 
         return build_rubric(params.reward, load, services or RewardServices())
 

@@ -2,7 +2,6 @@
 
 import logging
 import random
-import re
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.messages import Content, Message, Picture, content_parts, join_lines, system, user
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.envs.answers import Answer, format_answer, invalid_action_line, match_name, read_answer
+from turnwise.envs.param_setting import PARAMS_SETTING, params_in
 from turnwise.envs.reasoning import describe_format
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.state_rewards import StateRewards
@@ -29,20 +29,6 @@ MAX_RESETS = 1000
 """Start states that are drawn before the environment counts as too small for its split."""
 MAX_REWARD = 1e9
 """Larger rewards would overflow float32 when returns are summed and squared."""
-PARAMS_SETTING = "env.params"
-"""Setting that environments name in errors about their parameters, wherever the user set them."""
-
-
-@contextmanager
-def name_params_setting(setting: str) -> Iterator[None]:
-    """Name `setting` instead of PARAMS_SETTING in errors for users."""
-    try:
-        yield
-    except UserError as error:
-        text = re.sub(rf"\b{re.escape(PARAMS_SETTING)}\b", lambda _: setting, str(error))
-        if text == str(error):
-            raise  # an Outage, for example
-        raise UserError(text) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +204,7 @@ class TextEnvRunner:
     @contextmanager
     def _attribute_errors(self, where: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
         boundary = failure_boundary(f"{type(self.env).__name__}.{where}", passing)
-        with name_params_setting(self.params_setting), boundary:
+        with params_in(self.params_setting), boundary:
             yield
 
 

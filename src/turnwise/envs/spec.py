@@ -17,9 +17,10 @@ from turnwise.core.random_streams import address, random_stream
 from turnwise.core.section import quoted_numbers
 from turnwise.core.task import Split, Task
 from turnwise.envs.catalogue import install_command
+from turnwise.envs.param_setting import PARAMS_SETTING, param_setting, params_in
 from turnwise.envs.protocol_env import EnvFactory, ProtocolEnvRunner, check_factory, factory_params
 from turnwise.envs.reasoning import ReasoningFormat
-from turnwise.envs.runner import PARAMS_SETTING, TextEnvRunner, name_params_setting
+from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import FIRST_SEED, split_of_seed
 from turnwise.envs.text_env import TextEnv, env_docstring, params_model, reasoning_format
 from turnwise.rewards.functions import accepts_arguments
@@ -111,7 +112,7 @@ class EnvSpec:
             raise UserError(self._describe_error(error, settings)) from error
         for name, text in quoted_numbers(params, validated):
             if not isinstance(parse_free(text), str):  # else it may come from the command line, as in slippery=True
-                raise UserError(f"env.params.{name} is a text in quotes: give the value without quotes")
+                raise UserError(f"{param_setting(name)} is a text in quotes: give the value without quotes")
         return self._without_view_defaults(validated)
 
     def _without_view_defaults(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +171,7 @@ class EnvSpec:
             raise UserError(f"the task belongs to {task.env!r}, not to {self.name!r}: create it with env={self.name!r}")
         if (split := split_of_seed(task.seed)) != task.split:
             raise UserError(f"seed {task.seed} belongs to the {split} split, not {task.split}: use seed_for")
-        with name_params_setting(self.params_setting):
+        with params_in(self.params_setting):
             return self._make(replace(task, params=self.check_params(task.params)), member, attempt)
 
     def _make(self, full: Task, member: int, attempt: int) -> EnvRunner:
@@ -197,11 +198,10 @@ class EnvSpec:
         if first["type"] == "extra_forbidden":
             near = closest_match(name, settings.model_fields)
             fix = f'did you mean "{near}"?' if near else f"choose from {', '.join(settings.model_fields)}"
-            return f"env.params.{name}: {self.name} has no such parameter: {fix}"
+            return f"{param_setting(name)}: {self.name} has no such parameter: {fix}"
         if first["type"] == "missing":
-            return f"env.params.{name} is missing: {self.name} needs {', '.join(self.required_params)}"
-        where = f"env.params.{name}" if name else "env.params"
-        return f"{where}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r})"
+            return f"{param_setting(name)} is missing: {self.name} needs {', '.join(self.required_params)}"
+        return f"{param_setting(name)}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r})"
 
 
 def _param_docstrings(settings: type[BaseModel]) -> dict[str, str]:

@@ -29,6 +29,7 @@ from turnwise.core.messages import Content, Picture
 from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Split
 from turnwise.envs.answers import format_answer
+from turnwise.envs.param_setting import param_setting
 from turnwise.envs.reasoning import SECTIONS, ReasoningFormat, format_reasoning
 
 if TYPE_CHECKING:
@@ -182,19 +183,19 @@ class TextEnv(ABC):
             return None
         if form == "free" and params.state_judge is not None:
             raise UserError(
-                "env.params.state_judge has no effect: it scores the states that replies describe, and "
-                "env.params.reasoning is free"
+                f"{param_setting('state_judge')} has no effect: it scores the states that replies describe, and "
+                f"{param_setting('reasoning')} is free"
             )
         if form == "free":
             return None
         if params.state_judge is None:
             raise UserError(
-                f"env.params.reasoning {form}: {cls.__name__} has no state_text() to compare descriptions with. Define "
-                "it, or name a judge: --env.params.state_judge '{model = \"gpt-5-mini\"}'"
+                f"{param_setting('reasoning')} {form}: {cls.__name__} has no state_text() to compare descriptions "
+                f"with. Define it, or name a judge: --{param_setting('state_judge')} '{{model = \"gpt-5-mini\"}}'"
             )
         from turnwise.rewards.factory import build_state_judge
 
-        return build_state_judge(params.state_judge, services)
+        return build_state_judge(params.state_judge, services, setting=param_setting("state_judge"))
 
     @classmethod
     def judges(cls, params: Any, services: "RewardServices | None" = None) -> "list[NeedsServer]":

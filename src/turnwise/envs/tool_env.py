@@ -30,6 +30,7 @@ from turnwise.core.messages import (
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.section import Positive
 from turnwise.envs.answers import format_answer
+from turnwise.envs.param_setting import param_setting
 from turnwise.envs.runner import TextEnvRunner, TurnOutcome, pluralize, turn_info
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, reasoning_params
 from turnwise.text.truncation import truncate_middle
@@ -202,7 +203,7 @@ class ToolEnv(TextEnv):
         others = [name for name in tools if name != "python"] + ["a server's tools"] * bool(sources)
         if params.style == "python" and others:
             raise UserError(
-                f'env.params.style "python" can call only the tool python, not {", ".join(others)}: '
+                f'{param_setting("style")} "python" can call only the tool python, not {", ".join(others)}: '
                 "remove them, or choose hermes, llama, mistral or answer"
             )
         for name, each in tools.items():

@@ -140,9 +140,11 @@ def rubric_judges(rubric: Rubric) -> list[JudgeClient]:
     return [part.client for part in rubric.parts.values() if isinstance(part, AnswerJudge)]
 
 
-def build_state_judge(table: Mapping[str, Any], services: RewardServices | None = None) -> StateJudge:
-    """Build the judge of `env.params.state_judge`. Without `services` it has a budget of its own."""
-    settings = read_options(StateJudgeSettings, table, "env.params.state_judge")
+def build_state_judge(
+    table: Mapping[str, Any], services: RewardServices | None = None, *, setting: str = "env.params.state_judge"
+) -> StateJudge:
+    """Build the judge of described states. Without `services` it has a budget of its own; errors name `setting`."""
+    settings = read_options(StateJudgeSettings, table, setting)
     return StateJudge(settings=settings, client=(services or RewardServices()).judges.client(settings))
 
 

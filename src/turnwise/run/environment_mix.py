@@ -11,8 +11,8 @@ from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split, Task
 from turnwise.envs.agent.tasks import AGENT_SPEC
+from turnwise.envs.param_setting import params_in
 from turnwise.envs.registry import load_spec
-from turnwise.envs.runner import name_params_setting
 from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.evaluation.statistics import wilson_interval
@@ -78,7 +78,7 @@ def build_environment_mix(config: Config, spec: EnvSpec | None = None) -> Enviro
                 f"env.mix.{name}: this is already the name of env.kind. Choose another, with kind = {mixed.kind}."
             )
         specs[name] = replace(load_spec(mixed.kind), name=name, params_setting=f"env.mix.{name}.params")
-        with name_params_setting(specs[name].params_setting):
+        with params_in(specs[name].params_setting):
             entries.append(_build_entry(specs[name], mixed.params, mixed.weight))
     return EnvironmentMix(specs=specs, entries=tuple(entries))
 

@@ -57,7 +57,7 @@ class GymnasiumWorkerEnv(WorkerEnv):
                 import_module(module)
             self.spec = gymnasium.spec(name)
         except (gymnasium.error.Error, ImportError) as error:
-            raise InvalidSetting(f"env.params.id: {error}") from error
+            raise InvalidSetting(f"{error}", param="id") from error
         self.options, self.action_budget = options, action_budget
         self.shows_text, self.shows_image = observation != "image", observation != "text"
         self.image_side, self.cell_pixels = image_side, cell_pixels
@@ -70,7 +70,7 @@ class GymnasiumWorkerEnv(WorkerEnv):
         self.first, count = self._actions()
         self.names = actions or self.family.actions or self._default_names(count)
         if len(set(self.names)) != count:
-            raise InvalidSetting(f"env.params.actions: {id} has {count} actions: give as many different names")
+            raise InvalidSetting(f"{id} has {count} actions: give as many different names", param="actions")
 
     def __del__(self) -> None:
         if self.reusable and self.env is not None:
@@ -92,7 +92,7 @@ class GymnasiumWorkerEnv(WorkerEnv):
             if solution is None or len(solution) <= self.action_budget:
                 return self._observe()
         raise InvalidSetting(
-            f"no start of {self.spec.id} can be solved in {self.action_budget} actions: raise env.params.max_turns"
+            f"no start of {self.spec.id} can be solved in {self.action_budget} actions: raise it", param="max_turns"
         )
 
     def reseed(self, seed: int) -> None:
@@ -119,7 +119,7 @@ class GymnasiumWorkerEnv(WorkerEnv):
         if self.shows_image:
             mode = RGB
             if RGB not in modes:
-                raise InvalidSetting(f"env.params.observation: {self.spec.id} draws no {RGB} images: choose text")
+                raise InvalidSetting(f"{self.spec.id} draws no {RGB} images: choose text", param="observation")
         options = self.family.draw_options(self.options, seed)
         try:
             # max_episode_steps -1: only the limit in the prompt applies
@@ -127,12 +127,12 @@ class GymnasiumWorkerEnv(WorkerEnv):
                 self.spec, render_mode=mode, max_episode_steps=-1, disable_env_checker=True, **options
             )
         except (gymnasium.error.Error, TypeError, ValueError, KeyError, AssertionError) as error:
-            raise InvalidSetting(f"env.params: {self.spec.id} rejects these options: {error}") from error
+            raise InvalidSetting(f"{self.spec.id} rejects these options: {error}", param="") from error
 
     def _actions(self) -> tuple[int, int]:
         space = self.env.action_space
         if not isinstance(space, gymnasium.spaces.Discrete):
-            raise InvalidSetting(f"env.params.id: the actions of {self.spec.id} are not discrete: choose another")
+            raise InvalidSetting(f"the actions of {self.spec.id} are not discrete: choose another", param="id")
         return int(space.start), int(space.n)
 
     def _default_names(self, count: int) -> list[str]:
@@ -152,7 +152,7 @@ class GymnasiumWorkerEnv(WorkerEnv):
         try:
             frame = self.env.render()
         except gymnasium.error.Error as error:
-            raise InvalidSetting(f"env.params.observation: {self.spec.id} cannot draw: {error}") from error
+            raise InvalidSetting(f"{self.spec.id} cannot draw: {error}", param="observation") from error
         pillow = import_pillow()
         image, shape = pillow.Image.fromarray(numpy.asarray(frame)), self.family.shape(self.env)
         if self.cell_pixels is None or shape is None:

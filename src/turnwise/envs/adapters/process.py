@@ -20,6 +20,7 @@ from typing import Any
 from weakref import finalize
 
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
+from turnwise.envs.param_setting import param_setting
 
 WORKER = "from turnwise.envs.adapters.worker import main; main()"
 START_S = 180.0
@@ -160,7 +161,8 @@ class RemoteEnv:
         if "illegal" in reply:
             raise ValueError(reply["illegal"])
         if "invalid_setting" in reply:
-            raise UserError(reply["invalid_setting"])
+            param, problem = reply["invalid_setting"]
+            raise UserError(problem if param is None else f"{param_setting(param)}: {problem}")
         raise EnvironmentFailure(f"{self._name}, {method}: {reply.get('failed', 'not a reply of a worker')}")
 
     def _ask(self, method: str, arguments: dict[str, Any]) -> dict[str, Any]:

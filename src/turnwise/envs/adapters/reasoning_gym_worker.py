@@ -20,11 +20,11 @@ UNSUPPORTED = {
 class ReasoningGymWorkerEnv(WorkerEnv):
     def __init__(self, task: str, options: dict[str, Any], success_at: float, max_turns: int) -> None:
         if task in UNSUPPORTED:
-            raise InvalidSetting(f"env.params.task: {task} is not supported ({UNSUPPORTED[task]}): choose another")
+            raise InvalidSetting(f"{task} is not supported ({UNSUPPORTED[task]}): choose another", param="task")
         if task not in DATASETS:
             near = closest_match(task, DATASETS)
             fix = f'did you mean "{near}"?' if near else "see reasoning_gym.factory.DATASETS"
-            raise InvalidSetting(f'env.params.task: reasoning-gym has no task "{task}": {fix}')
+            raise InvalidSetting(f'reasoning-gym has no task "{task}": {fix}', param="task")
         self.task, self.options, self.success_at, self.max_turns = task, options, success_at, max_turns
         self._dataset(0)
 
@@ -66,4 +66,4 @@ class ReasoningGymWorkerEnv(WorkerEnv):
         try:
             return create_dataset(self.task, size=1, seed=seed, **self.options)
         except (TypeError, AssertionError, ValueError) as error:
-            raise InvalidSetting(f"env.params.options: {self.task} rejects these options: {error}") from error
+            raise InvalidSetting(f"{self.task} rejects these options: {error}", param="options") from error

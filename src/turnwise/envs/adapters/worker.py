@@ -30,7 +30,14 @@ class IllegalAction(Exception):
 
 
 class InvalidSetting(Exception):
-    """A setting of the user is invalid. The message is one line that says how to fix it."""
+    """A setting of the user is invalid. The message is one line that says how to fix it.
+
+    `param`: the parameter that the message is about, empty for all of them; None if it is about none.
+    """
+
+    def __init__(self, problem: str, *, param: str | None = None) -> None:
+        super().__init__(problem)
+        self.param = param
 
 
 class WorkerStep(TypedDict, total=False):
@@ -157,9 +164,9 @@ def _reply(class_path: str, request: dict[str, Any], envs: WorkerEnvs) -> bytes:
     try:
         return json.dumps({"value": _run(class_path, request, envs)}).encode()
     except IllegalAction as error:
-        reply = {"illegal": _reason(error)}
+        reply: dict[str, Any] = {"illegal": _reason(error)}
     except InvalidSetting as error:
-        reply = {"invalid_setting": _reason(error)}
+        reply = {"invalid_setting": [error.param, _reason(error)]}
     except (Exception, SystemExit) as error:
         reply = {"failed": f"{type(error).__name__}: {_reason(error)}"}
     return json.dumps(reply).encode()

@@ -11,6 +11,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.messages import Picture
 from turnwise.core.task import Split
 from turnwise.envs.guessing.facts import NOT_UNDERSTOOD, UNKNOWN, AnsweredQuestion, FactTable, Guess, TopicQuestion
+from turnwise.envs.param_setting import param_setting
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, won
 
 SPLIT_FIFTHS: dict[Split, tuple[int, ...]] = {"train": (0, 1, 2), "validation": (3,), "test": (4,)}
@@ -66,7 +67,7 @@ class GuessingGame(TextEnv):
         if self.action_budget < needed:
             raise UserError(
                 f"{len(self.names)} words take up to {needed} questions and guesses, and the limits allow "
-                f"{self.action_budget}: raise env.params.max_turns or lower env.params.num_words"
+                f"{self.action_budget}: raise {param_setting('max_turns')} or lower {param_setting('num_words')}"
             )
         self.answered: list[AnsweredQuestion] = []
         self.secret = rng.choice(self.candidate_words())
@@ -77,7 +78,9 @@ class GuessingGame(TextEnv):
         if self.params.words == "all":
             return self.names
         if self.split is None:
-            raise UserError('env.params.words = "split" needs a task with a split: set one, or use words = "all"')
+            raise UserError(
+                f'{param_setting("words")} = "split" needs a task with a split: set one, or use words = "all"'
+            )
         fifths = SPLIT_FIFTHS[self.split]
         return tuple(name for index, name in enumerate(self.names) if index % 5 in fifths)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from turnwise.core.errors import UserError, read_failure
 from turnwise.core.task import Split
+from turnwise.envs.param_setting import param_setting
 from turnwise.envs.seeds import FIRST_SEED, split_of_state
 from turnwise.files.table_files import READERS, read_jsonl_rows
 
@@ -34,7 +35,7 @@ def rows_of_split(path: str, split: Split | None) -> tuple[Row, ...]:
 @lru_cache(maxsize=8)
 def read_rows(path: str) -> tuple[Row, ...]:
     """Read and check all rows."""
-    return read_table(path, setting="env.params.tasks", check=_check_question)
+    return read_table(path, setting=param_setting("tasks"), check=_check_question)
 
 
 def read_table(path: str, *, setting: str, check: Callable[[Any, str], Row]) -> tuple[Row, ...]:

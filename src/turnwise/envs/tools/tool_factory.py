@@ -5,6 +5,7 @@ from typing import Any
 
 from turnwise.config.keys import read_options
 from turnwise.core.errors import UserError
+from turnwise.envs.param_setting import param_setting
 from turnwise.text.suggestions import suggest
 from turnwise.tools.function import from_function
 from turnwise.tools.mcp.factory import make_mcp_source
@@ -47,8 +48,8 @@ def _make_tool(entry: ToolEntry) -> Tool:
         use, options = entry.get("use"), {name: value for name, value in entry.items() if name != "use"}
         if use not in TOOL_FACTORIES:
             near = suggest(str(use), TOOL_FACTORIES)
-            raise UserError(f"env.params.tools: a table needs use or mcp, and use = {use!r} is unknown:{near}")
+            raise UserError(f"{param_setting('tools')}: a table needs use or mcp, and use = {use!r} is unknown:{near}")
         return TOOL_FACTORIES[use](options)
     if entry in TOOL_FACTORIES:
         return TOOL_FACTORIES[entry]({})
-    return from_function(load_function(entry, "env.params.tools", alternatives=TOOL_FACTORIES))
+    return from_function(load_function(entry, param_setting("tools"), alternatives=TOOL_FACTORIES))
