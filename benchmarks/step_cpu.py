@@ -26,6 +26,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ from turnwise.run.build_learner import build_coefficients, build_learner, estima
 from turnwise.run.environment_mix import build_environment_mix
 from turnwise.run.resources import memory_plan
 from turnwise.training.estimate import estimate
-from turnwise.training.rollout_stage import RolloutStage
+from turnwise.training.played import Played, TaskResults, filter_groups
+from turnwise.training.step import Estimate
 from turnwise.training.update import update
 
 WAYS = ("rollout_func", "environment_factory")
@@ -117,26 +119,27 @@ def turnwise_side(job: Job, loaded: LoadedModel, make_engine: MakeEngine = cpu_e
         attempts=1,
         run_seed=0,
     )
-    rollout_stage = RolloutStage(
+    source = Played(
         tasks=job.source(),
+        results=TaskResults(job.source()),
         collector=collector,
         greedy=None,
         rewards=build_rewards(config, JudgeRegistry(), renderer.decode),
-        algo=config.algo,
-        learner=learner,
-        groups=job.groups,
+        select=partial(filter_groups, learner=learner, algo=config.algo, micro_tokens=plan.micro_tokens),
+        scale=lambda share: 1.0,
+        count=job.groups,
         group_size=job.group_size,
         refill=0,
-        micro_tokens=plan.micro_tokens,
+        show=lambda phase, done, total: None,
     )
     estimation, updating = estimate_settings(config, plan.micro_tokens), update_settings(config, plan.micro_tokens)
     assert not updating.skip_idle
 
     async def play(number: int, done: list[tuple[float, Sequence[Trajectory]]]) -> None:
-        rollout = await rollout_stage.run(number, lambda phase, done, total: None)
+        rollout = await source.groups(number)
         rolled_out = time.perf_counter()
         estimated = estimate(rollout.kept, learner, estimation, build_coefficients(config))
-        assert estimated is not None
+        assert isinstance(estimated, Estimate)
         update(learner, estimated, updating, number)
         done.append((rolled_out, estimated.trajectories))
 

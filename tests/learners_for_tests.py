@@ -1,6 +1,7 @@
 """Learners over small random models, and groups of trajectories for them to learn from."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,9 +19,12 @@ from turnwise.core.trajectory import Group, Trajectory, Turn
 from turnwise.data.packing import pack, unpack
 from turnwise.data.samples import build_samples
 from turnwise.models.attention.interface import ATTENTION
+from turnwise.record.steps import EpisodeSource, IdleReason
+from turnwise.rollout.failures import DroppedEpisodes
 from turnwise.run.build_learner import build_coefficients, build_learner, estimate_settings, update_settings
-from turnwise.training.estimate import Estimate, estimate
+from turnwise.training.estimate import estimate
 from turnwise.training.learner import LocalLearner
+from turnwise.training.step import Estimate, Rollout
 from turnwise.training.update import update
 
 CRITICS = {"no critic": {}, "trunk": {"critic.kind": "trunk"}, "head": {"critic.kind": "head"}}
@@ -86,7 +90,21 @@ def _ids(rng: random.Random, length: int) -> list[int]:
 
 def estimate_of(groups: Sequence[Group], learner: LocalLearner, config: Config) -> Estimate | None:
     settings = estimate_settings(config, allowed_sets=lambda _, ids: [_allow_half(token) for token in ids])
-    return estimate(groups, learner, settings, build_coefficients(config))
+    estimated = estimate(groups, learner, settings, build_coefficients(config))
+    return None if isinstance(estimated, IdleReason) else estimated
+
+
+def rollout_of(groups: Sequence[Group], number: int = 1) -> Rollout:
+    """Return the rollout of a step that keeps all its groups."""
+    return Rollout(
+        number=number,
+        source=EpisodeSource.PLAYED,
+        groups=list(groups),
+        kept=list(groups),
+        kept_share=1.0,
+        counts=Counter(),
+        dropped=DroppedEpisodes(),
+    )
 
 
 def constrain_first_turn(trajectory: Trajectory) -> Trajectory:
@@ -112,7 +130,7 @@ def learn(
     learner.begin_step(replace(learner.settings, step=step))
     estimated = estimate_of(groups, learner, config)
     assert estimated is not None
-    return update(learner, estimated, settings, step, rate_scale)
+    return update(learner, estimated, settings, step, rate_scale).metrics
 
 
 def gradients(learner: LocalLearner, groups: Sequence[Group], config: Config, **changes: Any) -> dict[str, Tensor]:

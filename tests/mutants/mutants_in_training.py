@@ -5,7 +5,7 @@ from mutant_for_tests import mutants
 STEP = ("training/test_step_gradients.py",)
 LOOP = ("training/test_step_loop.py",)
 OPTIMIZER = ("training/test_optimizer.py", "training/test_step_optimizer.py", "training/test_learner.py")
-GATHER = ("training/test_rollout_stage.py", "training/test_step_groups.py")
+GATHER = ("training/test_played.py", "training/test_step_groups.py")
 
 IN_TRAINING = (
     *mutants(
@@ -136,47 +136,62 @@ IN_TRAINING = (
     *mutants(
         "training/loop.py",
         LOOP,
-        ("the filter's scale is dropped in loop", "rollout.rate_scale * estimated.rate_scale", "estimated.rate_scale"),
-        (
-            "KL in the reward also in the loss",
-            "if self.estimate_settings.kl_in_reward is None else 0.0",
-            "if True else 0.0",
-        ),
-        (
-            "adaptive coefficients stay as they were",
-            "coefficients=result.coefficients.numbers(),",
-            "coefficients=state.coefficients,",
-        ),
-        (
-            "adaptive coefficients are never restored",
-            "self.coefficients.restore(state.coefficients) if state.coefficients else self.coefficients",
-            "self.coefficients",
-        ),
-        ("a rollback does not lower the learning rate", "rate_scale=state.rate_scale)", "rate_scale=1.0)"),
-        (
-            "the schedule stands still",
-            "StepSettings(step=state.step,",
-            "StepSettings(step=0,",
-        ),
-        ("filtered groups are trained", "estimate(rollout.kept,", "estimate(rollout.groups,"),
+        ("the filter's scale is dropped in loop", "rollout.rate_scale * estimate.rate_scale", "estimate.rate_scale"),
+        ("the schedule stands still", "StepSettings(step=self.step)", "StepSettings(step=0)"),
         (
             "tokens do not know their policy",
             "await self.engine.publish(version, self.learner.weights())",
             "await self.engine.publish(0, self.learner.weights())",
         ),
+        ("states of parts are not loaded", "part.load_state(state.parts.get(", "(lambda _: None)(state.parts.get("),
+        ("parts keep the state of lost steps", "self._initial[part.name])", "part.state())"),
+        ("settings of parts are dropped", "settings = part.adjust(settings)", "part.adjust(settings)"),
+    ),
+    *mutants(
+        "training/coefficients.py",
+        LOOP,
+        ("KL in the reward also in the loss", "if self._kl_in_loss else 0.0", "if True else 0.0"),
+        (
+            "adaptive coefficients stay as they were",
+            "            self.value = self.value.after(kl, len(estimate.trajectories), estimate.critic_fit)\n",
+            "",
+        ),
+        ("adaptive coefficients are never restored", "self.value = self.value.restore(state)", "pass"),
+    ),
+    *mutants(
+        "training/estimate.py",
+        LOOP,
+        ("filtered groups are trained", "estimate(rollout.kept,", "estimate(rollout.groups,"),
+    ),
+    *mutants(
+        "training/played.py",
+        LOOP,
         (
             "the curriculum sees only what was trained",
-            "curriculum.update(success_counts, rollout.groups)",
-            "curriculum.update(success_counts, rollout.kept)",
+            "update(self.counts, trained.rollout.groups)",
+            "update(self.counts, trained.rollout.kept)",
         ),
     ),
     *mutants(
-        "training/rollout_stage.py",
+        "training/diagnostics.py",
+        LOOP,
+        ("a rollback does not lower the learning rate", "rate_scale=self.rate_scale)", "rate_scale=1.0)"),
+    ),
+    *mutants(
+        "training/update.py",
+        ("training/test_idle_steps.py",),
+        ("the critic's warm-up is idle", "if not norms or any(", "if any("),
+        ("one step of two is enough to be idle", "or any(norm > 0 and", "or all(norm > 0 and"),
+        ("skipped steps have a zero gradient", "return IdleReason.SKIPPED", "return IdleReason.ZERO_GRADIENT"),
+        ("masks that share tokens are blamed", "sum(shares) <= 1", "sum(shares) < 2"),
+    ),
+    *mutants(
+        "training/played.py",
         GATHER,
-        ("more groups are trained than asked for", "totals.kept[: self.groups]", "totals.kept"),
-        ("a refill draws the same tasks", "start=number * self.groups", "start=0"),
-        ("a refill too many", "if len(totals.kept) >= self.groups:", "if len(totals.kept) > self.groups:"),
-        ("no refill", "range(1 + self.refill)", "range(1)"),
+        ("more groups are trained than asked for", "totals.kept[: self.count]", "totals.kept"),
+        ("a refill draws the same tasks", "start=number * self.count", "start=0"),
+        ("a refill too many", "if len(totals.kept) >= self.count:", "if len(totals.kept) > self.count:"),
+        ("no refill", "range(1, 1 + self.refill)", "range(0)"),
         (
             "dropped members are not counted",
             "totals.dropped.dropped += round.episodes - count_members(round.scored.groups)",
@@ -184,7 +199,7 @@ IN_TRAINING = (
         ),
     ),
     *mutants(
-        "training/rollout_stage.py",
+        "training/played.py",
         GATHER,
         ("entropy scores summed", "return totals / owners.bincount(minlength=len(trajectories))", "return totals"),
         (
@@ -209,7 +224,7 @@ IN_TRAINING = (
         ),
     ),
     *mutants(
-        "training/estimate.py",
+        "training/coefficients.py",
         LOOP,
         (
             "the adaptive gamma lost on restore",
@@ -368,7 +383,7 @@ IN_TRAINING = (
         ("unknown states are one state", "-1 if state is None else indices", "0 if state is None else indices"),
     ),
     *mutants(
-        "training/step_record.py",
+        "training/step.py",
         ("training/test_token_statistics.py",),
         ("the last epoch is recorded", "{}).setdefault(name, values)", "{}).update({name: values})"),
     ),
@@ -389,7 +404,7 @@ IN_TRAINING = (
         ),
     ),
     *mutants(
-        "training/checkpoints.py",
+        "training/validation.py",
         LOOP,
         ("the worst policy is kept as the best", "return success > (", "return success < ("),
     ),
@@ -413,14 +428,11 @@ IN_TRAINING = (
     ),
     *mutants(
         "training/diagnostics.py",
-        ("training/test_alarm_watcher.py", "run/test_rollback.py"),
-        ("a second rollback does not lower the rate", "rate_scale=RATE_CUT * state.rate_scale", "rate_scale=RATE_CUT"),
-        ("a rollback keeps later checkpoints", "    checkpoints.drop_after(kept[0])\n", ""),
-        (
-            "a rollback to the newest",
-            "restore(str(kept[0]), replace(read_state(kept[0]),",
-            "restore(str(kept[-1]), replace(read_state(kept[-1]),",
-        ),
+        ("training/test_alarm_part.py", "run/test_rollback.py"),
+        ("a second rollback does not lower the rate", "= RATE_CUT * self.rate_scale,", "= RATE_CUT,"),
+        ("a rollback keeps later checkpoints", "        self._checkpoints.drop_after(kept[0])\n", ""),
+        ("a rollback to the newest", "self._restore(kept[0], replace(", "self._restore(kept[-1], replace("),
+        ("steps before a rollback count", "if record.step > self.watched_from:", "if True:"),
     ),
     *mutants(
         "training/update.py",
@@ -586,10 +598,10 @@ IN_TRAINING = (
         ("training/test_archer_offline.py",),
         (
             "the critic is not trained",
-            "draw_batches(self.replay, settings, step), fresh,",
+            "draw_batches(self.replay, settings, step), sampled,",
             "[], [],",
         ),
-        ("awac values the data", "settings, step), fresh,", "settings, step), [],"),
+        ("awac values the data", "settings, step), sampled,", "settings, step), [],"),
         ("advantages of the returns", "compute_advantages(estimates.q, estimates.v)", "stored.discounted_returns()"),
     ),
     *mutants(
@@ -621,19 +633,23 @@ IN_TRAINING = (
     *mutants(
         "training/loop.py",
         ("run/test_diverged.py",),
-        ("no alarm for a run that stops", "            self.folder.append_alarm(number, str(error))\n", ""),
-        ("advantages are not checked", "check_finite_advantages(estimated, self.config.algo, number)", "pass"),
+        (
+            "no alarm for a run that stops",
+            "                part.diverged(rollout.number, error)\n",
+            "                pass\n",
+        ),
+        ("advantages are not checked", "check_finite_advantages(estimate, self.estimator.setting, number)", "pass"),
         ("half of an update is saved", "            self._between_steps = True\n", ""),
         (
             "nothing is saved after an update",
-            "        self._between_steps = False\n        return state",
-            "        return state",
+            "self.step, self._between_steps = rollout.number, False",
+            "self.step = rollout.number",
         ),
     ),
     *mutants(
         "training/loop.py",
         ("run/test_archer_run.py",),
-        ("a half-trained critic is saved", "self._between_steps = True  # this trains its critic", "pass"),
+        ("a half-trained critic is saved", "self._between_steps = self.estimator.trains", "pass"),
     ),
     *mutants(
         "training/estimate.py",

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from turnwise.report.progress import Progress, explain_idle_step
+from turnwise.record.steps import EpisodeSource, IdleReason, StepRecord, read_steps
+from turnwise.report.idle_steps import EXPLANATIONS
+from turnwise.report.progress import Progress
 from turnwise.report.terminal import make_console
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
@@ -46,13 +48,20 @@ def metrics(success: float) -> dict[str, float]:
     }
 
 
+def record_of(done: int, row: dict[str, Any], idle: IdleReason | None = None) -> StepRecord:
+    """Return the record of the step after `done` steps."""
+    numbers = {name: value for name, value in row.items() if not isinstance(value, str)}
+    source = EpisodeSource.DEMONSTRATIONS if "train/loss" in row else EpisodeSource.PLAYED
+    return StepRecord.of(done + 1, source, numbers, idle=idle, dropped_reason=row.get("rollout/dropped_reason"))
+
+
 def test_progress_lines_are_aligned() -> None:
     out, file = console(terminal=False)
     clock = Clock()
     with Progress(120, out, clock=clock) as progress:
         for step in range(3):
             clock.now += 5
-            progress.step(step, metrics(step / 2))
+            progress.step(record_of(step, metrics(step / 2)))
     lines = written(file).splitlines()
     assert lines[1] == (
         "step   2/120  success  50.0 %  reward   0.250  response   38.2  entropy   0.500"
@@ -71,7 +80,7 @@ def test_progress_shows_dropped_episodes_and_explains_the_first() -> None:
     with Progress(3, out, clock=clock) as progress:
         for step, count in enumerate(counts):
             clock.now += 5
-            progress.step(step, {**metrics(0.5), **count, **(reason if count["rollout/dropped"] else {})})
+            progress.step(record_of(step, {**metrics(0.5), **count, **(reason if count["rollout/dropped"] else {})}))
     first, note, second, third = written(file).splitlines()
     assert "dropped" not in first
     assert note == (
@@ -86,7 +95,7 @@ def test_progress_without_a_known_total_counts_steps_only() -> None:
     with Progress(None, out, clock=clock) as progress:
         for step in range(3):
             clock.now += 60
-            progress.step(step, metrics(0.5))
+            progress.step(record_of(step, metrics(0.5)))
     lines = written(file).splitlines()
     assert [line.split("  ")[0] for line in lines] == ["step 1", "step 2", "step 3"]
     assert "left" not in written(file) and "/" not in written(file).replace("tokens/s", "")
@@ -98,7 +107,7 @@ def test_progress_lines_are_throttled_but_end_with_the_last_step() -> None:
     with Progress(100, out, clock=clock) as progress:
         for step in range(100):
             clock.now += 0.1
-            progress.step(step, metrics(0.5))
+            progress.step(record_of(step, metrics(0.5)))
     lines = written(file).splitlines()
     assert 5 <= len(lines) <= 6
     assert lines[-1].startswith("step 100/100")
@@ -110,9 +119,9 @@ def test_progress_prints_the_last_step_of_an_interrupted_run() -> None:
     clock = Clock()
     with pytest.raises(KeyboardInterrupt), Progress(100, out, clock=clock) as progress:
         clock.now += 3
-        progress.step(0, metrics(0.1))
+        progress.step(record_of(0, metrics(0.1)))
         clock.now += 0.1
-        progress.step(1, metrics(0.2))
+        progress.step(record_of(1, metrics(0.2)))
         raise KeyboardInterrupt
     assert [line[:10] for line in written(file).splitlines()] == ["step   1/1", "step   2/1"]
 
@@ -135,9 +144,9 @@ def test_progress_estimates_the_time_left_within_the_limit() -> None:
         clock.now += 100  # loading and the first evaluation do not count
         progress.begin(4)
         clock.now += 6
-        progress.step(4, metrics(0.1))
+        progress.step(record_of(4, metrics(0.1)))
         clock.now += 12
-        progress.step(5, metrics(0.1))
+        progress.step(record_of(5, metrics(0.1)))
     lines = written(file).splitlines()
     assert lines[0].startswith("step  5/10")
     assert lines[0].endswith("left    0:30")  # five steps of 6 s
@@ -173,7 +182,7 @@ def test_progress_of_a_resumed_run_shows_its_recorded_steps() -> None:
         {"step": 2, **metrics(0.375), "time/total_s": 1.0},
     ]
     with Progress(4, screen, clock=iter(range(100)).__next__) as progress:
-        progress.begin(2, recorded=rows)
+        progress.begin(2, recorded=read_steps(rows))
         progress.phase("rollout", 1, 8)
         shown = written(file)
     assert "37.5" in shown and "2/4" in shown and "90.0" not in shown
@@ -185,7 +194,7 @@ def test_progress_shows_the_step_kl_without_a_reference(terminal: bool) -> None:
     for extra, label, value in (({}, "step KL", "-3.4e-04"), ({"train/kl": 0.25}, "KL", "0.250")):
         out, file = console(terminal=terminal)
         with Progress(1, out) as progress:
-            progress.step(0, {"train/approx_kl": -0.00034, **extra})
+            progress.step(record_of(0, {"train/approx_kl": -0.00034, **extra}))
         assert label in written(file) and value in written(file)
         assert ("step KL" in written(file)) == (label == "step KL")
 
@@ -194,8 +203,8 @@ def test_progress_accepts_missing_and_nonfinite_metrics() -> None:
     for terminal in (False, True):
         out, file = console(terminal=terminal)
         with Progress(2, out, clock=Clock()) as progress:
-            progress.step(0, {})
-            progress.step(1, dict.fromkeys(metrics(0.5), math.nan))
+            progress.step(record_of(0, {}))
+            progress.step(record_of(1, dict.fromkeys(metrics(0.5), math.nan)))
         assert "nan" in written(file)
 
 
@@ -205,7 +214,7 @@ def test_progress_on_a_terminal_is_redrawn_and_throttled() -> None:
     with Progress(100, out, title="frozen_lake", clock=clock) as progress:
         for step in range(40):
             clock.now += 1
-            progress.step(step, metrics(step / 40))
+            progress.step(record_of(step, metrics(step / 40)))
         before = len(written(file))
         for done in range(1000):
             progress.phase("rollout", done, 1000)
@@ -224,7 +233,7 @@ def test_progress_restores_the_terminal_after_an_exception() -> None:
         with pytest.raises(error), Progress(10, out) as progress:
             assert written(file).count(HIDE_CURSOR) == 1
             assert threading.active_count() == threads
-            progress.step(0, metrics(0.5))
+            progress.step(record_of(0, metrics(0.5)))
             raise error
         text = written(file)
         assert text.rindex(SHOW_CURSOR) > text.rindex(HIDE_CURSOR)
@@ -245,7 +254,7 @@ def test_progress_works_without_unicode() -> None:
     clock = Clock()
     with Progress(10, out, clock=clock) as progress:
         clock.now += 1
-        progress.step(0, metrics(0.5))
+        progress.step(record_of(0, metrics(0.5)))
     assert "50.0 %" in written(file)
 
 
@@ -260,56 +269,23 @@ def test_make_console_never_redraws_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -
     assert HIDE_CURSOR not in written(file)
 
 
-def shares(loss: float, advantage: float) -> dict[str, float]:
-    return {"train/loss_token_share": loss, "train/advantage_token_share": advantage}
-
-
-@pytest.mark.parametrize(
-    ("row", "fix"),
-    [
-        ({"train/empty_steps": 1.0, "rollout/sampled_tokens": 0.0, "rollout/kept_groups": 0.0}, "Raise rollout.max_to"),
-        ({**ROLLED, "train/empty_steps": 1.0, "rollout/kept_groups": 0.0}, "another algo.filter"),
-        ({**ROLLED, "train/empty_steps": 1.0}, "algo.truncated = drop"),
-        ({**ROLLED, "train/idle_steps": 1.0}, "raise rollout.group_size"),
-        ({**ROLLED, "train/grad_norm": 0.0, **shares(0.5, 0.5)}, "Select the same tokens with both"),
-        ({**ROLLED, "train/grad_norm": 0.0, "train/loss_token_share": 0.0}, "algo.loss_tokens selects none"),
-        ({**ROLLED, "train/idle_steps": 1.0, "train/advantage_token_share": 0.0}, "algo.advantage_tokens selects none"),
-        ({**ROLLED, "train/idle_steps": 1.0, "train/advantage_token_share": 0.5}, "raise rollout.group_size"),
-    ],
-)
-def test_explain_idle_step_suggests_a_change(row: dict[str, Any], fix: str) -> None:
-    explanation = explain_idle_step(row)
-    assert explanation is not None and fix in explanation
-
-
-@pytest.mark.parametrize(
-    "row", [{}, {"train/loss_token_share": 0.1}, {"train/advantage_token_share": 0.1}, shares(0.6, 0.6)]
-)
-def test_explain_idle_step_does_not_blame_masks_with_common_tokens(row: dict[str, float]) -> None:
-    explanation = explain_idle_step({**ROLLED, "train/grad_norm": 0.0, **row})
-    assert explanation is not None and "_tokens" not in explanation
-    assert "the gradient was 0, e.g. because the members of each group had equal rewards" in explanation
+def test_every_idle_reason_has_an_explanation() -> None:
+    assert set(EXPLANATIONS) == set(IdleReason)
 
 
 def test_empty_mask_is_noted_once_also_after_another_reason_and_an_update() -> None:
     file = io.StringIO()
     updated = {**ROLLED, "train/grad_norm": 0.5}
-    rows = [
-        {**ROLLED, "train/idle_steps": 1.0},
-        {**updated, "train/loss_token_share": 0.1},
-        {**updated, "train/advantage_token_share": 0.0},  # trained by the KL term alone
-        {**updated, "train/advantage_token_share": 0.0},
-        {**ROLLED, "train/idle_steps": 1.0},
+    rows: list[tuple[dict[str, float], IdleReason | None]] = [
+        (ROLLED, IdleReason.ZERO_ADVANTAGES),
+        ({**updated, "train/loss_token_share": 0.1}, None),
+        ({**updated, "train/advantage_token_share": 0.0}, None),  # trained by the KL term alone
+        ({**updated, "train/advantage_token_share": 0.0}, None),
+        (ROLLED, IdleReason.ZERO_ADVANTAGES),
     ]
     with Progress(len(rows), Console(file=file, width=300)) as progress:
-        for number, row in enumerate(rows):
-            progress.step(number, row)
+        for number, (row, idle) in enumerate(rows):
+            progress.step(record_of(number, row, idle))
     notes = [line for line in file.getvalue().splitlines() if line.startswith("step ") and ": " in line]
     assert len(notes) == 2 and notes[0].startswith("step 1 trained nothing: all advantages were 0")
     assert notes[1].startswith("step 3: algo.advantage_tokens selects none of the sampled tokens")
-
-
-def test_explain_idle_step_is_none_after_an_update() -> None:
-    assert explain_idle_step({**ROLLED, "train/grad_norm": 1e-9}) is None
-    assert explain_idle_step({**ROLLED, "train/critic_grad_norm": 0.5}) is None, "the critic's warm-up"
-    assert explain_idle_step({**ROLLED, "train/grad_norm": None}) is None, "a non-finite gradient has its own alarm"

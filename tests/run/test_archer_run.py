@@ -104,14 +104,14 @@ def test_archer_stopped_and_resumed_ends_bit_for_bit_the_same(
 
 def test_archer_replay_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    sample_fresh_utterances = Archer.sample_fresh_utterances
+    sample = Archer.sample
 
     async def counted(self: Archer, *args: Any) -> Any:
-        found = await sample_fresh_utterances(self, *args)
+        found = await sample(self, *args)
         sizes.append(len(self.replay))
         return found
 
-    monkeypatch.setattr(Archer, "sample_fresh_utterances", counted)
+    monkeypatch.setattr(Archer, "sample", counted)
     train(lake(tmp_path, archer__replay=10, archer__token_baseline=False, train__steps=2), console=quiet())
     assert sizes == [8, 10]
 

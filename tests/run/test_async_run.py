@@ -1,7 +1,6 @@
 """Training runs with rollout.max_staleness: equal to synchronous ones at 0, and resumed without loss above it."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ from runs_for_tests import learnt, metrics, quiet, small
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.rollout.tasks import EnvMixEntry, TaskSource
-from turnwise.run import train as train_module
+from turnwise.run import build_loop
 from turnwise.run.configure import configure
 from turnwise.run.train import train
-from turnwise.training.asynchronous import AsyncRolloutStage, LearnerThread
-from turnwise.training.loop import Loop
+from turnwise.training.asynchronous import LearnerThread, PlayedAhead
+from turnwise.training.played import Played
 
 GRPO = {"algo__advantage": "grpo", "eval__every": 0, "eval__episodes": 1, "train__mini_batch": 8}
 STALE = GRPO | {"rollout__max_staleness": 2, "algo__correction": "truncated", "algo__old_logprobs": "learner"}
@@ -31,10 +30,12 @@ def test_staleness_zero_trains_to_the_bits_of_the_synchronous_loop(
     """
     settings = {"train__steps": 3, "eval__every": 0, "eval__episodes": 1}
     train(small(tmp_path / "synchronous", **settings), console=quiet())
-    stage = partial(AsyncRolloutStage, max_staleness=0, steps=3, in_flight=256)
-    monkeypatch.setattr(train_module, "RolloutStage", stage)
-    monkeypatch.setattr(train_module, "Loop", partial(Loop, learner_thread=LearnerThread()))
-    monkeypatch.setattr(train_module, "LearnerThread", lambda: pytest.fail("the setting is 0"))
+
+    def play_ahead(**settings: Any) -> PlayedAhead:
+        return PlayedAhead(Played(**settings), max_staleness=0, steps=3, in_flight=256)
+
+    monkeypatch.setattr(build_loop, "Played", play_ahead)
+    monkeypatch.setattr(build_loop, "ThisThread", LearnerThread)
     train(small(tmp_path / "asynchronous", **settings), console=quiet())
     ours, theirs = (learnt(tmp_path / name / "run", step=3) for name in ("synchronous", "asynchronous"))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -17,14 +17,14 @@ from turnwise.record.run_folder import RunFolder
 from turnwise.run.train import train
 from turnwise.training import loop
 from turnwise.training.checkpoints import last_checkpoint
-from turnwise.training.update import update
+from turnwise.training.update import Update, update
 
 
 @pytest.mark.parametrize("every", [1, 10])
 def test_run_with_non_finite_weights_stops_and_saves_nothing_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
-    def diverge(learner: Any, estimated: Any, settings: Any, step: int, *others: Any) -> dict[str, float]:
+    def diverge(learner: Any, estimated: Any, settings: Any, step: int, *others: Any) -> Update:
         learner.begin_step(replace(learner.settings, rate_scale=1e308 if step == 1 else 1.0))
         return update(learner, estimated, settings, step, *others)
 

@@ -140,8 +140,8 @@ def test_curriculum_run_records_success_and_resumes_with_the_same_bits(tmp_path:
     run = tmp_path / "run"
     seeds = {(row["environment"], row["seed"]) for row in episodes(run, only_training=True)}
     state = read_state(run / "checkpoints" / "step_000003")
-    assert len(seeds) <= 8 and {f"{env}:{seed}" for env, seed in seeds} == set(state.success_counts)
-    assert all(0 <= won <= tries for won, tries in state.success_counts.values())
+    assert len(seeds) <= 8 and {f"{env}:{seed}" for env, seed in seeds} == set(state.parts["curriculum"])
+    assert all(0 <= won <= tries for won, tries in state.parts["curriculum"].values())
     assert [row["curriculum/measured"] for row in metrics(run) if "rollout/success" in row][-1] == len(seeds)
 
     cut = rewind(run, tmp_path / "cut", step=2)
@@ -168,7 +168,7 @@ def test_curriculum_draws_and_measures_rows_of_a_file(tmp_path: Path) -> None:
     pool = {task.seed for task in build_task_source(config, worlds).draw(0, 8)}
     assert rows <= pool and len(pool) == 8
     state = read_state(tmp_path / "run" / "checkpoints" / "step_000003")
-    assert set(state.success_counts) == {f"{worlds.name}:{row}" for row in rows}
+    assert set(state.parts["curriculum"]) == {f"{worlds.name}:{row}" for row in rows}
     last = [row for row in metrics(tmp_path / "run") if "rollout/success" in row][-1]
     assert last["curriculum/measured"] == len(rows)
 

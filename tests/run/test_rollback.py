@@ -15,7 +15,7 @@ from turnwise.files.disk import remove_folder
 from turnwise.run.train import train
 from turnwise.training import checkpoints, diagnostics, loop
 from turnwise.training.checkpoints import read_state
-from turnwise.training.update import update
+from turnwise.training.update import Update, update
 
 STEPS = 8
 ALARMS = (2, 5, 7)
@@ -62,10 +62,10 @@ def kill_at(path: Path, name: str) -> None:
     remove_folder(path)
 
 
-def updating(stop_at: int | None, stop: Callable[[], None]) -> Callable[..., dict[str, float]]:
+def updating(stop_at: int | None, stop: Callable[[], None]) -> Callable[..., Update]:
     """One step's gradient is not finite; `stop` is called in the update of step `stop_at`."""
 
-    def changed(learner: Any, estimated: Any, given: Any, step: int, *others: Any) -> dict[str, float]:
+    def changed(learner: Any, estimated: Any, given: Any, step: int, *others: Any) -> Update:
         if step + 1 == stop_at:
             stop()
         if step + 1 == SKIPPED:
@@ -111,7 +111,7 @@ def test_rollback_restores_weights_and_lowers_the_learning_rate(plain: Path) -> 
     assert sorted(rows) == list(range(1, STEPS + 1)), "what was rolled back stays in the metrics"
     assert [rows[step]["train/skipped_steps"] > 0 for step in rows] == [step >= SKIPPED for step in rows]
     state = read_state(plain / f"checkpoints/step_{STEPS:06d}")
-    assert (state.rate_scale, state.rollbacks, state.watched_from) == (0.25, 2, 7)
+    assert state.parts["alarms"] == {"rate_scale": 0.25, "rollbacks": 2, "watched_from": 7}
 
 
 def test_kill_before_old_checkpoints_are_deleted_changes_nothing(

@@ -5,6 +5,7 @@ import re
 import signal
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +37,7 @@ from turnwise.run.training_run import resolve
 from turnwise.training import loop
 from turnwise.training.checkpoints import Checkpoints, read_state
 from turnwise.training.learner import LocalLearner
-from turnwise.training.update import update
+from turnwise.training.update import Update, update
 
 
 @pytest.fixture(scope="module")
@@ -185,8 +186,9 @@ def test_another_seed_gives_another_run(run: Path, tmp_path: Path) -> None:
 def test_best_checkpoint_has_the_best_validation(run: Path) -> None:
     found = [(row["step"], row["eval/success"]) for row in metrics(run) if row.get("eval/name") == "validation"]
     best = read_state(run / "checkpoints/best")
-    assert best.best_success == max(success for _, success in found)
-    assert best.step == next(step for step, success in found if success == best.best_success)
+    best_success = best.parts["validation"]["best_success"]
+    assert best_success == max(success for _, success in found)
+    assert best.step == next(step for step, success in found if success == best_success)
 
 
 def test_existing_run_folder_is_not_overwritten(run: Path) -> None:
@@ -265,7 +267,7 @@ def in_an_episode(*, round: int, group_size: int, call: int = 0) -> Moment:
 
 
 def in_the_second_update(patch: pytest.MonkeyPatch) -> None:
-    def interrupted(*given: Any) -> dict[str, float]:
+    def interrupted(*given: Any) -> Update:
         step = given[3]
         if step == 1:
             signal.raise_signal(signal.SIGINT)
@@ -372,17 +374,17 @@ def test_time_limit_stops_a_warm_up_and_the_resumed_run_repeats_it(
 def test_warm_up_counts_against_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One second per step of the warm-up, by a clock of its own; the loop gets the rest of the minute."""
     monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path / "cache"))
-    seconds, limits = iter(range(100)), list[float | None]()
+    seconds, given = iter(range(100)), list[float | None]()
     monkeypatch.setattr(training_run, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
     init = loop.Loop.__init__
 
-    def keep_limit(self: loop.Loop, *, max_seconds: float | None, **parts: Any) -> None:
-        limits.append(max_seconds)
-        init(self, max_seconds=None, **parts)
+    def keep_limit(self: loop.Loop, *, limits: loop.LoopLimits, **parts: Any) -> None:
+        given.append(limits.seconds)
+        init(self, limits=replace(limits, seconds=None), **parts)
 
     monkeypatch.setattr(loop.Loop, "__init__", keep_limit)
     train(small(tmp_path, train__max_minutes=1, train__steps=1), console=quiet())
-    assert limits == [60.0 - WARMUP_STEPS]
+    assert given == [60.0 - WARMUP_STEPS]
 
 
 IDLE = {

@@ -194,10 +194,10 @@ def opponents_of(tmp_path: Path, frozen: Any, trained_against: bool) -> Opponent
 def test_opponent_is_drawn_from_recent_snapshots_by_the_step_alone(tmp_path: Path) -> None:
     seen, again, never = Seen(), Seen(), Seen()
     for step in range(30, 40):
-        asyncio.run(opponents_of(tmp_path, seen, True).choose(step))
-        asyncio.run(opponents_of(tmp_path, never, False).choose(step))
+        asyncio.run(opponents_of(tmp_path, seen, True).before(step))
+        asyncio.run(opponents_of(tmp_path, never, False).before(step))
     for step in range(30, 40):
-        asyncio.run(opponents_of(tmp_path, again, True).choose(step))
+        asyncio.run(opponents_of(tmp_path, again, True).before(step))
     assert seen.names == again.names and not never.names
     assert set(seen.names) == {"step_000010", "step_000020", "step_000030"}
 

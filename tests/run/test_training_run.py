@@ -14,7 +14,7 @@ from turnwise.core.task import Task
 from turnwise.run.training_run import TrainingRun
 from turnwise.training.checkpoints import State
 
-START = State(step=0, best_success=None, skipped_steps=0)
+START = State(step=0, skipped_steps=0)
 STEPS = 3
 
 
@@ -34,13 +34,13 @@ class StagedRun(TrainingRun):
         if self.losses and self.losses[0] == name:
             raise LearnerLost(self.losses.pop(0))
 
-    async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> None:
-        self._do(name, number)
+    async def evaluate(self, name: str, step: int) -> None:
+        self._do(name, step)
         self.rows.append({"eval/name": name})
 
     async def run(self, state: State) -> State:
         self._do("train", state.step)
-        self.saved = State(step=STEPS, best_success=None, skipped_steps=0)
+        self.saved = State(step=STEPS, skipped_steps=0)
         return self.saved
 
     def recover(self, loss: LearnerLost) -> State:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from episodes_for_tests import task_of, trajectory_of, turn_of
-from learners_for_tests import make_learner, settings_of, weights
+from learners_for_tests import make_learner, rollout_of, settings_of, weights
 from models_for_tests import random_model
 from turnwise.core.learner import Needs
 from turnwise.core.protocols import Sampling
@@ -18,6 +18,7 @@ from turnwise.core.trajectory import Group, Status, Trajectory
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.critic import UtteranceCritic
+from turnwise.record.steps import IdleReason
 from turnwise.record.trajectories import open_replay
 from turnwise.run.build_learner import update_settings
 from turnwise.training.archer import (
@@ -34,8 +35,8 @@ from turnwise.training.archer import (
     usable_trajectories,
     utterance_sample,
 )
-from turnwise.training.estimate import Estimate
 from turnwise.training.optimizer import Optimizer, OptimizerSettings
+from turnwise.training.step import Estimate
 from turnwise.training.update import update
 from turnwise.training.utterance_critic import UtteranceCriticLearner
 
@@ -98,7 +99,7 @@ class Echo:
 
 
 def act(archer: Archer, step: int = 1) -> Any:
-    return asyncio.run(archer.sample_fresh_utterances(step, groups()))
+    return asyncio.run(archer.sample(rollout_of(groups(), step)))
 
 
 def test_fresh_utterances_continue_stored_states(tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def test_fresh_utterances_belong_to_decisions_of_their_critic_update(tmp_path: P
 def test_fresh_utterances_are_the_same_when_repeated_and_differ_by_step(tmp_path: Path) -> None:
     archer = make_archer(tmp_path, Echo())
     first = act(archer)
-    archer.rewind(0)
+    asyncio.run(archer.begin(0))
     assert len(archer.replay) == 0
     again, later = act(archer), act(archer, step=2)
     token_ids = [[each.sample.ids.tolist() for each in part] for part in (first, again, later)]
@@ -163,12 +164,12 @@ def test_fresh_utterances_are_the_same_when_repeated_and_differ_by_step(tmp_path
 def second_step(archer: Archer) -> tuple[list[Trajectory], list[FreshUtterance], Estimate]:
     """Play a second step of two episodes; the critic has learnt from the first."""
     learner = make_learner(settings_of(algo__kl_coef=0.0))
-    first = archer.estimate(1, groups(), act(archer), learner)
+    first = archer.estimate(rollout_of(groups(), 1), act(archer), learner)
     assert first is not None and first.metrics["critic_trust"] == 0.0, "an untrained critic says nothing"
     new = [talk(index) for index in range(4, 6)]
     played = [Group(task=each.task, trajectories=(each,)) for each in new]
-    fresh = asyncio.run(archer.sample_fresh_utterances(2, played))
-    found = archer.estimate(2, played, fresh, learner)
+    fresh = asyncio.run(archer.sample(rollout_of(played, 2)))
+    found = archer.estimate(rollout_of(played, 2), fresh, learner)
     assert found is not None
     return new, [each for each in fresh if each.state.update is None], found
 
@@ -254,10 +255,10 @@ def test_actor_trusts_the_critic_as_far_as_new_returns_confirm_it(
 @pytest.mark.parametrize("truncated", ["bootstrap", "zero"])
 def test_actor_bootstraps_the_returns_of_cut_episodes(tmp_path: Path, truncated: str) -> None:
     archer = make_archer(tmp_path, Echo(), algo__truncated=truncated, archer__states=6)
-    archer.estimate(1, groups(), act(archer), make_learner(settings_of(algo__kl_coef=0.0)))
+    archer.estimate(rollout_of(groups(), 1), act(archer), make_learner(settings_of(algo__kl_coef=0.0)))
     ended, cut = talk(4), talk(5, status=Status.TRUNCATED_TIME)
     played = [Group(task=each.task, trajectories=(each,)) for each in (ended, cut)]
-    fresh = [each for each in asyncio.run(archer.sample_fresh_utterances(2, played)) if each.state.update is None]
+    fresh = [each for each in asyncio.run(archer.sample(rollout_of(played, 2))) if each.state.update is None]
     estimates = archer.critic.estimate_values(decisions_of([ended, cut], archer.settings.algo).samples)
     last = float(estimates.q[5].min()) if truncated == "bootstrap" else -1.0
     returns = [0.25 + 0.9 * (1.0 - 0.9), 1.0 - 0.9, -1.0, 0.25 + 0.9 * (1.0 + 0.9 * last), 1.0 + 0.9 * last, last]
@@ -282,8 +283,8 @@ def test_step_of_cut_episodes_alone_does_not_confirm_the_critic(tmp_path: Path) 
     archer = make_archer(tmp_path, Echo(), algo__truncated="bootstrap")
     cut = [talk(index, status=Status.TRUNCATED_TOKENS) for index in range(2)]
     played = [Group(task=each.task, trajectories=(each,)) for each in cut]
-    fresh = asyncio.run(archer.sample_fresh_utterances(1, played))
-    found = archer.estimate(1, played, fresh, make_learner(settings_of(algo__kl_coef=0.0)))
+    fresh = asyncio.run(archer.sample(rollout_of(played, 1)))
+    found = archer.estimate(rollout_of(played, 1), fresh, make_learner(settings_of(algo__kl_coef=0.0)))
     assert found is not None and found.metrics["critic_trust"] == 0 and "q_error" not in found.metrics
 
 
@@ -295,7 +296,8 @@ def test_update_without_trust_changes_nothing() -> None:
         [talk(0)], samples, torch.ones(1), {}, actor_settings(needs=Needs(logprobs=True, ref_logprobs=True)), learner
     )
     before = weights(learner.model)
-    assert update(learner, estimated, update_settings(config), 0, 0.0) == {"idle_steps": 1.0}
+    updated = update(learner, estimated, update_settings(config), 0, 0.0)
+    assert updated.metrics == {"idle_steps": 1.0} and updated.idle is IdleReason.UNTRUSTED_CRITIC
     assert all(torch.equal(before[name], value) for name, value in weights(learner.model).items())
 
 
@@ -312,7 +314,7 @@ def test_estimate_gives_each_token_the_advantage_of_its_utterance(tmp_path: Path
 def test_whitened_advantages_have_mean_zero(tmp_path: Path) -> None:
     archer = make_archer(tmp_path, Echo(), algo__whiten=True)
     fresh = act(archer)
-    found = archer.estimate(1, groups(), fresh, make_learner(settings_of(algo__kl_coef=0.0)))
+    found = archer.estimate(rollout_of(groups(), 1), fresh, make_learner(settings_of(algo__kl_coef=0.0)))
     assert found is not None
     numbers = torch.stack([each[each != 0][0] for each in found.advantages])
     assert float(numbers.mean()) == pytest.approx(0, abs=1e-5) and float(numbers.std()) == pytest.approx(1, abs=1e-3)
@@ -322,7 +324,7 @@ def test_critic_has_the_learning_rate_of_its_training_step(tmp_path: Path) -> No
     archer = make_archer(tmp_path, Echo())
     scheduled = list[int]()
     archer.critic.optimizer.schedule = lambda step: scheduled.append(step) or 1.0  # type: ignore[func-returns-value]
-    archer.estimate(1, groups(), act(archer), make_learner(settings_of(algo__kl_coef=0.0)))
+    archer.estimate(rollout_of(groups(), 1), act(archer), make_learner(settings_of(algo__kl_coef=0.0)))
     assert set(scheduled) == {0}, "counted from 0, as for the policy"
 
 

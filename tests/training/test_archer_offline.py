@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from episodes_for_tests import trajectory_of, turn_of
-from learners_for_tests import make_learner, settings_of
+from learners_for_tests import make_learner, rollout_of, settings_of
 from models_for_tests import random_model
 from turnwise.algos.archer import compute_advantages
 from turnwise.core.learner import Needs
@@ -18,6 +18,7 @@ from turnwise.core.trajectory import Group, Trajectory
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.critic import UtteranceCritic
+from turnwise.record.steps import IdleReason
 from turnwise.record.trajectories import open_replay
 from turnwise.run.build_learner import update_settings
 from turnwise.training.archer import ActorSettings, UtteranceSampler, draw_batches
@@ -94,7 +95,7 @@ def exact_values() -> tuple[list[float], list[float]]:
 def test_offline_critic_reaches_iql_fixed_point_and_actor_prefers_good(tmp_path: Path) -> None:
     archer, learner = make_offline(tmp_path, critic_updates=60), make_learner(CONFIG)
     for step in (1, 2):
-        found = archer.estimate(step, groups(), [], learner)
+        found = archer.estimate(rollout_of(groups(), step), [], learner)
     assert found is not None
     estimates = archer.critic.estimate_values(found.samples)
     q, v = exact_values()
@@ -111,8 +112,8 @@ def test_offline_critic_reaches_iql_fixed_point_and_actor_prefers_good(tmp_path:
 
 def test_offline_estimate_weighs_the_stored_utterances(tmp_path: Path) -> None:
     archer, learner = make_offline(tmp_path), make_learner(CONFIG)
-    assert asyncio.run(archer.sample_fresh_utterances(1, groups())) == [], "the policy does not act"
-    found = archer.estimate(1, groups(), [], learner)
+    assert asyncio.run(archer.sample(rollout_of(groups(), 1))) == [], "the policy does not act"
+    found = archer.estimate(rollout_of(groups(), 1), [], learner)
     assert found is not None
     stored = [[3, 4, 5, first, 6, second] for first, second in STORED]
     assert [each.ids.tolist() for each in found.samples] == stored
@@ -121,13 +122,12 @@ def test_offline_estimate_weighs_the_stored_utterances(tmp_path: Path) -> None:
     torch.testing.assert_close(advantages, compute_advantages(estimates.q, estimates.v) / archer.critic.std)
     assert {"q_explained", "overestimation", "target_drift"} <= found.metrics.keys()
     assert found.metrics["q_loss"] > 0 and 0 < found.metrics["effective_samples"] <= 1
-    assert archer.estimate(1, [], [], learner) is None
+    assert archer.estimate(rollout_of([], 1), [], learner) is IdleReason.NO_UTTERANCES
 
 
 def test_offline_archer_leaves_the_stored_episodes_alone(tmp_path: Path) -> None:
-    archer = make_offline(tmp_path)
-    archer.rewind(0)
-    archer.prune(5)
+    archer, learner = make_offline(tmp_path), make_learner(CONFIG)
+    archer.estimate(rollout_of(groups(), 1), asyncio.run(archer.sample(rollout_of(groups(), 1))), learner)
     assert len(archer.replay) == len(STORED)
 
 
@@ -153,8 +153,8 @@ def test_awac_critic_values_the_policy_and_not_the_data(tmp_path: Path) -> None:
     few = archer.settings.archer.model_copy(update={"states": 120})
     archer.settings = replace(archer.settings, archer=few)
     for step in (1, 2):
-        fresh = asyncio.run(archer.sample_fresh_utterances(step, groups()))
-        found = archer.estimate(step, groups(), fresh, learner)
+        fresh = asyncio.run(archer.sample(rollout_of(groups(), step)))
+        found = archer.estimate(rollout_of(groups(), step), fresh, learner)
     assert found is not None
     assert [each.sample.ids[-1].item() for each in fresh] == [GOOD] * few.states
     estimates = archer.critic.estimate_values(found.samples)
@@ -169,10 +169,10 @@ def test_offline_archer_skips_turns_without_tokens(tmp_path: Path, empty: int) -
     turns = [turn_of([3, 4], [] if number == empty else [5], extends=number > 0) for number in range(2)]
     assert archer.replay.add(trajectory_of(turns, member=99))
     archer.sampler = always_good()
-    fresh = asyncio.run(archer.sample_fresh_utterances(1, groups()))
+    fresh = asyncio.run(archer.sample(rollout_of(groups(), 1)))
     batches = draw_batches(archer.replay, archer.settings, 1)
     for each in fresh:
         stored = batches[each.state.update].samples[each.state.decision // 2].ids.tolist()
         turns = each.state.trajectory.turns
         assert stored == [token for turn in turns for token in (*turn.context_ids, *turn.action_ids)]
-    assert archer.estimate(1, groups(), fresh, make_learner(CONFIG)) is not None
+    assert archer.estimate(rollout_of(groups(), 1), fresh, make_learner(CONFIG)).samples

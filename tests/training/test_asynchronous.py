@@ -1,16 +1,16 @@
 """Asynchronous training: steps that start early, and a learner in a thread of its own."""
 
 import asyncio
+import json
 import threading
 from collections import Counter
-from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from episodes_for_tests import group_of, turn_of
-from learners_for_tests import make_learner, settings_of
+from learners_for_tests import settings_of
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group
 from turnwise.record.metrics import staleness_metrics
@@ -18,10 +18,11 @@ from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.tasks import Curriculum, EnvMixEntry, TaskSource, task_name
 from turnwise.run.build import build_rewards
-from turnwise.training.asynchronous import AsyncRolloutStage, LearnerThread
-from turnwise.training.rollout_stage import RolloutResult
+from turnwise.training.asynchronous import LearnerThread, PlayedAhead
+from turnwise.training.played import Played, TaskResults
 
 STEPS = 6
+TASKS = TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0)
 
 
 class SlowCollector:
@@ -53,23 +54,23 @@ class SlowCollector:
         return CollectedGroups(groups=tuple(Group(task=each, trajectories=made) for each in tasks), counts=Counter())
 
 
-def make_stage(collector: SlowCollector, staleness: int, curriculum: Curriculum | None = None) -> AsyncRolloutStage:
+def make_source(collector: SlowCollector, staleness: int, curriculum: Curriculum | None = None) -> PlayedAhead:
     config = settings_of()
-    return AsyncRolloutStage(
-        tasks=TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0, curriculum=curriculum),
+    tasks = TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0, curriculum=curriculum)
+    played = Played(
+        tasks=tasks,
+        results=TaskResults(tasks),
         collector=collector,  # type: ignore[arg-type]
         greedy=None,
         rewards=build_rewards(config, JudgeRegistry(), str),
-        algo=config.algo,
-        learner=make_learner(config),
-        groups=2,
+        select=list,
+        scale=lambda share: 1.0,
+        count=2,
         group_size=3,
         refill=0,
-        micro_tokens=1000,
-        max_staleness=staleness,
-        steps=STEPS,
-        in_flight=5,
+        show=lambda phase, done, total: None,
     )
+    return PlayedAhead(played, max_staleness=staleness, steps=STEPS, in_flight=5)
 
 
 async def settle() -> None:
@@ -77,21 +78,17 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def run_step(stage: AsyncRolloutStage, step: int) -> Coroutine[Any, Any, RolloutResult]:
-    return stage.run(step, lambda phase, done, total: None, {})
-
-
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-def test_stage_starts_no_step_beyond_the_staleness_bound(staleness: int) -> None:
+def test_source_starts_no_step_beyond_the_staleness_bound(staleness: int) -> None:
     async def scenario() -> None:
         collector = SlowCollector()
-        stage = make_stage(collector, staleness)
+        source = make_source(collector, staleness)
         for done in range(STEPS):
-            stage.admit(done, {})
+            await source.finish(done)
             await settle()
             assert collector.started == list(range(min(done + staleness + 1, STEPS)))
             collector.may_end[done].set()
-            await run_step(stage, done)
+            await source.groups(done)
         assert len({id(gate) for gate in collector.gates}) == 1, "all steps share the limit of episodes in flight"
 
     asyncio.run(scenario())
@@ -102,15 +99,15 @@ def test_steps_train_on_their_own_tasks_whatever_ends_first() -> None:
 
     async def scenario() -> None:
         collector = SlowCollector()
-        stage = make_stage(collector, 2)
-        stage.admit(0, {})
+        source = make_source(collector, 2)
+        await source.begin(0)
         await settle()
         for step in (2, 1, 0):  # the last one is ready first
             collector.may_end[step].set()
             await settle()
         for step in range(3):
-            found = await run_step(stage, step)
-            assert [group.task for group in found.groups] == stage.tasks.draw(step, 2)
+            found = await source.groups(step)
+            assert [group.task for group in found.groups] == TASKS.draw(step, 2)
         assert collector.started == [0, 1, 2], "none was rolled out again"
 
     asyncio.run(scenario())
@@ -119,17 +116,17 @@ def test_steps_train_on_their_own_tasks_whatever_ends_first() -> None:
 def test_cancelled_step_keeps_its_rollouts() -> None:
     async def scenario() -> None:
         collector = SlowCollector()
-        stage = make_stage(collector, 1)
-        stage.admit(0, {})
-        waiting = asyncio.create_task(run_step(stage, 0))
+        source = make_source(collector, 1)
+        await source.begin(0)
+        waiting = asyncio.create_task(source.groups(0))
         await settle()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         assert collector.cancelled == []
-        await stage.close()
+        await source.close()
         assert collector.cancelled == [0, 1]
         collector.may_end[0].set()
-        await run_step(stage, 0)
+        await source.groups(0)
         assert collector.started == [0, 1, 0]
 
     asyncio.run(scenario())
@@ -139,13 +136,13 @@ def test_failure_of_a_later_step_is_raised_when_it_is_due() -> None:
     async def scenario() -> None:
         collector = SlowCollector()
         del collector.may_end[1]  # a KeyError, as any bug would be
-        stage = make_stage(collector, 1)
-        stage.admit(0, {})
+        source = make_source(collector, 1)
+        await source.begin(0)
         await settle()
         collector.may_end[0].set()
-        await run_step(stage, 0)
+        await source.groups(0)
         with pytest.raises(KeyError):
-            await run_step(stage, 1)
+            await source.groups(1)
 
     asyncio.run(scenario())
 
@@ -159,19 +156,39 @@ def test_resumed_curriculum_draws_the_started_tasks_again() -> None:
         for task in TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0, curriculum=curriculum).draw(step, 2)
     }
 
-    async def drawn(success_counts: Any, drawn_with: Any) -> tuple[dict[int, list[Task]], dict[str, Any]]:
+    async def drawn(success_counts: Any, started: Any) -> tuple[dict[int, list[Task]], Any]:
         collector = SlowCollector()
-        stage = make_stage(collector, 2, curriculum)
-        stage.admit(1, success_counts, drawn_with)
+        source = make_source(collector, 2, curriculum)
+        source._played.results.counts = success_counts
+        source.load_state(started)
+        await source.begin(1)
         await settle()
-        found = stage.drawn_with(1)
-        await stage.close()
-        return collector.tasks, found
+        state = json.loads(json.dumps(source.state()))
+        await source.close()
+        return collector.tasks, state
 
-    before, recorded = asyncio.run(drawn({}, None))
+    before, recorded = asyncio.run(drawn({}, {}))
     assert set(recorded) == {"1", "2", "3"}
     assert asyncio.run(drawn(solved, recorded))[0] == before
-    assert asyncio.run(drawn(solved, None))[0] != before
+    assert asyncio.run(drawn(solved, {}))[0] != before
+
+
+def test_restart_plays_the_started_steps_again() -> None:
+    """After a rollback they are played with the restored weights."""
+
+    async def scenario() -> None:
+        collector = SlowCollector()
+        source = make_source(collector, 1)
+        await source.begin(0)
+        await settle()
+        source.restart()
+        await source.finish(0)
+        await settle()
+        assert collector.cancelled == [0, 1] and collector.started == [0, 1, 0, 1]
+        await source.close()
+        assert collector.cancelled == [0, 1, 0, 1]
+
+    asyncio.run(scenario())
 
 
 def test_learner_thread_finishes_its_step_when_cancelled() -> None:

@@ -4,7 +4,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -48,7 +47,7 @@ def checkpoints_in(folder: Path, keep_last: int = 2) -> Checkpoints:
 
 
 def state(step: int, skipped_steps: int = 0) -> State:
-    return State(step=step, best_success=0.25, skipped_steps=skipped_steps)
+    return State(step=step, skipped_steps=skipped_steps, parts={"validation": {"best_success": 0.25}})
 
 
 def trained(steps: int) -> LocalLearner:
@@ -148,7 +147,7 @@ def test_drop_before_keeps_last_regular_checkpoints_and_later_ones(tmp_path: Pat
 
 def test_new_best_replaces_the_old_one(tmp_path: Path, saved: Path) -> None:
     folder, learner = copy_of(saved, tmp_path), make_learner(CONFIG)
-    better = State(step=2, best_success=0.5, skipped_steps=0)
+    better = State(step=2, skipped_steps=0, parts={"validation": {"best_success": 0.5}})
     checkpoints_in(tmp_path).save(learner, better, best=True)
     assert read_state(folder / "best") == better
     assert not list(folder.glob(".*best*"))
@@ -307,16 +306,6 @@ def test_read_state_detects_changed_bits(saved: Path, place: int, bit: int) -> N
         path.write_bytes(whole)
 
 
-def test_read_state_accepts_the_earlier_name_of_the_coefficients(tmp_path: Path) -> None:
-    checkpoints_module._write_state(tmp_path, replace(state(1), coefficients={"kl_coef": 0.3}))
-    recorded = json.loads((tmp_path / "state.json").read_text())
-    del recorded["digest"]
-    recorded["dials"] = recorded.pop("coefficients")
-    digest = checkpoints_module._digest_of(recorded)
-    (tmp_path / "state.json").write_text(json.dumps({**recorded, "digest": digest}))
-    assert read_state(tmp_path) == replace(state(1), coefficients={"kl_coef": 0.3})
-
-
 @pytest.mark.parametrize("text", ["[]", "3", '"x"', "null", "{}", '{"step": 1, "files": {}}'])
 def test_read_state_rejects_other_json(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.json").write_text(text)
@@ -324,15 +313,17 @@ def test_read_state_rejects_other_json(tmp_path: Path, text: str) -> None:
         read_state(tmp_path)
 
 
-def test_state_keeps_judges_and_may_lack_them(tmp_path: Path) -> None:
-    spent = {"5d41": {"calls": 3, "seconds": 0.1}}
-    for judges in ({}, spent):
-        checkpoints_module._write_state(tmp_path, State(step=1, best_success=None, skipped_steps=0, judges=judges))
-        assert read_state(tmp_path).judges == judges
-        (tmp_path / "state.json").unlink()
-    old = {"step": 1, "best_success": None, "skipped_steps": 0, "files": {}}
+def test_state_keeps_every_part_by_name(tmp_path: Path) -> None:
+    parts = {"judges": {"5d41": {"calls": 3, "seconds": 0.1}}, "curriculum": {"bandit:1": [1.0, 2.0]}}
+    checkpoints_module._write_state(tmp_path, State(step=1, skipped_steps=0, parts=parts))
+    assert read_state(tmp_path) == State(step=1, skipped_steps=0, parts=parts)
+
+
+def test_state_of_an_older_version_is_read_without_its_parts(tmp_path: Path) -> None:
+    """So that such a model can be evaluated and trained further."""
+    old = {"step": 1, "best_success": None, "skipped_steps": 3, "coefficients": {"kl_coef": 0.1}, "files": {}}
     (tmp_path / "state.json").write_text(json.dumps({**old, "digest": checkpoints_module._digest_of(old)}))
-    assert read_state(tmp_path) == State(step=1, best_success=None, skipped_steps=0)
+    assert read_state(tmp_path) == State(step=1, skipped_steps=3, version=1)
 
 
 def test_last_checkpoint_reports_that_there_is_none(tmp_path: Path) -> None:

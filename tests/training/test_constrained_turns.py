@@ -31,6 +31,7 @@ from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import pack, unpack
 from turnwise.data.samples import build_samples
 from turnwise.models.head import OutputHead, head_logprobs, output_head
+from turnwise.record.steps import IdleReason
 from turnwise.record.trajectories import open_replay, trajectory_from_row, trajectory_to_row
 from turnwise.run.build_learner import build_coefficients, build_learner, estimate_settings, update_settings
 from turnwise.training.estimate import estimate
@@ -167,8 +168,8 @@ def test_step_on_constrained_turns_sees_no_mismatch() -> None:
     groups = [Group(task=trajectories()[0].task, trajectories=trajectories())]
     settings = estimate_settings(config, allowed_sets=renderer().grammars.allowed_sets)
     estimated = estimate(groups, learner, settings, build_coefficients(config))
-    assert estimated is not None
-    metrics = update(learner, estimated, update_settings(config), 0, 1.0)
+    assert not isinstance(estimated, IdleReason)
+    metrics = update(learner, estimated, update_settings(config), 0, 1.0).metrics
     assert metrics["mismatch"] < 1e-6
     assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
 

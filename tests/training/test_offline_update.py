@@ -3,6 +3,7 @@
 import asyncio
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from turnwise.core.learner import Needs
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.replay import Replay
 from turnwise.data.samples import build_samples
+from turnwise.record.steps import IdleReason, StepRecord
 from turnwise.record.trajectories import open_replay
-from turnwise.rollout.tasks import TaskSource
 from turnwise.run.build_learner import update_settings
 from turnwise.training.estimate import score_samples
-from turnwise.training.offline import ReplayStage, has_comparable, score_rendered
-from turnwise.training.rollout_stage import RolloutResult
+from turnwise.training.offline import Stored, has_comparable, score_rendered
+from turnwise.training.played import filter_groups
+from turnwise.training.step import Rollout
 from turnwise.training.update import mini_batch_order
 
 DPO = {
@@ -128,27 +130,26 @@ def stored(path: Path, *, tasks: int = 4, members: int = 6) -> Replay:
     return replay
 
 
-def draw(replay: Replay, step: int = 0, pair_gap: float = 0.0, **settings: Any) -> RolloutResult:
+def draw(replay: Replay, step: int = 0, pair_gap: float = 0.0, **settings: Any) -> Rollout:
     config = settings_of(**settings)
-    stage = ReplayStage(
-        tasks=TaskSource(mix=(), run_seed=0),
+    source = Stored(
         replay=replay,
         algo=config.algo,
-        learner=make_learner(config),
-        groups=3,
+        select=partial(filter_groups, learner=make_learner(config), algo=config.algo, micro_tokens=10_000),
+        count=3,
         group_size=4,
-        micro_tokens=10_000,
         run_seed=0,
+        show=lambda phase, done, total: None,
         pair_gap=pair_gap,
     )
-    return asyncio.run(stage.run(step, lambda phase, done, total: None))
+    return asyncio.run(source.groups(step))
 
 
 @pytest.mark.parametrize(
     ("advantage", "sizes"),
     [("grpo", [4, 4, 4]), ("preference", [2, 2, 2, 2]), ("clone", [1] * 12), ("reinforce", [1] * 12)],
 )
-def test_replay_stage_draws_what_the_advantage_compares(tmp_path: Path, advantage: str, sizes: list[int]) -> None:
+def test_stored_draws_what_the_advantage_compares(tmp_path: Path, advantage: str, sizes: list[int]) -> None:
     replay = stored(tmp_path)
     drawn = draw(replay, algo__advantage=advantage)
     assert [len(group.trajectories) for group in drawn.kept] == sizes
@@ -159,7 +160,7 @@ def test_replay_stage_draws_what_the_advantage_compares(tmp_path: Path, advantag
     assert draw(replay, 1, algo__advantage=advantage) != drawn
 
 
-def test_replay_stage_draws_pairs_by_the_gap(tmp_path: Path) -> None:
+def test_stored_draws_pairs_by_the_gap(tmp_path: Path) -> None:
     replay = stored(tmp_path)
     best = turn_of([1, 2, 3], [4, 3], extends=False, reward=5.0)
     replay.add(trajectory_of([best], task=task_of("test", 0), member=99))
@@ -168,9 +169,17 @@ def test_replay_stage_draws_pairs_by_the_gap(tmp_path: Path) -> None:
 
 
 def test_replayed_groups_are_not_counted_as_played(tmp_path: Path) -> None:
-    metrics = draw(stored(tmp_path), algo__advantage="grpo").metrics()
-    assert metrics["data/episodes"] == 12
-    assert not any(name.startswith("rollout/") for name in metrics)
+    rollout = draw(stored(tmp_path), algo__advantage="grpo")
+    record = StepRecord.of(1, rollout.source, rollout.metrics())
+    assert record.rollout["episodes"] == 12 and record.played("episodes") == 0
+    row = record.to_row()
+    assert row["data/episodes"] == 12
+    assert not any(name.startswith("rollout/") for name in row)
+
+
+def test_stored_groups_that_a_filter_drops_are_not_called_truncated(tmp_path: Path) -> None:
+    rollout = draw(stored(tmp_path), algo__advantage="grpo", algo__filter="absolute", algo__filter_value=100.0)
+    assert rollout.kept == [] and rollout.empty is IdleReason.FILTERED
 
 
 def test_has_comparable_needs_different_rewards_for_pairs(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from turnwise.run.build_learner import (
     reward_placement,
 )
 from turnwise.run.configure import configure
-from turnwise.training.estimate import Estimate
+from turnwise.training.step import Estimate
 
 BETA = 0.25
 

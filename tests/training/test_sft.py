@@ -26,9 +26,7 @@ from turnwise.training.sft import SftSettings, batch_indices, count_steps, solve
 
 
 def settings(**changes: Any) -> SftSettings:
-    given = {"batch": 3, "epochs": 2, "seed": 0, "micro_tokens": 10_000, "eval_every": 0, "eval_tasks": ()}
-    given |= {"checkpoint_every": 1, "keep_best": False, "max_seconds": None}
-    return SftSettings(**{**given, **changes})
+    return SftSettings(**{"batch": 3, "epochs": 2, "seed": 0, "micro_tokens": 10_000, **changes})
 
 
 def played(kind_name: str = "frozen_lake", count: int = 4, think: bool = False) -> list[Any]:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from step_by_hand_for_tests import plain_model, tokens_of
@@ -15,7 +16,7 @@ from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.tasks import EnvMixEntry, TaskSource
 from turnwise.run.build import build_rewards
-from turnwise.training.rollout_stage import RolloutStage, filter_groups
+from turnwise.training.played import Played, TaskResults, filter_groups
 
 
 def group(index: int, *members: tuple[list[int], tuple[float, ...]]) -> Group:
@@ -42,19 +43,21 @@ class FakeCollector:
 
 def test_refill_trains_no_more_groups_than_asked_for() -> None:
     config = settings_of(algo__filter="absolute", algo__filter_value=0.01, algo__filter_refill=3)
-    gatherer = RolloutStage(
-        tasks=TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0),
+    tasks = TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0)
+    source = Played(
+        tasks=tasks,
+        results=TaskResults(tasks),
         collector=FakeCollector(),  # type: ignore[arg-type]
         greedy=None,
         rewards=build_rewards(config, JudgeRegistry(), str),
-        algo=config.algo,
-        learner=make_learner(config),
-        groups=4,
+        select=partial(filter_groups, learner=make_learner(config), algo=config.algo, micro_tokens=1000),
+        scale=lambda share: 1.0,
+        count=4,
         group_size=2,
         refill=3,
-        micro_tokens=1000,
+        show=lambda name, done, total: None,
     )
-    found = asyncio.run(gatherer.run(0, lambda name, done, total: None))
+    found = asyncio.run(source.groups(0))
     assert len(found.groups) == 8, "three groups pass a round"
     assert [each.task for each in found.kept] == [found.groups[number].task for number in (1, 2, 3, 5)]
 

@@ -5,6 +5,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,8 @@ from step_by_hand_for_tests import assert_same_gradients
 from torch import Tensor
 
 from learners_for_tests import gradients, make_learner, random_groups, settings_of
+from turnwise.algos.alarms import AlarmSettings
+from turnwise.algos.filters import RATE_SCALES
 from turnwise.algos.kl import KlCoefficient
 from turnwise.algos.turn_discount import AdaptiveDiscount, CriticFit
 from turnwise.config.schema import Config
@@ -27,13 +31,19 @@ from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.tasks import Curriculum, EnvMixEntry, TaskSource, task_name
 from turnwise.run.build import build_rewards
 from turnwise.run.build_learner import build_coefficients, estimate_settings, update_settings
-from turnwise.training.checkpoints import State
-from turnwise.training.estimate import AdaptiveCoefficients
+from turnwise.training.asynchronous import ThisThread
+from turnwise.training.checkpoints import SaveCheckpoints, State
+from turnwise.training.coefficients import AdaptiveCoefficients, Coefficients
+from turnwise.training.diagnostics import Alarms, Rollback
+from turnwise.training.estimate import OnPolicy
 from turnwise.training.learner import LocalLearner
-from turnwise.training.loop import Loop
-from turnwise.training.rollout_stage import RolloutStage
+from turnwise.training.loop import Loop, LoopLimits
+from turnwise.training.played import Played, TaskResults, filter_groups
+from turnwise.training.step import Part
+from turnwise.training.step_record import RunFiles
+from turnwise.training.validation import Validation
 
-START = State(step=0, best_success=None, skipped_steps=0)
+START = State(step=0, skipped_steps=0)
 GROUPS = 4
 FILTER = {"algo__filter": "absolute", "algo__filter_value": 0.01, "algo__filter_by": "reward_std"}
 
@@ -110,13 +120,17 @@ class RecordingEngine(ScriptedEngine):
         self.published.append(version)
 
 
-class EvaluatedLoop(Loop):
-    """Evaluations succeed as listed, step by step."""
+class FakeStore(SimpleNamespace):
+    """Checkpoints that remember what was saved."""
 
-    successes: Sequence[float] = ()
+    every = 10**6
 
-    async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> Any:
-        return SimpleNamespace(success=self.successes[number - 1])
+    def save(self, learner: Any, state: State, best: bool = False) -> Path:
+        self.saved.append((state.step, best))
+        return Path()
+
+    def steps(self) -> list[Path]:
+        return []
 
 
 def run(
@@ -127,54 +141,47 @@ def run(
     successes: Sequence[float] = (),
     curriculum: Curriculum | None = None,
 ) -> Ran:
-    """`steps` steps of the loop from `start`."""
+    """`steps` steps of the loop from `start`. Evaluations succeed as listed, step by step."""
     learner = make_learner(config, moved=0.02)
     taken, rows, saved = watch_steps(learner), list[dict[str, Any]](), list[tuple[int, bool]]()
-    stage = RolloutStage(
-        tasks=TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0, curriculum=curriculum),
+    tasks = TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0, curriculum=curriculum)
+    results, settings = TaskResults(tasks), estimate_settings(config, 1000)
+    coefficients = Coefficients(build_coefficients(config), kl_in_loss=settings.kl_in_reward is None)
+    source = Played(
+        tasks=tasks,
+        results=results,
         collector=FakeCollector(),  # type: ignore[arg-type]
         greedy=None,
         rewards=build_rewards(config, JudgeRegistry(), str),
-        algo=config.algo,
-        learner=learner,
-        groups=GROUPS,
+        select=partial(filter_groups, learner=learner, algo=config.algo, micro_tokens=1000),
+        scale=RATE_SCALES[config.algo.filter_scale],
+        count=GROUPS,
         group_size=3,
         refill=0,
-        micro_tokens=1000,
+        show=lambda phase, done, total: None,
     )
+    folder: Any = SimpleNamespace(read_metrics=lambda: rows, append_metrics=rows.append)
+    rollback = Rollback(FakeStore(), learner, lambda folder, state: None, at_most=0)  # type: ignore[arg-type]
+    parts: list[Part] = [results, coefficients, RunFiles(folder)]
+    parts.append(Alarms(folder, lambda text: None, AlarmSettings(), rollback))
 
-    def nothing(*_: Any, **__: Any) -> None: ...
+    async def evaluate(step: int) -> float:
+        return successes[step - 1]
 
+    last = start.step + steps
+    saver = SaveCheckpoints(FakeStore(saved=saved), learner, parts, steps=last)  # type: ignore[arg-type]
+    parts.append(Validation(evaluate, folder, every=1 if successes else 0, steps=last, best=saver))
     engine = RecordingEngine()
-
-    loop = EvaluatedLoop(
-        config=config.model_copy(
-            update={
-                "train": config.train.model_copy(update={"steps": start.step + steps}),
-                "eval": config.eval.model_copy(update={"every": 1 if successes else 0}),
-                "checkpoint": config.checkpoint.model_copy(update={"every": 10**6, "keep_best": True}),
-                "record": config.record.model_copy(update={"trajectories": 0}),
-                "diagnose": config.diagnose.model_copy(update={"alarms": False}),
-            }
-        ),
-        estimate_settings=estimate_settings(config, 1000),
-        update_settings=update_settings(config, 1000),
-        rollout_stage=stage,
-        evaluator=None,  # type: ignore[arg-type]
+    loop = Loop(
+        source=source,
+        estimator=OnPolicy(settings, coefficients),
         engine=engine,
         learner=learner,
-        coefficients=build_coefficients(config),
-        checkpoints=SimpleNamespace(  # type: ignore[arg-type]
-            save=lambda learner, state, best=False: saved.append((state.step, best))
-        ),
-        restore=nothing,
-        folder=SimpleNamespace(read_metrics=lambda: rows, append_metrics=rows.append),  # type: ignore[arg-type]
-        progress=SimpleNamespace(begin=nothing, phase=nothing, note=nothing, step=nothing),  # type: ignore[arg-type]
-        decode=str,
-        name_token=str,  # type: ignore[arg-type]
-        pictures=None,  # type: ignore[arg-type]
+        parts=[*parts, saver],
+        update_settings=update_settings(config, 1000),
+        limits=LoopLimits(steps=last),
+        runner=ThisThread(),
     )
-    loop.successes = successes
     return Ran(loop=loop, state=asyncio.run(loop.run(start)), taken=taken, rows=rows, saved=saved)
 
 
@@ -216,8 +223,10 @@ def test_adaptive_kl_coefficient_moves_from_step_to_step() -> None:
     ran = run(config, steps=2)
     raised = 0.1 * (1 + 0.2 * 12 / 100)  # far above the target: the largest change, over twelve trajectories
     assert [each.kl_coef for each in ran.taken] == pytest.approx([0.1, raised])
-    assert ran.state.coefficients["kl_coef"] == pytest.approx(raised * (1 + 0.2 * 12 / 100))
-    assert [row["train/kl_coef"] for row in ran.rows] == pytest.approx([raised, ran.state.coefficients["kl_coef"]])
+    assert ran.state.parts["coefficients"]["kl_coef"] == pytest.approx(raised * (1 + 0.2 * 12 / 100))
+    assert [row["train/kl_coef"] for row in ran.rows] == pytest.approx(
+        [raised, ran.state.parts["coefficients"]["kl_coef"]]
+    )
 
 
 def test_loop_uses_restored_coefficients() -> None:
@@ -225,7 +234,7 @@ def test_loop_uses_restored_coefficients() -> None:
     given = {"algo__advantage": "turn_gae", "algo__whiten": False, "algo__lam_turn": 0.9, "algo__kl_target": 0.01}
     adaptive = settings_of("head", **given, algo__gamma_turn="adaptive", algo__kl_coef=0.1)
     fixed = settings_of("head", **given, algo__gamma_turn=0.5, algo__kl_coef=0.4)
-    restored = replace(START, coefficients={"kl_coef": 0.4, "gamma_turn": 0.5})
+    restored = replace(START, parts={"coefficients": {"kl_coef": 0.4, "gamma_turn": 0.5}})
     ran = run(adaptive, start=restored)
     assert_same_gradients(ran.taken[0].gradients, run(fixed).taken[0].gradients)
     assert ran.taken[0].kl_coef == 0.4
@@ -245,7 +254,8 @@ def test_kl_coefficient_and_discount_move_in_the_same_step() -> None:
 
 def test_learning_rate_follows_the_step_and_the_rollbacks() -> None:
     config = settings_of(train__schedule="linear", train__steps=10, train__warmup_steps=0, train__final_share=0.0)
-    ran = run(config, start=replace(START, step=4, rate_scale=0.5), steps=2)
+    alarms = {"rate_scale": 0.5, "rollbacks": 1, "watched_from": 4}
+    ran = run(config, start=replace(START, step=4, parts={"alarms": alarms}), steps=2)
     assert [each.rate for each in ran.taken] == pytest.approx([1e-2 * 0.6 * 0.5, 1e-2 * 0.5 * 0.5])
     assert ran.loop.engine.published == [4, 5, 6], "tokens know the policy that sampled them"
 
@@ -267,25 +277,27 @@ def test_step_takes_the_time_of_publishing_its_weights(monkeypatch: pytest.Monke
 def test_best_checkpoint_has_the_highest_success() -> None:
     ran = run(settings_of(), steps=4, successes=(0.2, 0.8, 0.5))
     assert [step for step, best in ran.saved if best] == [1, 2]
-    assert ran.state.best_success == 0.8
+    assert ran.state.parts["validation"]["best_success"] == 0.8
 
 
 def test_best_checkpoint_ignores_a_validation_without_scored_episodes() -> None:
     ran = run(settings_of(), steps=4, successes=(math.nan, 0.2, math.nan))
     assert [step for step, best in ran.saved if best] == [2]
-    assert ran.state.best_success == 0.2
+    assert ran.state.parts["validation"]["best_success"] == 0.2
 
 
 def test_best_checkpoint_replaces_a_recorded_nan() -> None:
-    ran = run(settings_of(), start=replace(START, best_success=math.nan), steps=2, successes=(0.1,))
-    assert ran.state.best_success == 0.1
+    ran = run(
+        settings_of(), start=replace(START, parts={"validation": {"best_success": math.nan}}), steps=2, successes=(0.1,)
+    )
+    assert ran.state.parts["validation"]["best_success"] == 0.1
 
 
 def test_curriculum_measures_groups_that_were_filtered_out() -> None:
     config, curriculum = settings_of(**FILTER), Curriculum(pool=GROUPS, floor=0.1, memory=0.5)
     ran = run(config, curriculum=curriculum)
     source = TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0, curriculum=curriculum)
-    assert set(ran.state.success_counts) == {task_name("test", task.seed) for task in source.draw(0, GROUPS)}
+    assert set(ran.state.parts["curriculum"]) == {task_name("test", task.seed) for task in source.draw(0, GROUPS)}
     assert ran.rows[0]["rollout/kept_groups"] == 2
 
 
@@ -296,22 +308,19 @@ def test_restarted_learner_publishes_the_version_that_the_engine_had() -> None:
     def lose(*_: Any) -> None:
         raise LearnerLost("killed")
 
-    loop._begin_step = lose  # type: ignore[assignment]
+    loop.learner.begin_step = lose  # type: ignore[method-assign]
     for _ in range(2):
         with pytest.raises(LearnerLost):
             asyncio.run(loop.run(replace(START, step=1)))
+        loop.forget_published()
     assert loop.engine.published == [0, 1, 2, 1, 1]  # type: ignore[attr-defined]
 
 
-def test_evaluation_that_loses_the_learner_publishes_again() -> None:
-    """The evaluation is repeated after the restart, and the engine's weights may be lost too."""
-    loop = run(settings_of(), steps=1).loop
-
-    async def lose(*_: Any) -> None:
-        raise LearnerLost("killed")
-
-    loop.evaluator = SimpleNamespace(evaluate=lose)  # type: ignore[assignment]
-    for _ in range(2):
-        with pytest.raises(LearnerLost):
-            asyncio.run(Loop.evaluate(loop, "after", [], 1))
-    assert loop.engine.published == [0, 1, 1]  # type: ignore[attr-defined]
+def test_parts_start_anew_if_a_lost_learner_had_no_checkpoint() -> None:
+    """A restart from step 0 does not continue with the counts and coefficients of the lost steps."""
+    config = settings_of(algo__kl_coef=0.1, algo__kl_target=1e-6, algo__kl_horizon=100.0, algo__kl_estimator="k2")
+    ran = run(config, steps=2, curriculum=Curriculum(pool=GROUPS, floor=0.1, memory=0.5))
+    asyncio.run(ran.loop.begin(START))
+    states = {part.name: part.state() for part in ran.loop.parts if part.name}
+    assert states["coefficients"] == {"kl_coef": 0.1} and states["curriculum"] == {}
+    assert ran.state.parts["coefficients"]["kl_coef"] > 0.1 and ran.state.parts["curriculum"]

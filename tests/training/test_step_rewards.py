@@ -11,7 +11,8 @@ from learners_for_tests import make_learner, settings_of
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.rewards.scoring import score_group
 from turnwise.run.build_learner import build_coefficients, estimate_settings
-from turnwise.training.estimate import Estimate, EstimateSettings, estimate
+from turnwise.training.estimate import EstimateSettings, estimate
+from turnwise.training.step import Estimate
 
 PENALTY = 0.4
 

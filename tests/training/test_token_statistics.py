@@ -10,7 +10,8 @@ from turnwise.core.learner import Needs
 from turnwise.core.trajectory import Trajectory
 from turnwise.run.build_learner import update_settings
 from turnwise.training.estimate import score_samples
-from turnwise.training.step_record import TokenStatistics, trajectory_rows
+from turnwise.training.step import TokenStatistics
+from turnwise.training.step_record import trajectory_rows
 from turnwise.training.update import update
 
 
@@ -45,10 +46,9 @@ def test_token_statistics_are_empty_for_skipped_samples() -> None:
     learner, groups, seen = make_learner(config), random_groups(), TokenStatistics()
     estimated = estimate_of(groups, learner, config)
     assert estimated is not None
-    idle = estimated.samples[0]
     estimated.advantages[0].zero_()
     update(learner, estimated, update_settings(config), 0, statistics=seen)
-    assert seen.of(idle) == {} and seen.of(estimated.samples[1]).keys() == {"learner_logprobs", "entropies"}
+    assert seen.of(0) == {} and seen.of(1).keys() == {"learner_logprobs", "entropies"}
 
 
 def test_token_statistics_do_not_change_the_update() -> None:
@@ -57,6 +57,6 @@ def test_token_statistics_do_not_change_the_update() -> None:
     metrics = learn(plain, random_groups(), config)
     estimated = estimate_of(random_groups(), recorded, config)
     assert estimated is not None
-    assert update(recorded, estimated, update_settings(config), 0, statistics=TokenStatistics()) == metrics
+    assert update(recorded, estimated, update_settings(config), 0, statistics=TokenStatistics()).metrics == metrics
     for one, other in zip(plain.model.parameters(), recorded.model.parameters(), strict=True):
         assert torch.equal(one, other)

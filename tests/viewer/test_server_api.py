@@ -4,6 +4,7 @@ import fcntl
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -425,3 +426,13 @@ def test_wrong_query_gets_a_one_line_error(tmp_path: Path, name: str, query: dic
     assert response.status_code == 400
     assert word in response.json()["error"]
     assert "\n" not in response.json()["error"]
+
+
+def test_run_of_an_older_version_opens(tmp_path: Path) -> None:
+    shutil.copytree(Path(__file__).parents[1] / "data/older_run", tmp_path / "older_run")
+    (row,) = ask(tmp_path, "runs")["runs"]
+    assert row["status"] == "finished" and row["step"] == 2 and row["broken"] == 0
+    columns = ask(tmp_path, "metrics", run="older_run")["columns"]
+    trained = [step for step, value in zip(columns["step"], columns["train/entropy"], strict=True) if value is not None]
+    assert trained == [1, 2]
+    assert ask(tmp_path, "trajectories", run="older_run", step=2)["total"] == 2

@@ -53,6 +53,8 @@ class TrainSample:
     value_weights: Tensor | None  # [T] the same for the critic's loss
     group: int = 0
     """Index of its trajectory's group in the step."""
+    index: int = 0
+    """Index of the sample in the step."""
     selected: Tensor | None = None  # [T] bool, tokens selected by the loss, see `Loss.select`
     factors: Tensor | None = None  # [T] see `Loss.weigh`
     correction_scale: float = 1.0

@@ -2,8 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from turnwise.algos.diagnostics import measure_repetition
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
@@ -141,26 +140,3 @@ def _std(values: Sequence[float]) -> float:
     """Return the population standard deviation: these are all episodes of the step."""
     mean = _mean(values)
     return math.sqrt(_mean((value - mean) ** 2 for value in values))
-
-
-def trained_steps(rows: Iterable[Mapping[str, Any]]) -> set[int]:
-    """Return the steps whose training is in these rows of metrics; other rows are evaluations and the warm-up."""
-    return {row["step"] for row in rows if "train/skipped_steps" in row}
-
-
-def list_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """List rows of metrics in words, such as "the rows of steps 4 to 6 and of 2 evaluations"."""
-    steps, evaluations = trained_steps(rows), sum("eval/name" in row for row in rows)
-    parts = [list_steps(steps)] * bool(steps) + [f"{evaluations} of evaluations"] * bool(evaluations)
-    return " and ".join(parts) or f"{len(rows)} rows"
-
-
-def list_steps(steps: Iterable[int]) -> str:
-    """List rows of steps as ranges: {1, 4, 5, 6} -> "the rows of steps 1, 4 to 6"."""
-    ranges: list[list[int]] = []
-    for step in sorted(steps):
-        if ranges and step == ranges[-1][-1] + 1:
-            ranges[-1] = [ranges[-1][0], step]
-        else:
-            ranges.append([step])
-    return f"the rows of steps {', '.join(' to '.join(map(str, each)) for each in ranges)}"

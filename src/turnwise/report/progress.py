@@ -6,10 +6,10 @@ To change what is shown of a step, change TRAINING_COLUMNS (training) or SFT_COL
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,7 +17,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from turnwise.record.steps import EpisodeSource, StepRecord
 from turnwise.report.formatting import format_count, format_decimal, format_duration, format_length, format_percent
+from turnwise.report.idle_steps import describe_dropped, explain_step
 from turnwise.report.terminal import draw_sparkline, sanitize_line
 
 
@@ -28,8 +30,8 @@ class ProgressColumn:
     format: Callable[[float | None], str]
     width: int
 
-    def cell(self, metrics: Mapping[str, float]) -> str:
-        return self.format(metrics.get(self.metric))
+    def cell(self, record: StepRecord) -> str:
+        return self.format(record.get(self.metric))
 
 
 TRAINING_COLUMNS = (
@@ -54,20 +56,16 @@ SFT_COLUMNS = (
 )
 """Metrics of a supervised step, which has no rollout."""
 
-EQUAL_REWARDS = (
-    "the members of each group had equal rewards. Use rewards that distinguish them or easier tasks, or raise "
-    "rollout.group_size or rollout.temperature"
-)
 SPARKLINE_WIDTH = 48
 RECENT_STEPS = 20
 """The remaining time is estimated from this many steps, enough to include an evaluation or two."""
 
 
-def choose_columns(metrics: Mapping[str, float]) -> list[ProgressColumn]:
-    if "train/loss" in metrics:
+def choose_columns(record: StepRecord) -> list[ProgressColumn]:
+    if record.source is EpisodeSource.DEMONSTRATIONS:
         return list(SFT_COLUMNS)
-    left_out = {"KL" if "train/approx_kl" in metrics and "train/kl" not in metrics else "step KL"}
-    if not metrics.get("rollout/dropped"):
+    left_out = {"KL" if "approx_kl" in record.training and "kl" not in record.training else "step KL"}
+    if not record.rollout.get("dropped"):
         left_out.add("dropped")
     return [column for column in TRAINING_COLUMNS if column.label not in left_out]
 
@@ -80,7 +78,8 @@ class ProgressSnapshot:
     """Steps of the run; None if they are not known, as in a loop of the user's own."""
     phase: tuple[str, int, int]
     """Name, done and total of the current phase; the name is empty between phases."""
-    metrics: Mapping[str, float]
+    record: StepRecord
+    """The last step; without metrics before the first one."""
     successes: Sequence[float]
     """Success rate of each step so far. Read only."""
     left_s: float | None
@@ -92,7 +91,7 @@ class Progress:
         with Progress(200, console) as progress:
             progress.begin(0)
             progress.phase("rollout", 120, 256)
-            progress.step(0, metrics)
+            progress.step(record)
 
     There is no thread. The calls themselves redraw the view, at most a few times per second, so nothing is printed
     after the block, and an exception or Ctrl-C restores the terminal.
@@ -121,12 +120,12 @@ class Progress:
         self._done = 0
         self._phase = ("", 0, 0)
         self._phase_began = self._started
-        self._metrics: Mapping[str, float] = {}
+        self._record = StepRecord(step=0, source=EpisodeSource.PLAYED)
         self._successes: list[float] = []
         self._view: ProgressView = LiveView(console) if console.is_interactive else LineView(console)
         self._drawn = self._started
         self._explained: set[str] = set()
-        """Reasons that were printed, each once: of steps without an update, or with an empty token mask."""
+        """Explanations that were printed, each once: of steps without an update, or with an empty token mask."""
         self._explained_drop = False
 
     def __enter__(self) -> Self:
@@ -137,16 +136,15 @@ class Progress:
         self._phase = ("", 0, 0)
         self._view.stop(self._snapshot())
 
-    def begin(self, done: int, total: int | None = None, recorded: Sequence[Mapping[str, Any]] = ()) -> None:
+    def begin(self, done: int, total: int | None = None, recorded: Sequence[StepRecord] = ()) -> None:
         """Start the clock after the set-up.
 
-        `done`: steps of a resumed run; `recorded`: its rows so far, shown until its next step ends; `total` replaces
+        `done`: steps of a resumed run; `recorded`: its steps so far, shown until its next step ends; `total` replaces
         the number of steps.
         """
-        steps = [row for row in recorded if "time/total_s" in row and "eval/name" not in row]
-        self._metrics = dict(steps[-1]) if steps else self._metrics
-        rates = [row.get("rollout/success") for row in steps]
-        self._successes += [rate for rate in rates if rate is not None and math.isfinite(rate)]
+        self._record = recorded[-1] if recorded else self._record
+        rates = (record.rollout.get("success", math.nan) for record in recorded)
+        self._successes += [rate for rate in rates if math.isfinite(rate)]
         self._total = self._total if total is None else total
         self._started = self._clock()
         self._step_ends.append(self._started)
@@ -160,26 +158,25 @@ class Progress:
         if self._clock() - self._drawn >= self._view.phase_interval_s:
             self._draw()
 
-    def step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Show the metrics of the completed step `step`, counted from 0.
+    def step(self, record: StepRecord) -> None:
+        """Show a completed step.
 
         Explain the first step without an update or with an empty token mask, for each reason, and the first one with
         dropped episodes.
         """
         self._step_ends.append(self._clock())
-        self._done = step + 1
+        self._done = record.step
         self._phase = ("", 0, 0)
-        self._metrics = dict(metrics)
-        success = metrics.get("rollout/success", math.nan)
+        self._record = record
+        success = record.rollout.get("success", math.nan)
         if math.isfinite(success):
             self._successes.append(success)
-        idle, masked = explain_idle_step(metrics), explain_empty_mask(metrics)
-        if (reason := idle or masked) is not None and reason not in self._explained:
-            self._explained.add(reason)
-            self.note(f"step {self._done}{' trained nothing' if idle else ''}: {reason}")
-        if not self._explained_drop and metrics.get("rollout/dropped"):
+        if (explanation := explain_step(record)) is not None and explanation not in self._explained:
+            self._explained.add(explanation)
+            self.note(f"step {self._done}{explanation}")
+        if not self._explained_drop and record.rollout.get("dropped"):
             self._explained_drop = True
-            self.note(f"step {self._done} {describe_dropped(metrics)}")
+            self.note(f"step {self._done} {describe_dropped(record)}")
         is_last = self._total is not None and self._done >= self._total
         if is_last or self._clock() - self._drawn >= self._view.step_interval_s:
             self._draw()
@@ -198,7 +195,7 @@ class Progress:
             done=self._done,
             total=self._total,
             phase=self._phase,
-            metrics=self._metrics,
+            record=self._record,
             successes=self._successes,
             left_s=self._left_s(),
         )
@@ -284,7 +281,7 @@ class LineView:
 
     def stop(self, snapshot: ProgressSnapshot) -> None:
         """Print the last step if it ended within the interval after the previous line."""
-        if snapshot.metrics and snapshot.done > self._last_step:
+        if snapshot.record.step and snapshot.done > self._last_step:
             self.draw(snapshot)
 
 
@@ -295,8 +292,8 @@ def _step_count(snapshot: ProgressSnapshot) -> str:
 
 
 def _step_line(snapshot: ProgressSnapshot) -> str:
-    columns = choose_columns(snapshot.metrics)
-    cells = [f"{column.label} {column.cell(snapshot.metrics):>{column.width}}" for column in columns]
+    columns = choose_columns(snapshot.record)
+    cells = [f"{column.label} {column.cell(snapshot.record):>{column.width}}" for column in columns]
     left = "" if snapshot.total is None else _left(snapshot)
     return "  ".join([_step_count(snapshot), *cells]) + left
 
@@ -322,64 +319,13 @@ def _bar(snapshot: ProgressSnapshot) -> Table:
 
 def _metrics_table(snapshot: ProgressSnapshot) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    columns = choose_columns(snapshot.metrics)
+    columns = choose_columns(snapshot.record)
     for column in columns:
         table.add_column(column.label, justify="right", min_width=column.width, no_wrap=True)
-    table.add_row(*(column.cell(snapshot.metrics) for column in columns))
+    table.add_row(*(column.cell(snapshot.record) for column in columns))
     return table
 
 
 def _success_sparkline(snapshot: ProgressSnapshot) -> Text:
     line = draw_sparkline(snapshot.successes, SPARKLINE_WIDTH)
     return Text.assemble(("success ", "dim"), (line.ljust(SPARKLINE_WIDTH), "green"), no_wrap=True)
-
-
-def describe_dropped(row: Mapping[str, Any]) -> str:
-    """Return how many episodes of a step were dropped, and the last failure."""
-    dropped = int(row["rollout/dropped"])
-    total = dropped + int(row.get("rollout/episodes", 0))
-    return f"dropped {dropped} of {total} episodes. Last failure: {row.get('rollout/dropped_reason', 'unknown')}"
-
-
-def explain_idle_step(row: Mapping[str, Any]) -> str | None:
-    """Explain from a step's metrics why the policy was not updated and what to change. None if it was updated.
-
-    A step that trains only the critic is not idle.
-    """
-    if "train/empty_steps" in row:
-        return _explain_empty_step(row)
-    if "train/idle_steps" in row:
-        return explain_empty_mask(row) or f"all advantages were 0, e.g. because {EQUAL_REWARDS}"
-    if row.get("train/grad_norm") == 0:
-        return explain_empty_mask(row) or f"the gradient was 0, e.g. because {_explain_zero_gradient(row)}"
-    return None
-
-
-def _explain_zero_gradient(row: Mapping[str, Any]) -> str:
-    shares = [row.get(f"train/{name}_token_share", 1.0) for name in ("loss", "advantage")]
-    if sum(shares) > 1:  # some tokens are in both masks
-        return EQUAL_REWARDS
-    return (
-        "algo.loss_tokens and algo.advantage_tokens select different tokens, so no trained token has an advantage. "
-        "Select the same tokens with both"
-    )
-
-
-def explain_empty_mask(row: Mapping[str, Any]) -> str | None:
-    """Explain that a token mask selected nothing, even if a critic or a KL term was trained. None if both select."""
-    for name, effect in (("loss", "no token is trained"), ("advantage", "no token has an advantage")):
-        if row.get(f"train/{name}_token_share") == 0:
-            setting = f"algo.{name}_tokens"
-            return (
-                f"{setting} selects none of the sampled tokens, so {effect}. Ask for such text in the prompt, e.g. by "
-                f"env.params.reasoning, or change {setting}"
-            )
-    return None
-
-
-def _explain_empty_step(row: Mapping[str, Any]) -> str:
-    if row.get("rollout/sampled_tokens") == 0:
-        return "all prompts fill rollout.max_tokens, so that no token was sampled. Raise rollout.max_tokens"
-    if row.get("rollout/kept_groups") == 0:
-        return "the filter kept no group. Choose another algo.filter or algo.filter_value"
-    return "all episodes were truncated, and algo.truncated = drop leaves them out. Raise rollout.max_tokens"

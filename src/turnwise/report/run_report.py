@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from turnwise.config.schema import NO_ENV, Config
 from turnwise.record.images import IMAGES_FOLDER
 from turnwise.record.jsonl_follower import JsonlFollower
 from turnwise.record.numbers import finite_number
+from turnwise.record.steps import read_steps
 from turnwise.report.episodes import EpisodeView, choose_from_index, episode_heading, read_trajectory_at, view_episode
 from turnwise.report.formatting import (
     format_count,
@@ -26,9 +27,10 @@ from turnwise.report.metric_charts import draw_metric_chart, metric_points, reco
 
 MAX_ALARMS = 50
 MAX_VALUE = 300
-MAX_DEPTH = 32
-"""Levels of tables that are shown: settings of turnwise have four, and a file may have thousands."""
 """Characters of a setting's value."""
+
+COUNTS = {"episodes": "episodes", "dropped": "dropped episodes", "sampled_tokens": "sampled tokens"}
+"""Metrics of played episodes that are summed over the steps, and their labels."""
 
 Row = Mapping[str, Any]
 
@@ -81,14 +83,12 @@ def _flatten(table: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value)[:MAX_VALUE] for key, value in _items(table, "")}
 
 
-def _items(table: Mapping[str, Any], prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
+def _items(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
-        if not isinstance(value, Mapping) or not value:
-            yield f"{prefix}{name}", value
-        elif depth < MAX_DEPTH:
-            yield from _items(value, f"{prefix}{name}.", depth + 1)
+        if isinstance(value, Mapping) and value:
+            yield from _items(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", "..."
+            yield f"{prefix}{name}", value
 
 
 def _rows_with_step(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -103,8 +103,8 @@ def _evaluated(rows: Sequence[Row]) -> list[Row]:
 def _headline_numbers(rows: Sequence[Row], summary: Row | None, settings: Mapping[str, str]) -> list[tuple[str, str]]:
     ended = summary is not None
     finished = summary is not None and summary.get("finished") is not False
-    steps = [row for row in rows if finite_number(row.get("train/grad_norm", row.get("rollout/episodes"))) is not None]
-    done = max((row["step"] for row in steps), default=0)
+    steps = read_steps(rows)
+    done = max((record.step for record in steps), default=0)
     numbers = [("state", "finished" if finished else "stopped by its time limit" if ended else "not finished")]
     evaluated = _evaluated(rows)
     if evaluated:
@@ -122,19 +122,19 @@ def _headline_numbers(rows: Sequence[Row], summary: Row | None, settings: Mappin
         if finite_number(row.get(f"held_out/{name}")) is not None
     ]
     numbers.append(("steps", str(done) if finished else f"{done} of {settings.get('train.steps', '?')}"))
-    training = [row for row in rows if "eval/name" not in row]
-    numbers.append(("training time", format_duration(_total(training, "time/total_s"))))
-    if episodes := _total(rows, "rollout/episodes"):
-        numbers.append(("episodes", format_count(episodes)))
-    if dropped := _total(rows, "rollout/dropped"):
-        numbers.append(("dropped episodes", format_count(dropped)))
-    if tokens := _total(rows, "rollout/sampled_tokens"):
-        numbers.append(("sampled tokens", format_count(tokens)))
+    numbers.append(("training time", format_duration(_total(record.time.get("total_s") for record in steps))))
+    for label, name in (
+        ("episodes", "episodes"),
+        ("dropped episodes", "dropped"),
+        ("sampled tokens", "sampled_tokens"),
+    ):
+        if count := _total(record.played(name) for record in steps):
+            numbers.append((label, format_count(count)))
     return numbers
 
 
-def _total(rows: Sequence[Row], key: str) -> float:
-    return sum(finite_number(row.get(key)) or 0.0 for row in rows)
+def _total(values: Iterable[float | None]) -> float:
+    return sum(finite_number(value) or 0.0 for value in values)
 
 
 def _learning_curve(rows: Sequence[Row]) -> Markup | None:

@@ -20,14 +20,12 @@ from turnwise.training.utterance_critic import UtteranceCriticLearner
 
 def build_archer(
     config: Config, stack: PolicyStack, learner: LocalLearner, folder: Path, stored: Replay | None, plan: MemoryPlan
-) -> Archer | OfflineArcher | None:
-    """Return the estimator that replaces algo.advantage; None with algo.method on_policy.
+) -> Archer | OfflineArcher:
+    """Return the estimator that replaces algo.advantage.
 
     `folder`: of the replay that the run fills; `stored`: that of data.sources. The critic becomes an auxiliary
     network of the learner, so that checkpoints contain it.
     """
-    if config.algo.method == "on_policy":
-        return None
     critic = build_utterance_critic(config, learner, plan)
     learner.auxiliary["utterance_critic"] = critic
     settings = ActorSettings(

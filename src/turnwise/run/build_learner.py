@@ -30,7 +30,8 @@ from turnwise.models.sharding import join_ranks, share_skeleton
 from turnwise.run.build import reward_weights
 from turnwise.run.resources import MICRO_TOKENS, plan_without_limits
 from turnwise.text.suggestions import suggest
-from turnwise.training.estimate import AdaptiveCoefficients, EstimateSettings, RewardSettings
+from turnwise.training.coefficients import AdaptiveCoefficients
+from turnwise.training.estimate import EstimateSettings, RewardSettings
 from turnwise.training.learner import LocalLearner
 from turnwise.training.objective import Objective, needs_reference
 from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule, mark_embeddings

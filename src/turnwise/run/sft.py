@@ -4,6 +4,7 @@ A file needs no environment: instead of success, the loss of held-out conversati
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ from turnwise.core.errors import UserError
 from turnwise.models.layers import recompute_layers
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.recipes.presets import recipe_names
+from turnwise.record.steps import StepRecord, read_steps
 from turnwise.report.progress import Progress
 from turnwise.report.terminal import make_console
 from turnwise.run.build import build_policy_stack, build_renderer
 from turnwise.run.build_learner import build_objective, build_optimizer
+from turnwise.run.build_loop import build_saving_parts
 from turnwise.run.demos import build_demonstrations, check_demos, hash_samples, hold_out
 from turnwise.run.environment_mix import EnvironmentMix, build_environment_mix
 from turnwise.run.resources import check_threads, memory_plan, plan_without_limits
+from turnwise.run.restore import open_checkpoints, restore_or_init
 from turnwise.run.run_name import check_run_name
 from turnwise.run.sources import use_own_adapter
 from turnwise.run.training_run import (
@@ -30,15 +34,18 @@ from turnwise.run.training_run import (
     open_run,
     report_end,
     resolve,
-    restore_or_init,
     summarise_success,
 )
 from turnwise.run.validate import check_model, check_servers
 from turnwise.text.command_line import spell_command
 from turnwise.training.checkpoints import State
 from turnwise.training.learner import LocalLearner
+from turnwise.training.loop import ReleaseCaches
 from turnwise.training.optimizer import Schedule, mark_embeddings
-from turnwise.training.sft import SftLoop, SftSettings, count_steps
+from turnwise.training.sft import SftEvaluator, SftLoop, SftSettings, count_steps
+from turnwise.training.step import Part
+from turnwise.training.step_record import ProgressDisplay, RunFiles
+from turnwise.training.validation import VALIDATION
 
 SECTIONS = ("env", "model", "lora", "sft", "eval", "checkpoint", "record", "system")
 """Sections of which SFT uses every setting, except UNUSED."""
@@ -169,23 +176,39 @@ class _SftRun(TrainingRun):
         )
         share = 0.0 if has_env else config.sft.held_out
         self.samples, self.held_out = hold_out(demonstrations, share, config.seed)
-        settings = self._settings(progress.limit_s, plan.micro_tokens)
-        learner = build_sft_learner(config, loaded.model, count_steps(len(self.samples), settings), plan)
-        checkpoints, state = restore_or_init(config, loaded, learner, self.folder, resume=resume, note=progress.note)
+        settings = SftSettings(
+            batch=config.sft.batch, epochs=config.sft.epochs, seed=config.seed, micro_tokens=plan.micro_tokens
+        )
+        steps = count_steps(len(self.samples), settings)
+        learner = build_sft_learner(config, loaded.model, steps, plan)
+        checkpoints = open_checkpoints(config, loaded, self.folder)
+        state = restore_or_init(config, checkpoints, learner, self.folder, resume=resume, note=progress.note)
         self._check_same_samples(warmup_s)
-        loop = SftLoop(
-            settings=settings,
-            samples=self.samples,
-            held_out=self.held_out,
-            evaluator=self.build_evaluator(stack, progress) if stack is not None else None,
+        self.evaluator = SftEvaluator(
             learner=learner,
-            checkpoints=checkpoints,
+            engine=stack.engine if stack is not None else None,
+            evaluator=self.build_evaluator(stack, progress) if stack is not None else None,
+            held_out=self.held_out,
+            micro_tokens=plan.micro_tokens,
             folder=self.folder,
             progress=progress,
-            engine=stack.engine if stack is not None else None,
-            release_cache=plan.releases_cache,
         )
+        parts: list[Part] = [RunFiles(self.folder), ProgressDisplay(progress, self.folder, total=steps)]
+        if plan.releases_cache and stack is not None:
+            parts.append(ReleaseCaches([stack.engine]))
+        parts += build_saving_parts(
+            config,
+            learner,
+            checkpoints,
+            self.folder,
+            steps=steps,
+            validate=partial(self.evaluator.evaluate, VALIDATION, self.eval_tasks("validation")),
+        )
+        loop = SftLoop(settings=settings, samples=self.samples, learner=learner, parts=parts, seconds=progress.limit_s)
         return loop, state
+
+    async def evaluate(self, name: str, step: int) -> None:
+        await self.evaluator.evaluate(name, self.eval_tasks(self.config.eval.split), step)
 
     def _check_same_samples(self, warmup_s: float) -> None:
         """Raise UserError if a resumed run has other demonstrations than it started with."""
@@ -196,20 +219,6 @@ class _SftRun(TrainingRun):
             raise UserError(
                 f"{self.config.sft.demos} has changed since {self.folder.path} started. Restore it, or start a new run."
             )
-
-    def _settings(self, limit_s: float | None, micro_tokens: int) -> SftSettings:
-        config = self.config
-        return SftSettings(
-            batch=config.sft.batch,
-            epochs=config.sft.epochs,
-            seed=config.seed,
-            micro_tokens=micro_tokens,
-            eval_every=config.eval.every,
-            eval_tasks=self.eval_tasks("validation"),
-            checkpoint_every=config.checkpoint.every,
-            keep_best=config.checkpoint.keep_best,
-            max_seconds=limit_s,
-        )
 
     def summarise(self, rows: Sequence[dict[str, Any]]) -> Summary:
         if self.environments.specs:
@@ -233,29 +242,29 @@ def build_sft_learner(config: Config, model: Any, steps: int, plan: MemoryPlan |
 
 def summarise(rows: Sequence[dict[str, Any]], count: int, seed: int) -> Summary:
     """Return the contents of `summary.json`."""
-    steps = [row for row in rows if "train/loss" in row]
+    steps = read_steps(rows)
     return summarise_success(rows, steps, seed) | summarise_tokens(steps, count)
 
 
 def summarise_loss(rows: Sequence[dict[str, Any]], count: int, held_out: int, seed: int) -> Summary:
     """Return the contents of `summary.json` without an environment. Losses are None if nothing was held out."""
-    steps = [row for row in rows if "train/loss" in row]
+    steps = read_steps(rows)
     before, after = (
         next((row[key] for row in rows if key in row), None) for key in ("held_out/before", "held_out/after")
     )
     return {
         "loss_before": before,
         "loss_after": after,
-        "wall_s": rows[0]["time/warmup_s"] + sum(row["time/total_s"] for row in steps),
+        "wall_s": rows[0]["time/warmup_s"] + sum(record.time["total_s"] for record in steps),
         "steps": len(steps),
         "seed": seed,
         "held_out": held_out,
     } | summarise_tokens(steps, count)
 
 
-def summarise_tokens(steps: Sequence[dict[str, Any]], count: int) -> Summary:
+def summarise_tokens(steps: Sequence[StepRecord], count: int) -> Summary:
     return {
         "demonstrations": count,
-        "answer_tokens": int(sum(row["train/answer_tokens"] for row in steps)),
-        "loss": steps[-1]["train/loss"],
+        "answer_tokens": int(sum(record.training["answer_tokens"] for record in steps)),
+        "loss": steps[-1].training["loss"],
     }

@@ -12,32 +12,23 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost
 from turnwise.core.learner import Learner
 from turnwise.data.replay import Replay
-from turnwise.data.samples import AllowedSets
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.loading.load import LoadedModel
 from turnwise.models.memory.plan import MemoryPlan
+from turnwise.record.steps import read_steps
 from turnwise.record.trajectories import open_replay
 from turnwise.report.learning_curve import draw_learning_curve
-from turnwise.report.progress import Progress, explain_idle_step
+from turnwise.report.progress import Progress
 from turnwise.report.tables import seeds_table
 from turnwise.report.terminal import make_console
-from turnwise.report.trajectory_images import TrajectoryImages
-from turnwise.rollout.collect import GroupCollector
-from turnwise.run.archer import build_archer
-from turnwise.run.build import PolicyStack, build_policy_stack, build_rewards, model_loader
-from turnwise.run.build_learner import (
-    advantage_traits,
-    build_coefficients,
-    build_learner,
-    estimate_settings,
-    share_value_head,
-    update_settings,
-)
+from turnwise.run.build import PolicyStack, build_policy_stack
+from turnwise.run.build_learner import build_learner, share_value_head
+from turnwise.run.build_loop import LoopInputs, build_loop
 from turnwise.run.datasets import fill_replay
 from turnwise.run.environment_mix import build_environment_mix
 from turnwise.run.resources import memory_plan
+from turnwise.run.restore import open_checkpoints, restore_or_init
 from turnwise.run.run_name import check_run_name, configs_of_seeds
-from turnwise.run.selfplay import build_selfplay
 from turnwise.run.training_run import (
     OnStep,
     Summary,
@@ -45,20 +36,15 @@ from turnwise.run.training_run import (
     open_run,
     report_end,
     resolve,
-    restore_or_init,
     summarise_success,
 )
 from turnwise.run.trial_episodes import try_environments
 from turnwise.run.validate import check_run
 from turnwise.text.command_line import spell_command
-from turnwise.training.archer import Archer
-from turnwise.training.archer_offline import OfflineArcher
-from turnwise.training.asynchronous import AsyncRolloutStage, LearnerThread
-from turnwise.training.checkpoints import Checkpoints, State, restore
-from turnwise.training.learner import LocalLearner
+from turnwise.training.checkpoints import State
 from turnwise.training.loop import Loop
-from turnwise.training.offline import ReplayStage, score_rendered
-from turnwise.training.rollout_stage import GroupSource, RolloutStage
+from turnwise.training.offline import score_rendered
+from turnwise.training.validation import Evaluator
 from turnwise.user_code.references import reference_name
 
 EVAL_EPISODES = 512
@@ -128,7 +114,10 @@ class ReinforcementRun(TrainingRun):
     """A run of reinforcement learning."""
 
     stack: PolicyStack
-    """Built with the loop."""
+    evaluator: Evaluator
+    progress: Progress
+    loop: Loop
+    """Built by `build`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -138,26 +127,38 @@ class ReinforcementRun(TrainingRun):
             self.config = self.config.model_copy(update={"model": model})
 
     def build(self, progress: Progress, resume: bool) -> tuple[Loop, State]:
-        config = self.config
+        config, self.progress = self.config, progress
         loaded, warmup_s = self.load_policy(progress)
         plan = memory_plan(config, loaded.model)
         if plan.items:
             progress.note(f"memory: {plan.describe()}")
-        stack, learner = self._build_parts(loaded, plan, progress.note)
-        self.stack = stack
-        replay = self._fill_replay(loaded, stack, learner, plan, progress) if config.data.sources else None
-        archer = (
-            build_archer(config, stack, learner, self.folder.replay, replay, plan)
-            if isinstance(learner, LocalLearner)
-            else None
+        self.stack, learner = self._build_parts(loaded, plan, progress.note)
+        self.evaluator = self.build_evaluator(self.stack, progress)
+        replay = self._fill_replay(loaded, self.stack, learner, plan, progress) if config.data.sources else None
+        checkpoints = open_checkpoints(config, loaded, self.folder)
+        self.loop = build_loop(
+            LoopInputs(
+                config=config,
+                environments=self.environments,
+                tasks=self.tasks,
+                validation_tasks=self.eval_tasks("validation"),
+                loaded=loaded,
+                stack=self.stack,
+                learner=learner,
+                plan=plan,
+                replay=replay,
+                evaluator=self.evaluator,
+                checkpoints=checkpoints,
+                folder=self.folder,
+                progress=progress,
+                services=self.services,
+            )
         )
-        self._restore = partial(restore_or_init, config, loaded, learner, self.folder, note=progress.note)
-        checkpoints, state = self._restore(resume=resume)
-        if archer is not None:
-            archer.rewind(state.step)
+        self._restore = partial(restore_or_init, config, checkpoints, learner, self.folder, note=progress.note)
+        state = self._restore(resume=resume)
         if not self.folder.read_metrics():
             self.folder.append_metrics({"step": 0, "time/warmup_s": warmup_s})
-        return self._loop(loaded, stack, learner, archer, checkpoints, progress, plan, replay), state
+        return self.loop, state
 
     def _fill_replay(
         self, loaded: LoadedModel, stack: PolicyStack, learner: Learner, plan: MemoryPlan, progress: Progress
@@ -196,104 +197,12 @@ class ReinforcementRun(TrainingRun):
 
     def recover(self, loss: LearnerLost) -> State:
         self._actors.restart_learner(loss)
-        return self._restore(resume=True)[1]
+        self.loop.forget_published()
+        return self._restore(resume=True)
 
-    def _loop(
-        self,
-        loaded: LoadedModel,
-        stack: PolicyStack,
-        learner: Learner,
-        archer: Archer | OfflineArcher | None,
-        checkpoints: Checkpoints,
-        progress: Progress,
-        plan: MemoryPlan,
-        replay: Replay | None,
-    ) -> Loop:
-        config, tokens = self.config, plan.micro_tokens
-        allowed_sets = stack.renderer.grammars.allowed_sets
-        collector, opponents = build_selfplay(
-            config, self.environments, self.tasks, loaded, stack, learner, checkpoints, self.folder, progress
-        )
-        rollout_stage: GroupSource
-        if replay is None:
-            rollout_stage = self._rollout_stage(stack, collector, learner, tokens)
-        else:
-            rollout_stage = self._replay_stage(replay, learner, tokens, allowed_sets)
-        return Loop(
-            config=config,
-            estimate_settings=estimate_settings(config, tokens, allowed_sets),
-            update_settings=update_settings(config, tokens),
-            rollout_stage=rollout_stage,
-            evaluator=self.build_evaluator(stack, progress),
-            engine=stack.engine,
-            learner=learner,
-            coefficients=build_coefficients(config),
-            checkpoints=checkpoints,
-            restore=lambda folder, state: restore(Path(folder), learner, state, model_loader(config)),
-            folder=self.folder,
-            progress=progress,
-            decode=stack.renderer.decode,
-            name_token=stack.renderer.name_token,
-            pictures=TrajectoryImages(
-                self.folder.trajectories,
-                every=config.record.pictures_every,
-                per_step=config.record.pictures_per_step,
-                warn=progress.note,
-            ),
-            validation_tasks=self.eval_tasks("validation"),
-            opponents=opponents,
-            services=self.services,
-            max_seconds=progress.limit_s,
-            release_cache=plan.releases_cache,
-            learner_thread=LearnerThread() if config.rollout.max_staleness else None,
-            archer=archer,
-        )
-
-    def _replay_stage(
-        self, replay: Replay, learner: Learner, micro_tokens: int, allowed_sets: AllowedSets
-    ) -> ReplayStage:
-        config = self.config
-        return ReplayStage(
-            tasks=self.tasks,
-            replay=replay,
-            algo=config.algo,
-            learner=learner,
-            groups=config.rollout.groups,
-            group_size=config.rollout.group_size,
-            micro_tokens=micro_tokens,
-            run_seed=config.seed,
-            pair_gap=config.data.pair_gap,
-            allowed_sets=allowed_sets,
-        )
-
-    def _rollout_stage(
-        self, stack: PolicyStack, collector: GroupCollector, learner: Learner, micro_tokens: int
-    ) -> RolloutStage:
-        config = self.config
-        staleness = config.rollout.max_staleness
-        build_stage = (
-            partial(
-                AsyncRolloutStage,
-                max_staleness=staleness,
-                steps=config.train.steps,
-                in_flight=config.rollout.in_flight,
-            )
-            if staleness
-            else RolloutStage
-        )
-        return build_stage(
-            tasks=self.tasks,
-            collector=collector,
-            greedy=stack.greedy if advantage_traits(config).needs_greedy else None,
-            rewards=build_rewards(config, self.services.judges, stack.renderer.decode),
-            algo=config.algo,
-            learner=learner,
-            groups=config.rollout.groups,
-            group_size=config.rollout.group_size,
-            refill=config.algo.filter_refill,
-            micro_tokens=micro_tokens,
-            allowed_sets=stack.renderer.grammars.allowed_sets,
-        )
+    async def evaluate(self, name: str, step: int) -> None:
+        await self.loop.publish(step)
+        await self.evaluator.evaluate(name, self.eval_tasks(self.config.eval.split), step)
 
     def write_figures(self, rows: Sequence[dict[str, Any]]) -> None:
         self.folder.write_text("curve.svg", draw_learning_curve(rows, self.folder.path.name))
@@ -304,11 +213,11 @@ class ReinforcementRun(TrainingRun):
 
 def summarise(rows: Sequence[dict[str, Any]], seed: int) -> Summary:
     """Return the contents of `summary.json`."""
-    steps = [row for row in rows if "rollout/episodes" in row or "data/episodes" in row]
+    steps = read_steps(rows)
     return summarise_success(rows, steps, seed) | {
-        "dropped": int(sum(row.get("rollout/dropped", 0) for row in steps)),
-        "dropped_no_reward": int(sum(row.get("rollout/dropped_no_reward", 0) for row in steps)),
-        "idle_steps": sum(explain_idle_step(row) is not None for row in steps),
-        "episodes": int(sum(row.get("rollout/episodes", 0) for row in steps)),
-        "tokens": int(sum(row.get("rollout/sampled_tokens", 0) for row in steps)),
+        "dropped": int(sum(record.rollout.get("dropped", 0) for record in steps)),
+        "dropped_no_reward": int(sum(record.rollout.get("dropped_no_reward", 0) for record in steps)),
+        "idle_steps": sum(record.idle is not None for record in steps),
+        "episodes": int(sum(record.played("episodes") for record in steps)),
+        "tokens": int(sum(record.played("sampled_tokens") for record in steps)),
     }

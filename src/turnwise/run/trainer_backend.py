@@ -27,9 +27,7 @@ from turnwise.run.sources import find_checkpoint
 from turnwise.run.train import ReinforcementRun
 from turnwise.run.training_run import open_run, resolve
 from turnwise.run.validate import check_settings
-from turnwise.training.checkpoints import State
-from turnwise.training.loop import Loop
-from turnwise.training.rollout_stage import RolloutStage
+from turnwise.training.played import Played
 from turnwise.training.step_record import StepTimer
 from turnwise.user_code.references import reference_name
 
@@ -53,11 +51,11 @@ class LocalBackend:
     """A run in this process."""
 
     def __init__(
-        self, run: ReinforcementRun, loop: Loop, state: State, access: Access, rows: Sequence[Mapping[str, Any]]
+        self, run: ReinforcementRun, source: Played, access: Access, rows: Sequence[Mapping[str, Any]]
     ) -> None:
-        """`rows`: the metrics of each step, appended by the run."""
+        """`source` scores and filters episodes; `rows`: the metrics of each step, appended by the run."""
         self.config, self.access = run.config, access
-        self._run, self._loop, self._state, self._rows = run, loop, state, rows
+        self._run, self._source, self._rows = run, source, rows
         self._timers: dict[bool, StepTimer] = {}
         """Timer of the episodes since the last step (False) or evaluation (True)."""
 
@@ -67,7 +65,7 @@ class LocalBackend:
 
     @property
     def steps_done(self) -> int:
-        return self._state.step
+        return self._run.loop.step
 
     def collector(self, *, evaluation: bool) -> AgentCollector:
         stack = self._run.stack
@@ -77,33 +75,33 @@ class LocalBackend:
         return replace(collector, find_task=value_of_task)
 
     def show(self, done: int, total: int) -> None:
-        self._loop.progress.phase("rollout", done, total)
+        self._run.progress.phase("rollout", done, total)
 
     async def step(self, collected: CollectedGroups) -> dict[str, Any]:
-        loop, gateway = self._loop, self._run.stack.gateway
-        assert gateway is not None and isinstance(loop.rollout_stage, RolloutStage)
+        loop, gateway = self._run.loop, self._run.stack.gateway
+        assert gateway is not None
         members = sum(len(group.trajectories) for group in collected.groups)
-        rollout = await loop.rollout_stage.use(collected, episodes=members + collected.counts["dropped"])
+        rollout = await self._source.use(loop.step, collected, episodes=members + collected.counts["dropped"])
         await gateway.pause()
         try:
             timer = self._timers.pop(False, None) or StepTimer()
-            state = await loop.train_on(rollout, self._state, timer)
-            self._state = await loop.finish_step(state)
+            await loop.train_on(rollout, timer)
+            await loop.finish_step()
         finally:
             gateway.resume()
         return dict(self._rows[-1])
 
     async def evaluate(self, collector: AgentCollector, name: str, tasks: Sequence[Task]) -> Evaluation:
         self._timers.pop(True, None)
-        return await replace(self._loop.evaluator, collector=collector).evaluate(name, tasks, self.steps_done)
+        return await replace(self._run.evaluator, collector=collector).evaluate(name, tasks, self.steps_done)
 
     def record_evaluation(self, name: str, evaluation: Evaluation) -> None:
         """Record episodes that a remote trainer ran."""
         tasks, timer = [each.task for each in evaluation.trajectories], self._timers.pop(True, None) or StepTimer()
-        self._loop.evaluator.record(name, tasks, evaluation, self.steps_done, timer)
+        self._run.evaluator.record(name, tasks, evaluation, self.steps_done, timer)
 
     def save(self) -> Path:
-        self._loop.save(self._state)
+        self._run.loop.stop()
         return find_checkpoint(self.path, None)
 
 
@@ -136,15 +134,15 @@ async def open_local(
         )
         run = ReinforcementRun(config, environments, folder, console, rows.append)
         run.planned_steps = config.train.steps if "train.steps" in override_keys else None
-        loop, state = exits.enter_context(run.open(resume))
-        gateway = run.stack.gateway
-        assert isinstance(loop, Loop) and gateway is not None
+        _, state = exits.enter_context(run.open(resume))
+        gateway, source = run.stack.gateway, run.loop.source
+        assert isinstance(source, Played) and gateway is not None
         exits.push_async_callback(run.services.close)
-        backend = LocalBackend(run, loop, state, Access(url="", key=""), rows)
+        backend = LocalBackend(run, source, Access(url="", key=""), rows)
         if prepare is not None:
             prepare(gateway, backend)
         await exits.enter_async_context(gateway)
-        await loop.begin(state)
+        await run.loop.begin(state)
         backend.access = await open_access(run)
         try:
             yield backend

@@ -16,14 +16,13 @@ from rich.console import Console
 from turnwise.config.load import to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost, Outage, UserError
-from turnwise.core.learner import Learner
 from turnwise.core.task import Split, Task
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.load import LoadedModel
-from turnwise.record.metrics import list_rows, list_steps, trained_steps
 from turnwise.record.provenance import describe_changes, write_provenance
 from turnwise.record.resume_command import spell_resume
-from turnwise.record.run_folder import METRICS_FILE, JudgeUsage, RunFolder
+from turnwise.record.run_folder import JudgeUsage, RunFolder
+from turnwise.record.steps import StepRecord, is_step
 from turnwise.record.trackers import Trackers
 from turnwise.report.html_report import REPORT_NAME as REPORT
 from turnwise.report.html_report import write_report
@@ -32,7 +31,7 @@ from turnwise.report.tables import run_table
 from turnwise.report.terminal import print_command, sanitize_line
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.services import RewardServices
-from turnwise.run.build import PolicyStack, load_policy, model_loader
+from turnwise.run.build import PolicyStack, load_policy
 from turnwise.run.environment_mix import EnvironmentMix, build_task_source, describe_rows
 from turnwise.run.resources import default_threads
 from turnwise.run.run_name import check_run_name, run_path
@@ -40,8 +39,8 @@ from turnwise.run.setting_paths import source_files
 from turnwise.run.sources import resolve_model_name
 from turnwise.run.thread_tasks import cancellable
 from turnwise.run.trial_episodes import check_replies_fit
-from turnwise.training.checkpoints import Checkpoints, State, restore, step_folders, step_of
-from turnwise.training.step_record import Evaluator
+from turnwise.training.checkpoints import State, step_folders, step_of
+from turnwise.training.validation import Evaluator
 
 Summary = dict[str, Any]
 OnStep = Callable[[Mapping[str, Any]], object]
@@ -83,50 +82,6 @@ def open_run(
             elif (changes := describe_changes(folder.path)) is not None:
                 console.print(sanitize_line(changes), soft_wrap=True)
             yield folder
-
-
-def restore_or_init(
-    config: Config,
-    loaded: LoadedModel,
-    learner: Learner,
-    folder: RunFolder,
-    *,
-    resume: bool,
-    note: Callable[[str], None],
-) -> tuple[Checkpoints, State]:
-    """Load the newest checkpoint into the learner, or start at step 0 if there is none. Later rows are discarded."""
-    checkpoints = Checkpoints(
-        folder.checkpoints,
-        keep_last=config.checkpoint.keep_last,
-        tokenizer=loaded.tokenizer,
-        every=config.checkpoint.every,
-    )
-    state = State(step=0, best_success=None, skipped_steps=0)
-    checkpoints.sweep()
-    newest = checkpoints.newest() if resume else None
-    if newest is not None:
-        path, state = newest
-        restore(path, learner, state, model_loader(config))
-        checkpoints.drop_before(path)
-        _check_metrics(folder, path, state.step, note)
-    elif resume:
-        note(f"{folder.path} has no checkpoint yet. It starts again from the beginning, with its own settings.")
-    if resume:
-        folder.discard_from(state.step + 1)
-    return checkpoints, state
-
-
-def _check_metrics(folder: RunFolder, checkpoint: Path, step: int, note: Callable[[str], None]) -> None:
-    """Restore lost rows of metrics from the checkpoint's copy and report them; without one, report missing steps."""
-    copy = checkpoint / METRICS_FILE
-    if copy.is_file():
-        if lost := folder.restore_metrics(copy):
-            note(f"{folder.metrics_path} lacked {list_rows(lost)}, restored from {checkpoint.name}.")
-    elif missing := set(range(1, step + 1)) - trained_steps(folder.read_metrics()):
-        note(
-            f"{folder.metrics_path} lacks {list_steps(missing)}. {checkpoint.name} has no copy (earlier versions made "
-            "none), so the run continues without them."
-        )
 
 
 @contextmanager
@@ -200,7 +155,6 @@ class TrainingLoop(Protocol):
     @property
     def steps(self) -> int: ...
     async def run(self, state: State) -> State: ...
-    async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> object: ...
 
 
 @dataclass
@@ -228,6 +182,10 @@ class TrainingRun(ABC):
 
     @abstractmethod
     def build(self, progress: Progress, resume: bool) -> tuple[TrainingLoop, State]: ...
+
+    @abstractmethod
+    async def evaluate(self, name: str, step: int) -> None:
+        """Evaluate the policy after `step` steps and record it under this name."""
 
     @abstractmethod
     def summarise(self, rows: Sequence[dict[str, Any]]) -> Summary: ...
@@ -295,7 +253,7 @@ class TrainingRun(ABC):
                 yield loop, state
 
     def _report_step(self, row: Mapping[str, Any]) -> None:
-        if self.on_step is not None and "eval/name" not in row and "time/total_s" in row:
+        if self.on_step is not None and is_step(row):
             self.on_step(dict(row))
 
     async def _train(self, loop: TrainingLoop, state: State) -> Summary:
@@ -309,8 +267,7 @@ class TrainingRun(ABC):
         return nullcontext()
 
     async def _evaluate_and_train(self, loop: TrainingLoop, state: State) -> Summary:
-        evaluate_before = partial(self._evaluate_once, loop, "before")
-        evaluate_after = partial(self._evaluate_once, loop, "after")
+        evaluate_before, evaluate_after = (partial(self._evaluate_once, name) for name in ("before", "after"))
         if state.step < loop.steps:
             self.folder.discard_results()
         state = await self._run_stage(evaluate_before, state)
@@ -328,10 +285,10 @@ class TrainingRun(ABC):
         self.folder.write_summary(summary)  # last: a run with a summary has ended
         return {"finished": True, **summary}
 
-    async def _evaluate_once(self, loop: TrainingLoop, name: str, state: State) -> State:
-        """Evaluate on the test tasks, unless that is recorded, or "before" was lost and the weights are trained."""
+    async def _evaluate_once(self, name: str, state: State) -> State:
+        """Evaluate, unless that is recorded, or "before" was lost and the weights are trained."""
         if not self._evaluated(name) and not (name == "before" and state.step):
-            await loop.evaluate(name, self.eval_tasks(self.config.eval.split), state.step)
+            await self.evaluate(name, state.step)
         return state
 
     async def _run_stage(self, stage: Callable[[State], Awaitable[State]], state: State) -> State:
@@ -367,7 +324,7 @@ def report_end(config: Config, summary: Summary, path: Path, console: Console, *
     print_command(console, f"{reason}; resume with:", spell_resume(path))
 
 
-def summarise_success(rows: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]], seed: int) -> Summary:
+def summarise_success(rows: Sequence[dict[str, Any]], steps: Sequence[StepRecord], seed: int) -> Summary:
     """Return the part of `summary.json` that every run has.
 
     `wall_s` is training with tiny's warm-up, without the evaluations before and after.
@@ -381,8 +338,9 @@ def summarise_success(rows: Sequence[dict[str, Any]], steps: Sequence[dict[str, 
         "success_after": after["eval/success"],
         "interval": [after["eval/success_low"], after["eval/success_high"]],
         "wall_s": sum(row.get("time/warmup_s", 0.0) for row in rows)
-        + sum(row["time/total_s"] for row in [*steps, *validations]),
-        "steps": max((row["step"] for row in steps), default=0),
+        + sum(record.time["total_s"] for record in steps)
+        + sum(row["time/total_s"] for row in validations),
+        "steps": max((record.step for record in steps), default=0),
         "seed": seed,
         "eval_dropped": int(sum(row.get("eval/dropped", 0) for row in rows)),
         "dropped_reason": reasons[-1] if reasons else None,

@@ -39,7 +39,9 @@ from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.replay import Replay
 from turnwise.data.samples import count_sampled, gather_sampled, scatter_sampled
 from turnwise.models.critic import UtteranceValues
-from turnwise.training.estimate import SCORE_COLUMNS, Estimate, score_samples, select_trajectories
+from turnwise.record.steps import IdleReason
+from turnwise.training.estimate import SCORE_COLUMNS, score_samples, select_trajectories
+from turnwise.training.step import Estimate, Part, Rollout
 from turnwise.training.utterance_critic import (
     Decisions,
     UtteranceCriticLearner,
@@ -160,26 +162,31 @@ class CriticCheck:
         return scale_advantages(found, std, settings.algo)
 
 
-class Archer:
+class Archer(Part):
+    """Trains a critic of utterances; the actor follows its judgement of fresh ones."""
+
+    trains = True
+    setting = "algo.method archer"
+
     def __init__(
         self, *, settings: ActorSettings, critic: UtteranceCriticLearner, replay: Replay, sampler: UtteranceSampler
     ) -> None:
         self.settings, self.critic, self.replay, self.sampler = settings, critic, replay, sampler
 
-    async def sample_fresh_utterances(self, step: int, groups: Sequence[Group]) -> list[FreshUtterance]:
-        """Add the episodes of training step `step` to the replay; sample fresh utterances at states of both."""
-        for trajectory in usable_trajectories(groups, self.settings.algo):
+    async def sample(self, rollout: Rollout) -> list[FreshUtterance]:
+        """Add the episodes of the step to the replay; sample fresh utterances at states of both."""
+        step = rollout.number
+        for trajectory in usable_trajectories(rollout.groups, self.settings.algo):
             self.replay.add(trajectory, step=step)
         states = draw_states(self.replay, self.settings, step) + draw_new_states(self.replay, self.settings, step)
         return await self.sampler.sample(states, step)
 
-    def estimate(
-        self, step: int, groups: Sequence[Group], fresh: Sequence[FreshUtterance], learner: Learner
-    ) -> Estimate | None:
-        """Train the critic; return the advantages of the fresh utterances in the step's episodes. None without any."""
+    def estimate(self, rollout: Rollout, sampled: Sequence[FreshUtterance], learner: Learner) -> Estimate | IdleReason:
+        """Train the critic; return the advantages of the fresh utterances in the step's episodes."""
+        step, fresh = rollout.number, sampled
         new = [each for each in fresh if each.state.update is None]
         if not new:
-            return None
+            return IdleReason.NO_UTTERANCES
         check = self._check_critic(step, new)  # before the critic learns from these returns
         metrics = check.metrics | train_critic(self.critic, draw_batches(self.replay, self.settings, step), fresh, step)
         stored = [each.stored_sample() for each in fresh if each.state.update is not None]
@@ -223,13 +230,9 @@ class Archer:
             metrics=calibrate(of_played, played) | shown,
         )
 
-    def rewind(self, step: int) -> None:
-        """Forget what was played after training step `step`, whose checkpoint was restored."""
+    async def begin(self, step: int) -> None:
+        """Forget what was played after step `step`, whose checkpoint was restored."""
         self.replay.discard_from(step + 1)
-
-    def prune(self, step: int) -> None:
-        """Free the disk of trajectories that no run needs which resumes after `step`."""
-        self.replay.prune(step)
 
 
 def usable_trajectories(groups: Sequence[Group], algo: AlgoConfig) -> list[Trajectory]:
@@ -362,6 +365,7 @@ def build_estimate(
         loss_masks=masks,
         advantage_masks=masks,
         critic_fit=None,
+        of_utterances=True,
         metrics=metrics
         | {"advantage_std": float(per_token.std(correction=0)), "advantage_mean": float(per_token.mean())},
     )

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from turnwise.algos.archer import compute_advantages
 from turnwise.core.learner import Learner
-from turnwise.core.trajectory import Group
 from turnwise.data.replay import Replay
+from turnwise.record.steps import IdleReason
 from turnwise.training.archer import (
     ActorSettings,
     FreshUtterance,
@@ -30,11 +30,15 @@ from turnwise.training.archer import (
     train_critic,
     usable_trajectories,
 )
-from turnwise.training.estimate import Estimate
+from turnwise.training.step import Estimate, Rollout
 from turnwise.training.utterance_critic import UtteranceCriticLearner
 
 
 class OfflineArcher:
+    """Trains a critic of stored utterances; the actor follows its judgement of them."""
+
+    trains = True
+
     def __init__(
         self,
         *,
@@ -45,32 +49,25 @@ class OfflineArcher:
     ) -> None:
         """`replay`: the stored episodes, which stay as they are. `sampler`: lets the policy act at their states."""
         self.settings, self.critic, self.replay, self.sampler = settings, critic, replay, sampler
+        self.setting = f"algo.method {settings.algo.method}"
 
-    async def sample_fresh_utterances(self, step: int, groups: Sequence[Group]) -> list[FreshUtterance]:
+    async def sample(self, rollout: Rollout) -> list[FreshUtterance]:
         """Return the policy's utterances at stored states; nothing without a sampler."""
         if self.sampler is None:
             return []
-        return await self.sampler.sample(draw_states(self.replay, self.settings, step), step)
+        return await self.sampler.sample(draw_states(self.replay, self.settings, rollout.number), rollout.number)
 
-    def estimate(
-        self, step: int, groups: Sequence[Group], fresh: Sequence[FreshUtterance], learner: Learner
-    ) -> Estimate | None:
-        """Train the critic; return the advantages of the utterances in the step's episodes. None if there are none."""
-        settings = self.settings
-        trajectories = usable_trajectories(groups, settings.algo)
+    def estimate(self, rollout: Rollout, sampled: Sequence[FreshUtterance], learner: Learner) -> Estimate | IdleReason:
+        """Train the critic; return the advantages of the utterances in the step's episodes."""
+        settings, step = self.settings, rollout.number
+        trajectories = usable_trajectories(rollout.groups, settings.algo)
         if not trajectories:
-            return None
+            return IdleReason.NO_UTTERANCES
         stored = decisions_of(trajectories, settings.algo)
         fit_unit(self.critic, stored)
-        metrics = train_critic(self.critic, draw_batches(self.replay, settings, step), fresh, step)
+        metrics = train_critic(self.critic, draw_batches(self.replay, settings, step), sampled, step)
         estimates = self.critic.estimate_values(stored.samples)
         metrics |= calibrate(estimates, stored)
         metrics["effective_samples"] = effective_share(stored.samples, learner, settings.micro_tokens)
         advantages = scale_advantages(compute_advantages(estimates.q, estimates.v), self.critic.std, settings.algo)
         return build_estimate(trajectories, stored.samples, advantages, metrics, settings, learner)
-
-    def rewind(self, step: int) -> None:
-        """Do nothing: training adds no episodes."""
-
-    def prune(self, step: int) -> None:
-        """Do nothing: training adds no episodes."""

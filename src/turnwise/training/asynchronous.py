@@ -10,16 +10,17 @@ when its step starts.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
-from turnwise.rollout.collect import DrawCounts
+from turnwise.record.metrics import staleness_metrics
 from turnwise.rollout.tasks import SuccessCounts
-from turnwise.training.rollout_stage import RolloutRound, RolloutStage, ShowProgress
+from turnwise.training.played import Played, RolloutRound
+from turnwise.training.step import Metrics, Part, Rollout, ShowProgress, TrainedStep
 
 _T = TypeVar("_T")
 
@@ -34,71 +35,93 @@ class _RunningStep:
     progress: tuple[int, int] = (0, 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AsyncRolloutStage(RolloutStage):
-    """Rolls out the first round of the coming steps in the background; later rounds and baselines when they are due."""
+class PlayedAhead(Part):
+    """Plays the first round of the coming steps in the background; later rounds and baselines when they are due."""
 
-    max_staleness: int
-    steps: int
-    """Training steps of the run."""
-    in_flight: int
-    _running: dict[int, _RunningStep] = field(default_factory=dict, init=False)
-    """By step."""
-    _gate: asyncio.Semaphore = field(init=False)
-    """Shared by all running steps: earlier ones go first."""
+    name = "started_steps"
 
-    def __post_init__(self) -> None:
-        gate = asyncio.Semaphore(max(1, self.in_flight // self.collector.tasks_per_match))
-        object.__setattr__(self, "_gate", gate)
+    def __init__(self, played: Played, *, max_staleness: int, steps: int, in_flight: int) -> None:
+        """`steps`: training steps of the run."""
+        self._played = played
+        self._max_staleness, self._steps = max_staleness, steps
+        self._running: dict[int, _RunningStep] = {}
+        """By step."""
+        self._cancelled: list[asyncio.Task[RolloutRound]] = []
+        self._drawn_with: Mapping[str, SuccessCounts] = {}
+        """Results of tasks with which a stopped run had drawn the tasks of its started steps."""
+        self._gate = asyncio.Semaphore(max(1, in_flight // played.collector.tasks_per_match))
+        """Shared by all running steps: earlier ones go first."""
 
-    def admit(
-        self, done: int, success_counts: SuccessCounts, drawn_with: Mapping[str, SuccessCounts] | None = None
-    ) -> None:
-        """Start the steps that the staleness bound allows after `done` trained steps.
+    async def groups(self, step: int) -> Rollout:
+        """Wait for the step's first round. A later one, whose need was not known before, is rolled out now."""
+        if step not in self._running:
+            self._start(step)
+        running = self._running[step]
+        running.show = self._played.show
+        running.show("rollout", *running.progress)
+        round = await asyncio.shield(running.task)
+        del self._running[step]
+        return await self._played.complete(step, round)
 
-        `success_counts`: results of tasks so far, for a curriculum; `drawn_with`: those of steps that a stopped run had
-        started, which draw the same tasks again.
-        """
-        for step in range(done, min(done + self.max_staleness + 1, self.steps)):
-            if step not in self._running:
-                self._start(step, (drawn_with or {}).get(str(step), success_counts))
+    def state(self) -> Mapping[str, Mapping[str, Sequence[float]]]:
+        """Return the results with which the curriculum drew the tasks of the started steps."""
+        if self._played.tasks.curriculum is None:
+            return {}
+        return {
+            str(step): {name: list(counts) for name, counts in running.success_counts.items()}
+            for step, running in self._running.items()
+        }
 
-    def _start(self, step: int, success_counts: SuccessCounts) -> None:
+    def load_state(self, state: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+        """A step that a stopped run had started draws the same tasks again."""
+        self._drawn_with = {
+            step: {name: (won, tries) for name, (won, tries) in counts.items()} for step, counts in state.items()
+        }
+
+    async def begin(self, step: int) -> None:
+        await self.finish(step)
+        self._drawn_with = {}
+
+    async def finish(self, step: int) -> None:
+        """Start the steps that the staleness bound allows after `step` trained steps."""
+        for coming in range(step, min(step + self._max_staleness + 1, self._steps)):
+            if coming not in self._running:
+                self._start(coming)
+
+    def _start(self, step: int) -> None:
         def show(phase: str, done: int, total: int) -> None:
             running.progress = done, total
             if running.show is not None:
                 running.show(phase, done, total)
 
-        rollout = self.roll_out(step, 0, Counter(), show, success_counts, self._gate)
-        running = _RunningStep(asyncio.create_task(rollout), success_counts)
+        counts = self._drawn_with.get(str(step), self._played.results.counts)
+        rollout = self._played.roll_out(step, 0, Counter(), counts, show, self._gate)
+        running = _RunningStep(asyncio.create_task(rollout), counts)
         self._running[step] = running
 
-    async def next_round(
-        self, step: int, number: int, drawn: DrawCounts, show: ShowProgress, success_counts: SuccessCounts | None
-    ) -> RolloutRound:
-        """Wait for the step's first round; roll out a later one, whose need was not known before, without waiting."""
-        if number > 0:
-            return await self.roll_out(step, number, drawn, show, success_counts)
-        if step not in self._running:
-            self._start(step, success_counts or {})
-        running = self._running[step]
-        running.show = show
-        show("rollout", *running.progress)
-        found = await asyncio.shield(running.task)
-        del self._running[step]
-        return found
+    def record(self, trained: TrainedStep) -> Metrics:
+        return staleness_metrics(trained.rollout.kept, version=trained.number - 1)
 
-    def drawn_with(self, done: int) -> dict[str, dict[str, tuple[float, float]]]:
-        if self.tasks.curriculum is None:
-            return {}
-        return {str(step): dict(each.success_counts) for step, each in self._running.items() if step >= done}
+    def restart(self) -> None:
+        """Cancel the started steps: they are repeated with other weights."""
+        for running in self._running.values():
+            running.task.cancel()
+            self._cancelled.append(running.task)
+        self._running.clear()
 
     async def close(self) -> None:
-        running = [each.task for each in self._running.values()]
-        self._running.clear()
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        self.restart()
+        await asyncio.gather(*self._cancelled, return_exceptions=True)
+        self._cancelled.clear()
+
+
+class ThisThread:
+    """Runs the learner's part of a step in the event loop: nothing else runs meanwhile."""
+
+    cancelled = False
+
+    async def run(self, call: Callable[[], _T]) -> _T:
+        return call()
 
 
 class LearnerThread:

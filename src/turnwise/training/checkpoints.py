@@ -9,7 +9,6 @@ checkpoints/step_000010/  model.safetensors, config.json, tokenizer... (a plain 
 import hashlib
 import json
 import logging
-import math
 import os
 import re
 import shutil
@@ -29,6 +28,7 @@ from turnwise.models.loading.load import LoadedModel
 from turnwise.record.resume_command import advise_resume, spell_resume
 from turnwise.record.run_folder import METRICS_FILE
 from turnwise.training.learner_state import STATE_FILE, STATE_FOLDER
+from turnwise.training.step import Part
 
 BEST = "best"
 OLD = ".old-"
@@ -37,45 +37,22 @@ STEP_NAME = re.compile(r"step_[0-9]{6,}")
 OWN_FILES = (STATE_FILE, STATE_FOLDER, METRICS_FILE, "state.json")
 """Files and folders of a checkpoint besides the Hugging Face model."""
 
+VERSION = 2
+"""Format of `state.json`. 1, which has no version, had a field per feature."""
+
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """State of training after `step` steps."""
+    """State of training after `step` steps, besides the learner's files."""
 
     step: int
-    best_success: float | None
-    """Success of the best checkpoint on the validation split."""
     skipped_steps: int
-    coefficients: dict[str, float] = field(default_factory=dict)
-    """See `AdaptiveCoefficients.numbers`; empty before the first step."""
-    rate_scale: float = 1.0
-    """Factor of the learning rate, lowered by rollbacks."""
-    rollbacks: int = 0
-    watched_from: int = 0
-    """Step of the last rollback; alarms look only at later steps."""
-    success_counts: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Results of tasks, (successes, tries) by name, if a curriculum draws them."""
-    drawn_with: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
-    """Asynchronous training with a curriculum: the counts with which the tasks of each started step were drawn."""
-    judges: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Usage of the judges: their budgets are for the whole run, however often it is resumed."""
-
-    def __post_init__(self) -> None:
-        # JSON has lists instead of tuples.
-        object.__setattr__(self, "success_counts", _as_tuples(self.success_counts))
-        drawn_with = {step: _as_tuples(success_counts) for step, success_counts in self.drawn_with.items()}
-        object.__setattr__(self, "drawn_with", drawn_with)
-
-    def is_best(self, success: float) -> bool:
-        """Return True for the highest success so far. NaN, of a validation without scored episodes, never is."""
-        best = self.best_success
-        return success > (-math.inf if best is None or math.isnan(best) else best)
-
-
-def _as_tuples(success_counts: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
-    return {name: (won, tries) for name, (won, tries) in success_counts.items()}
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    """State of each part of the loop, by its name."""
+    version: int = VERSION
+    """Format of the state that was read."""
 
 
 class Checkpoints:
@@ -152,6 +129,50 @@ class Checkpoints:
         return newest(self.folder)
 
 
+def capture_state(step: int, learner: Learner, parts: Sequence[Part]) -> State:
+    states = {part.name: part.state() for part in parts if part.name}
+    return State(step=step, skipped_steps=learner.skipped_steps, parts=states)
+
+
+class SaveCheckpoints(Part):
+    """Saves checkpoints when they are due and where training stops."""
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        learner: Learner,
+        parts: Sequence[Part],
+        *,
+        steps: int,
+        on_save: Sequence[Callable[[int], None]] = (),
+    ) -> None:
+        """`parts`: those whose state is saved; it may grow until training begins. `steps`: of the whole run.
+
+        `on_save` is called after each save with the oldest step that a run may now be resumed from.
+        """
+        self.checkpoints = checkpoints
+        self._learner, self._parts, self._steps, self._on_save = learner, parts, steps, on_save
+
+    def save(self, step: int, *, best: bool = False) -> Path:
+        state = capture_state(step, self._learner, self._parts)
+        path = self.checkpoints.save(self._learner, state, best=best)
+        oldest = min(map(step_of, self.checkpoints.steps()), default=0 if best else step)
+        for call in self._on_save:
+            call(oldest)
+        return path
+
+    async def begin(self, step: int) -> None:
+        """Save again if the run stopped before the evaluation of this step was part of its checkpoint."""
+        await self.finish(step)
+
+    async def finish(self, step: int) -> None:
+        if 0 < step < self._steps and step % self.checkpoints.every == 0:
+            self.save(step)
+
+    def stop(self, step: int) -> None:
+        self.save(step)
+
+
 def step_folders(folder: Path) -> list[Path]:
     """Return the folders of steps, oldest first; other files in the folder are ignored."""
     found = [each for each in folder.glob("step_*") if STEP_NAME.fullmatch(each.name) and each.is_dir()]
@@ -205,11 +226,12 @@ def read_state(folder: Path) -> State:
         for name, digest in recorded.pop("files").items():
             if _digest(folder / name) != digest:
                 raise UserError(f"checkpoint {folder} is damaged: {name} has changed")
-        if "dials" in recorded:  # names of fields in earlier versions
-            recorded["coefficients"] = recorded.pop("dials")
-        if "measured" in recorded:
-            recorded["success_counts"] = recorded.pop("measured")
-        return State(**recorded)
+        return State(
+            step=recorded["step"],
+            skipped_steps=recorded["skipped_steps"],
+            parts=recorded.get("parts", {}),
+            version=recorded.get("version", 1),
+        )
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"checkpoint {folder} is damaged: {error}") from error
 

@@ -1,13 +1,13 @@
 """Diagnostics of a run: alarms and rollback, and measurements every n steps that need passes of the model."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from turnwise.algos.alarms import AlarmSettings, check_alarms
+from turnwise.algos.alarms import Alarm, AlarmSettings, check_alarms
 from turnwise.algos.diagnostics import (
     gradient_shares,
     information_metrics,
@@ -16,12 +16,15 @@ from turnwise.algos.diagnostics import (
     reward_std_buckets,
 )
 from turnwise.algos.filters import group_std
-from turnwise.core.learner import Learner, LossTerm, Needs
+from turnwise.core.learner import Learner, LossTerm, Needs, StepSettings
 from turnwise.core.samples import Sample, TrainSample
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import micro_batches, pack_train
-from turnwise.training.checkpoints import Checkpoints, State, read_state
-from turnwise.training.estimate import Estimate, score_samples
+from turnwise.record.run_folder import RunFolder
+from turnwise.record.steps import StepRecord, read_steps
+from turnwise.training.checkpoints import Checkpoints, State, read_state, step_of
+from turnwise.training.estimate import score_samples
+from turnwise.training.step import Estimate, Metrics, Part, Rollout
 from turnwise.training.update import UpdateSettings, add_factors, add_step_statistics, train_samples
 
 
@@ -117,47 +120,129 @@ def _without_task(sample: TrainSample) -> TrainSample:
     return replace(sample, advantages=torch.zeros_like(sample.advantages), selected=selected, factors=factors)
 
 
+class Diagnostics(Part):
+    """Measurements every n steps that need passes of the model; 0 steps: never."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        settings: UpdateSettings,
+        *,
+        information_every: int,
+        information_prompts: int,
+        gradients_every: int,
+        gradient_buckets: int,
+    ) -> None:
+        self._learner, self._settings = learner, settings
+        self._information_every, self._prompts = information_every, information_prompts
+        self._gradients_every, self._buckets = gradients_every, gradient_buckets
+
+    def inspect(self, rollout: Rollout, estimate: Estimate | None) -> Metrics:
+        metrics, learner, settings = dict[str, float](), self._learner, self._settings
+        if is_due(self._information_every, rollout.number):
+            metrics |= mutual_information_metrics(rollout.groups, learner, self._prompts, settings.micro_tokens)
+        if is_due(self._gradients_every, rollout.number) and estimate is not None:
+            metrics |= gradient_metrics(rollout.kept, estimate, learner, settings, self._buckets)
+        return metrics
+
+
 RATE_CUT = 0.5
 """Factor of the learning rate at each rollback."""
 
 
-class AlarmWatcher:
-    """Look for alarms in every row of the metrics. Its state follows from the rows: a resumed run agrees."""
+class Rollback:
+    """Restores the oldest regular checkpoint. The step count continues: steps that were undone stay in the metrics."""
 
-    def __init__(self, report: Callable[[int, str], None], settings: AlarmSettings | None = None) -> None:
-        self._report, self._settings = report, settings or AlarmSettings()
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        learner: Learner,
+        restore: Callable[[Path, State], None],
+        *,
+        at_most: int,
+        on_restore: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        """`restore` copies a checkpoint into the learner; `on_restore` are called after it. `at_most`: per run."""
+        self.at_most, self._on_restore = at_most, on_restore
+        self._checkpoints, self._learner, self._restore = checkpoints, learner, restore
+
+    def go_back(self) -> int | None:
+        """Return the step of the checkpoint; None if there is none yet. Later checkpoints are deleted.
+
+        Otherwise the next rollback could restore what this one undid.
+        """
+        kept = self._checkpoints.regular()
+        if not kept:
+            return None
+        self._restore(kept[0], replace(read_state(kept[0]), skipped_steps=self._learner.skipped_steps))
+        self._checkpoints.drop_after(kept[0])
+        for call in self._on_restore:
+            call()
+        return step_of(kept[0])
+
+
+class Alarms(Part):
+    """Looks for alarms in the records and reports each once; a `Rollback` may answer with an earlier checkpoint.
+
+    The active alarms follow from the records, so a resumed run agrees.
+    """
+
+    name = "alarms"
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        note: Callable[[str], None],
+        settings: AlarmSettings,
+        rollback: Rollback,
+    ) -> None:
+        """`note` prints a line."""
+        self._folder, self._note, self._settings, self._rollback = folder, note, settings, rollback
         self._rows: list[dict[str, Any]] = []
         self._active: frozenset[str] = frozenset()
+        self.rate_scale = 1.0
+        """Factor of the learning rate, lowered by rollbacks."""
+        self.rollbacks = 0
+        self.watched_from = 0
+        """Step of the last rollback; alarms look only at later steps."""
 
-    def begin(self, rows: Sequence[dict[str, Any]], state: State) -> None:
-        """Take in the rows that a resumed run has recorded, without reporting their alarms again."""
+    def state(self) -> dict[str, float]:
+        return {"rate_scale": self.rate_scale, "rollbacks": self.rollbacks, "watched_from": self.watched_from}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.rate_scale, self.rollbacks = state["rate_scale"], state["rollbacks"]
+        self.watched_from = state["watched_from"]
+
+    def adjust(self, settings: StepSettings) -> StepSettings:
+        return replace(settings, rate_scale=self.rate_scale)
+
+    async def begin(self, step: int) -> None:
+        """Take in the steps that a resumed run has recorded, without reporting their alarms again."""
         self._rows, self._active = [], frozenset()
-        for row in rows:
-            if "rollout/success" in row and row["step"] > state.watched_from:
-                self._rows.append(row | dict.fromkeys(row.get("nonfinite", ()), math.nan))
-                self._active = check_alarms(self._rows, self._active, self._settings).active
+        for record in read_steps(self._folder.read_metrics()):
+            if record.step > self.watched_from:
+                self._check(record)
 
-    def raises_alarm(self, row: dict[str, Any]) -> bool:
-        """Take in one more row and report the alarms that it raises."""
-        self._rows.append(row)
-        found = check_alarms(self._rows, self._active, self._settings)
-        self._active = found.active
-        for alarm in found.raised:
-            self._report(row["step"], alarm.message)
-        return bool(found.raised)
+    def after(self, record: StepRecord) -> None:
+        raised = self._check(record)
+        for alarm in raised:
+            self._note(f"alarm: {alarm.message}")
+            self._folder.append_alarm(record.step, alarm.message)
+        if raised and self.rollbacks < self._rollback.at_most:
+            self._roll_back(record.step)
 
+    def _check(self, record: StepRecord) -> Sequence[Alarm]:
+        """Take in one more step; return the alarms that it raises."""
+        self._rows.append(record.to_row())
+        state = check_alarms(self._rows, self._active, self._settings)
+        self._active = state.active
+        return state.raised
 
-def roll_back(state: State, checkpoints: Checkpoints, restore: Callable[[str, State], None]) -> State | None:
-    """Restore the oldest regular checkpoint and halve the learning rate; None where there is no checkpoint yet.
-
-    The step count continues: the steps that were undone stay in the metrics. Their checkpoints are deleted, so that the
-    next rollback does not lead to them.
-    """
-    kept = checkpoints.regular()
-    if not kept:
-        return None
-    restore(str(kept[0]), replace(read_state(kept[0]), skipped_steps=state.skipped_steps))
-    checkpoints.drop_after(kept[0])
-    return replace(
-        state, rate_scale=RATE_CUT * state.rate_scale, rollbacks=state.rollbacks + 1, watched_from=state.step
-    )
+    def _roll_back(self, step: int) -> None:
+        restored = self._rollback.go_back()
+        if restored is None:
+            self._note("No checkpoint to roll back to yet; training continues.")
+            return
+        self.rate_scale, self.rollbacks, self.watched_from = RATE_CUT * self.rate_scale, self.rollbacks + 1, step
+        self._rows, self._active = [], frozenset()
+        self._note(f"Rolled back to step {restored}; the learning rate is now multiplied by {self.rate_scale:g}.")

@@ -1,6 +1,6 @@
 """Prepare a step's training data: score samples, place rewards on tokens, and compute advantages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,9 +9,9 @@ from torch import Tensor
 from turnwise.algos.advantage_types import Advantage, AdvantageInputs, AdvantageParams, restrict_to_tokens
 from turnwise.algos.advantages import ADVANTAGES, discounted_returns
 from turnwise.algos.diagnostics import explained_variance
-from turnwise.algos.kl import KlCoefficient, KlEstimator, subtract_kl
+from turnwise.algos.kl import KlEstimator, subtract_kl
 from turnwise.algos.rewards import PLACEMENTS, SCOPES, combine_rewards, normalise, place_returns, scale_process_rewards
-from turnwise.algos.turn_discount import AdaptiveDiscount, CriticFit, critic_fit_by_distance, turn_distances
+from turnwise.algos.turn_discount import CriticFit, critic_fit_by_distance, turn_distances
 from turnwise.config.algorithm import AlgoConfig
 from turnwise.core.errors import UserError
 from turnwise.core.learner import Learner, Needs
@@ -28,8 +28,11 @@ from turnwise.data.samples import (
     sampled,
     scatter_sampled,
 )
+from turnwise.record.steps import IdleReason
 from turnwise.rewards.scoring import ENV, FORMAT
+from turnwise.training.coefficients import AdaptiveCoefficients, Coefficients
 from turnwise.training.objective import SamplerMismatch
+from turnwise.training.step import Baselines, Estimate, Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,31 +44,6 @@ class RewardSettings:
     """Scale the rewards before the last turn by their largest sum in the batch."""
     each: dict[str, float] | None
     """Weights of rewards that are normalised separately, by name; None if rewards are summed first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptiveCoefficients:
-    kl: KlCoefficient
-    discount: AdaptiveDiscount | None
-    """None if the turn discount is constant."""
-
-    def after(
-        self, kl: float | None, trajectories: int, critic_fit: dict[int, CriticFit] | None
-    ) -> "AdaptiveCoefficients":
-        """Return the coefficients of the next step, given this step's measurements, or None where there are none."""
-        moved = self if kl is None else replace(self, kl=self.kl.update(kl, trajectories))
-        if moved.discount is None or critic_fit is None:
-            return moved
-        return replace(moved, discount=moved.discount.update(critic_fit))
-
-    def numbers(self) -> dict[str, float]:
-        """Return the complete state, for checkpoints and metrics."""
-        discount = {} if self.discount is None else {"gamma_turn": self.discount.gamma}
-        return {"kl_coef": self.kl.value} | discount
-
-    def restore(self, numbers: dict[str, float]) -> "AdaptiveCoefficients":
-        discount = self.discount and replace(self.discount, gamma=numbers["gamma_turn"])
-        return replace(self, kl=replace(self.kl, value=numbers["kl_coef"]), discount=discount)
 
 
 SCORE_COLUMNS = ("logprobs", "entropy", "values", "ref_logprobs")
@@ -88,31 +66,22 @@ class EstimateSettings:
         return ADVANTAGES[self.algo.advantage]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """Training data of a step. Lists have one tensor per sample, of its length unless noted."""
+class OnPolicy:
+    """Advantages of the step's own episodes, by algo.advantage."""
 
-    trajectories: tuple[Trajectory, ...]
-    group_ids: tuple[int, ...]
-    """Group of each trajectory."""
-    samples: list[Sample]
-    old_logprobs: list[Tensor]
-    ref_logprobs: list[Tensor] | None
-    old_values: list[Tensor] | None
-    advantages: list[Tensor]
-    returns: list[Tensor] | None
-    loss_masks: list[Tensor]
-    advantage_masks: list[Tensor]
-    """Sampled tokens selected by algo.loss_tokens and algo.advantage_tokens, [K] bool per sample."""
-    critic_fit: dict[int, CriticFit] | None
-    """Fit of the critic by distance from the end; None without a critic."""
-    metrics: dict[str, float]
-    rate_scale: float = 1.0
-    """Factor of the learning rates in this step; 0 skips the update."""
+    trains = False
 
+    def __init__(self, settings: EstimateSettings, coefficients: Coefficients) -> None:
+        self._settings, self._coefficients = settings, coefficients
+        self.setting = f"algo.advantage {settings.algo.advantage}"
 
-Baselines = Mapping[tuple[str, int], float]
-"""Return of a greedy episode of each task, by environment and seed."""
+    async def sample(self, rollout: Rollout) -> None:
+        """The episodes are all that is needed."""
+
+    def estimate(self, rollout: Rollout, sampled: None, learner: Learner) -> Estimate | IdleReason:
+        if rollout.empty is not None:
+            return rollout.empty
+        return estimate(rollout.kept, learner, self._settings, self._coefficients.value, rollout.baselines)
 
 
 def select_trajectories(groups: Sequence[Group], truncated: str) -> tuple[list[Trajectory], list[int]]:
@@ -132,14 +101,14 @@ def estimate(
     settings: EstimateSettings,
     coefficients: AdaptiveCoefficients,
     baselines: Baselines | None = None,
-) -> Estimate | None:
-    """Score the groups and compute advantages; None if there is nothing to train on.
+) -> Estimate | IdleReason:
+    """Score the groups and compute advantages; if there is nothing to train on, return the reason.
 
     Shapes: [K] sampled tokens of all samples; [B, S] a row per trajectory (`TokenTable`); lists: a tensor per sample.
     """
     trajectories, group_ids = select_trajectories(groups, settings.algo.truncated)
     if not trajectories:
-        return None
+        return explain_unusable(groups)
     samples = build_samples(trajectories, settings.allowed_sets)
     table = TokenTable(samples, len(trajectories))
     scores = _score(trajectories, samples, learner, settings)
@@ -188,14 +157,22 @@ def estimate(
     )
 
 
-def check_finite_advantages(estimated: Estimate, algo: AlgoConfig, step: int) -> None:
-    """Raise UserError if an advantage or a value target is NaN or infinite. `step`: number of the training step."""
-    source = f"algo.advantage {algo.advantage}" if algo.method == "on_policy" else f"algo.method {algo.method}"
+def explain_unusable(groups: Sequence[Group]) -> IdleReason:
+    """Return why `select_trajectories` selects none."""
+    has_tokens = any(trajectory.num_sampled for group in groups for trajectory in group.trajectories)
+    return IdleReason.TRUNCATED if has_tokens else IdleReason.NO_TOKENS
+
+
+def check_finite_advantages(estimated: Estimate, setting: str, step: int) -> None:
+    """Raise UserError if an advantage or a value target is NaN or infinite.
+
+    `setting`: the one that chose the estimator; `step`: number of the training step.
+    """
     for what, tensors in (("advantages", estimated.advantages), ("value targets", estimated.returns or [])):
         values = gather_sampled(estimated.samples, tensors) if tensors else torch.zeros(0)
         if bad := int((~values.isfinite()).sum()):
             raise UserError(
-                f"{source} gave {what} that are not finite (NaN or infinity) for {bad:,} of {len(values):,} sampled "
+                f"{setting} gave {what} that are not finite (NaN or infinity) for {bad:,} of {len(values):,} sampled "
                 f"tokens in step {step}. Nothing was trained on them. Return finite numbers for every sampled token."
             )
 

@@ -1,383 +1,266 @@
-"""The training loop: roll out, score, estimate advantages, update, publish, record.
+"""The training loop: episodes, estimate, update, record, publish. Everything else is a part (`training/step.py`).
 
-With `training/asynchronous.py` the rollouts of later steps run while the learner trains on this one's.
+With `training/asynchronous.py` the episodes of later steps run while the learner trains on this one's.
 """
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from turnwise.algos.alarms import AlarmSettings
-from turnwise.config.schema import Config
-from turnwise.core.errors import DivergedError, LearnerLost, UserError
+from turnwise.core.errors import DivergedError, UserError
 from turnwise.core.learner import Learner, StepSettings
 from turnwise.core.protocols import EngineControl
-from turnwise.core.task import Task
-from turnwise.core.trajectory import TokenName
-from turnwise.evaluation.episodes import Evaluation
-from turnwise.record.metrics import staleness_metrics
-from turnwise.record.run_folder import RunFolder
+from turnwise.record.steps import IdleReason, StepRecord
 from turnwise.report.formatting import first_line
-from turnwise.report.progress import Progress
-from turnwise.report.trajectory_images import TrajectoryImages
 from turnwise.rewards.services import RewardServices
-from turnwise.rollout.failures import DropMonitor
-from turnwise.training.archer import Archer, FreshUtterance
-from turnwise.training.archer_offline import OfflineArcher
-from turnwise.training.asynchronous import LearnerThread
-from turnwise.training.checkpoints import Checkpoints, State, step_of
-from turnwise.training.diagnostics import AlarmWatcher, gradient_metrics, is_due, mutual_information_metrics, roll_back
-from turnwise.training.estimate import (
-    AdaptiveCoefficients,
-    Estimate,
-    EstimateSettings,
-    check_finite_advantages,
-    estimate,
-)
-from turnwise.training.rollout_stage import GroupSource, RolloutResult
-from turnwise.training.selfplay import Opponents
+from turnwise.training.checkpoints import State, capture_state
+from turnwise.training.estimate import check_finite_advantages
 from turnwise.training.skipped_steps import SkipMonitor
-from turnwise.training.step_record import (
-    EngineTimer,
-    Evaluator,
-    StepTimer,
-    TokenStatistics,
-    recorded_success,
-    trajectory_rows,
-)
+from turnwise.training.step import Estimator, Metrics, Part, Rollout, Source, TokenStatistics, TrainedStep
+from turnwise.training.step_record import StepTimer
 from turnwise.training.update import UpdateSettings, update
 
-LENGTH_STOP_WARNING = 0.2
-"""Share of turns cut at rollout.max_new_tokens from which the first step warns."""
+_T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class _LearnerResult:
-    """The learner's part of a step."""
+class LearnerRunner(Protocol):
+    """Where the learner's part of a step runs: `ThisThread` or `LearnerThread`."""
 
-    estimated: Estimate | None
-    metrics: dict[str, float]
-    diagnostics: dict[str, float]
-    coefficients: AdaptiveCoefficients
-    """For the next step."""
-    statistics: TokenStatistics | None
+    @property
+    def cancelled(self) -> bool:
+        """True if training was cancelled while the learner worked, which still completed the step."""
+        ...
+
+    async def run(self, call: Callable[[], _T]) -> _T: ...
 
 
-class Loop:
-    """Train from `state.step` on. Only the learner, its checkpoints and the run folder carry over between steps."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopLimits:
+    steps: int
+    seconds: float | None = None
+    """No step starts after this time; None: no limit."""
+
+
+class StepLoop(ABC):
+    """Take steps from a state on. What carries over between them is in the learner, in the parts and in their files."""
+
+    def __init__(self, *, learner: Learner, parts: Sequence[Part], limits: LoopLimits) -> None:
+        self.learner, self.parts, self.limits = learner, parts, limits
+        self.step = 0
+        """Number of completed steps."""
+        self._initial = {part.name: part.state() for part in parts if part.name}
+        self._between_steps = False
+        """Whether the learner's weights are those of no finished step: an update is running, or has failed."""
+
+    @property
+    def steps(self) -> int:
+        return self.limits.steps
+
+    @abstractmethod
+    async def take_step(self) -> None:
+        """Take one step and record it."""
+
+    async def publish(self, version: int) -> None:  # noqa: B027  (SFT samples only in evaluations)
+        """Give the weights to an engine, if there is one to sample with them."""
+
+    async def run(self, state: State) -> State:
+        """Train until the last step or the time limit, and return the state then.
+
+        The parts save at the end, and when training is cancelled (Ctrl-C).
+        """
+        began = time.perf_counter()
+        try:
+            await self.begin(state)
+            while self.step < self.steps and not self._out_of_time(began):
+                await self.take_step()
+                await self.finish_step()
+            self.stop()
+        except DivergedError:  # the weights are not worth saving
+            raise
+        except (asyncio.CancelledError, UserError):  # Ctrl-C, or a problem for the user to fix, such as a spent budget
+            self.stop()
+            raise
+        finally:
+            for part in self.parts:
+                await part.close()
+        return capture_state(self.step, self.learner, self.parts)
+
+    async def begin(self, state: State) -> None:
+        """Continue from this state."""
+        self.step, self._between_steps = state.step, False
+        for part in self.parts:
+            if part.name:
+                part.load_state(state.parts.get(part.name, self._initial[part.name]))
+        await self.publish(self.step)
+        for part in self.parts:
+            await part.begin(self.step)
+
+    async def finish_step(self) -> None:
+        """Publish the weights of a recorded step, then let the parts evaluate and save."""
+        await self.publish(self.step)
+        for part in self.parts:
+            await part.finish(self.step)
+
+    def stop(self) -> None:
+        """Let the parts save, unless an update failed halfway: a resumed run repeats the steps since the last save."""
+        if self._between_steps:
+            return
+        for part in self.parts:
+            part.stop(self.step)
+
+    def _out_of_time(self, began: float) -> bool:
+        return self.limits.seconds is not None and time.perf_counter() - began > self.limits.seconds
+
+
+class Loop(StepLoop):
+    """Reinforcement learning."""
 
     def __init__(
         self,
         *,
-        config: Config,
-        estimate_settings: EstimateSettings,
-        update_settings: UpdateSettings,
-        rollout_stage: GroupSource,
-        evaluator: Evaluator,
-        engine: EngineControl,
+        source: Source,
+        estimator: Estimator[Any],
         learner: Learner,
-        coefficients: AdaptiveCoefficients,
-        checkpoints: Checkpoints,
-        restore: Callable[[str, State], None],
-        folder: RunFolder,
-        progress: Progress,
-        decode: Callable[[Sequence[int]], str],
-        name_token: Callable[[int], TokenName],
-        pictures: TrajectoryImages,
-        validation_tasks: Sequence[Task] = (),
-        opponents: Opponents | None = None,
-        services: RewardServices | None = None,
-        max_seconds: float | None = None,
-        release_cache: bool = False,
-        learner_thread: LearnerThread | None = None,
-        archer: Archer | OfflineArcher | None = None,
+        engine: EngineControl,
+        parts: Sequence[Part],
+        update_settings: UpdateSettings,
+        limits: LoopLimits,
+        runner: LearnerRunner,
     ) -> None:
-        """`release_cache`: free the engines' KV caches after each rollout, for updates that need the memory.
-
-        `learner_thread`: thread that runs the learner during asynchronous rollouts. None runs it in the event loop.
-        `archer`: estimates the steps instead of algo.advantage.
-        """
-        self.config = config
-        self.estimate_settings, self.update_settings = estimate_settings, update_settings
-        self.rollout_stage, self.evaluator = rollout_stage, evaluator
-        self.engine, self.learner, self.coefficients = engine, learner, coefficients
-        self.checkpoints, self.restore = checkpoints, restore
-        self.folder, self.progress = folder, progress
-        alarm_settings = AlarmSettings(max_grad_norm=learner.max_grad_norm)
-        self.watcher, self.drop_monitor = AlarmWatcher(report=self._alarm, settings=alarm_settings), DropMonitor()
-        self.decode, self.name_token, self.pictures = decode, name_token, pictures
-        self.validation_tasks, self.opponents = validation_tasks, opponents
-        self.services = services or RewardServices()
-        self.max_seconds, self.release_cache = max_seconds, release_cache
-        self.learner_thread, self.archer = learner_thread, archer
+        super().__init__(learner=learner, parts=parts, limits=limits)
+        self.source, self.estimator, self.engine = source, estimator, engine
+        self.update_settings, self.runner = update_settings, runner
         self._published: int | None = None
         """Version of the weights that the engine generates with."""
         self._publish_s = 0.0
         """Seconds that publishing the last step's weights took."""
-        self._between_steps = False
-        """Whether the learner's weights are those of no finished step: an update is running, or has failed."""
-        self._engine_timer, self._skips = EngineTimer(), SkipMonitor()
-
-    @property
-    def steps(self) -> int:
-        return self.config.train.steps
-
-    async def run(self, state: State) -> State:
-        """Train until the last step or the time limit. Saves a checkpoint at the end, and when cancelled (Ctrl-C)."""
-        began = time.perf_counter()
-        try:
-            await self.begin(state)
-            self.rollout_stage.admit(state.step, state.success_counts, state.drawn_with)
-            if self.opponents is not None:
-                await self.opponents.begin(state.step)
-            if self._evaluation_due(state.step):
-                # The run stopped before this evaluation finished or its checkpoint was saved.
-                state = await self.finish_step(state, recorded_success(self.folder, state.step))
-            while state.step < self.steps and not self._out_of_time(began):
-                state = await self._step(state)
-                if self.learner_thread is not None and self.learner_thread.cancelled:
-                    raise asyncio.CancelledError
-                state = await self.finish_step(state)
-        except DivergedError:  # the weights are not worth saving
-            raise
-        except LearnerLost:  # the engine's weights may be lost too
-            self._published = None
-            raise
-        except (asyncio.CancelledError, UserError):  # Ctrl-C, or a problem for the user to fix, such as a spent budget
-            self.save(state)
-            raise
-        finally:
-            await self.rollout_stage.close()
-        self.save(state)
-        return state
+        self._skips = SkipMonitor()
 
     async def begin(self, state: State) -> None:
-        """Continue from this state: judges, progress, alarms and the engine's weights."""
-        self._between_steps = False
-        self.services.judges.restore(state.judges)
-        recorded = self.folder.read_metrics()
-        self.progress.begin(state.step, recorded=recorded)
-        self.watcher.begin(recorded, state)
-        await self._publish(state.step)
-        self._publish_s = 0.0  # this also started the engine
+        await super().begin(state)
+        self._publish_s = 0.0  # publishing also started the engine
 
-    def save(self, state: State, *, best: bool = False) -> None:
-        """Save a checkpoint, unless an update failed midway: a resumed run repeats the steps since the last one."""
-        if self._between_steps:
-            return
-        state = replace(
-            state, judges=self.services.judges.counts(), drawn_with=self.rollout_stage.drawn_with(state.step)
-        )
-        self.checkpoints.save(self.learner, state, best=best)
-        if self.archer is not None:
-            self.archer.prune(min(map(step_of, self.checkpoints.steps()), default=0))
-        if self.opponents is not None and not best:
-            self.opponents.drop_unneeded(state.step)
+    async def take_step(self) -> None:
+        timer = self.start_timer()
+        for part in self.parts:
+            await part.before(self.step)
+        rollout = await self.source.groups(self.step)
+        await self.train_on(rollout, timer)
+        if self.runner.cancelled:
+            raise asyncio.CancelledError
 
-    def _out_of_time(self, began: float) -> bool:
-        return self.max_seconds is not None and time.perf_counter() - began > self.max_seconds
-
-    async def _step(self, state: State) -> State:
-        """Run one training step. Cancelling it is safe: once the rollout ends, the step always completes."""
+    def start_timer(self) -> StepTimer:
+        """Return the timer of a step that begins now."""
         timer = StepTimer()
         timer.add("publish", self._publish_s)
-        if self.opponents is not None:
-            await self.opponents.choose(state.step)
-        rollout = await self.rollout_stage.run(state.step, self.progress.phase, state.success_counts)
-        return await self.train_on(rollout, state, timer)
+        return timer
 
-    async def train_on(self, rollout: RolloutResult, state: State, timer: StepTimer) -> State:
-        """Train on the rollouts of a step and record the step. `timer` was started at the beginning of the step."""
-        number, coefficients = state.step + 1, self._begin_step(state)
-        self.drop_monitor.add(rollout.dropped)
+    async def train_on(self, rollout: Rollout, timer: StepTimer) -> None:
+        """Train on the episodes of a step and record it. Once the learner begins, the step always completes."""
         timer.lap("rollout")
-        fresh = [] if self.archer is None else await self.archer.sample_fresh_utterances(number, rollout.groups)
-        if self.release_cache:
-            await self._sleep()
-        self.progress.phase("update", 0, 1)
-        learn = partial(self._learn, number, rollout, fresh, coefficients, timer)
+        self.learner.begin_step(self._settings())
+        sampled = await self.estimator.sample(rollout)
+        for part in self.parts:
+            await part.sampled()
         try:
-            result = learn() if self.learner_thread is None else await self.learner_thread.run(learn)
+            trained, metrics = await self.runner.run(partial(self._learn, rollout, sampled, timer))
         except DivergedError as error:
-            self.folder.append_alarm(number, str(error))
+            for part in self.parts:
+                part.diverged(rollout.number, error)
             raise
-        curriculum, success_counts = self.rollout_stage.tasks.curriculum, state.success_counts
-        if curriculum is not None:
-            success_counts = curriculum.update(success_counts, rollout.groups)
-        if result.statistics is not None:
-            trained = result.estimated if self.archer is None else None
-            # ArCHer trains on other turns, so these have no advantages.
-            rows = trajectory_rows(number, rollout.groups, trained, self.decode, result.statistics)
-            self.folder.write_trajectories(number, rows, self.name_token)
-            self.pictures.write(number, rows)
-        timer.lap("record")
-        row = self._record(
-            number, rollout, result, {} if curriculum is None else curriculum.metrics(success_counts), timer
-        )
-        state = replace(
-            state,
-            step=number,
-            skipped_steps=self.learner.skipped_steps,
-            coefficients=result.coefficients.numbers(),
-            success_counts=success_counts,
-        )
-        state = await self._handle_alarms(row, state)
-        self._between_steps = False
-        return state
+        self._record(trained, metrics, timer)
+        self.step, self._between_steps = rollout.number, False
 
-    def _learn(
-        self,
-        number: int,
-        rollout: RolloutResult,
-        fresh: list[FreshUtterance],
-        coefficients: AdaptiveCoefficients,
-        timer: StepTimer,
-    ) -> "_LearnerResult":
-        """Do the learner's part of a step."""
-        if self.archer is None:
-            estimated = estimate(rollout.kept, self.learner, self.estimate_settings, coefficients, rollout.baselines)
-        else:
-            self._between_steps = True  # this trains its critic
-            estimated = self.archer.estimate(number, rollout.groups, fresh, self.learner)
-        if estimated is not None:
-            check_finite_advantages(estimated, self.config.algo, number)
+    def _settings(self) -> StepSettings:
+        settings = StepSettings(step=self.step)
+        for part in self.parts:
+            settings = part.adjust(settings)
+        return settings
+
+    def _learn(self, rollout: Rollout, sampled: Any, timer: StepTimer) -> tuple[TrainedStep, Metrics]:
+        """Do the learner's part of a step; also return the metrics of parts that inspected it."""
+        number, metrics = rollout.number, dict[str, float]()
+        self._between_steps = self.estimator.trains
+        estimated = self.estimator.estimate(rollout, sampled, self.learner)
+        estimate = None if isinstance(estimated, IdleReason) else estimated
+        if estimate is not None:
+            check_finite_advantages(estimate, self.estimator.setting, number)
         timer.lap("estimate")
-        diagnostics = self._diagnose(number, rollout, estimated)
+        for part in self.parts:
+            metrics |= part.inspect(rollout, estimate)
         timer.lap("diagnose")
-        metrics, statistics = {"empty_steps": 1.0}, TokenStatistics() if self._records_trajectories(number) else None
-        if estimated is not None:
-            settings = self.update_settings
-            rate_scale = rollout.rate_scale * estimated.rate_scale
+        tokens = TokenStatistics() if any(part.reads_tokens(number) for part in self.parts) else None
+        update_metrics, idle = {"empty_steps": 1.0}, estimated if isinstance(estimated, IdleReason) else None
+        if estimate is not None:
+            rate_scale = rollout.rate_scale * estimate.rate_scale
             self._between_steps = True
-            metrics = update(self.learner, estimated, settings, number - 1, rate_scale, statistics, self._skips)
-            kl = estimated.metrics.get("kl", metrics.get("kl"))
-            coefficients = coefficients.after(kl, len(estimated.trajectories), estimated.critic_fit)
+            updated = update(self.learner, estimate, self.update_settings, self.step, rate_scale, tokens, self._skips)
+            update_metrics, idle = updated.metrics, updated.idle
         timer.lap("update")
-        return _LearnerResult(estimated, metrics | coefficients.numbers(), diagnostics, coefficients, statistics)
+        trained = TrainedStep(
+            number=number, rollout=rollout, estimate=estimate, metrics=update_metrics, idle=idle, tokens=tokens
+        )
+        return trained, metrics
 
-    def _records_trajectories(self, number: int) -> bool:
-        every = self.config.record.trajectories
-        return every > 0 and number % every == 0
+    def _record(self, trained: TrainedStep, inspected: Metrics, timer: StepTimer) -> None:
+        """Record an updated step. Nothing here waits, so that a step is recorded completely or not at all."""
+        rollout, estimate = trained.rollout, trained.estimate
+        training = dict(trained.metrics) | (estimate.metrics if estimate is not None else {})
+        metrics = rollout.metrics() | {f"train/{name}": value for name, value in training.items()} | dict(inspected)
+        for part in self.parts:
+            metrics |= part.record(trained)
+        timer.lap("record")
+        metrics["train/skipped_steps"] = float(self.learner.skipped_steps)
+        record = StepRecord.of(
+            trained.number,
+            rollout.source,
+            metrics | timer.metrics(rollout.num_tokens),
+            idle=trained.idle,
+            dropped_reason=first_line(rollout.dropped.reason) if rollout.dropped.dropped else None,
+        )
+        for part in self.parts:
+            part.after(record)
 
-    async def _publish(self, version: int) -> None:
+    async def publish(self, version: int) -> None:
         """Give the engine the learner's weights, unless it has that version."""
         if version != self._published:
             began = time.perf_counter()
             await self.engine.publish(version, self.learner.weights())
             self._published, self._publish_s = version, time.perf_counter() - began
 
-    async def _sleep(self) -> None:
-        """Release the engines' KV caches. No session is open between a rollout and the next one."""
-        await self.engine.sleep()
-        if self.opponents is not None and self.opponents.frozen is not None:
-            await self.opponents.frozen.engine.sleep()
-
-    def _begin_step(self, state: State) -> AdaptiveCoefficients:
-        """Pass this step's settings to the learner."""
-        coefficients = self.coefficients.restore(state.coefficients) if state.coefficients else self.coefficients
-        kl_coef = coefficients.kl.value if self.estimate_settings.kl_in_reward is None else 0.0
-        self.learner.begin_step(StepSettings(step=state.step, kl_coef=kl_coef, rate_scale=state.rate_scale))
-        return coefficients
-
-    def _diagnose(self, number: int, rollout: RolloutResult, estimated: Estimate | None) -> dict[str, float]:
-        settings, found = self.config.diagnose, dict[str, float]()
-        micro_tokens = self.update_settings.micro_tokens
-        if is_due(settings.information_every, number):
-            found |= mutual_information_metrics(
-                rollout.groups, self.learner, settings.information_prompts, micro_tokens
-            )
-        if is_due(settings.gradients_every, number) and estimated is not None:
-            found |= gradient_metrics(
-                rollout.kept, estimated, self.learner, self.update_settings, settings.gradient_buckets
-            )
-        return found
-
-    def _alarm(self, step: int, message: str) -> None:
-        self.progress.note(f"alarm: {message}")
-        self.folder.append_alarm(step, message)
-
-    async def _handle_alarms(self, row: dict[str, Any], state: State) -> State:
-        """Report alarms; with diagnose.rollback, go back to an earlier checkpoint, diagnose.max_rollbacks times."""
-        settings = self.config.diagnose
-        if not settings.alarms or not self.watcher.raises_alarm(row):
-            return state
-        if not settings.rollback or state.rollbacks >= settings.max_rollbacks:
-            return state
-        restored = roll_back(state, self.checkpoints, self.restore)
-        if restored is None:
-            self.progress.note("No checkpoint to roll back to yet; training continues.")
-            return state
+    def forget_published(self) -> None:
+        """Publish the weights again next time: the engine may have lost them with the learner."""
         self._published = None
-        if self.archer is not None:
-            self.archer.rewind(restored.step)
-        await self.rollout_stage.close()  # the steps that have started are repeated with the earlier weights
-        self.progress.note(
-            f"Rolled back to step {restored.step}; the learning rate is now multiplied by {restored.rate_scale:g}."
-        )
-        self.watcher.begin([], restored)
-        return restored
 
-    def _record(
-        self,
-        number: int,
-        rollout: RolloutResult,
-        result: "_LearnerResult",
-        curriculum: dict[str, float],
-        timer: StepTimer,
-    ) -> dict[str, Any]:
-        metrics, estimated = rollout.metrics(), result.estimated
-        if number == 1 and metrics.get("rollout/length_stops", 0.0) > LENGTH_STOP_WARNING:
-            share = f"{100 * metrics['rollout/length_stops']:.0f} %"
-            self.progress.note(f"{share} of turns were cut at rollout.max_new_tokens: raise it to let them finish")
-        row = {
-            "step": number,
-            **metrics,
-            **({"rollout/dropped_reason": first_line(rollout.dropped.reason)} if rollout.dropped.dropped else {}),
-            **({} if self.learner_thread is None else staleness_metrics(rollout.kept, version=number - 1)),
-            **{f"train/{name}": value for name, value in result.metrics.items()},
-            **{f"train/{name}": value for name, value in (estimated.metrics if estimated else {}).items()},
-            **self.services.metrics(),
-            "train/skipped_steps": float(self.learner.skipped_steps),
-            **result.diagnostics,
-            **curriculum,
-            **timer.metrics(rollout.num_tokens),
-            **self._engine_timer.metrics(self.engine.stats()),
-        }
-        self.folder.append_metrics(row)
-        self.progress.step(number - 1, row)
-        return row
 
-    async def finish_step(self, state: State, success: float | None = None) -> State:
-        """Publish the weights; evaluate and save a checkpoint when they are due. No session is open here.
+class ReleaseCaches(Part):
+    """Frees the engines' KV caches after each rollout, for updates that need the memory."""
 
-        `success`: validation success of this step, if already recorded before resuming.
-        """
-        config, number = self.config, state.step
-        await self._publish(number)
-        self.rollout_stage.admit(number, state.success_counts)
-        if self.opponents is not None:
-            await self.opponents.after(number)
-        if self._evaluation_due(number):
-            if success is None:
-                success = (await self.evaluate("validation", self.validation_tasks, number)).success
-            if config.checkpoint.keep_best and state.is_best(success):
-                state = replace(state, best_success=success)
-                self.save(state, best=True)
-        if number % config.checkpoint.every == 0 and number != self.steps:
-            self.save(state)
-        return state
+    def __init__(self, engines: Sequence[EngineControl]) -> None:
+        self._engines = engines
 
-    def _evaluation_due(self, number: int) -> bool:
-        """Return whether to validate now. The caller evaluates before and after training."""
-        return 0 < number < self.steps and is_due(self.config.eval.every, number)
+    async def sampled(self) -> None:
+        for engine in self._engines:
+            await engine.sleep()
 
-    async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> Evaluation:
-        try:
-            await self._publish(number)
-            return await self.evaluator.evaluate(name, tasks, number)
-        except LearnerLost:  # as in `run`
-            self._published = None
-            raise
+
+class JudgeBudgets(Part):
+    """Usage of the judges, whose budgets are for the whole run, however often it is resumed."""
+
+    name = "judges"
+
+    def __init__(self, services: RewardServices) -> None:
+        self._services = services
+
+    def state(self) -> dict[str, dict[str, float]]:
+        return {judge: dict(counts) for judge, counts in self._services.judges.counts().items()}
+
+    def load_state(self, state: dict[str, dict[str, float]]) -> None:
+        self._services.judges.restore(state)
+
+    def record(self, trained: TrainedStep) -> Metrics:
+        return self._services.metrics()

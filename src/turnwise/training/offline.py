@@ -5,7 +5,7 @@ the environment. What a step draws depends on the seed and the step, so a resume
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,67 +16,54 @@ from turnwise.config.algorithm import AlgoConfig
 from turnwise.core.learner import Learner, Needs
 from turnwise.data.replay import Replay, has_pair
 from turnwise.data.replay_files import Entry
-from turnwise.data.samples import AllowedSets, build_samples
+from turnwise.data.samples import build_samples
+from turnwise.record.steps import EpisodeSource
 from turnwise.rollout.failures import DroppedEpisodes
-from turnwise.rollout.tasks import SuccessCounts, TaskSource
 from turnwise.training.estimate import score_samples
-from turnwise.training.rollout_stage import RolloutResult, ShowProgress, filter_groups
+from turnwise.training.played import SelectGroups, explain_empty
+from turnwise.training.step import Rollout, ShowProgress
 
 SCORED_AT_ONCE = 256
 """Trajectories whose log-probabilities are computed before the next ones are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayStage:
+class Stored:
     """Draws groups of `group_size` episodes of one task, pairs, or single episodes, by what the advantage compares."""
 
-    tasks: TaskSource
     replay: Replay
     algo: AlgoConfig
-    learner: Learner
-    groups: int
+    select: SelectGroups
+    count: int
+    """Groups per step."""
     group_size: int
-    micro_tokens: int
     run_seed: int
+    show: ShowProgress
     pair_gap: float = 0.0
     """Smallest difference of rewards within a pair."""
-    allowed_sets: AllowedSets | None = None
-    """For turns with a constraint."""
 
-    async def run(self, step: int, show: ShowProgress, success_counts: SuccessCounts | None = None) -> RolloutResult:
-        """Draw the groups of a step."""
+    async def groups(self, step: int) -> Rollout:
         groups = [self.replay.read_group(members) for members in self._draw(step)]
-        show("data", len(groups), len(groups))
-        kept = filter_groups(groups, self.learner, self.algo, self.micro_tokens, self.allowed_sets)
-        return RolloutResult(
+        self.show("data", len(groups), len(groups))
+        kept = self.select(groups)
+        return Rollout(
+            number=step + 1,
+            source=EpisodeSource.STORED,
             groups=groups,
             kept=kept,
+            empty=None if kept else explain_empty(groups),
             kept_share=len(kept) / len(groups),
-            rate_scale=1.0,
             counts=Counter(),
-            baselines=None,
             dropped=DroppedEpisodes(),
-            replayed=True,
         )
 
     def _draw(self, step: int) -> Sequence[Sequence[Entry]]:
-        key, count = (self.run_seed, step), self.groups * self.group_size
+        key, count = (self.run_seed, step), self.count * self.group_size
         if compares_pairs(self.algo):
             return self.replay.sample_pairs(count // 2, *key, gap=self.pair_gap)
         if compares_members(self.algo):
-            return self.replay.sample_groups(self.groups, self.group_size, *key)
+            return self.replay.sample_groups(self.count, self.group_size, *key)
         return [[entry] for entry in self.replay.sample(count, *key)]
-
-    def admit(
-        self, done: int, success_counts: SuccessCounts, drawn_with: Mapping[str, SuccessCounts] | None = None
-    ) -> None:
-        """Do nothing: nothing is played."""
-
-    def drawn_with(self, done: int) -> dict[str, dict[str, tuple[float, float]]]:
-        return {}
-
-    async def close(self) -> None:
-        """Do nothing: nothing is played."""
 
 
 def compares_pairs(algo: AlgoConfig) -> bool:

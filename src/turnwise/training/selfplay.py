@@ -17,6 +17,7 @@ from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rollout.selfplay import MatchCollector
 from turnwise.training.checkpoints import Checkpoints, step_folders, step_of
+from turnwise.training.step import Part
 from turnwise.training.step_record import StepTimer
 
 POINTS = {"win": 1.0, "draw": 0.5, "loss": 0.0}
@@ -91,7 +92,7 @@ class Ladder:
     """One game each against every snapshot; the players take turns to begin."""
 
 
-class Opponents:
+class Opponents(Part):
     """Saves snapshots when due, chooses the opponent of each step, and rates snapshots on the ladder."""
 
     def __init__(
@@ -114,31 +115,23 @@ class Opponents:
     async def begin(self, step: int) -> None:
         """Start or resume at a step: delete snapshots of later steps."""
         self.snapshots.drop_after(step)
-        await self.after(step)
+        await self.finish(step)
 
-    async def choose(self, step: int) -> None:
+    async def before(self, step: int) -> None:
         """Load the opponent of this step: one of the last snapshots, drawn at random."""
         if self.frozen is not None and self.trained_against:
             known = self.snapshots.at(step)
             await self.frozen.load(self.snapshots.path(known[address("rival", self.run_seed, step) % len(known)]))
 
-    async def after(self, step: int) -> None:
-        """After a step, save its snapshot and rate it if due, unless a killed run already did."""
+    async def finish(self, step: int) -> None:
+        """Save the step's snapshot and rate it if due, unless a killed run already did."""
         if not self.snapshots.due(step):
             return
         self.snapshots.save(self.learner, step)
         rungs = self.snapshots.before(step)
         if self.ladder is not None and rungs and step not in self._ratings():
             await self._rate(self.ladder, step, rungs)
-        self.drop_unneeded(step)
-
-    def drop_unneeded(self, step: int) -> None:
-        """Delete snapshots that a run resumed from the oldest checkpoint, or else from `step`, does not use.
-
-        The loop calls it after each save, so that which snapshots remain follows from which checkpoints do.
-        """
-        kept = [step_of(path) for path in self.checkpoints.steps()]
-        self.snapshots.drop_unneeded(min(kept, default=step))
+        self.snapshots.drop_unneeded(min(map(step_of, self.checkpoints.steps()), default=step))
 
     async def _rate(self, ladder: Ladder, step: int, rungs: Sequence[int]) -> None:
         """Play against the snapshots of the steps `rungs`, and record scores and rating."""

@@ -5,9 +5,8 @@ checkpoints are those of reinforcement learning.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,12 +25,15 @@ from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
 from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.envs.text_env import TextEnv
 from turnwise.record.run_folder import RunFolder
+from turnwise.record.steps import EpisodeSource, StepRecord
 from turnwise.report.progress import Progress
 from turnwise.rewards.scoring import first_part_only
 from turnwise.rollout.failures import MAX_DROPPED_SHARE, creation_boundary, run_with_retries
-from turnwise.training.checkpoints import Checkpoints, State
+from turnwise.training.loop import LoopLimits, StepLoop
 from turnwise.training.skipped_steps import SkipMonitor
-from turnwise.training.step_record import Evaluator, StepTimer, recorded_success
+from turnwise.training.step import Part
+from turnwise.training.step_record import StepTimer
+from turnwise.training.validation import Evaluator
 from turnwise.user_code.failures import failure_boundary
 
 
@@ -42,12 +44,6 @@ class SftSettings:
     epochs: int
     seed: int
     micro_tokens: int
-    eval_every: int
-    eval_tasks: Sequence[Task]
-    """Empty without an environment: the loss of held-out samples is measured instead."""
-    checkpoint_every: int
-    keep_best: bool
-    max_seconds: float | None
 
 
 def count_steps(demonstrations: int, settings: SftSettings) -> int:
@@ -62,106 +58,71 @@ def batch_indices(demonstrations: int, step: int, settings: SftSettings) -> list
     return order[batch * settings.batch : (batch + 1) * settings.batch]
 
 
-class SftLoop:
-    """Train from `state.step` on. Only the learner, its checkpoints and the run folder carry over between steps."""
-
+class SftLoop(StepLoop):
     def __init__(
         self,
         *,
         settings: SftSettings,
         samples: Sequence[Sample],
-        held_out: Sequence[Sample] = (),
-        evaluator: Evaluator | None,
         learner: Learner,
-        checkpoints: Checkpoints,
-        folder: RunFolder,
-        progress: Progress,
-        engine: EngineControl | None,
-        release_cache: bool = False,
+        parts: Sequence[Part],
+        seconds: float | None,
     ) -> None:
-        """`evaluator` and its `engine` are None without an environment.
-
-        `release_cache`: free the engine's KV cache before each step, which needs the memory.
-        """
-        self.settings, self.samples, self.held_out = settings, samples, held_out
-        self.engine, self.release_cache = engine, release_cache
-        self.evaluator, self.learner, self.checkpoints = evaluator, learner, checkpoints
-        self.folder, self.progress = folder, progress
-        self.steps = count_steps(len(samples), settings)
+        """`seconds`: time limit; None: none."""
+        limits = LoopLimits(steps=count_steps(len(samples), settings), seconds=seconds)
+        super().__init__(learner=learner, parts=parts, limits=limits)
+        self.settings, self.samples = settings, samples
         self._skips = SkipMonitor()
 
-    async def run(self, state: State) -> State:
-        """Train until the last step or the time limit. Saves a checkpoint at the end, and when cancelled (Ctrl-C)."""
-        began, limit = time.perf_counter(), self.settings.max_seconds
-        self.progress.begin(state.step, self.steps, self.folder.read_metrics())
-        try:
-            if self._evaluation_due(state.step):
-                # The run stopped before this evaluation finished or its checkpoint was saved.
-                state = await self._finish_step(state, recorded_success(self.folder, state.step))
-            while state.step < self.steps and (limit is None or time.perf_counter() - began <= limit):
-                if self.release_cache and self.engine is not None:
-                    await self.engine.sleep()
-                state = self._step(state)
-                await asyncio.sleep(0)  # lets Ctrl-C cancel
-                state = await self._finish_step(state)
-        except asyncio.CancelledError:
-            self.checkpoints.save(self.learner, state)
-            raise
-        self.checkpoints.save(self.learner, state)
-        return state
-
-    def _step(self, state: State) -> State:
+    async def take_step(self) -> None:
+        for part in self.parts:
+            await part.sampled()
         timer = StepTimer()
-        self.learner.begin_step(StepSettings(step=state.step))
-        chosen = [self.samples[number] for number in batch_indices(len(self.samples), state.step, self.settings)]
+        self.learner.begin_step(StepSettings(step=self.step))
+        chosen = [self.samples[number] for number in batch_indices(len(self.samples), self.step, self.settings)]
+        self._between_steps = True
         loss, norm = train_on_demonstrations(self.learner, chosen, self.settings.micro_tokens)
         timer.lap("update")
-        number, tokens = state.step + 1, sum(map(len, chosen))
-        row: dict[str, Any] = {
-            "step": number,
+        metrics = {
             "train/loss": loss,
             "train/grad_norm": norm,
             "train/demonstrations": float(len(chosen)),
             "train/answer_tokens": float(sum(int(sample.mask.sum()) for sample in chosen)),
             "train/skipped_steps": float(self.learner.skipped_steps),
-            **timer.metrics(tokens),
+            **timer.metrics(sum(map(len, chosen))),
         }
-        self.folder.append_metrics(row)
-        self.progress.step(state.step, row)
+        record = StepRecord.of(self.step + 1, EpisodeSource.DEMONSTRATIONS, metrics)
+        for part in self.parts:
+            part.after(record)
         advice = f"The loss was {loss:g}: lower train.learning_rate, or set model.dtype float32."
-        self._skips.add(row, number, lambda: advice)
-        return replace(state, step=number, skipped_steps=self.learner.skipped_steps)
+        self._skips.add(metrics, record.step, lambda: advice)
+        self.step, self._between_steps = record.step, False
+        await asyncio.sleep(0)  # lets Ctrl-C cancel
 
-    async def _finish_step(self, state: State, success: float | None = None) -> State:
-        """Evaluate and save a checkpoint when they are due.
 
-        `success`: validation success of this step, if already recorded before resuming.
-        """
-        settings, number = self.settings, state.step
-        if self._evaluation_due(number):
-            if success is None:
-                success = await self.evaluate("validation", settings.eval_tasks, number)
-            if settings.keep_best and success is not None and state.is_best(success):
-                state = replace(state, best_success=success)
-                self.checkpoints.save(self.learner, state, best=True)
-        if number % settings.checkpoint_every == 0 and number < self.steps:
-            self.checkpoints.save(self.learner, state)
-        return state
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftEvaluator:
+    """Measures success in the environment, or without one the loss of held-out samples."""
 
-    async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> float | None:
-        """Measure success in the environment and return it. Without one, record the loss of the held-out samples."""
+    learner: Learner
+    engine: EngineControl | None
+    evaluator: Evaluator | None
+    """Both None without an environment."""
+    held_out: Sequence[Sample]
+    micro_tokens: int
+    folder: RunFolder
+    progress: Progress
+
+    async def evaluate(self, name: str, tasks: Sequence[Task], step: int) -> float | None:
+        """Return the success; without an environment, record the loss of the held-out samples and return None."""
         if self.evaluator is None or self.engine is None:
             if self.held_out:
-                loss = answer_loss(self.learner, self.held_out, self.settings.micro_tokens)
-                self.folder.append_metrics({"step": number, f"held_out/{name}": loss})
-                self.progress.note(f"step {number}: held-out loss {loss:.4g}")
+                loss = answer_loss(self.learner, self.held_out, self.micro_tokens)
+                self.folder.append_metrics({"step": step, f"held_out/{name}": loss})
+                self.progress.note(f"step {step}: held-out loss {loss:.4g}")
             return None
-        await self.engine.publish(number, self.learner.weights())
-        return (await self.evaluator.evaluate(name, tasks, number)).success
-
-    def _evaluation_due(self, number: int) -> bool:
-        every = self.settings.eval_every
-        return every > 0 and 0 < number < self.steps and number % every == 0
+        await self.engine.publish(step, self.learner.weights())
+        return (await self.evaluator.evaluate(name, tasks, step)).success
 
 
 def train_on_demonstrations(learner: Learner, samples: Sequence[Sample], micro_tokens: int) -> tuple[float, float]:

@@ -1,107 +1,22 @@
-"""Records of a training step: timings, evaluations, and rows of trajectories with token statistics."""
+"""Record a training step: its row of metrics, its timings, its trajectories, and the progress display."""
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from turnwise.core.protocols import EngineStats
-from turnwise.core.samples import Batch, Sample, TrainSample
-from turnwise.core.task import Task
-from turnwise.core.trajectory import Group, TokenName, Trajectory
-from turnwise.evaluation.episodes import Evaluation, evaluate, task_id
+from turnwise.core.protocols import EngineControl, EngineStats
+from turnwise.core.samples import Sample
+from turnwise.core.trajectory import Group, TokenName
 from turnwise.record.run_folder import RunFolder
+from turnwise.record.steps import StepRecord, read_steps
 from turnwise.record.trajectories import TOKEN_COLUMNS, trajectory_to_row
-from turnwise.report.formatting import first_line
 from turnwise.report.progress import Progress
-from turnwise.rollout.collect import GroupCollector
-from turnwise.training.estimate import Estimate
+from turnwise.report.trajectory_images import TrajectoryImages
+from turnwise.training.step import Estimate, Metrics, Part, TokenStatistics, TrainedStep
 
-TOKEN_SCORES = {"token_logprobs": "learner_logprobs", "token_entropies": "entropies"}
-"""Values per token from `Learner.forward_backward`, and the names under which they are recorded."""
-
-
-class TokenStatistics:
-    """Values of each sampled token in the first epoch, by sample. Samples must outlive it: they are keyed by id."""
-
-    def __init__(self) -> None:
-        self._columns: dict[int, dict[str, Tensor]] = {}
-
-    def add(self, samples: Sequence[TrainSample], batch: Batch, scores: Mapping[str, Tensor]) -> None:
-        """Add the values of a batch. Later epochs are ignored: the policy has trained on the tokens by then."""
-        for column, name in TOKEN_SCORES.items():
-            if column in scores:  # missing while only the critic is trained
-                for index, values in zip(batch.order, scores[column].split(batch.counts), strict=True):
-                    self._columns.setdefault(id(samples[index].sample), {}).setdefault(name, values)
-
-    def of(self, sample: Sample) -> dict[str, Tensor]:
-        """Return the columns of a sample, [K] each; empty if it was not trained on."""
-        return {name: values.cpu() for name, values in self._columns.get(id(sample), {}).items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluator:
-    """Evaluates the policy of a run, and records the episodes and their metrics in its folder."""
-
-    collector: GroupCollector
-    folder: RunFolder
-    progress: Progress
-    decode: Callable[[Sequence[int]], str]
-    name_token: Callable[[int], TokenName]
-    records_trajectories: bool
-
-    async def evaluate(self, name: str, tasks: Sequence[Task], step: int) -> Evaluation:
-        """Run an episode per task and record them."""
-        timer = StepTimer()
-        evaluation = await evaluate(self.collector, tasks, lambda done, total: self.progress.phase(name, done, total))
-        self.record(name, tasks, evaluation, step, timer)
-        return evaluation
-
-    def record(self, name: str, tasks: Sequence[Task], evaluation: Evaluation, step: int, timer: "StepTimer") -> None:
-        """Record an evaluation that began with the timer. The metrics are last: one with metrics is complete."""
-        timer.lap("eval")
-        if self.records_trajectories:
-            self._write_trajectories(name, tasks, evaluation.trajectories, step)
-            timer.lap("record")
-        by_environment = success_by_environment(evaluation.trajectories)
-        row: dict[str, Any] = {
-            "step": step,
-            "eval/name": name,
-            **evaluation.metrics(),
-            **by_environment,
-            **timer.metrics(),
-        }
-        if evaluation.dropped:
-            row["eval/dropped_reason"] = first_line(evaluation.dropped_reason)
-        self.folder.append_metrics(row)
-
-    def _write_trajectories(
-        self, name: str, tasks: Sequence[Task], trajectories: Sequence[Trajectory], step: int
-    ) -> None:
-        numbers = {task_id(task): number for number, task in enumerate(tasks)}
-        rows = [
-            trajectory_to_row(each, step=step, group=numbers[task_id(each.task)], decode=self.decode, evaluation=name)
-            for each in trajectories
-        ]
-        self.folder.write_trajectories(step, rows, self.name_token, evaluation=name)
-
-
-def recorded_success(folder: RunFolder, step: int) -> float | None:
-    """Return the success of this step's validation in the metrics; None if there is none."""
-    for row in folder.read_metrics():
-        if row.get("eval/name") == "validation" and row["step"] == step:
-            return math.nan if row["eval/success"] is None else float(row["eval/success"])
-    return None
-
-
-def success_by_environment(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the success rate in each environment if there are several."""
-    names = sorted({trajectory.task.env for trajectory in trajectories})
-    won = {name: [each.status.succeeded for each in trajectories if each.task.env == name] for name in names}
-    return {f"eval/success/{name}": sum(each) / len(each) for name, each in won.items()} if len(names) > 1 else {}
+LENGTH_STOP_WARNING = 0.2
+"""Share of turns cut at rollout.max_new_tokens from which the first step warns."""
 
 
 class StepTimer:
@@ -147,18 +62,89 @@ class EngineTimer:
         return out
 
 
+class RunFiles(Part):
+    """Writes the row of a step to `metrics.jsonl`, and why the run diverged to `alarms.jsonl`."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def after(self, record: StepRecord) -> None:
+        self._folder.append_metrics(record.to_row())
+
+    def diverged(self, number: int, error: Exception) -> None:
+        self._folder.append_alarm(number, str(error))
+
+
+class ProgressDisplay(Part):
+    """Shows the steps on the terminal."""
+
+    def __init__(self, progress: Progress, folder: RunFolder, *, total: int | None = None) -> None:
+        """`total`: number of steps, if the progress display does not know it yet."""
+        self._progress, self._folder, self._total = progress, folder, total
+
+    async def begin(self, step: int) -> None:
+        self._progress.begin(step, self._total, read_steps(self._folder.read_metrics()))
+
+    async def sampled(self) -> None:
+        self._progress.phase("update", 0, 1)
+
+    def after(self, record: StepRecord) -> None:
+        length_stops = record.rollout.get("length_stops", 0.0)
+        if record.step == 1 and length_stops > LENGTH_STOP_WARNING:
+            share = f"{100 * length_stops:.0f} %"
+            self._progress.note(f"{share} of turns were cut at rollout.max_new_tokens: raise it to let them finish")
+        self._progress.step(record)
+
+
+class EngineTimes(Part):
+    def __init__(self, engine: EngineControl) -> None:
+        self._engine, self._timer = engine, EngineTimer()
+
+    def record(self, trained: TrainedStep) -> Metrics:
+        return self._timer.metrics(self._engine.stats())
+
+
+class TrajectoryFiles(Part):
+    """Writes the trajectories of every n-th step, with values of their tokens, and pictures of some."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        every: int,
+        decode: Callable[[Sequence[int]], str],
+        name_token: Callable[[int], TokenName],
+        pictures: TrajectoryImages,
+    ) -> None:
+        """`every` 0 writes none."""
+        self._folder, self._every, self._pictures = folder, every, pictures
+        self._decode, self._name_token = decode, name_token
+
+    def reads_tokens(self, number: int) -> bool:
+        return self._every > 0 and number % self._every == 0
+
+    def record(self, trained: TrainedStep) -> Metrics:
+        if trained.tokens is not None:
+            has_columns = trained.estimate is not None and not trained.estimate.of_utterances
+            estimate = trained.estimate if has_columns else None
+            rows = trajectory_rows(trained.number, trained.rollout.groups, estimate, self._decode, trained.tokens)
+            self._folder.write_trajectories(trained.number, rows, self._name_token)
+            self._pictures.write(trained.number, rows)
+        return {}
+
+
 TurnColumns = dict[str, list[list[float] | None]]
 
 
 def trajectory_rows(
     number: int,
     groups: Sequence[Group],
-    estimated: Estimate | None,
+    estimate: Estimate | None,
     decode: Callable[[Sequence[int]], str],
-    statistics: TokenStatistics | None = None,
+    tokens: TokenStatistics | None = None,
 ) -> list[dict[str, object]]:
     """Return a row per trajectory of a step, with columns of token values for those that were trained on."""
-    columns = {} if estimated is None else _columns(estimated, statistics or TokenStatistics())
+    columns = {} if estimate is None else _columns(estimate, tokens or TokenStatistics())
     return [
         trajectory_to_row(
             trajectory, step=number, group=group_number, decode=decode, columns=columns.get(id(trajectory), {})
@@ -175,7 +161,7 @@ def _columns(estimated: Estimate, statistics: TokenStatistics) -> dict[int, Turn
         trajectory = estimated.trajectories[sample.trajectory]
         columns = found.setdefault(id(trajectory), {name: [None] * len(trajectory.turns) for name in TOKEN_COLUMNS})
         known = {"advantages": estimated.advantages[index][sample.mask], "loss_mask": estimated.loss_masks[index].int()}
-        for name, values in (known | statistics.of(sample)).items():
+        for name, values in (known | statistics.of(index)).items():
             for turn, part in _split_by_turn(sample, values):
                 columns[name][turn] = part
     return found

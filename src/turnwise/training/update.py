@@ -1,5 +1,6 @@
 """Update of a training step: all epochs and mini-batches over its estimate."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,10 +17,11 @@ from turnwise.core.random_streams import address, random_stream
 from turnwise.core.samples import TrainSample
 from turnwise.data.packing import micro_batches, pack_train
 from turnwise.data.samples import count_sampled, gather_sampled, scatter_sampled
-from turnwise.training.estimate import Estimate, score_samples
+from turnwise.record.steps import IdleReason
+from turnwise.training.estimate import score_samples
 from turnwise.training.objective import MISMATCH_METRICS, Objective
 from turnwise.training.skipped_steps import SkipMonitor, find_cause
-from turnwise.training.step_record import TOKEN_SCORES, TokenStatistics
+from turnwise.training.step import TOKEN_SCORES, Estimate, TokenStatistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,14 @@ class UpdateSettings:
     run_seed: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    metrics: dict[str, float]
+    """Means over the sampled tokens."""
+    idle: IdleReason | None
+    """Why the policy is unchanged; None if it was updated, or if only the critic was."""
+
+
 def update(
     learner: Learner,
     estimated: Estimate,
@@ -40,14 +50,14 @@ def update(
     rate_scale: float = 1.0,
     statistics: TokenStatistics | None = None,
     skips: SkipMonitor | None = None,
-) -> dict[str, float]:
-    """Train on the estimate of a step; return metrics, which are means over the sampled tokens.
+) -> Update:
+    """Train on the estimate of a step.
 
     `rate_scale`: factor of the learning rates in this step; 0 trains nothing. `statistics`: collects values of each
     token. `skips`: counts skipped optimizer steps over training steps, and raises DivergedError.
     """
     if rate_scale == 0:
-        return {"idle_steps": 1.0}
+        return Update(metrics={"idle_steps": 1.0}, idle=IdleReason.UNTRUSTED_CRITIC)
     skips = skips or SkipMonitor()
     sums: dict[str, Tensor] = {}
     step_metrics: list[dict[str, float]] = []
@@ -70,10 +80,28 @@ def update(
             step_metrics.append(learner.step(rate_scale=rate_scale) | pair_metrics)
             skips.add(step_metrics[-1], step + 1, partial(find_cause, step_sums, settings.objective.algo))
     if not sums:
-        return {"idle_steps": 1.0}
+        return Update(metrics={"idle_steps": 1.0}, idle=_empty_mask(estimated) or IdleReason.ZERO_ADVANTAGES)
     tokens = float(sums["tokens"])
     means = {name: float(value) / tokens for name, value in sums.items() if name != "tokens"}
-    return means | _mean_over_steps(step_metrics)
+    return Update(metrics=means | _mean_over_steps(step_metrics), idle=_explain_idle(estimated, step_metrics))
+
+
+def _explain_idle(estimated: Estimate, steps: list[dict[str, float]]) -> IdleReason | None:
+    """Return why the optimizer steps left the policy as it was. Those of the critic's warm-up have no policy norm."""
+    norms = [metrics["grad_norm"] for metrics in steps if "grad_norm" in metrics]
+    if not norms or any(norm > 0 and math.isfinite(norm) for norm in norms):
+        return None
+    if not any(norm == 0 for norm in norms):
+        return IdleReason.SKIPPED
+    shares = [estimated.metrics.get(f"{name}_token_share", 1.0) for name in ("loss", "advantage")]
+    is_disjoint = sum(shares) <= 1  # else some tokens are in both masks
+    return _empty_mask(estimated) or (IdleReason.DISJOINT_TOKENS if is_disjoint else IdleReason.ZERO_GRADIENT)
+
+
+def _empty_mask(estimated: Estimate) -> IdleReason | None:
+    if estimated.metrics.get("loss_token_share") == 0:
+        return IdleReason.LOSS_TOKENS
+    return IdleReason.ADVANTAGE_TOKENS if estimated.metrics.get("advantage_token_share") == 0 else None
 
 
 def _add_up(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -136,6 +164,7 @@ def train_samples(estimated: Estimate, trajectories: set[int], settings: UpdateS
             weights=weights[number],
             value_weights=None if value_weights is None else value_weights[number],
             group=estimated.group_ids[estimated.samples[index].trajectory],
+            index=index,
         )
         for number, index in enumerate(chosen)
     ]

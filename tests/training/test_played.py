@@ -3,12 +3,14 @@
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from episodes_for_tests import group_of, turn_of
 from learners_for_tests import make_learner, random_groups, settings_of
+from turnwise.algos.filters import RATE_SCALES
 from turnwise.core.errors import InfrastructureFailure, Outage
 from turnwise.core.protocols import RewardResult
 from turnwise.core.task import Task
@@ -19,7 +21,8 @@ from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.failures import DroppedEpisodes
 from turnwise.rollout.tasks import EnvMixEntry, TaskSource
 from turnwise.run.build import build_rewards
-from turnwise.training.rollout_stage import RolloutResult, RolloutStage, filter_groups
+from turnwise.training.played import Played, TaskResults, filter_groups
+from turnwise.training.step import Rollout
 
 TASKS = TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0)
 
@@ -50,21 +53,22 @@ class FakeCollector:
 
 def gathered(
     collector: FakeCollector, greedy: FakeCollector | None = None, rewards: RewardSet | None = None, **settings: Any
-) -> RolloutResult:
+) -> Rollout:
     config = settings_of(**settings)
-    gatherer = RolloutStage(
+    source = Played(
         tasks=TASKS,
+        results=TaskResults(TASKS),
         collector=collector,  # type: ignore[arg-type]
         greedy=greedy,  # type: ignore[arg-type]
         rewards=rewards or build_rewards(config, JudgeRegistry(), str),
-        algo=config.algo,
-        learner=make_learner(config),
-        groups=4,
+        select=partial(filter_groups, learner=make_learner(config), algo=config.algo, micro_tokens=1000),
+        scale=RATE_SCALES[config.algo.filter_scale],
+        count=4,
         group_size=3,
         refill=config.algo.filter_refill,
-        micro_tokens=1000,
+        show=lambda name, done, total: None,
     )
-    return asyncio.run(gatherer.run(7, lambda name, done, total: None))
+    return asyncio.run(source.groups(7))
 
 
 SPREAD = {"algo__filter": "absolute", "algo__filter_value": 0.01}

@@ -1,68 +1,59 @@
-"""Rollout stage of a training step: roll out groups, score their rewards, filter them, and refill if too few pass."""
+"""Episodes that are played for a step: roll out groups, score their rewards, filter them, refill if too few pass."""
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from turnwise.algos.filters import FILTERS, RATE_SCALES, SCORES, GroupScore
+from turnwise.algos.filters import FILTERS, SCORES, GroupScore
 from turnwise.config.algorithm import AlgoConfig
 from turnwise.core.errors import Outage
 from turnwise.core.learner import Learner, Needs
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.samples import AllowedSets, build_samples
-from turnwise.record.metrics import rollout_metrics
+from turnwise.record.steps import EpisodeSource, IdleReason
 from turnwise.rewards.scoring import RewardSet, ScoredGroups, count_members, score_groups
 from turnwise.rollout.collect import CollectedGroups, DrawCounts, GroupCollector
-from turnwise.rollout.failures import DroppedEpisodes
+from turnwise.rollout.failures import DropMonitor, DroppedEpisodes
 from turnwise.rollout.tasks import SuccessCounts, TaskSource
-from turnwise.training.estimate import Baselines, score_samples
-
-ShowProgress = Callable[[str, int, int], None]
-"""Phase, done, total."""
+from turnwise.training.estimate import score_samples
+from turnwise.training.step import Baselines, Metrics, Part, Rollout, ShowProgress, TrainedStep
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutResult:
-    groups: list[Group]
-    """All groups that were rolled out, with their rewards."""
-    kept: list[Group]
-    """Groups to train on."""
-    kept_share: float
-    """Share of the groups that passed the filter, including surplus groups beyond a full batch."""
-    rate_scale: float
-    """Factor of the step's learning rates."""
-    counts: Counter[str]
-    baselines: Baselines | None
-    """None if the estimator does not need them."""
-    dropped: DroppedEpisodes
-    """Episodes that are not in the groups because they failed or their group was dropped."""
-    replayed: bool = False
-    """The groups were not played in this step but drawn from stored episodes."""
+class TaskResults(Part):
+    """Successes and tries of each task, by which a curriculum draws."""
 
-    @property
-    def num_tokens(self) -> float:
-        """Number of ids in the groups, sampled or not."""
-        turns = [turn for group in self.groups for each in group.trajectories for turn in each.turns]
-        return float(sum(len(turn.context_ids) + len(turn.action_ids) for turn in turns))
+    name = "curriculum"
 
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics of the groups: `rollout/...` if they were played, else `data/...`."""
-        if self.replayed:
-            found = rollout_metrics(self.groups)
-            return {name.replace("rollout/", "data/"): value for name, value in found.items()}
-        return {
-            **rollout_metrics(self.groups),
-            "rollout/kept_groups": float(len(self.kept)),
-            "rollout/kept_share": self.kept_share,
-            **{f"rollout/{name}": float(count) for name, count in self.counts.items()},
-            "rollout/dropped": float(self.dropped.dropped),
-            "rollout/dropped_no_reward": float(self.counts["dropped_no_reward"]),
-        }
+    def __init__(self, tasks: TaskSource) -> None:
+        self.counts: SuccessCounts = {}
+        """Empty without a curriculum."""
+        self._curriculum = tasks.curriculum
+
+    def state(self) -> Mapping[str, Sequence[float]]:
+        return {name: list(counts) for name, counts in self.counts.items()}
+
+    def load_state(self, state: Mapping[str, Sequence[float]]) -> None:
+        self.counts = {name: (won, tries) for name, (won, tries) in state.items()}
+
+    def record(self, trained: TrainedStep) -> Metrics:
+        if self._curriculum is None:
+            return {}
+        self.counts = self._curriculum.update(self.counts, trained.rollout.groups)
+        return self._curriculum.metrics(self.counts)
+
+
+SelectGroups = Callable[[Sequence[Group]], list[Group]]
+"""Returns the groups to train on; see `filter_groups`."""
+
+
+def explain_empty(groups: Sequence[Group]) -> IdleReason:
+    """Return why none of the groups passed a filter."""
+    has_tokens = any(each.num_sampled for group in groups for each in group.trajectories)
+    return IdleReason.FILTERED if has_tokens else IdleReason.NO_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,97 +79,92 @@ class _Totals:
     dropped: DroppedEpisodes = field(default_factory=DroppedEpisodes)
 
 
-class GroupSource(Protocol):
-    """Where a step's groups come from: the environment (`RolloutStage`), or stored episodes (`offline.ReplayStage`)."""
-
-    @property
-    def tasks(self) -> TaskSource: ...
-    async def run(
-        self, step: int, show: ShowProgress, success_counts: SuccessCounts | None = None
-    ) -> RolloutResult: ...
-    def admit(
-        self, done: int, success_counts: SuccessCounts, drawn_with: Mapping[str, SuccessCounts] | None = None
-    ) -> None: ...
-    def drawn_with(self, done: int) -> dict[str, dict[str, tuple[float, float]]]: ...
-    async def close(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutStage:
+class Played:
+    """Plays each step's tasks when the step begins."""
+
     tasks: TaskSource
+    results: TaskResults
     collector: GroupCollector
     greedy: GroupCollector | None
     """Rolls out one greedy episode per kept group as its baseline; None if the estimator does not need it."""
     rewards: RewardSet
-    algo: AlgoConfig
-    learner: Learner
-    groups: int
+    select: SelectGroups
+    scale: Callable[[float], float]
+    """Factor of the learning rates, given the share of the groups that passed the filter."""
+    count: int
+    """Groups per step."""
     group_size: int
     refill: int
-    """Maximum number of further rounds of tasks while fewer than `groups` groups pass the filter."""
-    micro_tokens: int
-    allowed_sets: AllowedSets | None = None
-    """For turns with a constraint."""
+    """Maximum number of further rounds of tasks while fewer than `count` groups pass the filter."""
+    show: ShowProgress
+    drops: DropMonitor = field(default_factory=DropMonitor)
 
-    async def run(self, step: int, show: ShowProgress, success_counts: SuccessCounts | None = None) -> RolloutResult:
-        """Roll out and filter the groups of a step. `success_counts`: results of tasks so far, for a curriculum."""
-        totals, drawn = _Totals(), DrawCounts()
-        for number in range(1 + self.refill):
-            round = await self.next_round(step, number, drawn, show, success_counts)
-            drawn = round.drawn
-            self._add(round, totals)
-            if len(totals.kept) >= self.groups:
+    async def groups(self, step: int) -> Rollout:
+        return await self.complete(step, await self._next_round(step, 0, DrawCounts()))
+
+    async def complete(self, step: int, round: RolloutRound) -> Rollout:
+        """Filter the first round of a step and, if too few groups pass, roll out further ones."""
+        totals = _Totals()
+        self._add(round, totals)
+        for number in range(1, 1 + self.refill):
+            if len(totals.kept) >= self.count:
                 break
-        kept, dropped, baselines = totals.kept[: self.groups], totals.dropped, None
+            round = await self._next_round(step, number, round.drawn)
+            self._add(round, totals)
+        kept, dropped, baselines = totals.kept[: self.count], totals.dropped, None
         if self.greedy is not None and kept:
-            baselines = await self._roll_out_baselines(self.greedy, kept, step, show, totals.counts, dropped)
+            baselines = await self._roll_out_baselines(self.greedy, kept, step, totals.counts, dropped)
             with_baseline = [group for group in kept if (group.task.env, group.task.seed) in baselines]
             dropped.dropped += count_members(kept) - count_members(with_baseline)
             kept = with_baseline
-        return self._result(totals, kept, baselines)
+        return self._result(step, totals, kept, baselines)
 
-    async def use(self, collected: CollectedGroups, episodes: int) -> RolloutResult:
+    async def use(self, step: int, collected: CollectedGroups, episodes: int) -> Rollout:
         """Score and filter the groups of a step that were rolled out elsewhere; `episodes` were asked for."""
         scored = await score_groups(collected.groups, self.rewards)
         totals = _Totals()
         self._add(RolloutRound(episodes=episodes, collected=collected, scored=scored, drawn=DrawCounts()), totals)
-        return self._result(totals, totals.kept, baselines=None)
+        return self._result(step, totals, totals.kept, baselines=None)
 
     def _add(self, round: RolloutRound, totals: "_Totals") -> None:
         _count(round, totals.counts, totals.dropped)
         totals.dropped.total += round.episodes
         totals.dropped.dropped += round.episodes - count_members(round.scored.groups)
         totals.groups += round.scored.groups
-        totals.kept += filter_groups(round.scored.groups, self.learner, self.algo, self.micro_tokens, self.allowed_sets)
+        totals.kept += self.select(round.scored.groups)
 
-    def _result(self, totals: "_Totals", kept: list[Group], baselines: Baselines | None) -> RolloutResult:
+    def _result(self, step: int, totals: "_Totals", kept: list[Group], baselines: Baselines | None) -> Rollout:
+        self.drops.add(totals.dropped)
         kept_share = len(totals.kept) / len(totals.groups)
-        return RolloutResult(
+        empty = IdleReason.DROPPED if totals.kept else explain_empty(totals.groups)
+        return Rollout(
+            number=step + 1,
+            source=EpisodeSource.PLAYED,
             groups=totals.groups,
             kept=kept,
+            empty=None if kept else empty,
             kept_share=kept_share,
-            rate_scale=RATE_SCALES[self.algo.filter_scale](kept_share),
+            rate_scale=self.scale(kept_share),
             counts=totals.counts,
             baselines=baselines,
             dropped=totals.dropped,
         )
 
-    async def next_round(
-        self, step: int, number: int, drawn: DrawCounts, show: ShowProgress, success_counts: SuccessCounts | None
-    ) -> RolloutRound:
-        return await self.roll_out(step, number, drawn, show, success_counts)
+    async def _next_round(self, step: int, number: int, drawn: DrawCounts) -> RolloutRound:
+        return await self.roll_out(step, number, drawn, self.results.counts, self.show)
 
     async def roll_out(
         self,
         step: int,
         number: int,
         drawn: DrawCounts,
+        success_counts: SuccessCounts,
         show: ShowProgress,
-        success_counts: SuccessCounts | None,
         gate: asyncio.Semaphore | None = None,
     ) -> RolloutRound:
         """Roll out and score one round of tasks. `gate` limits the episodes in flight together with other steps'."""
-        tasks = self.tasks.draw(step, self.groups, start=number * self.groups, success_counts=success_counts)
+        tasks = self.tasks.draw(step, self.count, start=number * self.count, success_counts=success_counts)
         collected = await self.collector.collect(
             tasks,
             group_size=self.group_size,
@@ -190,32 +176,14 @@ class RolloutStage:
         scored = await score_groups(collected.groups, self.rewards)
         return RolloutRound(episodes=len(tasks) * self.group_size, collected=collected, scored=scored, drawn=drawn)
 
-    def admit(
-        self, done: int, success_counts: SuccessCounts, drawn_with: Mapping[str, SuccessCounts] | None = None
-    ) -> None:
-        """Do nothing: a step's rollouts start with the step. `AsyncRolloutStage` starts later steps here."""
-
-    def drawn_with(self, done: int) -> dict[str, dict[str, tuple[float, float]]]:
-        """Return the task results with which the curriculum drew the tasks of later steps that have started."""
-        return {}
-
-    async def close(self) -> None:
-        """Stop the rollouts of later steps."""
-
     async def _roll_out_baselines(
-        self,
-        greedy: GroupCollector,
-        kept: list[Group],
-        step: int,
-        show: ShowProgress,
-        counts: Counter[str],
-        dropped: DroppedEpisodes,
+        self, greedy: GroupCollector, kept: list[Group], step: int, counts: Counter[str], dropped: DroppedEpisodes
     ) -> Baselines:
         collected = await greedy.collect(
             [group.task for group in kept],
             group_size=1,
             round=step,
-            progress=lambda done, total: show("greedy members", done, total),
+            progress=lambda done, total: self.show("greedy members", done, total),
         )
         scored = await score_groups(collected.groups, self.rewards)
         _count(RolloutRound(episodes=len(kept), collected=collected, scored=scored, drawn=Counter()), counts, dropped)

@@ -1,0 +1,233 @@
+"""Build the training loop of a run: source of episodes, estimator, and the parts around a step."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from turnwise.algos.alarms import AlarmSettings
+from turnwise.algos.filters import RATE_SCALES
+from turnwise.config.schema import Config
+from turnwise.core.learner import Learner
+from turnwise.core.task import Task
+from turnwise.data.replay import Replay
+from turnwise.models.loading.load import LoadedModel
+from turnwise.models.memory.plan import MemoryPlan
+from turnwise.record.run_folder import RunFolder
+from turnwise.report.progress import Progress
+from turnwise.report.trajectory_images import TrajectoryImages
+from turnwise.rewards.services import RewardServices
+from turnwise.rollout.collect import GroupCollector
+from turnwise.rollout.tasks import TaskSource
+from turnwise.run.archer import build_archer
+from turnwise.run.build import PolicyStack, build_rewards, model_loader
+from turnwise.run.build_learner import advantage_traits, build_coefficients, estimate_settings, update_settings
+from turnwise.run.environment_mix import EnvironmentMix
+from turnwise.run.selfplay import build_selfplay
+from turnwise.training.archer import Archer
+from turnwise.training.asynchronous import LearnerThread, PlayedAhead, ThisThread
+from turnwise.training.checkpoints import Checkpoints, SaveCheckpoints, restore
+from turnwise.training.coefficients import Coefficients
+from turnwise.training.diagnostics import Alarms, Diagnostics, Rollback
+from turnwise.training.estimate import OnPolicy
+from turnwise.training.learner import LocalLearner
+from turnwise.training.loop import JudgeBudgets, Loop, LoopLimits, ReleaseCaches
+from turnwise.training.offline import Stored
+from turnwise.training.played import Played, TaskResults, filter_groups
+from turnwise.training.selfplay import Opponents
+from turnwise.training.step import Estimator, Part, Source
+from turnwise.training.step_record import EngineTimes, ProgressDisplay, RunFiles, TrajectoryFiles
+from turnwise.training.validation import VALIDATION, Evaluator, Validation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopInputs:
+    """What a run has built before its loop."""
+
+    config: Config
+    environments: EnvironmentMix
+    tasks: TaskSource
+    validation_tasks: list[Task]
+    loaded: LoadedModel
+    stack: PolicyStack
+    learner: Learner
+    plan: MemoryPlan
+    replay: Replay | None
+    """Stored episodes to train on; None plays them."""
+    evaluator: Evaluator
+    checkpoints: Checkpoints
+    folder: RunFolder
+    progress: Progress
+    services: RewardServices
+
+    async def validate(self, step: int) -> float:
+        """Evaluate on the validation split, and return the success."""
+        return (await self.evaluator.evaluate(VALIDATION, self.validation_tasks, step)).success
+
+
+def build_loop(given: LoopInputs) -> Loop:
+    config, stack, learner = given.config, given.stack, given.learner
+    collector, opponents = build_selfplay(
+        config,
+        given.environments,
+        given.tasks,
+        given.loaded,
+        stack,
+        learner,
+        given.checkpoints,
+        given.folder,
+        given.progress,
+    )
+    results, coefficients = TaskResults(given.tasks), _build_coefficients(given)
+    source = _build_source(given, collector, results)
+    estimator = _build_estimator(given, coefficients)
+    states: list[Part] = [part for part in (source, estimator, opponents) if isinstance(part, Part)]
+    parts = [*states, results, coefficients, JudgeBudgets(given.services), *_recording_parts(given)]
+    parts += _diagnostic_parts(given, source)
+    if given.plan.releases_cache:
+        frozen = [] if opponents is None or opponents.frozen is None else [opponents.frozen.engine]
+        parts.append(ReleaseCaches([stack.engine, *frozen]))
+    parts += build_saving_parts(
+        config,
+        learner,
+        given.checkpoints,
+        given.folder,
+        steps=config.train.steps,
+        validate=given.validate,
+        others=parts,
+        on_save=_on_save(estimator, opponents),
+    )
+    return Loop(
+        source=source,
+        estimator=estimator,
+        learner=learner,
+        engine=stack.engine,
+        parts=parts,
+        update_settings=update_settings(config, given.plan.micro_tokens),
+        limits=LoopLimits(steps=config.train.steps, seconds=given.progress.limit_s),
+        runner=LearnerThread() if config.rollout.max_staleness else ThisThread(),
+    )
+
+
+def _build_coefficients(given: LoopInputs) -> Coefficients:
+    kl_in_loss = estimate_settings(given.config).kl_in_reward is None
+    return Coefficients(build_coefficients(given.config), kl_in_loss=kl_in_loss)
+
+
+def _build_source(given: LoopInputs, collector: GroupCollector, results: TaskResults) -> Source:
+    config, stack, show = given.config, given.stack, given.progress.phase
+    select = partial(
+        filter_groups,
+        learner=given.learner,
+        algo=config.algo,
+        micro_tokens=given.plan.micro_tokens,
+        allowed_sets=stack.renderer.grammars.allowed_sets,
+    )
+    if given.replay is not None:
+        return Stored(
+            replay=given.replay,
+            algo=config.algo,
+            select=select,
+            count=config.rollout.groups,
+            group_size=config.rollout.group_size,
+            run_seed=config.seed,
+            show=show,
+            pair_gap=config.data.pair_gap,
+        )
+    played = Played(
+        tasks=given.tasks,
+        results=results,
+        collector=collector,
+        greedy=stack.greedy if advantage_traits(config).needs_greedy else None,
+        rewards=build_rewards(config, given.services.judges, stack.renderer.decode),
+        select=select,
+        scale=RATE_SCALES[config.algo.filter_scale],
+        count=config.rollout.groups,
+        group_size=config.rollout.group_size,
+        refill=config.algo.filter_refill,
+        show=show,
+    )
+    staleness = config.rollout.max_staleness
+    if not staleness:
+        return played
+    return PlayedAhead(played, max_staleness=staleness, steps=config.train.steps, in_flight=config.rollout.in_flight)
+
+
+def _build_estimator(given: LoopInputs, coefficients: Coefficients) -> Estimator[Any]:
+    config, stack, plan = given.config, given.stack, given.plan
+    if config.algo.method == "on_policy":
+        allowed_sets = stack.renderer.grammars.allowed_sets
+        return OnPolicy(estimate_settings(config, plan.micro_tokens, allowed_sets), coefficients)
+    assert isinstance(given.learner, LocalLearner), "a cluster's learner has no critic of utterances"
+    return build_archer(config, stack, given.learner, given.folder.replay, given.replay, plan)
+
+
+def _recording_parts(given: LoopInputs) -> list[Part]:
+    folder, record, renderer = given.folder, given.config.record, given.stack.renderer
+    pictures = TrajectoryImages(
+        folder.trajectories,
+        every=record.pictures_every,
+        per_step=record.pictures_per_step,
+        warn=given.progress.note,
+    )
+    return [
+        EngineTimes(given.stack.engine),
+        TrajectoryFiles(
+            folder, every=record.trajectories, decode=renderer.decode, name_token=renderer.name_token, pictures=pictures
+        ),
+        RunFiles(folder),
+        ProgressDisplay(given.progress, folder),
+    ]
+
+
+def _diagnostic_parts(given: LoopInputs, source: Source) -> list[Part]:
+    config, learner, settings = given.config, given.learner, given.config.diagnose
+    diagnostics = Diagnostics(
+        learner,
+        update_settings(config, given.plan.micro_tokens),
+        information_every=settings.information_every,
+        information_prompts=settings.information_prompts,
+        gradients_every=settings.gradients_every,
+        gradient_buckets=settings.gradient_buckets,
+    )
+    if not settings.alarms:
+        return [diagnostics]
+    load = model_loader(config)
+    rollback = Rollback(
+        given.checkpoints,
+        learner,
+        lambda folder, state: restore(folder, learner, state, load),
+        at_most=settings.max_rollbacks if settings.rollback else 0,
+        on_restore=[source.restart] if isinstance(source, PlayedAhead) else [],
+    )
+    limits = AlarmSettings(max_grad_norm=learner.max_grad_norm)
+    return [diagnostics, Alarms(given.folder, given.progress.note, limits, rollback)]
+
+
+def _on_save(estimator: object, opponents: Opponents | None) -> list[Callable[[int], None]]:
+    """Return what frees disk space after a checkpoint, given the oldest step that a run may be resumed from."""
+    calls = list[Callable[[int], None]]()
+    if isinstance(estimator, Archer):
+        calls.append(estimator.replay.prune)
+    if opponents is not None:
+        calls.append(opponents.snapshots.drop_unneeded)
+    return calls
+
+
+def build_saving_parts(
+    config: Config,
+    learner: Learner,
+    checkpoints: Checkpoints,
+    folder: RunFolder,
+    *,
+    steps: int,
+    validate: Callable[[int], Awaitable[float | None]],
+    others: Sequence[Part] = (),
+    on_save: Sequence[Callable[[int], None]] = (),
+) -> list[Part]:
+    """Return validation and checkpoints, which save the states of all parts: `others` and their own."""
+    saved = list(others)
+    saver = SaveCheckpoints(checkpoints, learner, saved, steps=steps, on_save=on_save)
+    best = saver if config.checkpoint.keep_best else None
+    saved.append(Validation(validate, folder, every=config.eval.every, steps=steps, best=best))
+    return [saved[-1], saver]

@@ -1,0 +1,58 @@
+"""Coefficients that adapt to training: the KL coefficient and the turn discount."""
+
+from dataclasses import dataclass, replace
+
+from turnwise.algos.kl import KlCoefficient
+from turnwise.algos.turn_discount import AdaptiveDiscount, CriticFit
+from turnwise.core.learner import StepSettings
+from turnwise.training.step import Metrics, Part, TrainedStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptiveCoefficients:
+    kl: KlCoefficient
+    discount: AdaptiveDiscount | None
+    """None if the turn discount is constant."""
+
+    def after(
+        self, kl: float | None, trajectories: int, critic_fit: dict[int, CriticFit] | None
+    ) -> "AdaptiveCoefficients":
+        """Return the coefficients of the next step, given this step's measurements, or None where there are none."""
+        moved = self if kl is None else replace(self, kl=self.kl.update(kl, trajectories))
+        if moved.discount is None or critic_fit is None:
+            return moved
+        return replace(moved, discount=moved.discount.update(critic_fit))
+
+    def numbers(self) -> dict[str, float]:
+        """Return the complete state, for checkpoints and metrics."""
+        discount = {} if self.discount is None else {"gamma_turn": self.discount.gamma}
+        return {"kl_coef": self.kl.value} | discount
+
+    def restore(self, numbers: dict[str, float]) -> "AdaptiveCoefficients":
+        discount = self.discount and replace(self.discount, gamma=numbers["gamma_turn"])
+        return replace(self, kl=replace(self.kl, value=numbers["kl_coef"]), discount=discount)
+
+
+class Coefficients(Part):
+    """The adaptive coefficients of a run, which move after each update."""
+
+    name = "coefficients"
+
+    def __init__(self, value: AdaptiveCoefficients, *, kl_in_loss: bool) -> None:
+        """`kl_in_loss`: the KL is a term of the loss, not of the reward."""
+        self.value, self._kl_in_loss = value, kl_in_loss
+
+    def state(self) -> dict[str, float]:
+        return self.value.numbers()
+
+    def load_state(self, state: dict[str, float]) -> None:
+        self.value = self.value.restore(state)
+
+    def adjust(self, settings: StepSettings) -> StepSettings:
+        return replace(settings, kl_coef=self.value.kl.value if self._kl_in_loss else 0.0)
+
+    def record(self, trained: TrainedStep) -> Metrics:
+        if (estimate := trained.estimate) is not None:
+            kl = estimate.metrics.get("kl", trained.metrics.get("kl"))
+            self.value = self.value.after(kl, len(estimate.trajectories), estimate.critic_fit)
+        return {f"train/{name}": value for name, value in self.value.numbers().items()}
