@@ -74,8 +74,8 @@ def read_sides(folder: Path) -> tuple[list[Side], str]:
         Side(title=title, success=model["success"], episodes=read_episodes(folder, model["label"]))
         for title, model in zip(titles, (before, after), strict=True)
     ]
-    count = SCENES * COLUMNS * ROWS
-    return sides, f"Success on {summary['tasks']} maps that training never saw. Shown: the first {count}."
+    shown = len(sides[0].episodes)
+    return sides, f"Success on {summary['tasks']} maps that training never saw. Shown: the first {shown}."
 
 
 def read_episodes(folder: Path, label: str) -> list[Episode]:
@@ -93,7 +93,7 @@ def read_episode(row: Mapping[str, Any]) -> Episode:
 def draw_frames(sides: Sequence[Side], note: str) -> Iterator[tuple[Any, int]]:
     """Yield each image and its duration in milliseconds."""
     per_scene = COLUMNS * ROWS
-    for start in range(0, SCENES * per_scene, per_scene):
+    for start in range(0, len(sides[0].episodes), per_scene):
         shown = [side.episodes[start : start + per_scene] for side in sides]
         turns = max(len(episode.pictures) for episodes in shown for episode in episodes)
         for turn in range(turns):

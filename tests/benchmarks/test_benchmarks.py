@@ -17,7 +17,8 @@ FOLDER = ROOT / "benchmarks"
 BENCHMARKS = sorted(file.stem for file in FOLDER.glob("*.py") if 'if __name__ == "__main__"' in file.read_text())
 OTHER_SIDES = ("trl_side", "vllm_side")
 """Programs that benchmarks start in environments of their own."""
-TINY_RUN = "--rollout.groups=2 --rollout.group_size=4 --train.mini_batch=8 --eval.episodes=4 --model.warmup_steps=15"
+TINY = "--rollout.groups=2 --rollout.group_size=4 --model.warmup_steps=15"
+TINY_RUN = f"{TINY} --train.mini_batch=8 --eval.episodes=4"
 
 SMALL = {
     "algorithms": (
@@ -25,10 +26,10 @@ SMALL = {
         f"--picture losses.svg -- {TINY_RUN}"
     ),
     "before_after": "evaluation lake.gif",
-    "busy_cpu": "--steps 2 --repeats 1",
-    "cluster_overhead": f"--steps 2 --repeats 1 --recipe bandit {TINY_RUN}",
+    "busy_cpu": f"--steps 2 --repeats 1 {TINY}",
+    "cluster_overhead": f"--steps 2 --repeats 1 --recipe bandit {TINY}",
     "cluster_sizes": "--gpus 8",
-    "collapse": f"--out runs --seeds 0 --picture collapse.svg -- --train.steps=2 {TINY_RUN}",
+    "collapse": f"--out runs --seeds 0 --picture collapse.svg -- --train.steps=2 --eval.episodes=4 {TINY}",
     "drawing": "frozen_lake --states 3",
     "environments": "bandit --quick",
     "gateway_load": "--concurrent 4 --agents 8 --turns 2 --model-seconds 0.05",
@@ -80,7 +81,7 @@ def run_small(name: str, arguments: str, folder: Path, **environment: str) -> st
     """Run the benchmark as a user does, in another folder; return what it printed."""
     command = [sys.executable, str(FOLDER / f"{name}.py"), *shlex.split(arguments)]
     variables = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "160", "HF_HUB_OFFLINE": "1"} | environment
-    ran = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=800)
+    ran = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=3600)
     logs = "".join(file.read_text()[-2000:] for file in folder.rglob("*.log")) if ran.returncode else ""
     assert ran.returncode == 0, ran.stderr + logs
     return ran.stdout

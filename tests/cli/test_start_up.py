@@ -30,7 +30,29 @@ QUICK = (
 )
 NO_SETTINGS = ("--help", "recipes", "recipes bandit", "recipes --algos", "train --help", "sft --help")
 """Commands that need neither settings nor environments; with both they would take three times as long."""
-LIGHT = ("models", "eval --help", "export --help", "play --help")
+LIGHT = (
+    "models",
+    "eval --help",
+    "export --help",
+    "play --help",
+    "eval",
+    "eval nowhere",
+    "eval tiny frozenlake",
+    "eval tny frozen_lake",
+    "eval tiny frozen_lake --episodes 0",
+    "serve --port 99999",
+    "export nowhere --to x",
+    "merge nowhere --into x",
+    "watch nowhere",
+    "data inspect nowhere",
+    "data export nowhere",
+    "data export nowhere --to x",
+    "data evaluate nowhere --on x",
+    "doctor --agent missing.toml",
+    "sft frozenlake",
+    "sft bandit --model.name tny",
+)
+"""Commands and mistakes that need no model."""
 
 COMMAND = """
 from turnwise.cli.main import main

@@ -198,3 +198,14 @@ def test_is_safe_always_accepts_the_reference() -> None:
 def test_polynomials_must_be_multiplied_out(answer, right) -> None:
     assert is_expanded(answer, {"answer": "8*x**2 + 22*x + 15"}) is right
     assert EXTRA_CHECKS["polynomial_multiplication"] is is_expanded
+
+
+@pytest.mark.parametrize(
+    ("product", "expanded"),
+    [
+        ("(x + 1)*(y + 2)", "x*y + 2*x + y + 2"),
+        ("x*(x**2 + x + 1)*(y + 2)", "x**3*y + 2*x**3 + x**2*y + 2*x**2 + x*y + 2*x"),
+    ],
+)
+def test_product_with_as_many_terms_as_its_result_is_not_expanded(product, expanded) -> None:
+    assert is_expanded(expanded, {"answer": expanded}) and not is_expanded(product, {"answer": expanded})

@@ -2,8 +2,10 @@ from collections import Counter
 
 import pytest
 
+from turnwise.core.errors import UserError
 from turnwise.envs.answers import format_answer
 from turnwise.envs.bandit.env import NAMES, Bandit
+from turnwise.envs.registry import load_spec
 
 
 def choose(started, steps, index, arm=None, member=0, **params):
@@ -73,3 +75,11 @@ def test_prompt_does_not_reveal_reversed_names(started):
 def test_picture_shows_the_arms(started):
     env = started("bandit", 0).env
     assert isinstance(env, Bandit) and env.draw().rows == (env.arms,)
+
+
+@pytest.mark.parametrize(
+    "params", [{"low": 0.25}, {"low": 0.3}, {"high": 0.2}, {"chance": 0.1}, {"low": 0.0, "high": -1}]
+)
+def test_low_arm_that_pays_more_is_refused(params: dict[str, float]):
+    with pytest.raises(UserError, match=r"the low arm pays .*: lower low, or raise high or chance"):
+        load_spec("bandit").check_params(params)

@@ -168,6 +168,20 @@ IN_REWARDS = (
         "rewards/text_answers.py",
         PARTS,
         ("search and full match swapped", 'if match == "full"', 'if match != "full"'),
+        ("a part of the answer matches", '"full" if self.of == "answer" else "search"', '"search"'),
+        ("all that was said must match", '"full" if self.of == "answer" else "search"', '"full"'),
+    ),
+    *mutants(
+        "envs/adapters/reasoning_gym_answers.py",
+        ("envs/test_adapters_reasoning_gym.py",),
+        ("products of numbers are expanded", "not POLYNOMIAL.fullmatch(answer.strip())", "False"),
+        ("a polynomial may begin with a product", "POLYNOMIAL.fullmatch(", "POLYNOMIAL.match("),
+        (
+            "like terms need not be added",
+            "return len(TERM.findall(answer)) == len(",
+            "return len(TERM.findall(answer)) >= len(",
+        ),
+        ("polynomials are not checked", '    "polynomial_multiplication": is_expanded,\n', ""),
     ),
     *mutants(
         "rewards/rubric.py",

@@ -13,6 +13,7 @@ from turnwise.core.errors import UserError
 from turnwise.pictures.image import PNG_SIGNATURE
 from turnwise.report.episodes import MAX_SHOWN_IMAGE_BYTES, choose_from_file, choose_from_index
 from turnwise.report.html_report import TEMPLATES, render_report, write_report
+from turnwise.report.run_report import read_flat_settings
 
 LAKE = {"rows": [["ice", "player"], ["goal", "hole"]], "caption": "", "info": {}}
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202eevil"
@@ -344,3 +345,11 @@ def test_evaluation_report_escapes_hostile_text_in_every_field(tmp_path: Path) -
     result = {"label": HOSTILE, "success": 0.5, "success_low": 0.25, "success_high": 0.75}
     (folder / "summary.json").write_text(json.dumps({"tasks": HOSTILE, "models": [result], "comparisons": [pair]}))
     assert_harmless(render_report(folder))
+
+
+def test_settings_of_thousands_of_levels_are_cut(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f"{'.'.join(['deep'] * 2000)} = 1\n[train]\nsteps = 3\n")
+    settings = read_flat_settings(file)
+    assert settings.pop("train.steps") == "3"
+    assert [(key.count("."), value) for key, value in settings.items()] == [(32, "...")]

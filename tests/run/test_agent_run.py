@@ -394,6 +394,13 @@ def test_trainer_explains_wrong_calls(tmp_path: Path, monkeypatch: pytest.Monkey
 EXAMPLES = [("agent_plain", "openai"), ("agent_openai_sdk", "agents"), ("agent_langgraph", "langgraph")]
 
 
+def test_every_example_has_a_test_and_a_row_in_the_docs() -> None:
+    names = {path.parent.name for path in (ROOT / "examples").glob("*/agent.toml")}
+    assert names == {name for name, _ in EXAMPLES}
+    page = (ROOT / "docs/agents.md").read_text()
+    assert all(f"`turnwise train examples/{name}/agent.toml`" in page for name in names)
+
+
 @pytest.mark.parametrize(("example", "package"), EXAMPLES)
 def test_example_agent_trains_after_a_warm_up(
     example: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

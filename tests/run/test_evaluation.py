@@ -26,8 +26,9 @@ from turnwise.envs.seeds import seed_for
 from turnwise.evaluation import episodes
 from turnwise.record.evaluation_folder import EvaluationFolder
 from turnwise.run.evaluation import evaluate, models
+from turnwise.run.evaluation.arguments import RemoteModels, split_environment
 from turnwise.run.evaluation.evaluate import evaluate_into_folder, resume_evaluation
-from turnwise.run.evaluation.models import EndpointOptions, RemoteModels
+from turnwise.run.evaluation.models import EndpointOptions
 from turnwise.run.evaluation.plan import plan_evaluation
 
 KEY = "sk-only-for-this-test"
@@ -427,5 +428,5 @@ def test_eval_help_lists_arguments_and_options(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("env", ["sokoban", "taxi", "my_env.py:MyEnv", "gymnasium:MiniGrid-Empty-5x5-v0"])
 def test_last_argument_may_name_an_environment(env: str) -> None:
-    assert models.split_environment(["tiny", env], None) == (["tiny"], env)
-    assert models.split_environment([env, "tiny"], None) == ([env, "tiny"], None)
+    assert split_environment(["tiny", env], None) == (["tiny"], env)
+    assert split_environment([env, "tiny"], None) == ([env, "tiny"], None)

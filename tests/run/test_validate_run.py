@@ -24,8 +24,8 @@ from turnwise.models.loading.tiny_vlm import tiny_vlm_config
 from turnwise.run import train as train_module
 from turnwise.run import training_run, validate
 from turnwise.run.environment_mix import build_environment_mix, describe_rows
+from turnwise.run.evaluation.arguments import RemoteModels
 from turnwise.run.evaluation.evaluate import evaluate_into_folder
-from turnwise.run.evaluation.models import RemoteModels
 from turnwise.run.evaluation.plan import plan_evaluation
 from turnwise.run.sft import sft
 from turnwise.run.train import train

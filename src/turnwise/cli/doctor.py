@@ -45,6 +45,9 @@ def doctor(
         print_plan(model, shape, gpu_memory, merge_settings(overrides))
         return
     if agent is not None and not of_plan:
+        from turnwise.run.configure import configure
+
+        configure(agent, overrides=merge_settings(overrides))  # reports wrong settings before torch is imported
         from turnwise.run.doctor_agent import check_agent
 
         _print_findings(check_agent(agent, merge_settings(overrides)))

@@ -83,8 +83,13 @@ def evaluate(
         eval__temperature=tasks.temperature,
         eval__split=tasks.split,
     )
+    from turnwise.run.evaluation.arguments import RemoteModels, check_arguments
+
+    remote = RemoteModels(url=endpoint.endpoint, models=endpoint.model) if endpoint.endpoint is not None else None
+    if resume is None:
+        check_arguments(sources, remote, settings)  # before torch is imported
     from turnwise.run.evaluation.evaluate import evaluate_into_folder, resume_evaluation
-    from turnwise.run.evaluation.models import RemoteModels, read_endpoint_options
+    from turnwise.run.evaluation.models import read_endpoint_options
     from turnwise.run.evaluation.plan import plan_evaluation
 
     endpoint_options = read_endpoint_options(
@@ -96,7 +101,6 @@ def evaluate(
     if resume is not None:
         resume_evaluation(resume, endpoint_options=endpoint_options)
         return
-    remote = RemoteModels(url=endpoint.endpoint, models=endpoint.model) if endpoint.endpoint is not None else None
     plan = plan_evaluation(sources, remote=remote, overrides=settings, seeds=tasks.seeds, tries=tasks.tries)
     evaluate_into_folder(plan, out, endpoint_options=endpoint_options)
 

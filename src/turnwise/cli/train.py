@@ -211,10 +211,13 @@ def sft(
     )
     from turnwise.config.schema import NO_ENV
     from turnwise.run.configure import configure
-    from turnwise.run.sft import sft as run_sft
+    from turnwise.run.setting_names import check_model_name
 
     target = NO_ENV if recipe is None and not resume else recipe
     config = configure(target, like=run.like, resume=run.resume, overrides=settings, full_context=True)
+    check_model_name(config)  # before torch is imported
+    from turnwise.run.sft import sft as run_sft
+
     of_task = [(key, value) for key, value in overrides if key.partition(".")[0] in TASK_SECTIONS]
     options = [word for key, value in of_task for word in (f"--{key}", value)]
     train_arguments = [] if recipe is None else [recipe, *options]

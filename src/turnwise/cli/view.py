@@ -60,10 +60,12 @@ def watch(run: str, /) -> None:
         Run: its folder, or its name in runs/.
     """
     from turnwise.config.load import find_run
+
+    folder = find_run(run)  # before torch is imported
     from turnwise.report.terminal import make_console
     from turnwise.report.watch import watch as watch_run
 
-    watch_run(find_run(run), make_console())
+    watch_run(folder, make_console())
 
 
 @report_app.default

@@ -27,6 +27,8 @@ from turnwise.report.metric_charts import draw_metric_chart, metric_points, reco
 
 MAX_ALARMS = 50
 MAX_VALUE = 300
+MAX_DEPTH = 32
+"""Levels of tables that are shown: settings of turnwise have four, and a file may have thousands."""
 """Characters of a setting's value."""
 
 COUNTS = {"episodes": "episodes", "dropped": "dropped episodes", "sampled_tokens": "sampled tokens"}
@@ -83,12 +85,14 @@ def _flatten(table: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value)[:MAX_VALUE] for key, value in _items(table, "")}
 
 
-def _items(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _items(table: Mapping[str, Any], prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
-        if isinstance(value, Mapping) and value:
-            yield from _items(value, f"{prefix}{name}.")
-        else:
+        if not isinstance(value, Mapping) or not value:
             yield f"{prefix}{name}", value
+        elif depth < MAX_DEPTH:
+            yield from _items(value, f"{prefix}{name}.", depth + 1)
+        else:
+            yield f"{prefix}{name}", "..."
 
 
 def _rows_with_step(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

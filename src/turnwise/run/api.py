@@ -25,8 +25,8 @@ from turnwise.evaluation.episodes import Evaluation
 from turnwise.record.run_folder import RunFolder, is_finished
 from turnwise.report.terminal import make_console
 from turnwise.run.configure import configure
+from turnwise.run.evaluation.arguments import RemoteModels
 from turnwise.run.evaluation.evaluate import default_folder, evaluate_into_folder
-from turnwise.run.evaluation.models import RemoteModels
 from turnwise.run.evaluation.plan import plan_evaluation
 from turnwise.run.evaluation.results import summarise_results
 from turnwise.run.export import export

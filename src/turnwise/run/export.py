@@ -8,7 +8,8 @@ from turnwise.files.disk import atomic_folder
 from turnwise.models.loading.load import load_model
 from turnwise.models.loading.lora import base_model_of, is_adapter, merge_adapter
 from turnwise.models.loading.save import save_model
-from turnwise.run.sources import find_checkpoint, find_source
+from turnwise.run.find_source import find_source
+from turnwise.run.sources import find_checkpoint
 from turnwise.training.checkpoints import OWN_FILES
 
 

@@ -3,22 +3,12 @@
 from contextlib import suppress
 from pathlib import Path
 
-from turnwise.config.load import find_run
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.models.loading.lora import is_adapter
+from turnwise.run.find_source import CHECKPOINTS
 from turnwise.text.suggestions import suggest
 from turnwise.training.checkpoints import OLD, find_folder, last_checkpoint, read_state, step_folders
-
-CHECKPOINTS = "checkpoints"
-
-
-def find_source(source: str) -> tuple[Path, str | None]:
-    """Return the run, and the name of the checkpoint if `source` is RUN/checkpoints/NAME."""
-    path = Path(source)
-    if path.parent.name == CHECKPOINTS:
-        return find_run(str(path.parent.parent)), path.name
-    return find_run(source), None
 
 
 def resolve_model_name(name: str) -> str:

@@ -1,9 +1,9 @@
 """A one-turn bandit with two named arms: one pays little every time, the other pays a lot rarely."""
 
 import random
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from turnwise.core.messages import Picture
 from turnwise.core.section import Share
@@ -33,6 +33,15 @@ class Bandit(TextEnv):
         """Reward of the high arm when it pays."""
         chance: Annotated[Share, Field(gt=0)] = 0.25
         """Probability that the high arm pays."""
+
+        @model_validator(mode="after")
+        def _high_arm_is_better(self) -> Self:
+            if self.low >= self.high * self.chance:
+                raise ValueError(
+                    f"the low arm pays {self.low:g}, at least as much as the high one on average "
+                    f"({self.high:g} x {self.chance:g}): lower low, or raise high or chance"
+                )
+            return self
 
     params: Params
 

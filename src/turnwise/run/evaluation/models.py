@@ -17,36 +17,22 @@ from turnwise.core.errors import UserError
 from turnwise.core.trajectory import TokenName
 from turnwise.engine.openai.client import ChatClient
 from turnwise.engine.openai.endpoint import EXAMPLE_URL, KEY_VARIABLE, Endpoint, EndpointError
-from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.envs.spec import EnvSpec
 from turnwise.evaluation.episodes import EpisodeRunner
-from turnwise.models.loading.catalogue import model_names
-from turnwise.models.loading.hub import is_hub_name
 from turnwise.pictures.image_store import ImageStore
-from turnwise.recipes.presets import recipe_names
 from turnwise.rollout.chat_episode import ChatRunner
 from turnwise.rollout.collect import PolicyRunner
 from turnwise.rollout.episode import Limits
 from turnwise.rollout.tasks import EnvMixEntry
 from turnwise.run.build import PolicyStack, build_policy_stack, evaluation_sampling, load_policy
-from turnwise.run.configure import GYMNASIUM, load_target
 from turnwise.run.environment_mix import EnvironmentMix, parse_list_params
-from turnwise.run.sources import find_checkpoint, find_source
+from turnwise.run.evaluation.arguments import RemoteModels, shared_settings
+from turnwise.run.find_source import find_run_or_none
+from turnwise.run.sources import find_checkpoint
 from turnwise.run.unused_settings import check_setting_is_used
-from turnwise.user_code.references import IN_MEMORY
 
-SHARED = ("env", "agent", "rollout", "context", "eval")
-"""Sections that a model takes over from the run that it is compared with."""
 UNUSED = ("rollout.groups", "rollout.group_size", "rollout.temperature", "eval.every")
 UNUSED_BY_ENDPOINTS = ("model.", "context.", "system.", "rollout.in_flight", "rollout.prefix")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteModels:
-    """Models behind an endpoint, from --endpoint and --model."""
-
-    url: str
-    models: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,30 +52,12 @@ class EvaluatedModel:
         return re.sub(r"[^A-Za-z0-9._-]+", "-", self.label).strip(".-")[-100:] or "model"
 
 
-def split_environment(words: Sequence[str], remote: RemoteModels | None) -> tuple[list[str], str | None]:
-    """Split the arguments SOURCE... [ENV]. The last one is ENV if it names an environment or a recipe."""
-    if not words or (len(words) == 1 and remote is None):
-        return list(words), None
-    *others, last = words
-    is_file = ".py" in last or last.endswith(".toml")
-    if is_file or last in ENVIRONMENTS or last in recipe_names() or last.startswith((IN_MEMORY, GYMNASIUM)):
-        return others, last
-    if not _is_source(last):
-        load_target(last)  # raises an error that suggests the nearest name
-    return list(words), None
-
-
-def _is_source(source: str) -> bool:
-    known = source in model_names() or is_hub_name(source) or Path(source).expanduser().exists()
-    return known or source.count("/") > 1 or find_run_or_none(source) is not None
-
-
 def build_models(
     sources: Sequence[str], environment: str | None, remote: RemoteModels | None, overrides: Overrides
 ) -> list[EvaluatedModel]:
     """Build the models in the order of the command line, all with the same environment."""
     runs = {source: run for source in sources if (run := find_run_or_none(source)) is not None}
-    shared = _shared_settings(sources, environment, remote, runs, overrides)
+    shared = shared_settings(sources, environment, remote, runs, overrides)
     overrides = parse_list_params(shared, overrides)
     models = [_local_model(source, runs.get(source), environment, shared, overrides) for source in sources]
     if remote is not None:
@@ -100,38 +68,6 @@ def build_models(
     for key, _ in overrides:
         _check_used(models, key.replace("-", "_"))
     return models
-
-
-def find_run_or_none(source: str) -> tuple[Path, str | None] | None:
-    """Return the run that `source` names and the checkpoint if it names one; None if it is not a run."""
-    try:
-        return find_source(source)
-    except UserError:
-        return None
-
-
-def _shared_settings(
-    sources: Sequence[str],
-    environment: str | None,
-    remote: RemoteModels | None,
-    runs: Mapping[str, tuple[Path, str | None]],
-    overrides: Overrides,
-) -> dict[str, Any]:
-    """Return the settings of models that are not runs: those of the environment, or of the first run."""
-    if environment is not None:
-        return load_target(environment, overrides)
-    if runs:
-        first = read_run(str(next(iter(runs.values()))[0]))
-        return {section: first[section] for section in SHARED if section in first}
-    if remote is not None:
-        raise UserError(
-            f"The environment is missing. Run: turnwise eval ENV --endpoint {remote.url} --model {remote.models[0]}"
-        )
-    if not sources:
-        raise UserError("There is nothing to evaluate. Give a run, a model, or an endpoint and the model behind it.")
-    raise UserError(
-        f'No run "{sources[0]}". If it is a model, give the environment as well: turnwise eval {sources[0]} ENV'
-    )
 
 
 def _local_model(

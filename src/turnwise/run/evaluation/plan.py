@@ -16,7 +16,8 @@ from turnwise.envs.spec import EnvSpec
 from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
 from turnwise.run.contexts import check_context
 from turnwise.run.environment_mix import load_environment, rows_name
-from turnwise.run.evaluation.models import EvaluatedModel, RemoteModels, build_models, split_environment
+from turnwise.run.evaluation.arguments import RemoteModels, split_environment
+from turnwise.run.evaluation.models import EvaluatedModel, build_models
 from turnwise.run.resources import check_threads
 from turnwise.run.setting_paths import is_file
 from turnwise.run.training_run import resolve

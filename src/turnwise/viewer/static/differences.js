@@ -12,6 +12,11 @@ export async function showDifferences(element, [one, other], signal) {
   }
 }
 
+/** A key that is broken between lines only after a dot or an underscore. */
+export function settingName(key) {
+  return h("code", {}, key.split(/(?<=[._])/).map((part) => [part, h("wbr")]));
+}
+
 export function valueText(value) {
   if (value === undefined) return h("span", { class: "faint" }, "not set");
   return typeof value === "string" ? value : JSON.stringify(value);
@@ -25,7 +30,7 @@ function table(one, other, first, second) {
     h(
       "tr",
       {},
-      h("th", { scope: "row" }, h("code", {}, key)),
+      h("th", { scope: "row" }, settingName(key)),
       h("td", {}, valueText(first[key])),
       h("td", {}, valueText(second[key])),
     ),

@@ -9,7 +9,7 @@ import { Panel, panelGrid } from "./panel.js";
 import { poll } from "./poll.js";
 import { address } from "./router.js";
 import { COLUMNS, successCell } from "./runs.js";
-import { valueText } from "./differences.js";
+import { settingName, valueText } from "./differences.js";
 
 const NUM_PANELS = 6;
 
@@ -149,7 +149,7 @@ function settingTable(keys, settings, defaults) {
     h(
       "tr",
       {},
-      h("th", { scope: "row" }, h("code", {}, key)),
+      h("th", { scope: "row" }, settingName(key)),
       h("td", {}, valueText(settings[key])),
       h("td", {}, key in defaults ? valueText(defaults[key]) : "–"),
     ),
