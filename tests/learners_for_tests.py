@@ -2,8 +2,9 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,16 +17,17 @@ from turnwise.config.schema import Config
 from turnwise.core.constraint import Constraint
 from turnwise.core.learner import Needs
 from turnwise.core.trajectory import Group, Trajectory, Turn
-from turnwise.data.packing import pack, unpack
+from turnwise.data.packing import micro_batches, pack, pack_train, unpack
 from turnwise.data.samples import build_samples
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.record.steps import EpisodeSource, IdleReason
 from turnwise.rollout.failures import DroppedEpisodes
 from turnwise.run.build_learner import build_coefficients, build_learner, estimate_settings, update_settings
+from turnwise.testing import check_learner
 from turnwise.training.estimate import estimate
 from turnwise.training.learner import LocalLearner
 from turnwise.training.step import Estimate, Rollout
-from turnwise.training.update import update
+from turnwise.training.update import train_samples, update
 
 CRITICS = {"no critic": {}, "trunk": {"critic.kind": "trunk"}, "head": {"critic.kind": "head"}}
 
@@ -143,6 +145,23 @@ def gradients(learner: LocalLearner, groups: Sequence[Group], config: Config, **
         for module, parameters in modules.items()
         for name, parameter in parameters.named_parameters()
     }
+
+
+def check_learner_contract(make: Callable[[], LocalLearner], config: Config, folder: Path) -> None:
+    """Put a learner through `turnwise.testing.check_learner`, with batches of several micro-batches."""
+    learner = make()
+    estimated = estimate_of(random_groups(), learner, config)
+    assert estimated is not None
+    samples = train_samples(estimated, set(range(len(estimated.trajectories))), update_settings(config))
+    parts = micro_batches([sample.sample for sample in samples], 64, learner.ranks)
+    check_learner(
+        make,
+        [pack([samples[index].sample for index in part]) for part in parts],
+        [pack_train([samples[index] for index in part]) for part in parts],
+        needs=Needs(logprobs=True, entropy=True, values=learner.critic is not None, ref_logprobs=True),
+        settings=learner.settings,
+        folder=folder,
+    )
 
 
 def weights(module: Any) -> dict[str, Tensor]:

@@ -11,7 +11,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from learners_for_tests import constrain_first_turn, estimate_of, learn, random_groups, settings_of
+from learners_for_tests import (
+    check_learner_contract,
+    constrain_first_turn,
+    estimate_of,
+    learn,
+    random_groups,
+    settings_of,
+)
 from models_for_tests import random_model
 from processes_for_tests import CONTEXT, start_process
 from turnwise.config.schema import Config
@@ -146,6 +153,14 @@ def local_learner(config: Config) -> LocalLearner:
 
 def sharded_learner(rank: int, config: Config) -> ShardedLearner:
     return build_sharded_learner(config, model_of(config) if rank == 0 else None)
+
+
+def check_sharded_learner(rank: int, folder: Path) -> None:
+    """Put a sharded learner through the contract, on all ranks in step."""
+    config = config_of("plain")
+    if rank == 0:
+        folder.mkdir()
+    check_learner_contract(lambda: sharded_learner(rank, config), config, folder)
 
 
 def steps_of(learner: LocalLearner, config: Config, first: int, last: int) -> list[dict[str, float]]:
