@@ -21,6 +21,7 @@ from turnwise.engine.engines import ENGINES
 ORDER = (
     "cli",
     "run",
+    "testing",
     "recipes",
     "viewer",
     "gateway",
@@ -42,6 +43,7 @@ ORDER = (
     "config",
     "pictures",
     "files",
+    "network",
     "user_code",
     "concurrency",
     "text",

@@ -9,10 +9,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from turnwise.config.keys import FREE_TABLES, Key, all_keys, describe, difference, read_options, show_value
-from turnwise.config.load import build, find_run, read_run, read_settings, to_toml
+from turnwise.config.load import build, read_run, read_settings, to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import load_spec
+from turnwise.files.run_folders import find_run_folder
 from turnwise.rewards.judge.settings import JudgeSettings
 from turnwise.run.configure import configure
 from turnwise.run.evaluation.plan import saved_models
@@ -152,10 +153,10 @@ def test_find_run_accepts_a_name_or_a_path(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "lake-1"
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(to_toml(build({}, [("seed", "5")])), encoding="utf-8")
-    assert find_run("lake-1", str(tmp_path / "runs")) == find_run(str(folder)) == folder
+    assert find_run_folder("lake-1", str(tmp_path / "runs")) == find_run_folder(str(folder)) == folder
     assert read_run(str(folder))["seed"] == 5
-    with pytest.raises(UserError, match=r'no run "lake-2".* did you mean "lake-1"'):
-        find_run("lake-2", str(tmp_path / "runs"))
+    with pytest.raises(UserError, match=r'No run "lake-2".* did you mean "lake-1"'):
+        find_run_folder("lake-2", str(tmp_path / "runs"))
 
 
 def test_every_setting_has_help() -> None:

@@ -17,6 +17,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.trajectory import Stop
 from turnwise.gateway import http_server, request_body, server
+from turnwise.network.ports import listen
 
 CHAT = "/v1/chat/completions"
 HI: dict[str, Any] = {"model": "x", "messages": [{"role": "user", "content": "Hi"}]}
@@ -62,7 +63,7 @@ def test_server_refuses_unknown_bearers_and_routes():
 def test_server_refuses_numbers_that_are_not_ports(port: int):
     """A socket would listen on 99,999 modulo 65,536."""
     with pytest.raises(UserError, match=f"port {port} is not a port: give one from 1024 to 65535"):
-        http_server.listen("127.0.0.1", port)
+        listen("127.0.0.1", port)
 
 
 def test_server_closed_episode_answers_with_conflict():
@@ -448,7 +449,7 @@ def test_server_port_in_use_error_suggests_another():
             async with open_gateway(port=taken.getsockname()[1]):
                 raise AssertionError
 
-        with pytest.raises(Exception, match="choose another host or port"):
+        with pytest.raises(Exception, match=r"Port \d+ is in use: choose another"):
             asyncio.run(run())
 
 

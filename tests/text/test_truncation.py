@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.text.truncation import CUT_NOTE, OutputBuffer, truncate_middle
+from turnwise.text.truncation import CUT_NOTE, OutputBuffer, first_line, shorten, truncate_middle
 
 
 @given(text=st.text(max_size=300), limit=st.integers(1, 200))
@@ -51,3 +51,11 @@ def test_output_buffer_truncates_like_a_text(chunks: list[bytes], limit: int) ->
     assert len(text) <= limit + 60
     note = CUT_NOTE.search(text)
     assert note is None or int(note[1]) == len(characters) - limit
+
+
+def test_shorten_keeps_within_the_limit() -> None:
+    assert (shorten("abcdef", 6), shorten("abcdefg", 6)) == ("abcdef", "abc...")
+
+
+def test_first_line_skips_blank_lines_and_names_empty_errors() -> None:
+    assert first_line("\n  one \ntwo") == "one" and first_line(ValueError()) == "ValueError" and first_line("") == ""

@@ -96,8 +96,8 @@ def test_rows_beyond_the_limit_are_counted(file: Path) -> None:
         (b"\x00\xff", "x'00ff'"),
         ("... 3 more rows", "'... 3 more rows'"),
         ("(no rows)", "'(no rows)'"),
-        ("a" * 500, "a" * 100 + "..."),
-        (b"a" * 500, ("x'" + "61" * 500)[:100] + "..."),
+        ("a" * 500, "a" * 97 + "..."),
+        (b"a" * 500, ("x'" + "61" * 500)[:97] + "..."),
     ],
 )
 def test_values_of_different_types_look_different(value: Any, shown: str) -> None:

@@ -177,9 +177,9 @@ def serving(root: Path) -> Iterator[str]:
     """Serve the folder from a thread and yield the address."""
     import uvicorn
 
+    from turnwise.network.ports import listen
     from turnwise.viewer.access import AccessPolicy
     from turnwise.viewer.api import make_app
-    from turnwise.viewer.server import listen
 
     listening = listen("127.0.0.1", 0)
     port = listening.getsockname()[1]

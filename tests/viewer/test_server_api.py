@@ -255,7 +255,7 @@ def test_trajectories_of_an_evaluation_are_listed_apart(listed: Path) -> None:
         ("<think>hm</think><answer>Up,\n Left</answer>", "Up, Left"),
         ("<answer>one</answer> <answer>two", "two"),
         ("<think>hm</think> 12 </think> 13", "13"),
-        ("word " * 50, f"{'word ' * 32}…"),
+        ("word " * 50, f"{'word ' * 31}wo..."),
         ("", ""),
         (None, ""),
         ({"content": "", "tool_calls": [{"name": "search", "arguments": '{"q": 1}'}]}, 'search {"q": 1}'),

@@ -40,23 +40,23 @@ def data(
     episodes
         Episodes of a run that are read: of its training steps (default), of its evaluations, or all.
     """
-    from turnwise.config.load import find_run
+    from turnwise.files.run_folders import find_run_folder
 
     if action == "inspect":
         if not Path(run).exists():
-            find_run(run)
+            find_run_folder(run)
         _print_summary(run, episodes)
     elif action == "export":
         if to is None:
             raise UserError("turnwise data export needs --to FOLDER")
-        find_run(run)  # before torch is imported
+        find_run_folder(run)  # before torch is imported
         from turnwise.run.data_tools import export_data
 
         print_line(f"wrote {export_data(run, to, episodes):,} episodes to {to}")
     else:
         if on is None:
             raise UserError("turnwise data evaluate needs --on RUN, the episodes to evaluate on")
-        find_run(run)
+        find_run_folder(run)
         _print_estimate(run, on, episodes)
 
 

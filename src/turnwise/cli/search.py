@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from turnwise.cli.output import print_line, print_now, progress_bars
 from turnwise.cli.parsing import command_app
 from turnwise.core.errors import UserError
-from turnwise.core.ports import check_port
+from turnwise.network.ports import check_port
 from turnwise.text.command_line import spell_command
 from turnwise.tools.search.types import KEY_VARIABLE, MAX_QUERY_CHARS, MAX_RESULTS, PASSAGE_CHARS, Mode
 

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from turnwise.cli.output import print_now
 from turnwise.cli.parsing import Settings, command_app, merge_settings
 from turnwise.core.errors import UserError
-from turnwise.core.ports import check_port
+from turnwise.network.ports import check_port
 
 OPTIONAL_PACKAGES = ("starlette", "uvicorn")
 

@@ -59,9 +59,9 @@ def watch(run: str, /) -> None:
     run
         Run: its folder, or its name in runs/.
     """
-    from turnwise.config.load import find_run
+    from turnwise.files.run_folders import find_run_folder
 
-    folder = find_run(run)  # before torch is imported
+    folder = find_run_folder(run)  # before torch is imported
     from turnwise.report.terminal import make_console
     from turnwise.report.watch import watch as watch_run
 

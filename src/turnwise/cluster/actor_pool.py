@@ -16,8 +16,8 @@ from turnwise.cluster.session import (
     ProcessInfo,
     cause_of,
     check_versions,
+    describe_briefly,
     describe_loss,
-    first_line,
     start_error,
 )
 from turnwise.core.errors import Outage
@@ -160,7 +160,7 @@ class ActorPool(ABC, Generic[Pooled]):
                 pooled.last_loss = str(loss)
                 ray.kill(actor)
             except Exception as error:
-                pooled.last_loss, pooled.losses = first_line(error), MAX_LOSSES
+                pooled.last_loss, pooled.losses = describe_briefly(error), MAX_LOSSES
         if not pooled.live:
             pooled.given_up = pooled.last_loss
             self._note(f"{self.kind} {pooled.index} is given up: {pooled.given_up}")

@@ -29,6 +29,7 @@ from turnwise.cluster.placement import ActorSlot, Placement, check_capacity, pla
 from turnwise.config.resources import ClusterConfig
 from turnwise.config.version import installed_version
 from turnwise.core.errors import UserError
+from turnwise.text.truncation import first_line
 
 CONNECT_S = 10.0
 """Seconds to wait for an answer of cluster.address."""
@@ -119,8 +120,10 @@ def _connection_error(address: str | None, error: Exception) -> UserError:
     if "Version mismatch" in str(error):  # Ray's message has a line for each version
         return UserError(f"{' '.join(str(error).split()).rstrip('.')}. Install the same versions.")
     if address is None:
-        return UserError(f"Cannot start a Ray cluster on this machine: {first_line(error)}.")
-    return UserError(f"Cannot connect to the Ray cluster at {address}: {first_line(error)}. Check cluster.address.")
+        return UserError(f"Cannot start a Ray cluster on this machine: {describe_briefly(error)}.")
+    return UserError(
+        f"Cannot connect to the Ray cluster at {address}: {describe_briefly(error)}. Check cluster.address."
+    )
 
 
 def _check_address(address: str) -> None:
@@ -154,10 +157,9 @@ def _wait_until_placed(settings: ClusterConfig, placement: Placement, group: Pla
         ) from None
 
 
-def first_line(error: BaseException) -> str:
+def describe_briefly(error: BaseException) -> str:
     """Return the first line of an error's message, without a final period."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    return first_line(error).rstrip(".")
 
 
 def describe_loss(error: BaseException) -> str:
@@ -165,7 +167,7 @@ def describe_loss(error: BaseException) -> str:
     if isinstance(error, OutOfMemoryError):
         return "its node has too little memory, so Ray killed it"
     found = EXIT_DETAIL.search(str(error))
-    return (found[1] or found[2]).strip() if found is not None else first_line(error)
+    return (found[1] or found[2]).strip() if found is not None else describe_briefly(error)
 
 
 def cause_of(error: RayTaskError) -> Exception:
@@ -182,7 +184,7 @@ def start_error(who: str, error: Exception) -> Exception:
         cause = cause_of(error)
         if isinstance(cause, UserError):
             return cause
-        return UserError(f"{who} did not start: {type(cause).__name__}: {first_line(cause)}")
+        return UserError(f"{who} did not start: {type(cause).__name__}: {describe_briefly(cause)}")
     return UserError(f"{who} died while it started ({describe_loss(error)}).")
 
 

@@ -18,14 +18,13 @@ from turnwise.config.schema import Config
 from turnwise.config.version import installed_version
 from turnwise.core.errors import UserError, read_failure
 from turnwise.core.section import is_plain, quoted_numbers
-from turnwise.text.suggestions import suggest
+from turnwise.files.run_folders import CONFIG_FILE, find_run_folder
 
 Settings = Mapping[str, Any]
 """Nested tables, as in a TOML file; missing settings have their defaults."""
 Overrides = Sequence[tuple[str, Any]]
 """Pairs of dotted key and value; the last value of a key counts. Strings are parsed as on the command line."""
 
-CONFIG_FILE = "config.toml"
 PROVENANCE_FILE = "provenance.json"
 """File of a run folder with the version that wrote it."""
 RETIRED = ("system.deterministic", "rollout.top_p", "rollout.top_k")
@@ -148,18 +147,9 @@ def to_toml(config: Config) -> str:
     return text
 
 
-def find_run(run: str, folder: str = "runs") -> Path:
-    """Return the folder of a run, given its path or its name in the folder of runs."""
-    for path in (Path(run), Path(folder) / run):
-        if (path / CONFIG_FILE).is_file():
-            return path
-    names = [path.parent.name for path in Path(folder).glob(f"*/{CONFIG_FILE}")]
-    raise UserError(f'no run "{run}" here or in {folder}/:{suggest(run, names)}')
-
-
 def read_run(run: str, folder: str = "runs") -> dict[str, Any]:
     """Read the settings of a run, given its path or name."""
-    return read_saved_settings(find_run(run, folder) / CONFIG_FILE)
+    return read_saved_settings(find_run_folder(run, folder) / CONFIG_FILE)
 
 
 MAX_SHOWN = 3

@@ -3,10 +3,10 @@
 import hashlib
 import hmac
 import secrets
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from turnwise.concurrency.bounded_cache import BoundedCache, count_values
 from turnwise.gateway.chat import GatewayError, episode_over
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class Bearers:
 
     def __init__(self) -> None:
         self._open: dict[bytes, GatewayEpisode] = {}
-        self._revoked: OrderedDict[bytes, None] = OrderedDict()
+        self._revoked = BoundedCache[bool](count_values, KEPT_REVOKED)
 
     def new(self) -> str:
         """Return a random bearer."""
@@ -46,9 +46,7 @@ class Bearers:
     def revoke(self, episode: "GatewayEpisode") -> None:
         name = _hash(episode.bearer)
         if self._open.pop(name, None) is not None:
-            self._revoked[name] = None
-        while len(self._revoked) > KEPT_REVOKED:
-            self._revoked.popitem(last=False)
+            self._revoked.put(name, True)
 
     def episodes(self) -> "list[GatewayEpisode]":
         return list(self._open.values())

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from turnwise.core.messages import Message, ToolSpec
+from turnwise.text.truncation import shorten
 
 ErrorKind = Literal[
     "invalid_request",
@@ -121,12 +122,12 @@ MAX_WISH_CHARS = 2000
 
 def read_wishes(body: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return the caller's settings for the record. Long ones, such as a schema of the reply, are cut."""
-    return {name: _cut(body[name]) for name in names if body.get(name) is not None}
+    return {name: _shorten_value(body[name]) for name in names if body.get(name) is not None}
 
 
-def _cut(value: Any) -> Any:
+def _shorten_value(value: Any) -> Any:
     text = json.dumps(value)
-    return value if len(text) <= MAX_WISH_CHARS else f"{text[:MAX_WISH_CHARS]}..."
+    return value if len(text) <= MAX_WISH_CHARS else shorten(text, MAX_WISH_CHARS)
 
 
 class ChatDialect(Protocol):

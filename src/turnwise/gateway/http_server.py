@@ -2,16 +2,12 @@
 
 import asyncio
 import resource
-import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
-
-from turnwise.core.errors import UserError
-from turnwise.core.ports import check_port
 
 HEADER_TIMEOUT_S = 60.0
 """Time in which a new connection must have sent the headers of its first request."""
@@ -20,7 +16,6 @@ WRITE_TIMEOUT_S = 60.0
 KEEP_ALIVE_S = 75
 """Seconds that an unused connection stays open: longer than clients keep theirs, so that none breaks off in use."""
 MAX_CONNECTIONS = 16_384
-BACKLOG = 2048
 
 
 class QuietServer(uvicorn.Server):
@@ -75,17 +70,3 @@ def allow_connections() -> None:
     wanted = MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises UserError for an unusable host or port."""
-    check_port(port)
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        raise UserError(f"Cannot listen on {host} port {port} ({error}): choose another host or port") from None
-    return listener

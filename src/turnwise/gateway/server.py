@@ -32,13 +32,14 @@ from turnwise.gateway.chat import (
 )
 from turnwise.gateway.conversation import digest
 from turnwise.gateway.fields import read_number
-from turnwise.gateway.http_server import QuietServer, allow_connections, listen, server_config
+from turnwise.gateway.http_server import QuietServer, allow_connections, server_config
 from turnwise.gateway.openai_responses import ResponseHistory
 from turnwise.gateway.request_body import BodyReader, parse_json
 from turnwise.gateway.request_limits import check_request, is_long_body, is_long_request
 from turnwise.gateway.sessions import SessionPool
 from turnwise.gateway.store import CallStore
 from turnwise.gateway.workers import Workers
+from turnwise.network.ports import listen
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.episode import Limits
 

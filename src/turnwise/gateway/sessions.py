@@ -41,7 +41,7 @@ class SessionPool:
     def __init__(self, policy: Policy, max_open: int) -> None:
         self._policy, self._max_open = policy, max_open
         self._permits = asyncio.Semaphore(max_open)
-        self._idle: OrderedDict[BranchSession, None] = OrderedDict()
+        self._idle: OrderedDict[BranchSession, None] = OrderedDict()  # no BoundedCache: closing one is awaited
         self._running = 0
         self._resumed, self._quiet = asyncio.Event(), asyncio.Event()
         self._resumed.set()

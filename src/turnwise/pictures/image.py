@@ -7,6 +7,7 @@ from typing import Any
 
 from turnwise.core.errors import ImageError, UserError
 from turnwise.core.messages import ImagePart
+from turnwise.text.truncation import shorten
 
 MAX_SIDE, MAX_PIXELS = 8192, 1 << 24
 """Larger images are rejected before they are decoded: no model sees as many pixels."""
@@ -123,7 +124,7 @@ def open_image(data: bytes) -> Any:
 
 
 def _describe(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:120]
+    return shorten(" ".join(f"{type(error).__name__}: {error}".split()), 120)
 
 
 def _from_array(source: Any) -> Any:

@@ -64,7 +64,7 @@ class ImageStore:
         """Write the images to a folder from now on, those that the store has included."""
         for key, data in self._images.items():
             self._write(image_file(folder, key), data)
-        self._folder, self._images.max_bytes = folder, MEMORY_BYTES
+        self._folder, self._images.max_size = folder, MEMORY_BYTES
 
     def get(self, key: str) -> bytes:
         """Return the encoded image. Raises UserError if the store never had it, or its file is gone or has changed."""

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from turnwise.config.agent import AGENT_ENV
-from turnwise.config.load import CONFIG_FILE, read_settings
+from turnwise.config.load import read_settings
 from turnwise.core.errors import UserError
+from turnwise.files.run_folders import CONFIG_FILE
 from turnwise.text.command_line import spell_command
 
 

@@ -41,6 +41,7 @@ from turnwise.files.disk import (
     wrap_disk_errors,
     write_atomic,
 )
+from turnwise.files.run_folders import check_run_folder, find_run_folder
 from turnwise.record.evaluation_folder import PLAN
 from turnwise.record.images import IMAGES_FOLDER
 from turnwise.record.jsonl import drop_partial_line, encode_row, read_jsonl, replace_nonfinite
@@ -48,13 +49,11 @@ from turnwise.record.provenance import FILE as PROVENANCE
 from turnwise.record.provenance import SOURCES
 from turnwise.record.resume_command import advise_resume, spell_resume
 from turnwise.record.trajectories import TokenNamesFile
-from turnwise.text.suggestions import suggest
 
 METRICS_FILE = "metrics.jsonl"
 JUDGES_FILE = "judges.jsonl"
 CALLS_FILE = "calls.sqlite"
 REPLAY_FOLDER = "replay"
-RUNS_FOLDER = "runs"
 MARKER_FILES = ("config.toml", PLAN)
 """Every run has the first of these files, every evaluation the second."""
 
@@ -90,8 +89,7 @@ class RunFolder:
     def open(cls, path: Path | str, *, writing: bool = False) -> Self:
         """Open the folder of an existing run for reading, or lock it to continue the run."""
         path = Path(path)
-        if not (path / "config.toml").is_file():
-            raise UserError(f"{path} is not a run folder (no config.toml). Give the path of a run, e.g. runs/NAME.")
+        check_run_folder(path)
         if not writing:
             return cls(path, None)
         with wrap_disk_errors(path, partial(advise_resume, path)):
@@ -401,10 +399,6 @@ class JudgeUsage:
             append_bytes(self._path, encode_row({"judge": judge, "calls": calls, "tokens": tokens}) + b"\n")
 
 
-def find_folder(name: str, folder: str = RUNS_FOLDER) -> Path:
-    """Return the folder of a run or an evaluation, given its path or its name in `folder`."""
-    for path in (Path(name).expanduser(), Path(folder) / name):
-        if any((path / marker).is_file() for marker in MARKER_FILES):
-            return path
-    known = [path.parent.name for marker in MARKER_FILES for path in Path(folder).glob(f"*/{marker}")]
-    raise UserError(f'No run or evaluation "{name}" here or in {folder}/:{suggest(name, known)}')
+def find_folder(name: str) -> Path:
+    """Return the folder of a run or an evaluation, given its path or its name in runs/."""
+    return find_run_folder(name, what="run or evaluation", markers=MARKER_FILES)

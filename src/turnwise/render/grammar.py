@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from turnwise.core.constraint import Constraint, ConstraintError
+from turnwise.text.truncation import first_line
 
 MAX_GRAMMAR_CHARS = 100_000
 MAX_NESTING = 64
@@ -37,13 +38,13 @@ class GrammarMatcher:
             packed: bytes = self._matcher.compute_bitmask()
             if not self._matcher.is_error():
                 return packed
-            self.error = ConstraintError(_first_line(self._matcher.get_error()))
+            self.error = ConstraintError(first_line(self._matcher.get_error()))
         return self._stop_set
 
     def accept(self, token: int) -> None:
         """Continue after this token. Sets `error` if it is not allowed."""
         if self.error is None and not self._matcher.consume_token(token):
-            self.error = ConstraintError(f"token {token} is not allowed: {_first_line(self._matcher.get_error())}")
+            self.error = ConstraintError(f"token {token} is not allowed: {first_line(self._matcher.get_error())}")
 
 
 class GrammarCompiler:
@@ -103,10 +104,10 @@ class GrammarCompiler:
                 self._tokenizer, library.LLMatcher.grammar_from_lark(grammar), limits=limits, log_level=0
             )
         except ValueError as error:
-            raise ConstraintError(_first_line(error)) from error
+            raise ConstraintError(first_line(error)) from error
         matcher.compute_bitmask()  # fails if nothing matches, as for a schema that only refers to itself
         if matcher.is_error():
-            raise ConstraintError(_first_line(matcher.get_error()))
+            raise ConstraintError(first_line(matcher.get_error()))
         return matcher
 
 
@@ -128,7 +129,3 @@ def _llguidance() -> Any:
     except ImportError as error:
         raise ConstraintError("llguidance is not installed: run `pip install 'turnwise[gateway]'`") from error
     return llguidance
-
-
-def _first_line(error: Exception | str) -> str:
-    return str(error).strip().partition("\n")[0][:300]

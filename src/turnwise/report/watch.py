@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.core.errors import UserError
+from turnwise.files.run_folders import check_run_folder
 from turnwise.record.jsonl_follower import JsonlFollower
 from turnwise.record.numbers import finite_number
 from turnwise.record.run_folder import is_finished
@@ -208,8 +208,7 @@ class RunMonitor:
     """Rows and alarms of a run so far; `refresh` reads what is new."""
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / "config.toml").is_file():
-            raise UserError(f"{folder} is not a run folder (no config.toml). Give the path of a run, e.g. runs/NAME.")
+        check_run_folder(folder)
         self.folder = folder
         self.rows: list[dict[str, Any]] = []
         self.alarms: list[dict[str, Any]] = []

@@ -15,6 +15,7 @@ from turnwise.core.protocols import Reward, RewardResult
 from turnwise.core.trajectory import Trajectory
 from turnwise.rewards.rubric import RubricPart, Submission
 from turnwise.text.suggestions import suggest_and_list
+from turnwise.text.truncation import shorten
 from turnwise.user_code.source_location import error_location, source_location
 
 MAX_SHOWN = 60
@@ -132,7 +133,7 @@ def describe_value(value: Any) -> str:
         text = repr(value)
     except Exception:  # any __repr__; an int of 5000 digits has none
         return f"a value of type {type(value).__name__}"
-    text = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    text = shorten(text, MAX_SHOWN)
     return f"the text {text}" if isinstance(value, str) else text
 
 

@@ -19,11 +19,11 @@ import signal
 import subprocess
 import sys
 from asyncio import get_running_loop
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any
 
+from turnwise.concurrency.bounded_cache import BoundedCache, count_values
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.rewards.math_text import EXPONENT, SHORT_FRACTION, plain, read_number
 from turnwise.rewards.math_units import ENVIRONMENT, conflicts
@@ -112,7 +112,7 @@ class MathVerifier:
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
         self._worker: _Worker | None = None
-        self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
+        self._verdicts = BoundedCache[bool](count_values, CACHE_SIZE)
         self._hinted = False
         self.is_installed = find_spec("math_verify") is not None
 
@@ -124,14 +124,13 @@ class MathVerifier:
         answer, reference = prepare(text), prepare(expected)
         if answer is None or reference is None or conflicts(answer, reference):
             return False
-        if (answer, reference) not in self._verdicts:
+        verdict = self._verdicts.get((answer, reference))
+        if verdict is None:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, thread_name_prefix="math-verify")
             verdict = await get_running_loop().run_in_executor(self._executor, self._ask, answer, reference)
-            self._verdicts[answer, reference] = verdict
-            if len(self._verdicts) > CACHE_SIZE:
-                self._verdicts.popitem(last=False)
-        return self._verdicts[answer, reference]
+            self._verdicts.put((answer, reference), verdict)
+        return verdict
 
     def close(self) -> None:
         """End the worker. The next question starts another."""

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from pydantic import Field
 
+from turnwise.concurrency.per_loop import PerLoop
 from turnwise.core.errors import UserError
 from turnwise.core.section import Positive
-from turnwise.rewards.per_loop import PerLoop
 from turnwise.rewards.rubric import BuiltInReward, Submission, get_column, select_text
 from turnwise.sandbox.types import RunResult
 

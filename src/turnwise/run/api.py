@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
-from turnwise.config.load import build, find_run, read_run
+from turnwise.config.load import build, read_run
 from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split
@@ -22,6 +22,7 @@ from turnwise.envs.protocol_env import EnvFactory
 from turnwise.envs.registry import spec_of
 from turnwise.envs.text_env import TextEnv
 from turnwise.evaluation.episodes import Evaluation
+from turnwise.files.run_folders import find_run_folder
 from turnwise.record.run_folder import RunFolder, is_finished
 from turnwise.report.terminal import make_console
 from turnwise.run.configure import configure
@@ -35,6 +36,7 @@ from turnwise.run.notebook import outside_event_loop
 from turnwise.run.sft import sft as sft_run
 from turnwise.run.train import train as train_run
 from turnwise.run.training_run import OnStep
+from turnwise.text.truncation import shorten
 from turnwise.user_code.references import refuse_while_importing
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class Rows(list[dict[str, Any]]):
 
 def _short(value: Any) -> str:
     text = f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."
+    return shorten(text, 40)
 
 
 @dataclass(frozen=True)
@@ -304,7 +306,7 @@ def evaluate(
 
 def load_run(run: str | Path) -> Run:
     """Return the run in this folder, or of this name in runs/."""
-    return Run(find_run(str(run)))
+    return Run(find_run_folder(str(run)))
 
 
 def _configure(

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config.agent import AGENT_ENV
-from turnwise.config.load import CONFIG_FILE, Overrides, build, find_run, read_run, read_settings
+from turnwise.config.load import Overrides, build, read_run, read_settings
 from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
 from turnwise.engine.engines import ENGINES
 from turnwise.envs.registry import ENVIRONMENTS
+from turnwise.files.run_folders import CONFIG_FILE, find_run_folder
 from turnwise.models.loading.catalogue import PIXELS_PER_TOKEN, TINY, TINY_VLM
 from turnwise.recipes.presets import MODELS, find_method, find_recipe, method_path, recipe_names, recipe_path
 from turnwise.record.provenance import check_code_files
@@ -60,11 +61,11 @@ def configure(
     settings = _base_settings(target, start_from, resume, overrides)
     overrides = parse_list_params(settings, overrides)
     if resume is not None:
-        _refuse_changes(find_run(resume), [each for each in overrides if each[0] not in MAY_CHANGE])
+        _refuse_changes(find_run_folder(resume), [each for each in overrides if each[0] not in MAY_CHANGE])
     config = _complete(settings, target, like, overrides)
     check_names(config)
     if resume is not None:
-        check_code_files(find_run(resume))
+        check_code_files(find_run_folder(resume))
     environments = build_environment_mix(config)
     if target is None or target in recipe_names():
         return config
@@ -133,7 +134,7 @@ def _base_settings(
         case (None, str(), None):
             return _with_record(read_run(start_from), name=None)  # a new run gets its own name
         case (None, None, str()):
-            folder = find_run(resume)
+            folder = find_run_folder(resume)
             return _with_record(read_run(resume), folder=str(folder.parent), name=folder.name)
     raise UserError(
         "Give one of: a recipe (`turnwise recipes` lists them), a run to take the settings from, a run to resume "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from turnwise.algos.advantage_types import find_turns
 from turnwise.algos.off_policy_evaluation import OffPolicyEstimate, estimate_value
-from turnwise.config.load import build, find_run, read_run
+from turnwise.config.load import build, read_run
 from turnwise.config.schema import Config, DataConfig
 from turnwise.core.errors import UserError
 from turnwise.core.samples import Sample, on_device
@@ -20,6 +20,7 @@ from turnwise.core.trajectory import Trajectory
 from turnwise.data.packing import micro_batches, pack, unpack
 from turnwise.data.samples import TokenTable, build_samples
 from turnwise.files.disk import atomic_folder
+from turnwise.files.run_folders import find_run_folder
 from turnwise.models.forward import batch_attention
 from turnwise.models.loading.load import device_of
 from turnwise.pictures.image_store import image_file, read_image_file
@@ -135,7 +136,7 @@ def export_data(run: str, to: Path, episodes: Episodes) -> int:
     """Write the recorded episodes of a run as a dataset folder; return their number. Ids stay as they were sampled."""
     if to.exists():
         raise UserError(f"{to} already exists. Choose another folder, or remove it first.")
-    path, count, images = find_run(run), 0, set[str]()
+    path, count, images = find_run_folder(run), 0, set[str]()
     names = path / "trajectories" / TOKENS_FILE
     with atomic_folder(to) as folder:
         (folder / "data").mkdir()
@@ -170,7 +171,7 @@ def _dataset_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def evaluate_offline(run: str, sources: Sequence[str], episodes: Episodes) -> OffPolicyEstimate:
     """Estimate the expected return of a run's newest checkpoint from stored episodes, at their temperature."""
-    path = find_run(run)
+    path = find_run_folder(run)
     config: Config = build(read_run(str(path)))
     loaded = model_loader(config)(str(find_checkpoint(path, None)))
     vocabulary, renderer = loaded.model.get_input_embeddings().num_embeddings, build_renderer(config, loaded)

@@ -18,19 +18,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.config.load import CONFIG_FILE, build, read_run
+from turnwise.config.load import build, read_run
 from turnwise.config.schema import Config, DataConfig
 from turnwise.core.errors import UserError, read_failure
 from turnwise.core.trajectory import Sampler, Trajectory, Turn
 from turnwise.data.episodes import build_episode, parse_episode
 from turnwise.data.replay import Replay
 from turnwise.files.disk import wrap_disk_errors, write_atomic
+from turnwise.files.run_folders import CONFIG_FILE, RUNS_FOLDER
 from turnwise.files.table_files import READERS, is_table_file, read_jsonl_rows
-from turnwise.record.run_folder import REPLAY_FOLDER, RUNS_FOLDER
+from turnwise.record.run_folder import REPLAY_FOLDER
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer
 from turnwise.run.build_learner import advantage_traits
 from turnwise.run.stored_images import StoredImages, check_sampler_reads_images, find_images_folder
+from turnwise.text.truncation import first_line
 from turnwise.training.offline import compares_members, has_comparable
 
 FILLED = "sources.json"
@@ -166,7 +168,7 @@ def _read_dataset_file(file: Path) -> Rows:
             else pyarrow.ipc.open_stream(pyarrow.memory_map(str(file))).read_all()
         )
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{file} is damaged ({str(error).splitlines()[0][:80]}). Restore it.") from error
+        raise UserError(f"{file} is damaged ({first_line(error, 80)}). Restore it.") from error
     number = 0
     for batch in table.to_batches(max_chunksize=256):
         for row in batch.to_pylist():
@@ -191,7 +193,7 @@ def _read_minari(path: Path) -> Rows:
     except ImportError:  # of minari, or of the package for the storage format
         raise UserError(f"{path} is a Minari dataset: pip install 'turnwise[minari]'") from None
     except (OSError, KeyError, ValueError, TypeError, AssertionError) as error:
-        raise UserError(f"{path} is damaged ({str(error).splitlines()[0][:80]}). Restore it.") from error
+        raise UserError(f"{path} is damaged ({first_line(error, 80)}). Restore it.") from error
 
 
 def _plain(values: Any) -> Any:

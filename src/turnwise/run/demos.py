@@ -11,7 +11,6 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from turnwise.config.load import find_run
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.random_streams import random_stream
@@ -23,6 +22,7 @@ from turnwise.data.samples import build_samples
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
+from turnwise.files.run_folders import find_run_folder
 from turnwise.files.table_files import READERS, is_table_file
 from turnwise.models.loading.load import LoadedModel
 from turnwise.record.images import IMAGES_FOLDER
@@ -57,7 +57,7 @@ def check_demos(demos: str, count: int, environments: EnvironmentMix) -> None:
     elif is_table_file(demos):
         _check_call_formats(demos, count, environments)
     else:
-        find_run(demos)
+        find_run_folder(demos)
 
 
 def has_solver(spec: EnvSpec) -> bool:
@@ -134,7 +134,7 @@ def build_demonstrations(
         )
         samples = [build_demonstration(number, each, renderer) for number, each in enumerate(read)]
     else:
-        samples = _read_successes(find_run(demos), loaded, count)
+        samples = _read_successes(find_run_folder(demos), loaded, count)
     _check_lengths(samples, config, demos, samples_answers=bool(environments.specs))
     return samples
 

@@ -16,6 +16,7 @@ from turnwise.run.doctor import Finding
 from turnwise.run.environment_mix import build_environment_mix, build_task_source
 from turnwise.run.training_run import resolve
 from turnwise.run.validate import check_run
+from turnwise.text.truncation import one_line, shorten
 
 TOKEN_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 """Names of the token limit in requests."""
@@ -51,18 +52,20 @@ def _describe(config: Config, trajectory: Trajectory) -> Iterator[Finding]:
     turns = trajectory.turns
     contexts, cut = len(list(trajectory.segments())), [turn for turn in turns if turn.stop is Stop.LENGTH]
     context_tokens = sum(len(turn.context_ids) for turn in turns)
-    yield Finding(name="agent", found=_shorten(config.agent.command or config.agent.function or ""))
-    yield Finding(name="task", found=_shorten(json.dumps(find_row(trajectory.task), ensure_ascii=False)))
+    yield Finding(name="agent", found=shorten(one_line(config.agent.command or config.agent.function or ""), MAX_SHOWN))
+    yield Finding(
+        name="task", found=shorten(one_line(json.dumps(find_row(trajectory.task), ensure_ascii=False)), MAX_SHOWN)
+    )
     yield Finding(
         name="calls", found=f"{len(turns)} captured, in {contexts} {'context' if contexts == 1 else 'contexts'}"
     )
     yield Finding(name="tokens", found=f"{trajectory.num_sampled} sampled, {context_tokens} of the context")
     fix = "; ".join(dict.fromkeys(explain_cut(config, turn) for turn in cut))
     yield Finding(name="cut off", found=f"{len(cut)} of {len(turns)} replies", fix=fix, required=False)
-    yield Finding(name="last reply", found=_shorten(turns[-1].message.content))
+    yield Finding(name="last reply", found=shorten(one_line(turns[-1].message.content), MAX_SHOWN))
     yield Finding(name="reward", found=f"{trajectory.total_reward:g} ({trajectory.status.value})")
     if printed := turns[-1].info.get("output", "").strip():
-        yield Finding(name="printed", found=_shorten(printed.splitlines()[-1]))
+        yield Finding(name="printed", found=shorten(one_line(printed.splitlines()[-1]), MAX_SHOWN))
     yield Finding(name="seconds", found=f"{trajectory.timings['wall_s']:.1f}")
 
 
@@ -74,8 +77,3 @@ def explain_cut(config: Config, turn: Turn) -> str:
     if len(turn.action_ids) >= config.rollout.max_new_tokens:
         return f"raise rollout.max_new_tokens {config.rollout.max_new_tokens}, unless the model is untrained"
     return f"the context was full: raise rollout.max_tokens {config.rollout.max_tokens}, or shorten the conversation"
-
-
-def _shorten(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]}..."

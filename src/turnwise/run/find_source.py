@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from turnwise.config.load import find_run
 from turnwise.core.errors import UserError
+from turnwise.files.run_folders import find_run_folder
 
 CHECKPOINTS = "checkpoints"
 
@@ -12,8 +12,8 @@ def find_source(source: str) -> tuple[Path, str | None]:
     """Return the run, and the name of the checkpoint if `source` is RUN/checkpoints/NAME."""
     path = Path(source)
     if path.parent.name == CHECKPOINTS:
-        return find_run(str(path.parent.parent)), path.name
-    return find_run(source), None
+        return find_run_folder(str(path.parent.parent)), path.name
+    return find_run_folder(source), None
 
 
 def find_run_or_none(source: str) -> tuple[Path, str | None] | None:

@@ -3,10 +3,10 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from turnwise.config.load import CONFIG_FILE
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.engine.engines import ENGINES
+from turnwise.files.run_folders import CONFIG_FILE
 from turnwise.models.loading.catalogue import model_names
 from turnwise.record.trackers import check_trackers
 from turnwise.text.suggestions import suggest

@@ -3,6 +3,7 @@
 import asyncio
 import atexit
 
+from turnwise.concurrency.per_loop import PerLoop
 from turnwise.sandbox.host import Sandbox, SandboxSession
 from turnwise.sandbox.python_install import DEFAULT_PACKAGES
 from turnwise.sandbox.types import SandboxLimits
@@ -15,23 +16,22 @@ class SharedSandbox:
         self.limits = limits
         self._packages = packages
         self._current: Sandbox | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._starting = asyncio.Lock()
+        self._starting = PerLoop(self._enter_loop)
 
     async def session(self, seed: int = 0) -> SandboxSession:
         """Create a session. Raises SandboxUnavailable if no isolation works on this machine."""
         return (await self._sandbox()).session(seed)
 
     async def _sandbox(self) -> Sandbox:
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self.kill()
-            self._loop, self._starting = loop, asyncio.Lock()
-        async with self._starting:
+        async with self._starting.get():
             if self._current is None:
                 self._current = await Sandbox.start(self.limits, packages=self._packages)
                 atexit.register(self._current.kill)
             return self._current
+
+    def _enter_loop(self) -> asyncio.Lock:
+        self.kill()
+        return asyncio.Lock()
 
     def kill(self) -> None:
         if self._current is not None:

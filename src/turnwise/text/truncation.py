@@ -1,10 +1,26 @@
-"""Truncate long texts in the middle: their start and end usually matter most."""
+"""Truncate long texts: at their end for people, in the middle for models, as start and end usually matter most."""
 
 import codecs
 import re
 
 CUT_NOTE = re.compile(r"\n\.\.\. \[(\d{1,15}) characters cut\] \.\.\.\n")
 """Note left by an earlier truncation: tools truncate by their own limit, environments again by theirs."""
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return at most `limit` characters, ending with "..." if something was cut."""
+    return text if len(text) <= limit else f"{text[: max(0, limit - 3)]}..."
+
+
+def one_line(text: str) -> str:
+    """Return the words with single spaces between them."""
+    return " ".join(text.split())
+
+
+def first_line(text: object, limit: int = 300) -> str:
+    """Return the first line that is not blank, shortened. An error without a message is named by its type."""
+    lines = (line.strip() for line in str(text).splitlines())
+    return shorten(next(filter(None, lines), type(text).__name__ if isinstance(text, BaseException) else ""), limit)
 
 
 def truncate_middle(text: str, limit: int) -> str:

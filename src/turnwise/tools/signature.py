@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnwise.core.messages import ToolSpec
+from turnwise.text.truncation import shorten
 
 MAX_CHARS = 60
 """Characters shown of a type or a default."""
@@ -57,8 +58,8 @@ def _format_argument(name: str, schema: Schema, definitions: Schema, *, required
     types = "|".join(dict.fromkeys(_format_type(choice, definitions) for choice in _choices(schema, definitions)))
     default = schema.get("default")
     mark = "?" if not required and default is None else ""
-    annotation = "" if types == "string" else f": {_shorten(types)}"
-    return f"{name}{mark}{annotation}" + (f" = {_shorten(_json(default))}" if default is not None else "")
+    annotation = "" if types == "string" else f": {shorten(types, MAX_CHARS)}"
+    return f"{name}{mark}{annotation}" + (f" = {shorten(_json(default), MAX_CHARS)}" if default is not None else "")
 
 
 def _choices(schema: Schema, definitions: Schema) -> list[Schema]:
@@ -115,7 +116,3 @@ def _random(schema: Schema, rng: random.Random, words: Sequence[str]) -> Any:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 3]}..."

@@ -3,12 +3,14 @@
 import asyncio
 import difflib
 import json
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from turnwise.concurrency.bounded_cache import BoundedCache, count_values
+from turnwise.concurrency.per_loop import PerLoop
 from turnwise.core.errors import FOREIGN_ERRORS, InfrastructureFailure, UserError, format_times
 from turnwise.core.messages import ToolCall, ToolSpec
 from turnwise.text.validation import find_invalid_character
@@ -36,13 +38,11 @@ class ToolBox:
     def __init__(self, tools: Sequence[Tool], sources: Sequence[ToolSource] = ()) -> None:
         self.tools, self._sources = {tool.spec.name: tool for tool in tools}, sources
         check_unique_names([tool.spec.name for tool in tools])
-        self._limits: dict[str, asyncio.Semaphore] = {}
-        self._cache: OrderedDict[tuple[str, str], asyncio.Task[ToolResult]] = OrderedDict()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._entered = PerLoop(self._enter_loop)
 
     @asynccontextmanager
     async def open(self, seed: int, state: Any = None) -> AsyncIterator["EpisodeTools"]:
-        self._bind_to_loop()
+        self._entered.get()
         async with AsyncExitStack() as stack:
             local = {
                 name: (tool, await stack.enter_async_context(tool.open(seed, state)))
@@ -51,13 +51,10 @@ class ToolBox:
             sources = [await stack.enter_async_context(source.open_tools(seed, state)) for source in self._sources]
             yield EpisodeTools(self, local, sources)
 
-    def _bind_to_loop(self) -> None:
+    def _enter_loop(self) -> None:
         """Discard limits and cached tasks of an earlier event loop: they cannot be awaited in this one."""
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._loop = loop
-            self._limits = {}
-            self._cache.clear()
+        self._limits: dict[str, asyncio.Semaphore] = {}
+        self._cache = BoundedCache[asyncio.Task[ToolResult]](count_values, CACHE_SIZE)
 
     async def run(self, tool: Tool, session: ToolSession, arguments: Mapping[str, Any], key: str) -> ToolResult:
         """Call the tool, or return the cached result for `key` if the tool is pure."""
@@ -66,11 +63,9 @@ class ToolBox:
         cache_key = (tool.spec.name, key)
         task = self._cache.get(cache_key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            self._cache.drop(cache_key)
             task = asyncio.ensure_future(self._run_with_retries(tool, session, arguments))
-            self._cache[cache_key] = task
-        self._cache.move_to_end(cache_key)
-        while len(self._cache) > CACHE_SIZE:
-            self._cache.popitem(last=False)
+            self._cache.put(cache_key, task)
         return await asyncio.shield(task)  # another episode may be waiting for it
 
     async def _run_with_retries(self, tool: Tool, session: ToolSession, arguments: Mapping[str, Any]) -> ToolResult:

@@ -1,6 +1,5 @@
 """Start the web server, print its address, and serve until Ctrl-C."""
 
-import errno
 import secrets
 import socket
 import threading
@@ -13,7 +12,7 @@ from string import ascii_letters, digits
 import uvicorn
 
 from turnwise.core.errors import UserError
-from turnwise.core.ports import check_port
+from turnwise.network.ports import listen
 from turnwise.viewer.access import AccessPolicy, is_loopback, is_wildcard
 from turnwise.viewer.api import make_app
 
@@ -48,38 +47,6 @@ def resolve_token(host: str, token: str | None) -> str | None:
     if len(token) < MIN_TOKEN_LENGTH or not set(token) <= TOKEN_CHARACTERS:
         raise UserError(f"token must have {MIN_TOKEN_LENGTH} or more letters, digits or -_.~: change it or remove it")
     return token
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises UserError for an unusable host or port."""
-    check_port(port)
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (socket.gaierror, UnicodeError):
-        raise UserError(_describe_wrong_host(host)) from None
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        raise UserError(_describe_bind_error(host, port, error)) from None
-    return listener
-
-
-def _describe_bind_error(host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"Port {port} is in use, perhaps by another viewer: choose another, e.g. {port % 65535 + 1}"
-    if error.errno == errno.EACCES:
-        return f"Port {port} requires root: choose one above 1023, e.g. 7860"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return _describe_wrong_host(host)
-    return f"Cannot listen on {host} port {port} ({error.strerror}): choose another host or port"
-
-
-def _describe_wrong_host(host: str) -> str:
-    return f"host {host} is not an address of this machine: give 127.0.0.1, or 0.0.0.0 for all addresses"
 
 
 def page_address(policy: AccessPolicy) -> str:

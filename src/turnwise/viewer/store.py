@@ -1,12 +1,12 @@
 """Cache of the runs that were viewed last."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock, Semaphore
 from typing import Any
 
+from turnwise.concurrency.bounded_cache import BoundedCache, count_values
 from turnwise.record.images import IMAGES_FOLDER, image_file_name
 from turnwise.viewer.index import EvaluationIndex, RunIndex, TokenTexts
 from turnwise.viewer.metrics import MetricColumns
@@ -76,22 +76,17 @@ class RunStore:
 
     def __init__(self, root: ViewedFolder) -> None:
         self.root = root
-        self._readers: OrderedDict[str, RunReader] = OrderedDict()
-        self._lock = Lock()
+        self._readers = BoundedCache[RunReader](count_values, MAX_RUNS)
         self._reading = Semaphore(MAX_CONCURRENT_TRAJECTORIES)
 
     def open(self, run_id: str) -> RunReader:
         """Return the reader of a run. Raises FileNotServed if the run does not exist."""
         folder = self.root.find_run(run_id)
         models = model_names(self.root, folder) if is_evaluation(folder) else None
-        with self._lock:
-            reader = self._readers.get(run_id)
-            if reader is None or (reader.folder, reader.models) != (folder, models):
-                reader = self._readers[run_id] = RunReader(self.root, folder, models)
-            self._readers.move_to_end(run_id)
-            while len(self._readers) > MAX_RUNS:
-                self._readers.popitem(last=False)
-        return reader
+        key = (run_id, folder, models)  # a folder may be replaced under the same id
+        if key not in self._readers:
+            self._readers.put(key, RunReader(self.root, folder, models))
+        return self._readers.get(key) or RunReader(self.root, folder, models)
 
     def trajectory(self, run_id: str, number: int) -> bytes:
         with self._reading:

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, Self
 from turnwise.core.errors import UserError
 from turnwise.pictures.picture import draw_picture_svg
 from turnwise.record.images import image_hashes
+from turnwise.text.truncation import shorten
 from turnwise.viewer.index import FOLDER, MAX_TOKEN_ID, MAX_TRAJECTORY
 from turnwise.viewer.json_io import encode_json, read_row
 from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder
@@ -129,7 +130,7 @@ def preview_answer(row: Mapping[str, Any]) -> str:
     calls = message.get("tool_calls") if isinstance(message, dict) else None
     if not words and isinstance(calls, list) and calls and isinstance(calls[-1], dict):
         words = " ".join(f"{calls[-1].get('name')} {calls[-1].get('arguments')}".split())
-    return words if len(words) <= MAX_PREVIEW else f"{words[:MAX_PREVIEW]}…"
+    return shorten(words, MAX_PREVIEW)
 
 
 def iter_turns(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from torch import Tensor, nn
 
 from turnwise.concurrency.loop_clock import count_blocked
+from turnwise.concurrency.per_loop import PerLoop
 from turnwise.core.constraint import ConstraintError
 from turnwise.core.protocols import Completion, EngineStats, Sampling, WeightSource
 from turnwise.core.task import EpisodeKey
@@ -74,7 +75,7 @@ class NativeEngine:
         """Requests that no pass has included yet: they have just arrived, or the runner has no memory for them."""
         self._answers: dict[SessionSlot, tuple[Request, asyncio.Future[Completion]]] = {}
         """A session waits for one answer at a time."""
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._entered = PerLoop(self._enter_loop)
 
     def set_value_head(self, head: Callable[[Tensor], Tensor]) -> None:
         """Return the head's values of the hidden states that tokens are sampled from. A paged runner returns none."""
@@ -120,7 +121,7 @@ class NativeEngine:
 
     @asynccontextmanager
     async def _session(self, key: EpisodeKey) -> AsyncIterator[NativeSession]:
-        self._enter_loop()
+        self._entered.get()
         async with self._free_slots:
             slot = self._runner.claim(key.address)
             self._live += 1
@@ -133,12 +134,10 @@ class NativeEngine:
 
     def _enter_loop(self) -> None:
         """Create the synchronization primitives of the running event loop."""
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            if self._live:
-                raise RuntimeError("a session is open in another event loop: close it first")
-            self._loop, self._free_slots, self._changed = loop, asyncio.Semaphore(self._slots), asyncio.Event()
-            self._server: asyncio.Task[None] | None = None
+        if self._live:
+            raise RuntimeError("a session is open in another event loop: close it first")
+        self._free_slots, self._changed = asyncio.Semaphore(self._slots), asyncio.Event()
+        self._server: asyncio.Task[None] | None = None
 
     async def submit(self, request: Request) -> Completion:
         if self._server is None or self._server.done():

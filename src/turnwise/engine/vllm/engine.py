@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
+from turnwise.concurrency.per_loop import PerLoop
 from turnwise.core.constraint import ConstraintError
 from turnwise.core.errors import InfrastructureFailure, Outage
 from turnwise.core.protocols import Completion, EngineStats, Sampling, WeightSource
@@ -98,7 +99,7 @@ class VllmEngine:
         self._stop_ids, self._decode, self._images = tuple(stop_ids), decode, images
         self._numbers = count()
         self._counts = Counter(dict.fromkeys(("context_tokens", "sampled_tokens", "restarts"), 0))
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._entered = PerLoop(self._enter_loop)
 
     def open(self, key: EpisodeKey) -> AbstractAsyncContextManager[VllmSession]:
         return self._session(key)
@@ -131,13 +132,13 @@ class VllmEngine:
 
     async def publish(self, version: int, weights: WeightSource) -> None:
         """Load the weights into every replica. One that cannot be reached is tried again with the next version."""
-        self._enter_loop()
+        self._entered.get()
         async with self._recovery:
             await self._load(await asyncio.to_thread(self._publisher.write, version, weights))
 
     async def _start_once(self) -> None:
         """Start with the latest weights unless the replicas run already."""
-        self._enter_loop()
+        self._entered.get()
         async with self._recovery:
             if not any(state.starts for state in self._states):
                 latest = self._publisher.latest
@@ -263,12 +264,10 @@ class VllmEngine:
 
     def _enter_loop(self) -> None:
         """Bind the engine to the running event loop; replicas of an earlier loop are gone."""
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._loop, self._recovery = loop, asyncio.Lock()
-            for state in self._states:
-                state.live, state.starts, state.sessions = False, 0, 0
-            self._keeper = loop.create_task(self._close_at_end())
+        self._recovery = asyncio.Lock()
+        for state in self._states:
+            state.live, state.starts, state.sessions = False, 0, 0
+        self._keeper = asyncio.create_task(self._close_at_end())
 
     async def _close_at_end(self) -> None:
         """Wait until the event loop ends, which cancels this task; then close the replicas."""

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy
 
-from turnwise.rewards.per_loop import PerLoop
+from turnwise.concurrency.per_loop import PerLoop
 from turnwise.sandbox.host import SandboxSession
 from turnwise.sandbox.shared import SharedSandbox
 from turnwise.sandbox.types import RunResult, SandboxLimits

@@ -24,6 +24,7 @@ from transformers.utils import logging
 
 from turnwise.core.errors import UserError, not_a_file
 from turnwise.models.vision.architectures import attention_by_part, check_vision_model, equip_model, read_processor
+from turnwise.text.truncation import first_line
 
 GGUF_MAGIC = b"GGUF"
 GGUF_PACKAGES = ("gguf", "accelerate")
@@ -169,13 +170,7 @@ def _user_errors(name: str, part: str, fix: str) -> Iterator[None]:
     except SafetensorError as error:
         raise UserError(f'the weights of model "{name}" are damaged or incomplete: {fix}') from error
     except Exception as error:
-        raise UserError(f'cannot read the {part} of model "{name}" ({_first_line(error)}): {fix}') from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else type(error).__name__
-    return text if len(text) <= 160 else text[:157] + "..."
+        raise UserError(f'cannot read the {part} of model "{name}" ({first_line(error, 160)}): {fix}') from error
 
 
 @contextmanager

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
+from turnwise.concurrency.per_loop import PerLoop
 from turnwise.core.errors import UserError
-from turnwise.rewards.per_loop import PerLoop
 
 CONTINUE = "raise its {} in a new run from the trained model (a resumed run keeps its settings)"
 

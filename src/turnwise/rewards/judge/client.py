@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from turnwise.concurrency.per_loop import PerLoop
 from turnwise.core.errors import InfrastructureFailure, UserError, format_times
 from turnwise.core.messages import ContentPart, Message, TextPart, assistant, user
 from turnwise.models.loading.catalogue import cache_folder
 from turnwise.rewards.judge.budget import JudgeCounts
 from turnwise.rewards.judge.prompts import RETRY_REQUEST, UnreadableVerdict, escape_markers
 from turnwise.rewards.judge.settings import LOCAL, JudgeSettings
-from turnwise.rewards.per_loop import PerLoop
 from turnwise.tools.tool import NeedsServer
 
 CACHE_FILE = "answers.jsonl"

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from turnwise.concurrency.per_loop import PerLoop
 from turnwise.config.secrets import read_key, split_url
 from turnwise.core.errors import InfrastructureFailure, UserError, read_failure
 from turnwise.core.messages import Message, ToolSpec
@@ -25,7 +26,6 @@ from turnwise.engine.openai.messages import Reply
 from turnwise.rewards.judge.budget import JudgeBudget
 from turnwise.rewards.judge.client import JudgeAnswer, estimate_tokens
 from turnwise.rewards.judge.settings import JudgeSettings
-from turnwise.rewards.per_loop import PerLoop
 
 OPENAI_URL, URL_VARIABLE = "https://api.openai.com/v1", "OPENAI_BASE_URL"
 MAX_KEY_CHARS = 10_000

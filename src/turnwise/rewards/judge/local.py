@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from turnwise.concurrency.per_loop import PerLoop
 from turnwise.config.resources import SystemConfig
 from turnwise.core.errors import UserError
 from turnwise.core.images import find_images
@@ -26,7 +27,6 @@ from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.budget import JudgeBudget
 from turnwise.rewards.judge.client import JudgeAnswer, identify_messages
 from turnwise.rewards.judge.settings import LOCAL, JudgeSettings
-from turnwise.rewards.per_loop import PerLoop
 from turnwise.text.suggestions import suggest
 
 CACHE_SHARE = 0.3

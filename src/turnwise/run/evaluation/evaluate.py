@@ -22,10 +22,10 @@ from turnwise.evaluation.episodes import (
     task_id,
 )
 from turnwise.files.disk import unused_path
+from turnwise.files.run_folders import RUNS_FOLDER
 from turnwise.pictures.image_store import ImageStore
 from turnwise.record.evaluation_folder import EvaluationFolder
 from turnwise.record.images import IMAGES_FOLDER
-from turnwise.record.run_folder import RUNS_FOLDER
 from turnwise.report.evaluation_progress import EvaluationProgress
 from turnwise.report.html_report import write_report
 from turnwise.report.terminal import make_console, print_command, sanitize_line

@@ -10,6 +10,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, jsonrpc_message_adapter
 from mcp_types.jsonrpc import ErrorData
 
+from turnwise.text.truncation import first_line
 from turnwise.tools.tool import ToolError
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -91,5 +92,4 @@ def describe_error(error: BaseException) -> str:
         error = error.exceptions[0]
     if isinstance(error, MCPError):
         return error.message[:MAX_ERROR_CHARS]
-    lines = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:MAX_ERROR_CHARS]}"
+    return f"{type(error).__name__}: {first_line(str(error), MAX_ERROR_CHARS)}"

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from turnwise.config.secrets import PLACEHOLDER, VARIABLE, reject_keys, split_url
 from turnwise.core.errors import UserError
 from turnwise.core.section import Positive
+from turnwise.text.truncation import shorten
 from turnwise.tools.process_tree import inherited_environment
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -88,7 +89,7 @@ def resolve_server(options: McpOptions) -> McpServer:
     if not command:
         raise UserError("mcp is empty: give a command line or a URL")
     reject_keys(command, option="mcp", fix=FIX_KEY)
-    label = _shorten(options.mcp)
+    label = shorten(options.mcp, MAX_LABEL_CHARS)
     if options.headers:
         raise UserError(f"mcp {label}: headers are for URLs: pass a command's keys with env")
     values = _read_variables(options.env, "env", label)
@@ -109,7 +110,7 @@ def resolve_server(options: McpOptions) -> McpServer:
 def _resolve_url(options: McpOptions) -> McpServer:
     fix = "pass it with headers, which name an environment variable"
     parts = split_url(options.mcp, option="mcp", example="http://HOST:PORT/mcp", fix=fix)
-    label = _shorten(parts._replace(query="", fragment="").geturl())
+    label = shorten(parts._replace(query="", fragment="").geturl(), MAX_LABEL_CHARS)
     for name in ("env", "cwd"):
         if getattr(options, name):
             raise UserError(f"mcp {label}: {name} is for servers that are started by a command: leave it out")
@@ -156,7 +157,3 @@ def _find_program(name: str, environment: Mapping[str, str], folder: str | None,
     if found is None:
         raise UserError(f"mcp {label}: there is no command {name}: install it, or give its path")
     return os.path.abspath(found)  # noqa: PTH100
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= MAX_LABEL_CHARS else f"{text[: MAX_LABEL_CHARS - 3]}..."

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import mcp_types as types
 
+from turnwise.concurrency.per_loop import PerLoop
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.tools.mcp.connection import McpConnection
 from turnwise.tools.mcp.messages import ConnectionLost
@@ -33,12 +34,12 @@ class McpSource:
         self.server = resolve_server(options)
         retries = options.retries if options.shared else 0
         self.rules = ToolRules(timeout_s=options.timeout_s, concurrency=options.concurrency, retries=retries)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._entered = PerLoop(self._enter_loop)
 
     @asynccontextmanager
     async def open_tools(self, seed: int, state: Any) -> AsyncIterator[OpenTools]:
         """Raises InfrastructureFailure if the server is unavailable, UserError if the options are wrong."""
-        self._bind_to_loop()
+        self._entered.get()
         if self.options.shared:
             await _as_infrastructure_failure(self._connect_shared)
             yield ServerTools(self, lambda: self._shared_tools, self._call_shared)
@@ -55,7 +56,7 @@ class McpSource:
 
     async def list_tool_names(self) -> Sequence[str]:
         """Connect, list the tools and disconnect."""
-        self._bind_to_loop()
+        self._entered.get()
         try:
             connection = await self._connect()
         except ConnectionLost as lost:
@@ -66,15 +67,12 @@ class McpSource:
         finally:
             await connection.close()
 
-    def _bind_to_loop(self) -> None:
+    def _enter_loop(self) -> None:
         """Discard connections of an earlier event loop, which ended with it."""
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._loop = loop
-            self._start_limit = asyncio.Semaphore(MAX_STARTING)
-            self._shared: asyncio.Task[McpConnection] | None = None
-            self._last_tools: tuple[types.Tool, ...] = ()
-            self._close_tasks: set[asyncio.Task[None]] = set()
+        self._start_limit = asyncio.Semaphore(MAX_STARTING)
+        self._shared: asyncio.Task[McpConnection] | None = None
+        self._last_tools: tuple[types.Tool, ...] = ()
+        self._close_tasks: set[asyncio.Task[None]] = set()
 
     async def _connect(self) -> McpConnection:
         async with self._start_limit:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from turnwise.core.errors import UserError, not_a_file
+from turnwise.text.truncation import one_line
 from turnwise.tools.search.html_text import read_html
-from turnwise.tools.search.types import MAX_TITLE_CHARS, Passage, clean_text, one_line
+from turnwise.tools.search.types import MAX_TITLE_CHARS, Passage, clean_text
 
 MAX_FILE_BYTES = 256 << 20
 """Maximum size of a file that is read as a whole."""

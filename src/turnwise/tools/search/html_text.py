@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-from turnwise.tools.search.types import one_line
+from turnwise.text.truncation import one_line
 
 SKIPPED = frozenset({"script", "style", "template", "noscript", "svg", "nav", "footer", "select", "button"})
 HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnwise.config.secrets import is_local
 from turnwise.core.errors import UserError
-from turnwise.core.ports import check_port
+from turnwise.network.ports import check_port
 from turnwise.tools.search.remote import PATH
 from turnwise.tools.search.types import (
     KEY_VARIABLE,

@@ -11,6 +11,7 @@ from turnwise.config.keys import read_options
 from turnwise.config.secrets import check_variable_name
 from turnwise.core.errors import UserError
 from turnwise.core.messages import ToolSpec
+from turnwise.text.truncation import one_line, shorten
 from turnwise.tools.search.batching import Batcher
 from turnwise.tools.search.types import (
     MAX_QUERIES,
@@ -20,7 +21,6 @@ from turnwise.tools.search.types import (
     Searcher,
     SearchResult,
     clean_text,
-    one_line,
 )
 from turnwise.tools.tool import NeedsServer, Tool, ToolError, ToolResult, ToolRules
 
@@ -156,4 +156,4 @@ def format_results(results: Sequence[SearchResult], limit: int = MAX_OUTPUT_CHAR
         f"{number}. {one_line(result.passage.title)}: {one_line(result.passage.text)}"
         for number, result in enumerate(results, start=1)
     )
-    return "\n".join(line if len(line) <= line_limit else f"{line[: line_limit - 4].rstrip()} ..." for line in lines)
+    return "\n".join(shorten(line, line_limit) for line in lines)

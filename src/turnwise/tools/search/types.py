@@ -62,7 +62,3 @@ class SearchFailed(Exception):
 def clean_text(text: str) -> str:
     """Replace control characters by spaces and unpaired surrogates by question marks."""
     return CONTROL.sub(" ", text).encode("utf-8", "replace").decode("utf-8")
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())

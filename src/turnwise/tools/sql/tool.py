@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from turnwise.config.keys import read_options
 from turnwise.core.errors import InfrastructureFailure, UserError, not_a_file
 from turnwise.core.section import Positive
+from turnwise.text.truncation import shorten
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.sql.query import (
     LATE_S,
@@ -85,7 +86,7 @@ def _check_database(database: Path) -> Schema:
 
 def _format_schema(schema: Schema) -> str:
     text = ", ".join(f"{table}({', '.join(columns)})" for table, columns in schema.items()) or "none"
-    return text if len(text) <= MAX_SCHEMA_CHARS else f"{text[:MAX_SCHEMA_CHARS]}..."
+    return shorten(text, MAX_SCHEMA_CHARS)
 
 
 def extract_query(answer: str) -> str:
@@ -102,7 +103,7 @@ def format_table(result: QueryResult, max_cell: int = MAX_CELL_CHARS) -> str:
     Bob | NULL
     ... 7 more rows
     """
-    lines = [CELL_SEPARATOR.join(_truncate(_escape_newlines(name), max_cell) for name in result.columns)]
+    lines = [CELL_SEPARATOR.join(shorten(_escape_newlines(name), max_cell) for name in result.columns)]
     lines += [CELL_SEPARATOR.join(_format_cell(value, max_cell) for value in row) for row in result.rows]
     if result.omitted_rows:
         lines.append(f"... {_format_count(result.omitted_rows)}")
@@ -121,9 +122,9 @@ def _format_cell(value: SqlValue, max_cell: int) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, bytes):
-        return _truncate(f"x'{value[:max_cell].hex()}'", max_cell)
+        return shorten(f"x'{value[:max_cell].hex()}'", max_cell)
     if isinstance(value, str):
-        return _truncate(_quote(value[: max_cell + 1]), max_cell)
+        return shorten(_quote(value[: max_cell + 1]), max_cell)
     return repr(value)
 
 
@@ -146,7 +147,3 @@ def _is_number(text: str) -> bool:
 
 def _escape_newlines(text: str) -> str:
     return "\\n".join(text.splitlines())
-
-
-def _truncate(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}..."

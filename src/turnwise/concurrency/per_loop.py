@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 T = TypeVar("T")
 
 
 class PerLoop(Generic[T]):
-    """Holds the object of the running event loop, and makes a new one when another loop runs."""
+    """Holds the object of the running event loop, and makes a new one when another loop runs.
+
+    `make` may also reset state of its owner that belongs to the loop, and return None.
+    """
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -17,9 +20,10 @@ class PerLoop(Generic[T]):
 
     def get(self) -> T:
         loop = asyncio.get_running_loop()
-        if self._value is None or loop is not self._loop:
-            self._loop, self._value = loop, self._make()
-        return self._value
+        if loop is not self._loop:
+            self._value = self._make()  # before the loop counts as entered: it may raise
+            self._loop = loop
+        return cast(T, self._value)
 
     def take(self) -> T | None:
         """Return the running loop's object, if there is one, and forget it."""
