@@ -1,7 +1,8 @@
 """Write the generated parts of the reference pages: `python docs/generate.py`, or `make docs`.
 
 A page's text above MARKER is written by hand. Below it, everything comes from the source: descriptions of settings
-(`config/`), the parsers of the commands (`cli/`) and docstrings of public names. Edit them there.
+(`config/`), the parsers of the commands (`cli/`), docstrings of public names, `record/catalogue.py`. Edit them
+there.
 """
 
 import ast
@@ -22,6 +23,7 @@ from turnwise.config.load import read_settings
 from turnwise.config.schema import Config
 from turnwise.core.section import Section
 from turnwise.recipes.presets import recipe_names
+from turnwise.record.catalogue import METRICS, Metric
 from turnwise.run.configure import MODELS, SINGLE_TURN, load_recipe
 from turnwise.run.setting_names import CHOICES
 from turnwise.tools.docstrings import split_docstring
@@ -318,10 +320,31 @@ def member_name(node: FunctionDefinition | ast.ClassDef) -> str:
     return signature(node, node.name, one_line=True)
 
 
+# metrics.md
+
+
+def metrics() -> str:
+    families: dict[str, list[Metric]] = {}
+    for metric in METRICS:
+        families.setdefault(metric.name.partition("/")[0], []).append(metric)
+    return "\n".join(metrics_table(prefix, family) for prefix, family in families.items())
+
+
+def metrics_table(prefix: str, family: Sequence[Metric]) -> str:
+    rows = [(f"`{metric.name}`", metric.unit or "number", metric.meaning, shown_in(metric)) for metric in family]
+    return f"## {prefix}\n\n{table(('metric', 'unit', 'meaning', 'shown in'), rows)}"
+
+
+def shown_in(metric: Metric) -> str:
+    line = [] if metric.line is None else [f"progress line ({metric.line[0]})"]
+    return ", ".join([*line, *metric.places]) or "viewer, below"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration,
     "commands.md": commands,
     "python-api.md": python_api,
+    "metrics.md": metrics,
 }
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from turnwise.config.load import build
 from turnwise.config.schema import Config
+from turnwise.record.catalogue import find_metric
 from turnwise.record.run_folder import RunFolder
 from turnwise.training.checkpoints import step_folders, step_of
 
@@ -72,6 +73,12 @@ def learnt(run: Path, step: int = STEPS) -> dict[str, Tensor]:
     """Return all tensors of a checkpoint: policy, critic and optimizers."""
     folder = run / f"checkpoints/step_{step:06d}"
     return {**load_file(folder / "model.safetensors"), **load_file(folder / "learner.safetensors")}
+
+
+def unknown_metrics(run: Path) -> list[str]:
+    """Return the recorded metrics that the catalogue lacks."""
+    names = {name for row in RunFolder.open(run).read_metrics() for name in row} - {"step", "nonfinite"}
+    return sorted(name for name in names if find_metric(name) is None)
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

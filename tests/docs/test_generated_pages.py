@@ -12,7 +12,7 @@ from turnwise.cli.commands import COMMANDS
 from turnwise.config.keys import all_keys
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("configuration.md", "commands.md", "python-api.md")
+PAGES = ("configuration.md", "commands.md", "python-api.md", "metrics.md")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from turnwise.record.catalogue import Metric
 from turnwise.report.learning_curve import draw_learning_curve
 from turnwise.report.metric_charts import choose_levels, draw_metric_chart, thin_points, value_range
 from turnwise.report.success_chart import SuccessBar, draw_success_chart
@@ -111,9 +112,8 @@ def test_success_chart_draws_pass_at_k_as_a_ring() -> None:
 
 
 def test_metric_chart_follows_its_values_and_marks_alarms() -> None:
-    svg = draw_metric_chart(
-        [(step, step / 10) for step in range(1, 11)], "entropy", lambda value: f"{value:.1f}", marks=[5, 99]
-    )
+    entropy = Metric(name="train/entropy", label="entropy", meaning="")
+    svg = draw_metric_chart([(step, step / 10) for step in range(1, 11)], entropy, marks=[5, 99])
     raw, _ = re.findall(r'points="([^"]*)"', svg)
     heights = [float(place.split(",")[1]) for place in raw.split()]
     assert heights == sorted(heights, reverse=True)  # SVG's y points down

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from runs_for_tests import episodes, learnt, metrics, quiet, small
+from runs_for_tests import episodes, learnt, metrics, quiet, small, unknown_metrics
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.record.trajectories import open_replay
@@ -61,6 +61,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_archer_run_records_the_critic_and_its_diagnostics(finished: Path) -> None:
+    assert unknown_metrics(finished) == []
     steps = [row for row in metrics(finished) if "rollout/episodes" in row]
     assert all(f"train/{name}" in row for row in steps for name in DIAGNOSTICS)
     assert [row["train/replay_trajectories"] for row in steps] == [8.0, 16.0, 24.0]

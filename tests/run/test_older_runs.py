@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import turnwise as tw
-from runs_for_tests import quiet, rewind, small
+from runs_for_tests import quiet, rewind, small, unknown_metrics
 from turnwise.core.errors import UserError
 from turnwise.record.steps import read_steps
 from turnwise.report.html_report import write_report
@@ -28,6 +28,7 @@ def test_older_run_has_a_report(tmp_path: Path) -> None:
 
 def test_older_run_is_read_by_the_api() -> None:
     run = tw.load_run(OLDER)
+    assert unknown_metrics(OLDER) == []
     assert run.finished and [record.step for record in read_steps(run.metrics())] == [1, 2]
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import turnwise as tw
-from runs_for_tests import STEPS, WARMUP_STEPS, episodes, learnt, metrics, printed, quiet, small
+from runs_for_tests import STEPS, WARMUP_STEPS, episodes, learnt, metrics, printed, quiet, small, unknown_metrics
 from turnwise.cli.main import main
 from turnwise.config.load import build, read_settings, to_toml
 from turnwise.core.errors import Outage, UserError
@@ -181,6 +181,10 @@ def test_another_seed_gives_another_run(run: Path, tmp_path: Path) -> None:
         next(row for row in metrics(each) if row.get("eval/name") == "before") for each in (tmp_path / "run", run)
     ]
     assert befores[0] == befores[1], "the start and its evaluation are the same, so that seeds can be compared"
+
+
+def test_every_recorded_metric_is_in_the_catalogue(run: Path) -> None:
+    assert unknown_metrics(run) == []
 
 
 def test_best_checkpoint_has_the_best_validation(run: Path) -> None:

@@ -5,6 +5,7 @@ of held-out demonstrations (`held_out/...`) or the set-up of the run. Imports no
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -104,14 +105,15 @@ class StepRecord:
         """Read a row of `metrics.jsonl`; None if it is not a training step."""
         if not is_step(row):
             return None
-        source = next((each for each in EpisodeSource if _has_prefix(row, each)), EpisodeSource.DEMONSTRATIONS)
         nonfinite = row.get("nonfinite", ())
-        numbers = {name: math.nan if value is None and name in nonfinite else value for name, value in row.items()}
-        metrics = {
-            f"rollout/{name.removeprefix('data/')}" if name.startswith("data/") else name: float(value)
-            for name, value in numbers.items()
+        values = {name: math.nan if value is None and name in nonfinite else value for name, value in row.items()}
+        numbers = {
+            name: float(value)
+            for name, value in values.items()
             if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
         }
+        source = next((each for each in EpisodeSource if _has_prefix(numbers, each)), EpisodeSource.DEMONSTRATIONS)
+        metrics = {re.sub("^data/", "rollout/", name): value for name, value in numbers.items()}
         idle, dropped_reason = row.get(IDLE_REASON), row.get(DROPPED_REASON)
         return cls.of(
             row["step"],

@@ -1,7 +1,9 @@
 """Numbers and lengths of text, formatted for display."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from turnwise.record.catalogue import Metric, Unit
 
 MISSING = "-"
 
@@ -31,6 +33,20 @@ def format_count(value: float | None) -> str:
         if abs(value) >= size:
             return f"{value / (1e3 if letter == 'k' else size):.1f}{letter}"
     return f"{value:.0f}"
+
+
+UNIT_FORMATS: dict[Unit, Callable[[float | None], str]] = {
+    "share": format_percent,
+    "count": format_count,
+    "1/s": format_count,
+    "mean": format_length,
+    "tokens": format_length,
+}
+
+
+def format_metric(metric: Metric, value: float | None) -> str:
+    """Format a value by the metric's unit."""
+    return UNIT_FORMATS.get(metric.unit, format_decimal)(value)
 
 
 def format_duration(seconds: float | None) -> str:

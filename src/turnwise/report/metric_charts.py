@@ -1,51 +1,17 @@
-"""The main metrics of a run, their labels and formats, and each one's chart as a small SVG."""
+"""Charts of the main metrics of a run, each as a small SVG."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from turnwise.record.catalogue import SHOWN, Metric, Place
 from turnwise.record.numbers import finite_number
-from turnwise.report.formatting import format_count, format_decimal, format_length, format_percent
+from turnwise.report.formatting import format_metric
 from turnwise.report.svg import BLUE, GRID, INK, ORANGE, nice_ticks, rolling_mean, svg_line, svg_start, svg_text
 
 Points = list[tuple[float, float]]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    label: str
-    key: str
-    format: Callable[[float | None], str]
-    is_fraction: bool = False
-    """Between 0 and 1. Always drawn on that range, so that charts can be compared."""
-
-
-MAIN_METRICS = (  # also choose for report/progress.py and viewer/static/metric_groups.js
-    Metric(label="success", key="rollout/success", format=format_percent, is_fraction=True),
-    Metric(label="reward", key="rollout/reward", format=format_decimal),
-    Metric(label="loss", key="train/loss", format=format_decimal),
-    Metric(label="entropy", key="train/entropy", format=format_decimal),
-    Metric(label="KL to the reference", key="train/kl", format=format_decimal),
-    Metric(label="KL of the update", key="train/approx_kl", format=format_decimal),
-    Metric(label="response tokens", key="rollout/response_tokens", format=format_length),
-    Metric(label="turns", key="rollout/turns", format=format_length),
-    Metric(label="gradient norm", key="train/grad_norm", format=format_decimal),
-    Metric(label="tokens per second", key="time/tokens_per_s", format=format_count),
-    Metric(label="clip fraction", key="train/clip_fraction", format=format_percent),
-    Metric(label="sampler-learner mismatch", key="train/mismatch", format=format_decimal),
-    Metric(label="KL(sampler | learner), k3", key="train/offpolicy_kl_k3", format=format_decimal),
-    Metric(label="chi-squared per sequence", key="train/offpolicy_chi2_sequence", format=format_decimal),
-    Metric(label="variance explained by Q", key="train/q_explained", format=format_decimal),
-    Metric(label="variance explained by V", key="train/v_explained", format=format_decimal),
-    Metric(label="overestimation: mean of Q - return", key="train/overestimation", format=format_decimal),
-    Metric(label="trust in the critic", key="train/critic_trust", format=format_percent, is_fraction=True),
-    Metric(label="target drift", key="train/target_drift", format=format_decimal),
-    Metric(label="effective sample share", key="train/effective_samples", format=format_percent, is_fraction=True),
-    Metric(label="invalid turns", key="rollout/invalid", format=format_percent),
-    Metric(label="groups with equal rewards", key="rollout/zero_std_groups", format=format_percent),
-)
-"""Metrics of the report and of `turnwise watch`, in the order shown."""
 
 WIDTH, HEIGHT = 360, 190
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 34, 28
@@ -60,24 +26,16 @@ def metric_points(rows: Sequence[Mapping[str, Any]], key: str) -> Points:
     return [(step, value) for step, value in pairs if step is not None and value is not None]
 
 
-def recorded_metrics(
-    rows: Sequence[Mapping[str, Any]], metrics: Sequence[Metric] = MAIN_METRICS
-) -> list[tuple[Metric, Points]]:
-    """Return the metrics that a run has recorded, with their points."""
-    all_points = [(metric, metric_points(rows, metric.key)) for metric in metrics]
+def recorded_metrics(rows: Sequence[Mapping[str, Any]], place: Place) -> list[tuple[Metric, Points]]:
+    """Return the metrics that have a chart in this place and that a run has recorded, with their points."""
+    all_points = [(metric, metric_points(rows, metric.name)) for metric in SHOWN if place in metric.places]
     return [(metric, points) for metric, points in all_points if points]
 
 
-def draw_metric_chart(
-    points: Points,
-    title: str,
-    format_value: Callable[[float | None], str],
-    *,
-    is_fraction: bool = False,
-    marks: Sequence[float] = (),
-) -> str:
+def draw_metric_chart(points: Points, metric: Metric, marks: Sequence[float] = ()) -> str:
     """Return the chart of one metric as SVG. `marks`: steps of alarms, drawn as triangles on the axis."""
-    low, high = (0.0, 1.0) if is_fraction else value_range([value for _, value in points])
+    title, format_value = metric.label, partial(format_metric, metric)
+    low, high = chart_range(points, metric)
     first, last = points[0][0], points[-1][0]
 
     def to_pixels(point: tuple[float, float]) -> tuple[float, float]:
@@ -111,6 +69,10 @@ def thin_points(points: Points, columns: int = MAX_POINTS) -> Points:
         ends = {min(members, key=lambda point: point[1]), max(members, key=lambda point: point[1])}
         kept += sorted(ends)
     return kept
+
+
+def chart_range(points: Points, metric: Metric) -> tuple[float, float]:
+    return (0.0, 1.0) if metric.from_0_to_1 else value_range([value for _, value in points])
 
 
 def value_range(values: Sequence[float]) -> tuple[float, float]:

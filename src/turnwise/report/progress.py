@@ -1,6 +1,6 @@
 """Live progress of a training run: redrawn in place on a terminal, one line after another elsewhere.
 
-To change what is shown of a step, change TRAINING_COLUMNS (training) or SFT_COLUMNS.
+What is shown of a step is chosen in `record/catalogue.py`.
 """
 
 import math
@@ -17,57 +17,34 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from turnwise.record.catalogue import SHOWN, Metric
 from turnwise.record.steps import EpisodeSource, StepRecord
-from turnwise.report.formatting import format_count, format_decimal, format_duration, format_length, format_percent
+from turnwise.report.formatting import format_duration, format_metric
 from turnwise.report.idle_steps import describe_dropped, explain_step
 from turnwise.report.terminal import draw_sparkline, sanitize_line
 
-
-@dataclass(frozen=True, slots=True)
-class ProgressColumn:
-    label: str
-    metric: str
-    format: Callable[[float | None], str]
-    width: int
-
-    def cell(self, record: StepRecord) -> str:
-        return self.format(record.get(self.metric))
-
-
-TRAINING_COLUMNS = (
-    ProgressColumn("success", "rollout/success", format_percent, 7),
-    ProgressColumn("reward", "rollout/reward", format_decimal, 7),
-    ProgressColumn("response", "rollout/response_tokens", format_length, 6),
-    ProgressColumn("entropy", "train/entropy", format_decimal, 7),
-    ProgressColumn("KL", "train/kl", format_decimal, 8),
-    ProgressColumn("step KL", "train/approx_kl", format_decimal, 8),
-    ProgressColumn("tokens/s", "time/tokens_per_s", format_count, 6),
-    ProgressColumn("dropped", "rollout/dropped", format_count, 3),
-)
-"""Metrics of a training step, in the order shown. "dropped" is shown if any episode was dropped.
-"KL" is the KL to the reference policy. Without a reference, "step KL" replaces it: the KL between the policy that
-sampled the episodes and the updated one.
-"""
-
-SFT_COLUMNS = (
-    ProgressColumn("loss", "train/loss", format_decimal, 7),
-    ProgressColumn("grad norm", "train/grad_norm", format_decimal, 7),
-    ProgressColumn("tokens/s", "time/tokens_per_s", format_count, 6),
-)
-"""Metrics of a supervised step, which has no rollout."""
-
+COLUMNS = tuple(metric for metric in SHOWN if metric.line is not None)
+"""Columns of the line, in order. Without a reference policy, the KL of the update replaces that to the reference."""
+SFT_ONLY = {"train/loss", "train/grad_norm"}
 SPARKLINE_WIDTH = 48
 RECENT_STEPS = 20
 """The remaining time is estimated from this many steps, enough to include an evaluation or two."""
 
 
-def choose_columns(record: StepRecord) -> list[ProgressColumn]:
+def choose_columns(record: StepRecord) -> list[Metric]:
+    """Return the columns that a step has. "dropped" is one if an episode was dropped."""
     if record.source is EpisodeSource.DEMONSTRATIONS:
-        return list(SFT_COLUMNS)
-    left_out = {"KL" if "approx_kl" in record.training and "kl" not in record.training else "step KL"}
-    if not record.rollout.get("dropped"):
-        left_out.add("dropped")
-    return [column for column in TRAINING_COLUMNS if column.label not in left_out]
+        return [metric for metric in COLUMNS if metric.name in SFT_ONLY or metric.name.startswith("time/")]
+    has_step_kl = "approx_kl" in record.training and "kl" not in record.training
+    left_out = SFT_ONLY | {"train/kl" if has_step_kl else "train/approx_kl"}
+    left_out |= set() if record.rollout.get("dropped") else {"rollout/dropped"}
+    return [metric for metric in COLUMNS if metric.name not in left_out]
+
+
+def _cells(record: StepRecord) -> list[tuple[str, int, str]]:
+    """Return label, width and value of each column."""
+    columns = [(metric, metric.line or ("", 0)) for metric in choose_columns(record)]
+    return [(label, width, format_metric(metric, record.get(metric.name))) for metric, (label, width) in columns]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,8 +269,7 @@ def _step_count(snapshot: ProgressSnapshot) -> str:
 
 
 def _step_line(snapshot: ProgressSnapshot) -> str:
-    columns = choose_columns(snapshot.record)
-    cells = [f"{column.label} {column.cell(snapshot.record):>{column.width}}" for column in columns]
+    cells = [f"{label} {value:>{width}}" for label, width, value in _cells(snapshot.record)]
     left = "" if snapshot.total is None else _left(snapshot)
     return "  ".join([_step_count(snapshot), *cells]) + left
 
@@ -319,10 +295,10 @@ def _bar(snapshot: ProgressSnapshot) -> Table:
 
 def _metrics_table(snapshot: ProgressSnapshot) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    columns = choose_columns(snapshot.record)
-    for column in columns:
-        table.add_column(column.label, justify="right", min_width=column.width, no_wrap=True)
-    table.add_row(*(column.cell(snapshot.record) for column in columns))
+    cells = _cells(snapshot.record)
+    for label, width, _ in cells:
+        table.add_column(label, justify="right", min_width=width, no_wrap=True)
+    table.add_row(*(value for _, _, value in cells))
     return table
 
 

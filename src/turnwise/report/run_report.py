@@ -152,9 +152,9 @@ def _learning_curve(rows: Sequence[Row]) -> Markup | None:
 def _metric_charts(rows: Sequence[Row], alarms: Sequence[Row]) -> list[Markup]:
     marks = [step for alarm in alarms if (step := finite_number(alarm.get("step"))) is not None]
     return [
-        Markup(draw_metric_chart(points, metric.label, metric.format, is_fraction=metric.is_fraction, marks=marks))
-        for metric, points in recorded_metrics(rows)
-        if metric.key != "rollout/success"
+        Markup(draw_metric_chart(points, metric, marks))
+        for metric, points in recorded_metrics(rows, "report")
+        if metric.name != "rollout/success"
     ]
 
 

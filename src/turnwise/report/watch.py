@@ -14,31 +14,18 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwise.files.run_folders import check_run_folder
+from turnwise.record.catalogue import SHOWN, Metric
 from turnwise.record.jsonl_follower import JsonlFollower
 from turnwise.record.numbers import finite_number
 from turnwise.record.run_folder import is_finished
-from turnwise.report.formatting import format_duration, format_interval, format_percent
-from turnwise.report.metric_charts import MAIN_METRICS, Metric, Points, recorded_metrics, value_range
+from turnwise.report.formatting import format_duration, format_interval, format_metric, format_percent
+from turnwise.report.metric_charts import Points, chart_range, recorded_metrics
 from turnwise.report.run_report import read_flat_settings
 from turnwise.report.terminal import draw_ascii_plot, draw_braille_plot, sanitize_line
 
 REFRESH_S = 1.0
-PLOTTED_KEYS = frozenset(
-    {
-        "rollout/success",
-        "rollout/reward",
-        "train/loss",
-        "train/entropy",
-        "train/kl",
-        "train/approx_kl",
-        "rollout/response_tokens",
-        "train/grad_norm",
-        "time/tokens_per_s",
-    }
-)
-PLOTTED = tuple(metric for metric in MAIN_METRICS if metric.key in PLOTTED_KEYS)
 OTHER_KEYS = frozenset({"step", "eval/name", "eval/success", "eval/success_low", "eval/success_high", "time/total_s"})
-KEPT_KEYS = OTHER_KEYS | {metric.key for metric in MAIN_METRICS}
+KEPT_KEYS = OTHER_KEYS | {metric.name for metric in SHOWN}
 """Only these values of a row are kept in memory; a row has about a hundred."""
 PANEL_WIDTH, GAP = 28, 2
 MIN_HEADER_WIDTH = 70
@@ -170,19 +157,19 @@ def _panels(rows: Sequence[Row], width: int, height: int | None, unicode: bool) 
 
 def _plotted_metrics(rows: Sequence[Row]) -> list[tuple[Metric, Points]]:
     """Return the metrics to plot. The KL of the update is left out if there is a KL to the reference."""
-    metrics = recorded_metrics(rows, PLOTTED)
-    keys = {metric.key for metric, _ in metrics}
-    return [each for each in metrics if each[0].key != "train/approx_kl" or "train/kl" not in keys]
+    metrics = recorded_metrics(rows, "watch")
+    names = {metric.name for metric, _ in metrics}
+    return [each for each in metrics if each[0].name != "train/approx_kl" or "train/kl" not in names]
 
 
 def _panel(metric: Metric, points: Points, width: int, height: int, unicode: bool) -> Text:
     """Draw the label and the last value, then the plot with its range on the left."""
-    low, high = (0.0, 1.0) if metric.is_fraction else value_range([value for _, value in points])
-    ends = (metric.format(high), metric.format(low))
+    low, high = chart_range(points, metric)
+    ends = (format_metric(metric, high), format_metric(metric, low))
     margin = max(map(len, ends)) + 1
     draw = draw_braille_plot if unicode else draw_ascii_plot
     plot = draw(points, max(width - margin, 4), height, low, high)
-    value = metric.format(points[-1][1])
+    value = format_metric(metric, points[-1][1])
     label_width = max(width - len(value) - 1, 1)
     text = Text(no_wrap=True, overflow="crop")
     text.append(metric.label[:label_width].ljust(label_width + 1), style="bold")
@@ -190,7 +177,7 @@ def _panel(metric: Metric, points: Points, width: int, height: int, unicode: boo
     for number, line in enumerate(plot):
         end = ends[0] if number == 0 else ends[1] if number == height - 1 else ""
         text.append(f"\n{end.rjust(margin - 1)} ", style="dim")
-        text.append(line, style=COLOURS.get(metric.key, "blue"))
+        text.append(line, style=COLOURS.get(metric.name, "blue"))
     return text
 
 

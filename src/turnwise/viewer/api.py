@@ -3,6 +3,7 @@
 Handlers are plain functions, which FastAPI runs in threads, so that a slow disk does not block the event loop.
 """
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from turnwise.core.errors import UserError
 from turnwise.pictures.image import MAX_IMAGE_BYTES, PNG_SIGNATURE
+from turnwise.record.catalogue import METRICS
 from turnwise.record.images import IMAGES_FOLDER, image_file_name
 from turnwise.viewer.access import AccessMiddleware, AccessPolicy
 from turnwise.viewer.json_io import encode_json, error_response, json_response
@@ -59,7 +61,25 @@ def add_page_routes(app: FastAPI) -> None:
     def page() -> Response:
         return FileResponse(STATIC / "index.html")
 
+    @app.get("/static/metric_catalogue.js")
+    def metric_catalogue() -> Response:
+        return Response(write_catalogue(), media_type="text/javascript")
+
     app.mount("/static", StaticFiles(directory=STATIC, check_dir=False))
+
+
+def write_catalogue() -> str:
+    """Return the metrics' titles, units and names as a module of the page."""
+    metrics = [
+        {
+            "name": metric.name,
+            "pattern": metric.pattern,
+            "unit": metric.unit,
+            "title": metric.label[:1].upper() + metric.label[1:] if "viewer" in metric.places else "",
+        }
+        for metric in METRICS
+    ]
+    return f"export const METRICS = {json.dumps(metrics)};\n"
 
 
 def add_run_routes(app: FastAPI, root: ViewedFolder, store: RunStore) -> None:

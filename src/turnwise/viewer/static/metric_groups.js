@@ -1,27 +1,6 @@
-/** The main metrics, and groups of the others. The report's are in report/metric_charts.py. */
+/** The main metrics, and groups of the others. They are chosen in record/catalogue.py. */
 
-/** Titles, and the metrics that can be shown under each, preferred first. */
-const MAIN_METRICS = [
-  ["Success", ["rollout/success"]],
-  ["Reward", ["rollout/reward"]],
-  ["Loss", ["train/loss"]],
-  ["Response length", ["rollout/response_tokens"]],
-  ["Entropy", ["train/entropy"]],
-  ["KL to reference", ["train/kl"]],
-  ["KL of update", ["train/approx_kl"]],
-  ["Clip fraction", ["train/clip_fraction"]],
-  ["Gradient norm", ["train/grad_norm"]],
-  ["Mismatch", ["train/mismatch"]],
-  ["Off-policy KL", ["train/offpolicy_kl_k3"]],
-  ["Variance explained by Q", ["train/q_explained"]],
-  ["Variance explained by V", ["train/v_explained"]],
-  ["Overestimation: mean of Q − return", ["train/overestimation"]],
-  ["Trust in the critic", ["train/critic_trust"]],
-  ["Target drift", ["train/target_drift"]],
-  ["Effective sample share", ["train/effective_samples"]],
-  ["Tokens per second", ["time/tokens_per_s"]],
-  ["Dropped episodes", ["rollout/dropped"]],
-];
+import { METRICS } from "./metric_catalogue.js";
 
 export const EVALUATION = ["eval/success", "eval/success_low", "eval/success_high"];
 export const SUCCESS = "rollout/success";
@@ -29,9 +8,7 @@ export const SUCCESS = "rollout/success";
 /** Return [title, metric] of the main panels. Success is shown even if only evaluations have it. */
 export function mainMetrics(keys) {
   const has = new Set(keys);
-  const found = MAIN_METRICS.map(([title, names]) => [title, names.find((name) => has.has(name))]).filter(
-    ([, name]) => name,
-  );
+  const found = METRICS.filter((metric) => metric.title && has.has(metric.name)).map(({ title, name }) => [title, name]);
   if (!has.has(SUCCESS) && has.has("eval/success")) found.unshift(["Success", SUCCESS]);
   return found;
 }
@@ -51,14 +28,12 @@ export function otherMetrics(keys) {
   return [...groups.entries()].sort(([one], [other]) => rank(one) - rank(other) || one.localeCompare(other));
 }
 
-const SHARES = new RegExp(
-  "(^|/)(success|success_low|success_high|pass_at_\\d+|invalid|cut|length_stops|failed|truncated_\\w+|calls_failed|" +
-    "zero_std_groups|kept_share|copies|clip_fraction|effective_samples|critic_trust)(/|$)",
-);
+const SHARES = METRICS.filter((metric) => metric.unit === "share").map(({ pattern }) => new RegExp(`^${pattern}$`));
 
-/** Return whether a metric is a share from 0 to 1, which is shown in percent. */
+/** Return whether a metric is a share from 0 to 1, which is shown in percent. Stored episodes' are as those played. */
 export function isShare(metric) {
-  return SHARES.test(metric);
+  const name = metric.replace(/^data\//, "rollout/");
+  return SHARES.some((pattern) => pattern.test(name));
 }
 
 /** Return the minimum range of the y axis: success rates always show 0 to 1. */
