@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from turnwise.core.errors import UserError
 
 LOCK_NAME = ".lock"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+SAFETENSOR_ERROR = "SafetensorError"
+"""Error of a library that commands without a model do not import."""
 ASIDE_PREFIXES = (".old-", ".removed-", ".writing-")
 """Prefixes of folders that are being replaced, deleted or written."""
 
@@ -126,7 +126,9 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         _rename(temporary, folder)
     except _LostRaceError as error:
         raise FileExistsError(str(folder)) from error
-    except (OSError, SafetensorError) as error:
+    except Exception as error:
+        if not isinstance(error, OSError) and type(error).__name__ != SAFETENSOR_ERROR:
+            raise
         raise _write_error(folder, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
