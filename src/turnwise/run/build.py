@@ -53,8 +53,11 @@ from turnwise.user_code.references import load_function
 if TYPE_CHECKING:  # its packages are optional
     from turnwise.gateway.server import Gateway
 
+LoadModel = Callable[[str], LoadedModel]
+"""Loads a model by name or folder."""
 
-def model_loader(config: Config) -> Callable[[str], LoadedModel]:
+
+def model_loader(config: Config) -> LoadModel:
     """Return a function that loads a model by name or folder, with the run's settings and the engine's attention.
 
     Unless the settings say otherwise, a vision tower is frozen if the model of the settings has a trained one.
@@ -89,6 +92,24 @@ def load_policy(
     without the cache and without the run that trained the adapter. `check`: called with the model before its warm-up.
     """
     check_engine_reads_images(config, environments)
+    load = _checked_loader(config, environments, check)
+    base = None if run is None else run / RUN_BASE
+    if config.model.warmup_steps and _is_warmed_up(config, environments):
+        loaded, seconds = _load_warmed_up_once(config, environments, load, show_warmup, base)
+    else:
+        loaded, seconds = load((config if run is None else use_own_adapter(config, run)).model.name), 0.0
+        if base is not None and has_adapter(loaded.model):
+            _keep_base_of_adapter(loaded, base)
+    _add_adapter(config, loaded)
+    if config.system.compile and device_of(loaded.model).type == "cuda":
+        compile_layers(loaded.model)
+    if run is not None and loaded.images is not None:
+        loaded.images.store.keep_in(run / IMAGES_FOLDER)
+    return loaded, seconds
+
+
+def _checked_loader(config: Config, environments: EnvironmentMix, check: Callable[[LoadedModel], None]) -> LoadModel:
+    """Return a loader that checks each model as soon as it is loaded, before a warm-up takes minutes."""
     load_any = model_loader(config)
 
     def load(name: str) -> LoadedModel:
@@ -97,31 +118,35 @@ def load_policy(
         check(loaded)
         return loaded
 
-    base = None if run is None else run / RUN_BASE
-    seconds = 0.0
-    if config.model.warmup_steps and _is_warmed_up(config, environments):
-        if base is not None and base.is_dir():
-            loaded = load(str(base))
-        else:
-            loaded, seconds = _warm_up(config, environments, load, show_warmup)
-            if base is not None:
-                save_model(loaded.model, loaded.tokenizer, base)
-                loaded = replace(loaded, name=str(base))
-    else:
-        loaded = load((config if run is None else use_own_adapter(config, run)).model.name)
-        if base is not None and has_adapter(loaded.model):
-            _keep_base_of_adapter(loaded, base)
+    return load
+
+
+def _load_warmed_up_once(
+    config: Config,
+    environments: EnvironmentMix,
+    load: LoadModel,
+    show_warmup: Callable[[int, int], None],
+    base: Path | None,
+) -> tuple[LoadedModel, float]:
+    """Return the warmed-up model and the seconds that took; the folder `base` keeps it for a resumed run."""
+    if base is None:
+        return _warm_up(config, environments, load, show_warmup)
+    if base.is_dir():
+        return load(str(base)), 0.0
+    loaded, seconds = _warm_up(config, environments, load, show_warmup)
+    save_model(loaded.model, loaded.tokenizer, base)
+    return replace(loaded, name=str(base)), seconds
+
+
+def _add_adapter(config: Config, loaded: LoadedModel) -> None:
+    """Add the LoRA adapter of the settings, unless the model is a checkpoint that already has one."""
     lora = config.lora
-    if lora.rank and not has_adapter(loaded.model):  # a checkpoint of a LoRA run already has its adapter
-        alpha = 2.0 * lora.rank if lora.alpha is None else lora.alpha
-        part: LoraPart = lora.part or ("both" if trains_vision(loaded.model) else "language")
-        settings = LoraSettings(rank=lora.rank, alpha=alpha, targets=lora.targets, seed=config.seed, part=part)
-        add_lora(loaded.model, loaded.name, settings)
-    if config.system.compile and device_of(loaded.model).type == "cuda":
-        compile_layers(loaded.model)
-    if run is not None and loaded.images is not None:
-        loaded.images.store.keep_in(run / IMAGES_FOLDER)
-    return loaded, seconds
+    if not lora.rank or has_adapter(loaded.model):
+        return
+    alpha = 2.0 * lora.rank if lora.alpha is None else lora.alpha
+    part: LoraPart = lora.part or ("both" if trains_vision(loaded.model) else "language")
+    settings = LoraSettings(rank=lora.rank, alpha=alpha, targets=lora.targets, seed=config.seed, part=part)
+    add_lora(loaded.model, loaded.name, settings)
 
 
 def _is_warmed_up(config: Config, environments: EnvironmentMix) -> bool:
@@ -131,7 +156,7 @@ def _is_warmed_up(config: Config, environments: EnvironmentMix) -> bool:
 
 
 def _warm_up(
-    config: Config, environments: EnvironmentMix, load: Callable[[str], LoadedModel], show: Callable[[int, int], None]
+    config: Config, environments: EnvironmentMix, load: LoadModel, show: Callable[[int, int], None]
 ) -> tuple[LoadedModel, float]:
     """Return the warmed-up model and the seconds that took. A model of an agent is not cached, since an agent may
     depend on anything."""
