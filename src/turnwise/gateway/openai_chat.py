@@ -1,4 +1,8 @@
-"""OpenAI Chat Completions: requests, replies and server-sent events."""
+"""OpenAI Chat Completions: requests, replies and server-sent events.
+
+`data/conversations.py` reads such messages from files too. Its errors name a file and line, those here the field of a
+request, and files hold forms that the API does not have.
+"""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,8 @@
-"""Drawings as pixels with Pillow, supersampled for smooth edges."""
+"""Drawings as pixels with Pillow, supersampled for smooth edges.
+
+Not with resvg (the extra `svg`): images need Pillow anyway, resvg saves a quarter of the time (14 against 18 ms for a
+board), and models that were trained on these pixels would see others.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, assert_never

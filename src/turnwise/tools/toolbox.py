@@ -69,6 +69,7 @@ class ToolBox:
         return await asyncio.shield(task)  # another episode may be waiting for it
 
     async def _run_with_retries(self, tool: Tool, session: ToolSession, arguments: Mapping[str, Any]) -> ToolResult:
+        """Retry with growing delays. Not `rollout.failures.run_with_retries`, which retries whole episodes at once."""
         rules, name = tool.rules, tool.spec.name
         limit = self._limits.setdefault(name, asyncio.Semaphore(rules.concurrency))
         failure = ""

@@ -1,4 +1,8 @@
-"""Client of a chat endpoint: one request per turn, retried after transient failures."""
+"""Client of a chat endpoint: one request per turn, retried after transient failures.
+
+Not the package openai, which only the extra `gateway` installs: a Retry-After holds for all requests of a run, refused
+parameters are learnt (`dialect`), and any answer at all is read within limits or counted as a failure.
+"""
 
 import asyncio
 import json
