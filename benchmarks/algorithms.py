@@ -2,7 +2,7 @@
 
     python benchmarks/algorithms.py --out runs/methods                      # the table of docs/algorithms.md
     python benchmarks/algorithms.py --out runs/losses --recipe bandit --vary algo.loss --values ppo,gspo,sapo \\
-        --own "gspo: --algo.clip_low=3e-4 --algo.clip_high=4e-4" --seeds 0 --picture docs/losses.svg \\
+        --own "gspo: --algo.loss.clip_low=3e-4 --algo.loss.clip_high=4e-4" --seeds 0 --picture docs/losses.svg \\
         -- --rollout.groups=32 --rollout.group_size=8
 
 Settings after `--` apply to every run, settings in `--own` to the runs of one value. Every run is a process with one
@@ -78,7 +78,7 @@ def picture(results: list[dict[str, Any]], args: argparse.Namespace) -> str:
 
 
 def parse_value_settings(text: str) -> tuple[str, list[str]]:
-    """Parse "gspo: --algo.clip_low=3e-4" into the value and its options."""
+    """Parse "gspo: --algo.loss.clip_low=3e-4" into the value and its options."""
     value, _, flags = text.partition(":")
     return value.strip(), shlex.split(flags)
 

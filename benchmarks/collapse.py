@@ -21,7 +21,7 @@ from runs import summary, train, training_rows
 COMMON = (
     "--rollout.groups=32",
     "--rollout.group_size=8",
-    "--train.muon_learning_rate=0.01",
+    "--train.optimizer.learning_rate=0.01",
     "--train.steps=60",
     "--train.schedule=constant",
 )
@@ -30,7 +30,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "grpo": GRPO,
     "starpo_s": ("--algo.preset=starpo_s",),
     "grpo, one update per step": (*GRPO, "--train.mini_batch=256"),
-    "grpo + clip-higher": (*GRPO, "--algo.clip_high=0.28"),
+    "grpo + clip-higher": (*GRPO, "--algo.loss.clip_high=0.28"),
     "grpo + filter": (*GRPO, "--algo.filter=quarter"),
     "grpo + KL": ("--algo.preset=starpo_grpo", "--algo.kl_coef=0.1", "--algo.kl_estimator=k2"),
     "critic only": ("--algo.preset=starpo_ppo", "--algo.kl_coef=0"),

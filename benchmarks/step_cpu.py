@@ -35,6 +35,9 @@ from rich.console import Console
 from rich.table import Table
 from step_job import PARAMS, SPEC, Job
 
+from turnwise.algos.advantages import Grpo
+from turnwise.algos.losses import Ppo, TokenMean
+from turnwise.config.optimizers import AdamW
 from turnwise.config.schema import AlgoConfig, Config, EnvConfig, RewardConfig, RolloutConfig, TrainConfig
 from turnwise.core.protocols import Sampling
 from turnwise.core.trajectory import Trajectory
@@ -87,18 +90,14 @@ def config_of(job: Job) -> Config:
         rollout=RolloutConfig(groups=job.groups, group_size=job.group_size, max_new_tokens=job.new_tokens),
         reward=RewardConfig(format_penalty=job.format_penalty),
         algo=AlgoConfig(
-            advantage="grpo",
-            loss="ppo",
-            aggregation="token-mean",
-            clip_low=job.clip_low,
-            clip_high=job.clip_high,
-            dual_clip=None,
+            advantage=Grpo(),
+            loss=Ppo(clip_low=job.clip_low, clip_high=job.clip_high, dual_clip=None),
+            aggregation=TokenMean(),
             entropy_coef=job.entropy_coef,
         ),
         train=TrainConfig(
-            optimizer="adamw",
+            optimizer=AdamW(betas=job.betas),
             learning_rate=job.learning_rate,
-            betas=job.betas,
             mini_batch=job.mini_batch,
             max_grad_norm=job.max_grad_norm,
         ),

@@ -18,23 +18,21 @@ from cyclopts import App, Argument
 import turnwise as tw
 from turnwise.cli.commands import COMMANDS
 from turnwise.cli.main import make_app
-from turnwise.config.keys import Key, all_keys, show_value
+from turnwise.config.keys import Key, all_keys, show_value, walk
 from turnwise.config.load import read_settings
 from turnwise.config.schema import Config
-from turnwise.core.section import Section
+from turnwise.engine.engines import ENGINES
 from turnwise.recipes.presets import recipe_names
 from turnwise.record.catalogue import METRICS, Metric
 from turnwise.run.configure import MODELS, SINGLE_TURN, load_recipe
-from turnwise.run.setting_names import CHOICES
+from turnwise.settings.choice import Choice
+from turnwise.settings.section import Section
 from turnwise.tools.docstrings import split_docstring
 
 DOCS = Path(__file__).parent
 MAX_LINE = 100
 FunctionDefinition = ast.FunctionDef | ast.AsyncFunctionDef
 MARKER = "<!-- Generated from here on by docs/generate.py. Do not edit: run `make docs`. -->\n"
-
-OWN_FUNCTIONS = ("algo.advantage", "algo.loss", "algo.filter")
-"""Settings that take FILE.py:function besides names."""
 
 PYTHON_GROUPS = {
     "Runs": (
@@ -65,7 +63,7 @@ PYTHON_GROUPS = {
         "user",
     ),
     "Tools": ("ToolEnv", "tool", "Tool", "ToolResult", "ToolError"),
-    "Algorithms": ("advantage", "AdvantageInputs", "AdvantageResult", "loss", "LossInputs", "LossResult"),
+    "Algorithms": ("Advantage", "AdvantageInputs", "AdvantageResult", "Loss", "Filter", "LossInputs", "LossResult"),
 }
 
 
@@ -100,16 +98,27 @@ def configuration() -> str:
 
 
 def settings_table(section: str, keys: Sequence[Key]) -> str:
+    if (choice := all_keys().get(section)) is not None and choice.choice is not None:
+        return choice_table(choice)
     rows = [(f"`{key.name}`", allowed_values(key), f"`{show_value(key.default)}`", key.doc) for key in keys]
     intro = f"{type(getattr(Config(), section)).__doc__}\n\n" if section else ""
     return f"## {section or 'The run'}\n\n{intro}{table(('setting', 'values', 'default', 'meaning'), rows)}"
 
 
+def choice_table(choice: Key) -> str:
+    """Return the settings of the alternatives of a choice. Those of one name and meaning share a row."""
+    assert choice.choice is not None
+    kinds: dict[tuple[str, str, str, str], list[str]] = {}
+    for kind, chosen in choice.choice.table.items():
+        for key in walk(chosen, f"{choice.name}."):
+            row = (f"`{key.name}`", allowed_values(key), f"`{show_value(key.default)}`", key.doc)
+            kinds.setdefault(row, []).append(kind)
+    rows = [(row[0], ", ".join(of), *row[1:]) for row, of in kinds.items()]
+    return f"### {choice.name}\n\n{table(('setting', 'of', 'values', 'default', 'meaning'), rows)}"
+
+
 def allowed_values(key: Key) -> str:
-    if key.name in CHOICES:
-        others = ", FILE.py:function" if key.name in OWN_FUNCTIONS else ""
-        return f"one of {', '.join(CHOICES[key.name])}{others}"
-    return key.allowed
+    return f"one of {', '.join(ENGINES)}" if key.name == "engine.kind" else key.allowed
 
 
 def tiny_settings() -> str:
@@ -146,10 +155,15 @@ def list_values(recipes_by_value: Mapping[str, Sequence[str]]) -> str:
     return "; ".join(f"`{value}`: {', '.join(recipes)}" for value, recipes in recipes_by_value.items())
 
 
+SECTIONS = Config.model_fields
+"""Their `kind` is a setting of its own; that of a choice is its value."""
+
+
 def flatten(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in settings.items():
         if isinstance(value, dict):
-            yield from ((f"{name}.{key}", each) for key, each in value.items())
+            for key, each in flatten(value):
+                yield name if key == "kind" and name not in SECTIONS else f"{name}.{key}", each
         else:
             yield name, value
 
@@ -281,15 +295,16 @@ def to_source(node: ast.expr) -> str:
 
 def members_table(cls: type, definition: ast.ClassDef) -> str:
     lines = textwrap.dedent(inspect.getsource(cls)).splitlines()
-    rows = []
+    rows, is_plain_section = [], issubclass(cls, Section) and not issubclass(cls, Choice)
     for node, next_node in zip(definition.body, [*definition.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             default = f" = {to_source(node.value)}" if node.value and not isinstance(node.value, ast.Call) else ""
             name = f"{node.target.id}: {type_name(node.annotation)}{default}"
             rows.append((name, field_meaning(cls, node.target.id, lines[node.lineno - 1], next_node)))
-        elif isinstance(node, FunctionDefinition | ast.ClassDef) and not issubclass(cls, Section):
+        elif isinstance(node, FunctionDefinition | ast.ClassDef) and not is_plain_section:
             rows.append((member_name(node), member_meaning(node)))
-    public = [(f"`{name}`", meaning) for name, meaning in rows if not name.startswith("_")]
+    wiring = ("_", "needs()", "lacks()", "from_function(", "uses:") if issubclass(cls, Choice) else ("_",)
+    public = [(f"`{name}`", meaning) for name, meaning in rows if not name.startswith(wiring)]
     return "\n" + table(("member", "meaning"), public) if public else ""
 
 
@@ -306,7 +321,7 @@ def field_meaning(cls: type, name: str, line: str, next_node: ast.stmt | None) -
     comment, text = line.partition("  # ")[2], ""
     if isinstance(next_node, ast.Expr) and isinstance(next_node.value, ast.Constant):
         text = str(next_node.value.value)
-    elif issubclass(cls, Section):
+    elif issubclass(cls, Section) and name in cls.model_fields:
         text = getattr(cls.model_fields[name].annotation, "__doc__", "")
     return " ".join(f"{comment}. {text}".split()) if comment and text else " ".join((text or comment).split())
 

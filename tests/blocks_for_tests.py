@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -27,6 +27,7 @@ from turnwise.models.loading.hub import is_hub_name
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.run import build, sft, train
 from turnwise.run.evaluation import plan
+from turnwise.settings.section import Section
 
 LIMITS = {
     "model.warmup_steps": 0,
@@ -40,9 +41,9 @@ LIMITS = {
     "sft.epochs": 1,
     "eval.episodes": 2,
     "selfplay.ladder_games": 2,
-    "archer.critic_updates": 1,
-    "archer.critic_batch": 4,
-    "archer.states": 4,
+    "algo.estimator.critic_updates": 1,
+    "algo.estimator.critic_batch": 4,
+    "algo.estimator.states": 4,
 }
 """Largest values with which documented commands run, after they were checked with their own."""
 DESCRIBES = {"rollout.max_new_tokens": 256}
@@ -112,11 +113,20 @@ def shorten(config: Config) -> Config:
         limits = limits | STOPS_EARLY
         config = config.model_copy(update={"train": config.train.model_copy(update={"max_minutes": 1e-6})})
     for key, limit in limits.items():
-        section, _, last = key.partition(".")
-        values = getattr(config, section)
-        update = {last: min(getattr(values, last), limit)}
-        config = config.model_copy(update={section: values.model_copy(update=update)})
+        config = lower(config, key.split("."), limit)
     return config
+
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def lower(section: AnySection, path: Sequence[str], limit: int) -> AnySection:
+    """Lower a number to its limit, unless another alternative is chosen, which does not have it."""
+    name, *rest = path
+    if name not in type(section).model_fields:
+        return section
+    value = getattr(section, name)
+    return section.model_copy(update={name: lower(value, rest, limit) if rest else min(value, limit)})
 
 
 def make_runs_short(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,13 +38,14 @@ def settings_of(critic: str = "no critic", **settings: Any) -> Config:
         "algo.advantage": "grpo" if critic == "no critic" else "gae",
         "algo.kl_coef": 0.1,
         "algo.entropy_coef": 0.01,
-        "algo.dual_clip": "none",
         "train.learning_rate": 1e-2,
         "critic.learning_rate": 1e-2,
         "train.mini_batch": 100,
         **CRITICS[critic],
         **{name.replace("__", "."): value for name, value in settings.items()},
     }
+    if given.get("algo.loss", "ppo") in ("ppo", "gspo"):
+        given.setdefault("algo.loss.dual_clip", "none")
     return build({}, list(given.items()))
 
 

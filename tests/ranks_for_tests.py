@@ -99,7 +99,7 @@ def _serve(pipe: Any) -> None:
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "head critic": ("head", {"critic__warmup_steps": 1, "train__mini_batch": 5}),
-    "trunk critic": ("trunk", {"train__optimizer": "muon", "train__muon_learning_rate": 1e-3}),
+    "trunk critic": ("trunk", {"train__optimizer": "muon", "train__optimizer__learning_rate": 1e-3}),
     "lora": ("no critic", {"lora__rank": 2, "train__recompute": "on", "algo__old_logprobs": "learner"}),
     "plain": ("no critic", {}),
     "bfloat16": ("trunk", {"model__dtype": "bfloat16"}),

@@ -37,11 +37,12 @@ ORDER = (
     "engine",
     "tools",
     "sandbox",
+    "config",
     "algos",
     "render",
     "models",
-    "config",
     "pictures",
+    "settings",
     "files",
     "network",
     "user_code",
@@ -51,7 +52,7 @@ ORDER = (
 )
 """All packages, from the top down, as in the design."""
 
-PURE = {"algos": ("user_code", "text", "core")}
+PURE = {"algos": ("settings", "user_code", "text", "core")}
 """Packages of pure functions, and all that they may import."""
 
 OPTIONAL = (

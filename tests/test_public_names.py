@@ -20,6 +20,7 @@ def test_public_name_is_the_listed_object(name: str) -> None:
 def test_public_names_are_stable() -> None:
     """Changing this list breaks users' programs: it needs an entry in CHANGELOG.md."""
     assert sorted(tw.PUBLIC) == [
+        "Advantage",
         "AdvantageInputs",
         "AdvantageResult",
         "AgentResult",
@@ -27,9 +28,11 @@ def test_public_names_are_stable() -> None:
         "Env",
         "Evaluation",
         "EvaluationResult",
+        "Filter",
         "Group",
         "Image",
         "InfrastructureFailure",
+        "Loss",
         "LossInputs",
         "LossResult",
         "Message",
@@ -51,11 +54,9 @@ def test_public_names_are_stable() -> None:
         "Trainer",
         "Trajectory",
         "UserError",
-        "advantage",
         "evaluate",
         "goes_on",
         "load_run",
-        "loss",
         "lost",
         "sft",
         "system",

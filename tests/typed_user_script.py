@@ -5,7 +5,7 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, assert_type
+from typing import Any, ClassVar, assert_type
 
 import torch
 
@@ -75,19 +75,30 @@ def brevity(trajectory: Any) -> float:
     return 1.0 / (1 + len(trajectory.turns))
 
 
-@tw.advantage(needs_groups=True)
-def centred(inputs: tw.AdvantageInputs, params: Any) -> tw.AdvantageResult:
-    returns = (inputs.token_rewards * inputs.mask).sum(1, keepdim=True)
-    return tw.AdvantageResult(advantages=(returns - returns.mean()).expand(inputs.mask.shape))
+class Centred(tw.Advantage):
+    """R - mean, times a factor."""
+
+    needs_groups: ClassVar[bool] = True
+    factor: float = 1.0
+    """Factor of the advantages."""
+
+    def compute(self, inputs: tw.AdvantageInputs) -> tw.AdvantageResult:
+        returns = (inputs.token_rewards * inputs.mask).sum(1, keepdim=True)
+        return tw.AdvantageResult(advantages=self.factor * (returns - returns.mean()).expand(inputs.mask.shape))
 
 
-@tw.loss()
-def reinforce(inputs: tw.LossInputs, params: Any) -> tw.LossResult:
-    return tw.LossResult(token_loss=-inputs.advantages * inputs.logprobs, metrics={})
+class Reinforce(tw.Loss):
+    """-A log pi."""
+
+    def compute(self, inputs: tw.LossInputs) -> tw.LossResult:
+        return tw.LossResult(token_loss=-inputs.advantages * inputs.logprobs, metrics={})
 
 
-def keep_varied(scores: torch.Tensor, params: Any) -> torch.Tensor:
-    return scores > 0
+class KeepVaried(tw.Filter):
+    """Keep groups whose rewards differ."""
+
+    def keeps(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores > 0
 
 
 def print_success(row: Mapping[str, Any]) -> None:
@@ -109,9 +120,9 @@ def main() -> None:
             seed=1,
             on_step=print_success,
             reward__functions=[brevity],
-            algo__advantage=centred,
-            algo__loss=reinforce,
-            algo__filter=keep_varied,
+            algo__advantage=Centred(factor=2.0),
+            algo__loss=Reinforce,
+            algo__filter=KeepVaried,
         )
     except (tw.UserError, tw.InfrastructureFailure) as error:
         print(error)

@@ -22,6 +22,7 @@ for name, value in LIBRARY_DEFAULTS.items():
     os.environ.setdefault(name, value)
 
 PUBLIC = {
+    "Advantage": "turnwise.algos.advantage_types:Advantage",
     "AdvantageInputs": "turnwise.algos.advantage_types:AdvantageInputs",
     "AdvantageResult": "turnwise.algos.advantage_types:AdvantageResult",
     "AgentResult": "turnwise.gateway.agent_episodes:AgentResult",
@@ -29,7 +30,9 @@ PUBLIC = {
     "Env": "turnwise.core.protocols:Env",
     "Evaluation": "turnwise.evaluation.episodes:Evaluation",
     "EvaluationResult": "turnwise.run.api:EvaluationResult",
+    "Filter": "turnwise.algos.filters:Filter",
     "Group": "turnwise.core.trajectory:Group",
+    "Loss": "turnwise.algos.loss_types:Loss",
     "LossInputs": "turnwise.algos.loss_types:LossInputs",
     "LossResult": "turnwise.algos.loss_types:LossResult",
     "Message": "turnwise.core.messages:Message",
@@ -53,11 +56,9 @@ PUBLIC = {
     "Trajectory": "turnwise.core.trajectory:Trajectory",
     "InfrastructureFailure": "turnwise.core.errors:InfrastructureFailure",
     "UserError": "turnwise.core.errors:UserError",
-    "advantage": "turnwise.algos.advantages:advantage",
     "evaluate": "turnwise.run.api:evaluate",
     "goes_on": "turnwise.envs.text_env:goes_on",
     "load_run": "turnwise.run.api:load_run",
-    "loss": "turnwise.algos.losses:loss",
     "lost": "turnwise.envs.text_env:lost",
     "sft": "turnwise.run.api:sft",
     "system": "turnwise.core.messages:system",
@@ -69,12 +70,13 @@ PUBLIC = {
 """Where each public name is defined. The imports below, for editors and type checkers, name the same."""
 
 if TYPE_CHECKING:
+    from turnwise.algos.advantage_types import Advantage as Advantage
     from turnwise.algos.advantage_types import AdvantageInputs as AdvantageInputs
     from turnwise.algos.advantage_types import AdvantageResult as AdvantageResult
-    from turnwise.algos.advantages import advantage as advantage
+    from turnwise.algos.filters import Filter as Filter
+    from turnwise.algos.loss_types import Loss as Loss
     from turnwise.algos.loss_types import LossInputs as LossInputs
     from turnwise.algos.loss_types import LossResult as LossResult
-    from turnwise.algos.losses import loss as loss
     from turnwise.config.schema import Config as Config
     from turnwise.core.errors import InfrastructureFailure as InfrastructureFailure
     from turnwise.core.errors import UserError as UserError

@@ -5,10 +5,13 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from torch import Tensor
 
-from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams
+from turnwise.algos.advantage_types import Advantage, AdvantageInputs
+from turnwise.algos.advantages import Brpo, Gigpo, Grpo, PassAtK, Reinforce, TurnGrpo
+from turnwise.algos.gae import BiLevelGae, Gae, TurnLevelGae
 
 Numbers = list[list[float]]
 """One number for each sampled token, row by row."""
@@ -62,54 +65,54 @@ def lambda_sums(rewards: list[float], values: list[float], last: float, gamma: f
     return [sum((gamma * lam) ** (j - i) * deltas[j] for j in range(i, len(deltas))) for i in range(len(deltas))]
 
 
-def gae(rows: list[Row], params: AdvantageParams) -> Numbers:
+def gae(rows: list[Row], settings: Gae) -> Numbers:
     return [
         lambda_sums(
-            [t.reward for t in row.tokens], [t.value for t in row.tokens], row.bootstrap, params.gamma, params.lam
+            [t.reward for t in row.tokens], [t.value for t in row.tokens], row.bootstrap, settings.gamma, settings.lam
         )
         for row in rows
     ]
 
 
-def turn_advantages(row: Row, rewards: list[float], at: int, params: AdvantageParams) -> list[float]:
+def turn_advantages(row: Row, rewards: list[float], at: int, settings: TurnLevelGae | BiLevelGae) -> list[float]:
     values = [turn[at].value for turn in row.turns]
-    return lambda_sums(rewards, values, row.bootstrap, params.gamma_turn, params.lam_turn)
+    return lambda_sums(rewards, values, row.bootstrap, settings.gamma_turn, settings.lam_turn)
 
 
 def on_turns(row: Row, numbers: list[float]) -> list[float]:
     return [number for number, turn in zip(numbers, row.turns, strict=True) for _ in turn]
 
 
-def turn_gae(rows: list[Row], params: AdvantageParams, at: int = -1) -> Numbers:
-    return [on_turns(row, turn_advantages(row, [earned(turn) for turn in row.turns], at, params)) for row in rows]
+def turn_gae(rows: list[Row], settings: TurnLevelGae, at: int = -1) -> Numbers:
+    return [on_turns(row, turn_advantages(row, [earned(turn) for turn in row.turns], at, settings)) for row in rows]
 
 
-def step_gae(rows: list[Row], params: AdvantageParams) -> Numbers:
-    return turn_gae(rows, params, at=0)
+def step_gae(rows: list[Row], settings: TurnLevelGae) -> Numbers:
+    return turn_gae(rows, settings, at=0)
 
 
-def inside_turn(turn: list[Token], last: float, params: AdvantageParams) -> list[float]:
+def inside_turn(turn: list[Token], last: float, settings: BiLevelGae) -> list[float]:
     """The sums of the deltas up to the turn's last token, and what is left of its own advantage."""
-    decay, end = params.gamma * params.lam, len(turn) - 1
-    deltas = [turn[i].reward + params.gamma * turn[i + 1].value - turn[i].value for i in range(end)]
+    decay, end = settings.gamma * settings.lam, len(turn) - 1
+    deltas = [turn[i].reward + settings.gamma * turn[i + 1].value - turn[i].value for i in range(end)]
     return [
         sum(decay ** (j - i) * deltas[j] for j in range(i, end)) + decay ** (end - i) * last for i in range(end + 1)
     ]
 
 
-def bi_level_gae(rows: list[Row], params: AdvantageParams) -> Numbers:
+def bi_level_gae(rows: list[Row], settings: BiLevelGae) -> Numbers:
     out = []
     for row in rows:
-        ends = turn_advantages(row, [turn[-1].reward for turn in row.turns], -1, params)
-        parts = [inside_turn(turn, last, params) for turn, last in zip(row.turns, ends, strict=True)]
+        ends = turn_advantages(row, [turn[-1].reward for turn in row.turns], -1, settings)
+        parts = [inside_turn(turn, last, settings) for turn, last in zip(row.turns, ends, strict=True)]
         out.append([number for part in parts for number in part])
     return out
 
 
-def reinforce(rows: list[Row], params: AdvantageParams) -> Numbers:
+def reinforce(rows: list[Row], settings: Reinforce) -> Numbers:
     def onwards(row: Row, i: int) -> float:
         place = on_turns(row, [float(number) for number in range(len(row.turns))])
-        discount = [params.gamma ** (j - i) * params.gamma_turn ** (place[j] - place[i]) for j in range(len(place))]
+        discount = [settings.gamma ** (j - i) * settings.gamma_turn ** (place[j] - place[i]) for j in range(len(place))]
         return sum(discount[j] * row.tokens[j].reward for j in range(i, len(row.tokens)))
 
     return [[onwards(row, i) for i in range(len(row.tokens))] for row in rows]
@@ -128,11 +131,11 @@ def whitened(numbers: Numbers, counted: Callable[[int], bool] = lambda row: True
     ]
 
 
-def reinforce_pp(rows: list[Row], params: AdvantageParams) -> Numbers:
-    return whitened(reinforce(rows, params))
+def reinforce_pp(rows: list[Row], settings: Reinforce) -> Numbers:
+    return whitened(reinforce(rows, settings))
 
 
-def remax(rows: list[Row], params: AdvantageParams) -> Numbers:
+def remax(rows: list[Row], settings: Advantage) -> Numbers:
     return [[earned(row.tokens[i:]) - row.baseline for i in range(len(row.tokens))] for row in rows]
 
 
@@ -152,27 +155,27 @@ def norm(x: float, peers: list[float], epsilon: float, by_std: bool = True) -> f
     return centred / (statistics.stdev(peers) + epsilon) if by_std else centred
 
 
-def arpo(rows: list[Row], params: AdvantageParams) -> Numbers:
+def arpo(rows: list[Row], settings: Advantage) -> Numbers:
     return [[row.total] * len(row.tokens) for row in rows]
 
 
-def brpo(rows: list[Row], params: AdvantageParams) -> Numbers:
-    return on_rows(rows, lambda row, peers: norm(row.total, peers, params.epsilon), whole_batch=True)
+def brpo(rows: list[Row], settings: Brpo) -> Numbers:
+    return on_rows(rows, lambda row, peers: norm(row.total, peers, settings.epsilon), whole_batch=True)
 
 
-def grpo(rows: list[Row], params: AdvantageParams) -> Numbers:
-    return on_rows(rows, lambda row, peers: norm(row.total, peers, params.epsilon))
+def grpo(rows: list[Row], settings: Grpo) -> Numbers:
+    return on_rows(rows, lambda row, peers: norm(row.total, peers, settings.epsilon))
 
 
-def dr_grpo(rows: list[Row], params: AdvantageParams) -> Numbers:
+def dr_grpo(rows: list[Row], settings: Advantage) -> Numbers:
     return on_rows(rows, lambda row, peers: row.total - statistics.fmean(peers))
 
 
-def rloo(rows: list[Row], params: AdvantageParams) -> Numbers:
+def rloo(rows: list[Row], settings: Advantage) -> Numbers:
     return on_rows(rows, lambda row, peers: row.total - (sum(peers) - row.total) / (len(peers) - 1))
 
 
-def opo(rows: list[Row], params: AdvantageParams) -> Numbers:
+def opo(rows: list[Row], settings: Advantage) -> Numbers:
     def number(row: Row, peers: list[float]) -> float:
         members = [each for each in rows if each.group == row.group]
         tokens = sum(len(each.tokens) for each in members)
@@ -181,73 +184,73 @@ def opo(rows: list[Row], params: AdvantageParams) -> Numbers:
     return on_rows(rows, number)
 
 
-def gpg(rows: list[Row], params: AdvantageParams) -> Numbers:
+def gpg(rows: list[Row], settings: Advantage) -> Numbers:
     sampled = [row for row in rows if row.tokens]
     scale = len(sampled) / max(1, sum(row.total != 0 for row in sampled))
     return on_rows(rows, lambda row, peers: scale * (row.total - statistics.fmean(peers)))
 
 
-def pass_at_k(rows: list[Row], params: AdvantageParams) -> Numbers:
+def pass_at_k(rows: list[Row], settings: PassAtK) -> Numbers:
     def number(row: Row, peers: list[float]) -> float:
         second, best = sorted(peers)[-2:]
         gap = best - second if row.total == best else 0.0
-        return gap / (statistics.stdev(peers) + params.epsilon) if params.by_std else gap
+        return gap / (statistics.stdev(peers) + settings.epsilon) if settings.by_std else gap
 
     return on_rows(rows, number)
 
 
-def reinforce_pp_baseline(rows: list[Row], params: AdvantageParams) -> Numbers:
+def reinforce_pp_baseline(rows: list[Row], settings: Advantage) -> Numbers:
     sizes = [sum(1 for each in rows if each.tokens and each.group == row.group) for row in rows]
-    return whitened(dr_grpo(rows, params), lambda row: sizes[row] > 1)
+    return whitened(dr_grpo(rows, settings), lambda row: sizes[row] > 1)
 
 
-def outcomes(rows: list[Row], params: AdvantageParams) -> list[float]:
-    numbers = on_rows(rows, lambda row, peers: norm(row.total, peers, params.epsilon, params.by_std))
+def outcomes(rows: list[Row], settings: Gigpo | TurnGrpo) -> list[float]:
+    numbers = on_rows(rows, lambda row, peers: norm(row.total, peers, settings.epsilon, settings.by_std))
     return [each[0] if each else 0.0 for each in numbers]
 
 
-def gigpo(rows: list[Row], params: AdvantageParams) -> Numbers:
+def gigpo(rows: list[Row], settings: Gigpo) -> Numbers:
     steps: dict[tuple[int, int], list[float]] = {}
     returns, out = [], []
     for row in rows:
         rewards = [earned(turn) for turn in row.turns]
         returns.append(
             [
-                sum(params.gamma_turn ** (j - k) * rewards[j] for j in range(k, len(rewards)))
+                sum(settings.gamma_turn ** (j - k) * rewards[j] for j in range(k, len(rewards)))
                 for k in range(len(rewards))
             ]
         )
         for turn, onwards in zip(row.turns, returns[-1], strict=True):
             steps.setdefault((row.group, turn[0].state), []).append(onwards)
     sizes = [sum(1 for each in rows if each.tokens and each.group == row.group) for row in rows]
-    for row, onwards, episode, size in zip(rows, returns, outcomes(rows, params), sizes, strict=True):
+    for row, onwards, episode, size in zip(rows, returns, outcomes(rows, settings), sizes, strict=True):
         numbers = []
         for turn, x in zip(row.turns, onwards, strict=True):
             peers, known = steps[row.group, turn[0].state], turn[0].state >= 0 and size > 1
-            step = norm(x, peers, params.epsilon, params.by_std) if known else 0.0
-            numbers.append(params.episode_weight * episode + params.step_weight * step)
+            step = norm(x, peers, settings.epsilon, settings.by_std) if known else 0.0
+            numbers.append(settings.episode_weight * episode + settings.step_weight * step)
         out.append(on_turns(row, numbers))
     return out
 
 
-def turn_grpo(rows: list[Row], params: AdvantageParams) -> Numbers:
+def turn_grpo(rows: list[Row], settings: TurnGrpo) -> Numbers:
     at_turn: dict[tuple[int, int], list[float]] = {}
     for row in rows:
         for turn in row.turns:
             at_turn.setdefault((row.group, turn[0].turn), []).append(earned(turn))
     out = []
-    for row, outcome in zip(rows, outcomes(rows, params), strict=True):
-        own = [norm(earned(t), at_turn[row.group, t[0].turn], params.epsilon, params.by_std) for t in row.turns]
-        weight = params.outcome_weight
+    for row, outcome in zip(rows, outcomes(rows, settings), strict=True):
+        own = [norm(earned(t), at_turn[row.group, t[0].turn], settings.epsilon, settings.by_std) for t in row.turns]
+        weight = settings.outcome_weight
         out.append(on_turns(row, [(1 - weight) * each + weight * outcome for each in own]))
     return out
 
 
-def clone(rows: list[Row], params: AdvantageParams) -> Numbers:
+def clone(rows: list[Row], settings: Advantage) -> Numbers:
     return [[1.0 for _ in row.tokens] for row in rows]
 
 
-def preference(rows: list[Row], params: AdvantageParams) -> Numbers:
+def preference(rows: list[Row], settings: Advantage) -> Numbers:
     totals = [row.total for row in rows]
     marks = [0.0] * len(rows)
     for group in {row.group for row in rows}:
@@ -258,7 +261,7 @@ def preference(rows: list[Row], params: AdvantageParams) -> Numbers:
     return [[mark for _ in row.tokens] for row, mark in zip(rows, marks, strict=True)]
 
 
-DEFINITIONS: dict[str, Callable[[list[Row], AdvantageParams], Numbers]] = {
+DEFINITIONS: dict[str, Callable[[list[Row], Any], Numbers]] = {
     "gae": gae,
     "turn_gae": turn_gae,
     "step_gae": step_gae,
@@ -282,9 +285,10 @@ DEFINITIONS: dict[str, Callable[[list[Row], AdvantageParams], Numbers]] = {
 }
 
 
-def by_definition(name: str, inputs: AdvantageInputs, params: AdvantageParams) -> Tensor:
+def by_definition(advantage: Advantage, inputs: AdvantageInputs) -> Tensor:
     """[B, T], 0 where the mask is 0."""
+    name = advantage.name
     assert name in DEFINITIONS, f"Add {name} to DEFINITIONS in tests/algos/advantage_definitions_for_tests.py."
-    numbers = DEFINITIONS[name](rows_in(inputs), params)
+    numbers = DEFINITIONS[name](rows_in(inputs), advantage)
     flat = inputs.token_rewards.new_tensor([number for row in numbers for number in row])
     return inputs.token_rewards.new_zeros(inputs.mask.shape).masked_scatter(inputs.mask, flat)

@@ -4,19 +4,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from choices_for_tests import choose
 from golden_for_tests import Arrays, Record, arrays_of, close, close_all
 from torch import Tensor
 
-from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams, AdvantageResult
+from turnwise.algos.advantage_types import AdvantageInputs, AdvantageResult
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.algos.rewards import SCOPES, normalise, scale_process_rewards
+from turnwise.algos.rewards import NORMALISATIONS, scale_process_rewards
 
 RECORD_SCOPES = {"state": "group", "inductive": "environment", "batch": "batch"}
 
 
-def advantage(name: str, arrays: Arrays, params: AdvantageParams) -> AdvantageResult:
+def advantage(name: str, arrays: Arrays, **settings: Any) -> AdvantageResult:
     """Only what the estimator says it needs is given to it."""
-    chosen = ADVANTAGES[name]
+    chosen = choose(ADVANTAGES, name, **settings)
     inputs = AdvantageInputs(
         mask=arrays["mask"],
         token_rewards=arrays["token_rewards"],
@@ -26,12 +27,12 @@ def advantage(name: str, arrays: Arrays, params: AdvantageParams) -> AdvantageRe
         state_ids=arrays["state_ids"] if chosen.needs_states else None,
         greedy_returns=arrays["baseline"] if chosen.needs_greedy else None,
     )
-    return chosen.compute(inputs, params)
+    return chosen.compute(inputs)
 
 
 def run_critic(name: str, arrays: Arrays, **given: Any) -> dict[str, Tensor]:
-    raw = advantage(name, arrays, AdvantageParams(**given, whiten=False))
-    whitened = advantage(name, arrays, AdvantageParams(**given, whiten=True))
+    raw = advantage(name, arrays, **given, whiten=False)
+    whitened = advantage(name, arrays, **given, whiten=True)
     assert raw.returns is not None and whitened.returns is not None
     assert torch.equal(raw.returns, whitened.returns)
     return {"adv_raw": raw.advantages, "adv_whitened": whitened.advantages, "returns": raw.returns}
@@ -110,26 +111,24 @@ def mc_return(record: Record) -> None:
     """One token a turn."""
     rewards = arrays_of(record)["rewards"][None]
     arrays = {"mask": torch.ones_like(rewards, dtype=torch.bool), "token_rewards": rewards}
-    returns = advantage("reinforce", arrays, AdvantageParams(whiten=False, gamma=record["params"]["gamma"])).advantages
+    returns = advantage("reinforce", arrays, gamma=record["params"]["gamma"]).advantages
     close_all(record, {"mc_return": returns[0]})
 
 
 def reinforce_pp(record: Record) -> None:
-    arrays, params = arrays_of(record), AdvantageParams(whiten=False, gamma=record["params"]["gamma"])
-    returns = advantage("reinforce", arrays, params).advantages
-    close_all(record, {"returns": returns, "adv": advantage("reinforce_pp", arrays, params).advantages})
+    arrays, gamma = arrays_of(record), record["params"]["gamma"]
+    returns, whitened = (advantage(name, arrays, gamma=gamma).advantages for name in ("reinforce", "reinforce_pp"))
+    close_all(record, {"returns": returns, "adv": whitened})
 
 
 def turn_discounted_return(record: Record) -> None:
     arrays, gamma = arrays_of(record), record["params"]["gamma"]
-    close_all(
-        record, {"returns": advantage("reinforce", arrays, AdvantageParams(whiten=False, gamma_turn=gamma)).advantages}
-    )
+    close_all(record, {"returns": advantage("reinforce", arrays, gamma_turn=gamma).advantages})
 
 
 def remax(record: Record) -> None:
     arrays = arrays_of(record)
-    advantages = advantage("remax", arrays, AdvantageParams(whiten=False)).advantages
+    advantages = advantage("remax", arrays).advantages
     returns = torch.where(arrays["mask"], advantages + arrays["baseline"][:, None], 0.0)
     close_all(record, {"adv": advantages, "returns": returns})
 
@@ -156,8 +155,8 @@ def rows_to_compare(arrays: Arrays) -> tuple[Tensor, Tensor]:
 def run_group(name: str, record: Record, arrays: Arrays) -> tuple[Tensor, Tensor]:
     """The advantage of each row, and the rows to compare; asserts turnwise's own rules for the others."""
     given = record.get("params") or {}
-    params = AdvantageParams(whiten=False, epsilon=given.get("eps", 1e-6), by_std=given.get("norm_by_std", True))
-    got = of_rows(advantage(name, arrays, params).advantages, arrays["mask"])
+    settings = {"epsilon": given.get("eps", 1e-6), "by_std": given.get("norm_by_std", True)}
+    got = of_rows(advantage(name, arrays, **settings).advantages, arrays["mask"])
     compared, alone = rows_to_compare(arrays)
     assert (got[alone] == 0).all(), "a group of one has advantage 0"
     return got, compared
@@ -187,7 +186,7 @@ def reinforce_pp_baseline(record: Record) -> None:
     arrays, expected = arrays_of(record), record["expected"]
     mask, (compared, alone) = arrays["mask"], rows_to_compare(arrays)
     theirs = torch.tensor(expected["seq_adv_raw"], dtype=torch.float64)
-    ours = of_rows(advantage("dr_grpo", arrays, AdvantageParams(whiten=False)).advantages, mask)
+    ours = of_rows(advantage("dr_grpo", arrays).advantages, mask)
     close(record, ours[compared], theirs[compared], "seq_adv_raw")
     got, _ = run_group("reinforce_pp_baseline", record, arrays)
     lengths = torch.where(alone, 0, mask.sum(dim=1))
@@ -212,15 +211,9 @@ def gigpo(record: Record) -> None:
     given, expected = record["params"], record["expected"]
     joined, trajectory, column = join_steps(arrays_of(record))
     rows = rows_to_compare(joined)[0][trajectory]
-    params = AdvantageParams(
-        whiten=False,
-        gamma_turn=given["gamma"],
-        by_std=given["method"] == "mean_std",
-        epsilon=given["eps"],
-        episode_weight=0.0,
-    )
-    returns = advantage("reinforce", joined, AdvantageParams(whiten=False, gamma_turn=given["gamma"])).advantages
-    steps = advantage("gigpo", joined, params).advantages
+    norm = {"by_std": given["method"] == "mean_std", "epsilon": given["eps"]}
+    returns = advantage("reinforce", joined, gamma_turn=given["gamma"]).advantages
+    steps = advantage("gigpo", joined, gamma_turn=given["gamma"], episode_weight=0.0, **norm).advantages
     for key, matrix in {"discounted_step_return": returns, "step_part": steps}.items():
         theirs = torch.tensor(expected[key], dtype=torch.float64)
         close(record, matrix[trajectory, column][rows], theirs[rows], key)
@@ -231,8 +224,8 @@ def ragen_reward_norm(record: Record) -> None:
     returns, keys = arrays["rewards"] + arrays["penalties"], [key.split("/") for key in record["expected"]]
     got = {}
     for grouping, name in keys:
-        scope_ids = SCOPES[RECORD_SCOPES[grouping]](arrays["group_ids"], arrays["tags"])
-        got[f"{grouping}/{name}"] = normalise(returns, scope_ids, name)
+        chosen = choose(NORMALISATIONS, name, over=RECORD_SCOPES[grouping])
+        got[f"{grouping}/{name}"] = chosen.normalise(returns, arrays["group_ids"], arrays["tags"])
     close_all(record, got)
 
 

@@ -1,7 +1,6 @@
 """Run ArCHer's critic and actor, and implicit Q-learning, against the golden records."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from golden_for_tests import Arrays, Record, arrays_of, close
@@ -9,9 +8,9 @@ from golden_losses_for_tests import gradient
 from torch import Tensor
 
 from turnwise.algos.archer import compute_advantages, compute_q_targets, utterance_value_loss
-from turnwise.algos.loss_types import LossInputs
-from turnwise.algos.losses import AGGREGATIONS, LOSSES, value_loss
-from turnwise.core.algorithm import LossParams
+from turnwise.algos.loss_types import Loss, LossInputs
+from turnwise.algos.losses import Reinforce, SeqMeanTokenSum, value_loss
+from turnwise.algos.offline import Awr
 
 
 def pair(arrays: Arrays, name: str) -> Tensor:
@@ -19,7 +18,7 @@ def pair(arrays: Arrays, name: str) -> Tensor:
     return torch.stack([arrays[name.format(number)] for number in (1, 2)], dim=1)
 
 
-def actor_loss(name: str, logprobs: Tensor, advantages: Tensor, rows: Tensor, **params: Any) -> Tensor:
+def actor_loss(chosen: Loss, logprobs: Tensor, advantages: Tensor, rows: Tensor) -> Tensor:
     """Sum over an utterance's tokens [M], mean over utterances: the aggregation of the preset `archer`."""
     inputs = LossInputs(
         logprobs=logprobs,
@@ -29,8 +28,7 @@ def actor_loss(name: str, logprobs: Tensor, advantages: Tensor, rows: Tensor, **
         segment_ids=rows,
         turn_ids=torch.zeros_like(rows),
     )
-    token_loss = LOSSES[name].compute(inputs, LossParams(**params)).token_loss
-    return (AGGREGATIONS["seq-mean-token-sum"](rows, 1, torch.float64) * token_loss).sum()
+    return (SeqMeanTokenSum().weights(rows, torch.float64) * chosen.compute(inputs).token_loss).sum()
 
 
 def critic_losses(record: Record, expectile: float | None) -> tuple[Arrays, dict[str, Tensor]]:
@@ -59,7 +57,7 @@ def archer(record: Record) -> None:
     arrays, _ = critic_losses(record, None)
     advantages, rows = advantages_of(arrays), torch.arange(len(arrays["reward"]))
     close(record, advantages, record["expected"]["actor_adv"], "actor_adv")
-    loss = actor_loss("reinforce", arrays["logp_pi"], advantages, rows)
+    loss = actor_loss(Reinforce(), arrays["logp_pi"], advantages, rows)
     close(record, loss, record["expected"]["actor_loss"], "actor_loss")
 
 
@@ -69,7 +67,7 @@ def iql(record: Record) -> None:
     arrays, losses = critic_losses(record, given["expectile"])
     close(record, torch.stack(list(losses.values())).sum().detach(), expected["loss"], "loss")
     rows, beta = torch.arange(len(arrays["reward"])), 1 / given["inv_temp"]
-    loss = actor_loss("awr", arrays["logp_pi"], advantages_of(arrays), rows, awr_beta=beta, awr_max_weight=1e300)
+    loss = actor_loss(Awr(beta=beta, max_weight=1e300), arrays["logp_pi"], advantages_of(arrays), rows)
     close(record, loss, expected["awr_loss"], "awr_loss")
 
 
@@ -78,7 +76,7 @@ def archer_baseline(record: Record) -> None:
     arrays, expected = arrays_of(record), record["expected"]
     mask, logp, values = arrays["mask"], arrays["logp"].requires_grad_(), arrays["values"].requires_grad_()
     targets = arrays["adv"][:, None].expand(mask.shape)
-    pg_loss = actor_loss("reinforce", logp[mask], (targets - values.detach())[mask], mask.nonzero()[:, 0])
+    pg_loss = actor_loss(Reinforce(), logp[mask], (targets - values.detach())[mask], mask.nonzero()[:, 0])
     token_loss, _ = value_loss(values, values.detach(), targets, clip=1e300)
     baseline_loss = 2 * token_loss[mask].sum() / mask.numel()
     close(record, pg_loss.detach(), expected["pg_loss"], "pg_loss")

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 
 import torch
+from choices_for_tests import choose
 from golden_for_tests import Record, arrays_of, close, close_all
 from torch import Tensor
 
 from turnwise.algos.diagnostics import measure_retrieval, mutual_information
-from turnwise.algos.filters import FILTERS, SCORES, ZERO_SCORE, FilterParams
+from turnwise.algos.filters import FILTERS, SCORES, ZERO_SCORE, Filter, Quarter, TopK
 
 STRATEGIES = {"top_k": "top_k", "top_k_abs": "top_count", "min_p": "min_p"}
 TOP_P = {"linear": "top_p", "softmax": "top_p_softmax"}
@@ -36,17 +37,19 @@ def ragen_filter(record: Record) -> None:
     name = TOP_P[given["top_p_prob_mode"]] if strategy == "top_p" else STRATEGIES[strategy]
     scores = score(rewards, METRICS[given.get("metric", "reward_std")])
     largest = {"largest": True, "smallest": False}[given["filter_type"]]
-    params = FilterParams(filter_value=given["value"], filter_largest=largest, filter_keep_zero=given["include_zero"])
-    compare_selection(record, rewards, scores, FILTERS[name].compute(scores, params))
+    size = {"count": int(given["value"])} if name == "top_count" else {"value": given["value"]}
+    chosen = choose(FILTERS, name, largest=largest, keep_zero=given["include_zero"], **size)
+    assert isinstance(chosen, Filter)
+    compare_selection(record, rewards, scores, chosen.keeps(scores))
 
 
 def starpo_s_filter(record: Record) -> None:
     rewards, given = arrays_of(record)["rewards"], record["params"]
     scores = score(rewards, "reward_std")
-    params = FilterParams(filter_value=given["ratio"], filter_largest={"std": True, "std_rev": False}[given["type"]])
-    kept = FILTERS["top_k"].compute(scores, params)
+    largest = {"std": True, "std_rev": False}[given["type"]]
+    kept = TopK(value=given["ratio"], largest=largest).keeps(scores)
     if given["ratio"] == 0.25:
-        assert torch.equal(kept, FILTERS["quarter"].compute(scores, params))
+        assert torch.equal(kept, Quarter(largest=largest).keeps(scores))
     compare_selection(record, rewards, scores, kept)
 
 

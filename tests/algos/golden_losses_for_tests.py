@@ -6,25 +6,22 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from choices_for_tests import choose
 from golden_for_tests import Arrays, Record, arrays_of, close, close_all
 from torch import Tensor
 
 from turnwise.algos.entropy import logprobs_and_entropy
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient, subtract_kl
-from turnwise.algos.loss_types import LossInputs, LossResult
+from turnwise.algos.loss_types import Loss, LossInputs, LossResult
 from turnwise.algos.losses import AGGREGATIONS, LOSSES, value_loss
 from turnwise.algos.off_policy import (
     CORRECTIONS,
     OFF_POLICY_METRICS,
-    CorrectionParams,
+    REJECTIONS,
     CorrectionResult,
-    RejectionParams,
     apply_correction,
-    compute_correction_scale,
     compute_off_policy_metrics,
-    find_rejected,
 )
-from turnwise.core.algorithm import LossParams
 
 TRL_MEMBERS = {
     "grpo": ("ppo", "seq-mean-token-mean"),
@@ -64,10 +61,10 @@ def reason_to_leave_out(record: Record) -> str | None:
     return None
 
 
-def aggregate(token_loss: Tensor, mask: Tensor, mode: str, constant_length: float) -> Tensor:
+def aggregate(token_loss: Tensor, mask: Tensor, mode: str, constant_length: int) -> Tensor:
     """[B, T] -> a number, as training does it: weights a token, then a sum; a row is a sequence."""
     sequences = mask.nonzero()[:, 0]
-    weights = AGGREGATIONS[mode](sequences, constant_length, torch.float64)
+    weights = choose(AGGREGATIONS, mode, constant_length=constant_length).weights(sequences, torch.float64)
     return (weights * token_loss[mask]).sum()
 
 
@@ -108,51 +105,43 @@ def loss_inputs(arrays: Arrays, advantages: str) -> LossInputs:
     )
 
 
-def loss_params(given: dict[str, Any], **others: Any) -> LossParams:
-    return LossParams(
+def loss_of(name: str, given: dict[str, Any]) -> Loss:
+    return choose(
+        LOSSES,
+        name,
         clip_low=given.get("clip_low", 0.2),
         clip_high=given.get("clip_high", 0.2),
         dual_clip=given.get("clip_c"),
         tau_positive=given.get("tau_pos", 1.0),
         tau_negative=given.get("tau_neg", 1.05),
-        cov_share=given.get("cov_ratio", 2e-4),
-        cov_low=given.get("cov_lb", 1.0),
-        cov_high=given.get("cov_ub", 5.0),
-        cov_kl_coef=given.get("kl_coef", 1.0),
-        vespo_k_positive=given.get("k_pos", 2.0),
-        vespo_lambda_positive=given.get("lambda_pos", 3.0),
-        vespo_k_negative=given.get("k_neg", 3.0),
-        vespo_lambda_negative=given.get("lambda_neg", 2.0),
-        **others,
+        share=given.get("cov_ratio", 2e-4),
+        low=given.get("cov_lb", 1.0),
+        high=given.get("cov_ub", 5.0),
+        coef=given.get("kl_coef", 1.0),
+        k_positive=given.get("k_pos", 2.0),
+        lambda_positive=given.get("lambda_pos", 3.0),
+        k_negative=given.get("k_neg", 3.0),
+        lambda_negative=given.get("lambda_neg", 2.0),
     )
 
 
-def compute_loss(name: str, inputs: LossInputs, params: LossParams) -> LossResult:
+def compute_loss(loss: Loss, inputs: LossInputs) -> LossResult:
     """With the selection over all tokens, as over an optimiser step; the draws matter only where a share is below 1."""
-    loss = LOSSES[name]
-    if loss.select is not None:
-        inputs = replace(inputs, selected=loss.select(inputs, params, torch.zeros(len(inputs.logprobs))))
-    return loss.compute(inputs, params)
+    if loss.selects:
+        inputs = replace(inputs, selected=loss.select(inputs, torch.zeros(len(inputs.logprobs))))
+    return loss.compute(inputs)
 
 
-def correction_of(arrays: Arrays, name: str, **params: Any) -> CorrectionResult:
+def correction_of(arrays: Arrays, name: str, **settings: Any) -> CorrectionResult:
     """With the weights divided by their mean over the batch where `normalise` is given."""
-    inputs, settings = (
-        loss_inputs(arrays, "adv_token"),
-        CorrectionParams(**{f"correction_{name}": value for name, value in params.items()}),
-    )
-    scale = compute_correction_scale(
-        CORRECTIONS[name], inputs, settings, torch.ones_like(inputs.logprobs, dtype=torch.bool)
-    )
-    found = CORRECTIONS[name].compute(inputs, settings)
-    return replace(found, weights=found.weights * scale)
+    inputs, correction = loss_inputs(arrays, "adv_token"), choose(CORRECTIONS, name, **settings)
+    scale = correction.scale(inputs, torch.ones_like(inputs.logprobs, dtype=torch.bool))
+    result = correction.compute(inputs)
+    return replace(result, weights=result.weights * scale)
 
 
-def rejected_of(arrays: Arrays, **params: Any) -> Tensor:
-    return find_rejected(
-        loss_inputs(arrays, "adv_token"),
-        RejectionParams(**{"reject" if name == "level" else f"reject_{name}": value for name, value in params.items()}),
-    )
+def rejected_of(arrays: Arrays, level: str = "veto", **settings: Any) -> Tensor:
+    return choose(REJECTIONS, level, **settings).rejected(loss_inputs(arrays, "adv_token"))
 
 
 def policy_loss(name: str, default_mode: str = "token-mean") -> Callable[[Record], None]:
@@ -161,8 +150,8 @@ def policy_loss(name: str, default_mode: str = "token-mean") -> Callable[[Record
     def run(record: Record) -> None:
         arrays, given, expected = arrays_of(record), record.get("params", {}), dict(record["expected"])
         mask, new_logp = arrays["mask"], arrays["new_logp"].requires_grad_()
-        params = loss_params(({"clip_c": 3.0} if name == "ppo" else {}) | given)
-        result = compute_loss(name, loss_inputs(arrays, given["advantages"]), params)
+        loss = loss_of(name, ({"clip_c": 3.0} if name == "ppo" else {}) | given)
+        result = compute_loss(loss, loss_inputs(arrays, given["advantages"]))
         if "is_cap" in given:
             result = apply_correction(
                 result, correction_of(arrays, "truncated", level=given["is_level"], high=given["is_cap"])
@@ -199,7 +188,7 @@ def trl_loss(record: Record) -> None:
     if "ratio_cap" in given:
         clips |= {"clip_low": 1.0, "clip_high": given["ratio_cap"] - 1}
     inputs = loss_inputs(arrays, given.get("advantages", "adv_seq"))
-    result = compute_loss(name, inputs, loss_params(given | clips))
+    result = compute_loss(loss_of(name, given | clips), inputs)
     penalty = given.get("beta", 0.0) * KL_ESTIMATORS["k3"](new_logp, arrays["ref_logp"])
     token_loss = placed(arrays, result.token_loss) + penalty
     loss = aggregate(token_loss, mask, mode, given.get("max_completion_length", mask.shape[1]))
@@ -213,7 +202,7 @@ def areal_gspo(record: Record) -> None:
     if advantages.dim() == 2:
         arrays["row_mean"] = torch.where(mask, advantages, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
     inputs = loss_inputs(arrays, "row_mean" if advantages.dim() == 2 else given["advantages"])
-    result = compute_loss("gspo", inputs, loss_params(given))
+    result = compute_loss(loss_of("gspo", given), inputs)
     loss = aggregate(placed(arrays, result.token_loss), mask, "token-mean", 1)
     close_all(record, {"loss": loss.detach(), "grad_new_logp": gradient(loss, new_logp)})
 
@@ -222,9 +211,7 @@ def corrected_ppo(record: Record, correction: Callable[[Arrays], CorrectionResul
     """Compares loss and gradient; dropped tokens stay in the mean."""
     arrays, given = arrays_of(record), record["params"]
     new_logp, found = arrays["new_logp"].requires_grad_(), correction(arrays)
-    result = apply_correction(
-        LOSSES["ppo"].compute(loss_inputs(arrays, given["advantages"]), loss_params(given)), found
-    )
+    result = apply_correction(loss_of("ppo", given).compute(loss_inputs(arrays, given["advantages"])), found)
     loss = aggregate(placed(arrays, result.token_loss), arrays["mask"], "token-mean", 1)
     close(record, loss.detach(), record["expected"]["loss"], "loss")
     close(record, gradient(loss, new_logp), record["expected"]["grad_new_logp"], "grad_new_logp")
@@ -308,7 +295,7 @@ def rejection_of(option: str, threshold: str) -> dict[str, Any]:
 
 
 def mis_reject_mask(record: Record) -> None:
-    """One rule is `algo.reject`; the first of two is the correction `masked`, whose bounds reject as well."""
+    """One rule is `algo.rejection`; the first of two is the correction `masked`, whose bounds reject as well."""
     arrays, given = arrays_of(record), record["params"]
     mask = arrays["mask"]
     rules = [
@@ -325,7 +312,7 @@ def mis_reject_mask(record: Record) -> None:
 
 
 def mis_weights(record: Record) -> None:
-    """`mask` leaves weights as they are and rejects: decoupled weights with the same bounds as `algo.reject`."""
+    """`mask` leaves weights as they are and rejects: decoupled weights with the same bounds as `algo.rejection`."""
     arrays, given = arrays_of(record), record["params"]
     mask, high, low = arrays["mask"], given["tis_upper_bound"], given["tis_lower_bound"]
     levels = {"token": ("token", "product"), "sequence": ("sequence", "product"), "geometric": ("sequence", "mean")}
@@ -465,7 +452,7 @@ LOSS_RUNNERS: dict[str, Callable[[Record], None]] = {
     "gspo": policy_loss("gspo"),
     "cispo": policy_loss("cispo"),
     "sapo": policy_loss("sapo"),
-    "gpg_loss": policy_loss("gpg"),
+    "gpg_loss": policy_loss("reinforce"),
     "geo_mean": policy_loss("geo_mean", "seq-mean-token-mean"),
     "clip_cov": policy_loss("clip_cov"),
     "kl_cov": policy_loss("kl_cov"),

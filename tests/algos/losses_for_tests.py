@@ -2,17 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from params_for_tests import change
 from torch import Tensor
 
 from turnwise.algos.loss_types import Loss, LossInputs, LossResult, PairInputs
-from turnwise.core.algorithm import LossParams
-
-PARAMS = LossParams(clip_low=0.2, clip_high=0.28, dual_clip=3.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +46,12 @@ def inputs_of(tokens: Tokens) -> LossInputs:
     return inputs(tokens.log_ratios, tokens.advantages, tokens.segments, tokens.turns, tokens.log_rhos)
 
 
-def select(loss: Loss, given: LossInputs, params: LossParams = PARAMS) -> LossInputs:
+def select(loss: Loss, given: LossInputs) -> LossInputs:
     """With the tokens that the loss treats apart, chosen over these as over a whole optimiser step.
 
     A segment is a group, and the old policy the reference.
     """
-    if loss.weigh is not None:
+    if loss.weighs:
         pairs = PairInputs(
             logprobs=given.logprobs.detach(),
             ref_logprobs=given.old_logprobs,
@@ -64,16 +59,16 @@ def select(loss: Loss, given: LossInputs, params: LossParams = PARAMS) -> LossIn
             group_ids=given.segment_ids,
             num_trajectories=2 * len(given.segment_ids.unique()),
         )
-        return replace(given, factors=loss.weigh(pairs, params).factors)
-    if loss.select is None or given.selected is not None:
+        return replace(given, factors=loss.weigh(pairs).factors)
+    if not loss.selects or given.selected is not None:
         return given
     draws = torch.rand(len(given.logprobs), generator=torch.Generator().manual_seed(1))
-    return replace(given, selected=loss.select(given, params, draws))
+    return replace(given, selected=loss.select(given, draws))
 
 
-def run(loss: Loss, given: LossInputs, params: LossParams = PARAMS) -> tuple[LossResult, Tensor]:
+def run(loss: Loss, given: LossInputs) -> tuple[LossResult, Tensor]:
     """The result, and the gradient [M] of the plain sum of its token losses."""
-    result = loss.compute(select(loss, given, params), params)
+    result = loss.compute(select(loss, given))
     return result, torch.autograd.grad(result.token_loss.sum(), given.logprobs)[0]
 
 
@@ -82,12 +77,6 @@ def picked(given: LossInputs, tokens: Tensor) -> LossInputs:
     columns = {field.name: getattr(given, field.name) for field in fields(given)}
     chosen = {name: column[tokens].detach() for name, column in columns.items() if column is not None}
     return LossInputs(**chosen | {"logprobs": chosen["logprobs"].requires_grad_()})
-
-
-def changed_fields(params: Any, others: dict[str, Any]) -> dict[str, Any]:
-    """One variant for each field, by the field's name."""
-    assert others.keys() == set(type(params).model_fields)
-    return {name: change(params, **{name: value}) for name, value in others.items()}
 
 
 @st.composite

@@ -8,21 +8,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from params_for_tests import change
 from torch import Tensor
 from trajectories_for_tests import (
     GROUP_ESTIMATORS,
     NOISE,
-    PARAMS,
+    SETTINGS,
     compute,
+    estimator,
     inputs,
     row_inputs,
     rows_of,
 )
 
-from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams
+from turnwise.algos.advantage_types import AdvantageInputs
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.core.errors import UserError
+from turnwise.config.algorithm import AlgoConfig
 
 ZERO_SUM = ["grpo", "dr_grpo", "rloo"]
 ZERO_IF_EQUAL = [name for name in (*GROUP_ESTIMATORS, "brpo") if name != "reinforce_pp_baseline"]
@@ -48,9 +48,8 @@ def test_advantages_ignore_padding_and_observations(given: AdvantageInputs, name
         values=spread(given.values, NOISE),
         state_ids=spread(given.state_ids, -1),
     )
-    params = change(PARAMS, whiten=whiten)
-    result = compute(name, wide, params)
-    torch.testing.assert_close(result[:, 0 : 2 * columns : 2], compute(name, given, params))
+    result = compute(name, wide, whiten=whiten)
+    torch.testing.assert_close(result[:, 0 : 2 * columns : 2], compute(name, given, whiten=whiten))
     assert (result[~wide.mask] == 0).all()
 
 
@@ -62,9 +61,8 @@ UNORDERED = sorted(name for name, each in ADVANTAGES.items() if not each.compare
 def test_advantages_do_not_depend_on_trajectory_order(given: AdvantageInputs, name: str, random: Random) -> None:
     order = list(range(given.mask.shape[0]))
     random.shuffle(order)
-    params = change(PARAMS, whiten=True)
-    shuffled = compute(name, rows_of(given, order), params)
-    torch.testing.assert_close(shuffled, compute(name, given, params)[order])
+    shuffled = compute(name, rows_of(given, order), whiten=True)
+    torch.testing.assert_close(shuffled, compute(name, given, whiten=True)[order])
 
 
 @given(inputs(), st.sampled_from(sorted(ADVANTAGES)), st.integers(1, 9))
@@ -82,8 +80,8 @@ def test_advantages_do_not_depend_on_id_values(given: AdvantageInputs, name: str
 def test_advantages_ignore_trajectories_without_sampled_tokens(given: AdvantageInputs, name: str) -> None:
     """Batches that are padded with empty rows keep their statistics."""
     sampled = given.mask.any(dim=1)
-    advantages = compute(name, given, change(PARAMS, whiten=True))
-    alone = compute(name, rows_of(given, sampled), change(PARAMS, whiten=True))
+    advantages = compute(name, given, whiten=True)
+    alone = compute(name, rows_of(given, sampled), whiten=True)
     torch.testing.assert_close(advantages[sampled], alone)
     assert (advantages[~sampled] == 0).all()
 
@@ -106,8 +104,8 @@ def test_advantage_of_a_group_of_one_is_exactly_zero(given: AdvantageInputs, nam
 @given(inputs())
 def test_bi_level_gae_is_gae_for_one_turn_and_equal_parameters(given: AdvantageInputs) -> None:
     one_turn = replace(given, turn_ids=torch.zeros_like(given.turn_ids))
-    params = change(PARAMS, gamma_turn=PARAMS.gamma, lam_turn=PARAMS.lam)
-    bi_level, gae = (ADVANTAGES[name].compute(one_turn, params) for name in ("bi_level_gae", "gae"))
+    as_tokens = {"gamma_turn": SETTINGS["gamma"], "lam_turn": SETTINGS["lam"]}
+    bi_level, gae = (estimator(name, **as_tokens).compute(one_turn) for name in ("bi_level_gae", "gae"))
     torch.testing.assert_close(bi_level.advantages, gae.advantages)
     torch.testing.assert_close(bi_level.returns, gae.returns)
 
@@ -117,7 +115,7 @@ def test_gae_variants_agree_for_turns_of_one_token(given: AdvantageInputs) -> No
     """And they are token GAE with the turns' parameters."""
     columns = torch.arange(given.mask.shape[1]).expand(given.mask.shape)
     short = replace(given, turn_ids=columns)
-    expected = compute("gae", short, change(PARAMS, gamma=PARAMS.gamma_turn, lam=PARAMS.lam_turn))
+    expected = compute("gae", short, gamma=SETTINGS["gamma_turn"], lam=SETTINGS["lam_turn"])
     for name in ("turn_gae", "step_gae", "bi_level_gae"):
         torch.testing.assert_close(compute(name, short), expected)
 
@@ -171,8 +169,8 @@ def test_turn_returns_equal_up_to_rounding_give_exactly_zero(name: str) -> None:
         turn_ids=torch.tensor([[0, 0, 1], [0, 0, 1]]),
         state_ids=torch.tensor([[0, 0, 1], [0, 0, 2]]),
     )
-    params = change(PARAMS, episode_weight=0.0, outcome_weight=0.0, gamma_turn=0.0)
-    assert (compute(name, given, params)[:, :2] == 0).all()
+    advantages = compute(name, given, episode_weight=0.0, outcome_weight=0.0, gamma_turn=0.0)
+    assert (advantages[:, :2] == 0).all()
 
 
 def test_nan_rewards_propagate_to_advantages() -> None:
@@ -183,8 +181,7 @@ def test_nan_rewards_propagate_to_advantages() -> None:
 @pytest.mark.parametrize("name", sorted(name for name, advantage in ADVANTAGES.items() if advantage.needs_critic))
 def test_whitening_changes_advantages_not_returns(name: str) -> None:
     given = row_inputs([1.0, 2.0, 4.0], [0, 0, 0])
-    plain = ADVANTAGES[name].compute(given, AdvantageParams(whiten=False))
-    white = ADVANTAGES[name].compute(given, AdvantageParams(whiten=True))
+    plain, white = (ADVANTAGES[name](whiten=whiten).compute(given) for whiten in (False, True))
     assert plain.returns is not None and white.returns is not None
     assert plain.advantages[:, 0].tolist() == [1.0, 2.0, 4.0]
     assert torch.equal(plain.returns, white.returns)
@@ -207,7 +204,7 @@ def test_advantages_keep_float32_and_accept_no_trajectories(name: str) -> None:
     given = row_inputs([1.0, 0.0], [0, 0], torch.float32)
     assert compute(name, given).dtype == torch.float32
     nothing = replace(given, mask=torch.zeros_like(given.mask))
-    assert (compute(name, nothing, change(PARAMS, whiten=True)) == 0).all()
+    assert (compute(name, nothing, whiten=True) == 0).all()
     assert compute(name, rows_of(given, [])).shape == (0, 1)
 
 
@@ -219,5 +216,11 @@ def test_advantages_reject_wrong_shapes_and_unknown_names() -> None:
     for field in ("group_ids", "bootstrap", "greedy_returns"):
         with pytest.raises(ValueError, match="shape"):
             replace(given, **{field: torch.zeros(3)})
-    with pytest.raises(UserError, match=r'Unknown algo\.advantage "grpo_but_new"'):
-        compute("grpo_but_new", given)
+    with pytest.raises(ValueError, match=r'Unknown algo\.advantage "grpo_but_new"'):
+        AlgoConfig(advantage="grpo_but_new")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["turn_gae", "step_gae", "bi_level_gae"])
+def test_adaptive_discount_must_be_replaced_by_a_number(name: str) -> None:
+    with pytest.raises(ValueError, match="adaptive gamma_turn"):
+        compute(name, row_inputs([1.0, 0.0], [0, 0]), gamma_turn="adaptive")

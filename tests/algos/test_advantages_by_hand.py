@@ -2,20 +2,26 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from params_for_tests import change
+from choices_for_tests import choose
 from torch import Tensor
-from trajectories_for_tests import compute, row_inputs
+from trajectories_for_tests import row_inputs
 
-from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams
+from turnwise.algos.advantage_types import AdvantageInputs
+from turnwise.algos.advantages import ADVANTAGES
 
 ROOT_HALF = math.sqrt(0.5)
 
 
 def close(got: Tensor, expected: list[float] | list[list[float]]) -> None:
     torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-5)
+
+
+def compute(name: str, given: AdvantageInputs, **settings: Any) -> Tensor:
+    return choose(ADVANTAGES, name, whiten=False, **settings).compute(given).advantages
 
 
 def two_turns(rewards: list[tuple[float, float]], states: list[tuple[int, int]], groups: list[int]) -> AdvantageInputs:
@@ -43,14 +49,12 @@ def test_group_advantages_match_hand_computed_values() -> None:
         "brpo": [each / math.sqrt(4.3) for each in (-0.6, -1.6, -1.6, 3.4, 0.4)],
     }
     for name, advantages in expected.items():
-        close(compute(name, given, AdvantageParams(whiten=False))[:, 0], advantages)
+        close(compute(name, given)[:, 0], advantages)
 
 
 def test_pass_at_k_is_zero_for_ties_and_divides_by_std_if_set() -> None:
     given = row_inputs([2.0, 2.0, 0.0, 3.0, 1.0, 0.0], [0, 0, 0, 1, 1, 1])
-    close(
-        compute("pass_at_k", given, AdvantageParams(whiten=False, by_std=False))[:, 0], [0.0, 0.0, 0.0, 2.0, 0.0, 0.0]
-    )
+    close(compute("pass_at_k", given, by_std=False)[:, 0], [0.0, 0.0, 0.0, 2.0, 0.0, 0.0])
 
 
 def test_opo_weighs_the_baseline_by_length() -> None:
@@ -72,9 +76,9 @@ def test_remax_subtracts_the_greedy_return() -> None:
 def test_reinforce_discounts_by_tokens_and_by_turns() -> None:
     """1 at the first turn's end, 8 at the second's, one turn's end and one token later."""
     given = two_turns([(1.0, 8.0)], [(0, 1)], [0])
-    close(compute("reinforce", given, AdvantageParams(whiten=False, gamma=0.5)), [[2.5, 5.0, 0.0, 8.0]])
-    close(compute("reinforce", given, AdvantageParams(whiten=False, gamma_turn=0.5)), [[5.0, 5.0, 0.0, 8.0]])
-    close(compute("reinforce", given, AdvantageParams(whiten=False, gamma=0.5, gamma_turn=0.5)), [[1.5, 3.0, 0.0, 8.0]])
+    close(compute("reinforce", given, gamma=0.5), [[2.5, 5.0, 0.0, 8.0]])
+    close(compute("reinforce", given, gamma_turn=0.5), [[5.0, 5.0, 0.0, 8.0]])
+    close(compute("reinforce", given, gamma=0.5, gamma_turn=0.5), [[1.5, 3.0, 0.0, 8.0]])
 
 
 def test_gigpo_matches_hand_computed_values() -> None:
@@ -88,20 +92,20 @@ def test_gigpo_matches_hand_computed_values() -> None:
         [(0, 1), (0, 1), (0, 2), (0, 1), (0, 1)],
         [3, 3, 3, 8, 8],
     )
-    params = AdvantageParams(whiten=False, gamma_turn=0.5, episode_weight=1.0, step_weight=10.0, by_std=False)
+    settings = {"gamma_turn": 0.5, "episode_weight": 1.0, "step_weight": 10.0}
     outcomes, first, second = (7 / 3, -2 / 3, -5 / 3), (4 / 3, -2 / 3, -2 / 3), (1.0, -1.0, 0.0)
     expected = [
         [episode + 10 * one, episode + 10 * one, 0.0, episode + 10 * two]
         for episode, one, two in zip(outcomes, first, second, strict=True)
     ]
-    close(compute("gigpo", given, params), [*expected, [0.0] * 4, [0.0] * 4])
+    close(compute("gigpo", given, **settings, by_std=False), [*expected, [0.0] * 4, [0.0] * 4])
 
     stds = math.sqrt((outcomes[0] ** 2 + outcomes[1] ** 2 + outcomes[2] ** 2) / 2), math.sqrt(4 / 3), math.sqrt(2)
     divided = [
         [episode / stds[0] + 10 * one / stds[1]] * 2 + [0.0, episode / stds[0] + 10 * two / stds[2]]
         for episode, one, two in zip(outcomes, first, second, strict=True)
     ]
-    close(compute("gigpo", given, change(params, by_std=True))[:3], divided)
+    close(compute("gigpo", given, **settings, by_std=True)[:3], divided)
 
 
 def test_gigpo_counts_an_episode_once_however_many_turns_it_has() -> None:
@@ -109,14 +113,14 @@ def test_gigpo_counts_an_episode_once_however_many_turns_it_has() -> None:
     given = two_turns([(1.0, 2.0), (0.0, 0.0)], [(-1, -1), (-1, -1)], [0, 0])
     given = replace(given, mask=torch.tensor([[True, True, False, True], [True, True, False, False]]))
     close(
-        compute("gigpo", given, AdvantageParams(whiten=False, by_std=False)),
+        compute("gigpo", given, by_std=False),
         [[1.5, 1.5, 0.0, 1.5], [-1.5, -1.5, 0.0, 0.0]],
     )
 
 
 def test_gigpo_has_no_step_advantage_for_unknown_states() -> None:
     given = two_turns([(1.0, 4.0), (0.0, 2.0)], [(-1, 1), (-1, 1)], [0, 0])
-    steps = compute("gigpo", given, AdvantageParams(whiten=False, episode_weight=0.0, by_std=False))
+    steps = compute("gigpo", given, episode_weight=0.0, by_std=False)
     close(steps, [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, -1.0]])
 
 
@@ -126,9 +130,9 @@ def test_turn_grpo_compares_members_that_reached_the_turn() -> None:
     mask = given.mask.clone()
     mask[2, 3] = False
     given = replace(given, mask=mask)
-    own = AdvantageParams(whiten=False, outcome_weight=0.0, by_std=False)
-    close(compute("turn_grpo", given, own), [[2.0, 2.0, 0.0, -1.0], [-1.0, -1.0, 0.0, 1.0], [-1.0, -1.0, 0.0, 0.0]])
-    mixed = compute("turn_grpo", given, change(own, outcome_weight=0.25))
+    own = compute("turn_grpo", given, outcome_weight=0.0, by_std=False)
+    close(own, [[2.0, 2.0, 0.0, -1.0], [-1.0, -1.0, 0.0, 1.0], [-1.0, -1.0, 0.0, 0.0]])
+    mixed = compute("turn_grpo", given, outcome_weight=0.25, by_std=False)
     five, two, seven = 5 / 12, 2 / 12, -7 / 12
     close(
         mixed,
@@ -142,9 +146,7 @@ def test_turn_grpo_compares_members_that_reached_the_turn() -> None:
 
 def test_turn_grpo_with_all_weight_on_the_outcome_is_grpo() -> None:
     given = two_turns([(3.0, 1.0), (0.0, 3.0), (0.0, 1.0)], [(0, 0)] * 3, [5, 5, 5])
-    assert torch.equal(
-        compute("turn_grpo", given, AdvantageParams(whiten=False, outcome_weight=1.0)), compute("grpo", given)
-    )
+    assert torch.equal(compute("turn_grpo", given, outcome_weight=1.0), compute("grpo", given))
 
 
 def test_reinforce_pp_baseline_whitening_ignores_single_trajectories() -> None:
@@ -166,4 +168,4 @@ def test_turn_level_gae_of_zero_rewards(name: str) -> None:
         "step_gae": [-1.0, -1.0, 0.0, -4.0],
         "bi_level_gae": [0.5 * 2.0 - 1.0 + 0.5 * -2.0, -2.0, 0.0, -4.0],
     }
-    close(compute(name, given, AdvantageParams(whiten=False, gamma=0.5)), [expected[name]])
+    close(compute(name, given, gamma=0.5), [expected[name]])

@@ -1,4 +1,4 @@
-"""Each estimator against its definition, for all inputs; and what each reads."""
+"""Each estimator against its definition, for all inputs; and the inputs that it reads."""
 
 from dataclasses import replace
 
@@ -7,14 +7,10 @@ import torch
 from advantage_definitions_for_tests import DEFINITIONS, by_definition
 from hypothesis import given
 from hypothesis import strategies as st
-from params_for_tests import change
-from trajectories_for_tests import PARAMS, compute, inputs, random_inputs
+from trajectories_for_tests import compute, estimator, inputs, random_inputs
 
-from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams
+from turnwise.algos.advantage_types import AdvantageInputs
 from turnwise.algos.advantages import ADVANTAGES
-
-CHANGED = {"whiten": True, "whiten_over": "token", "by_std": False}
-"""Perturbed values of parameters that are not numbers; numbers are halved."""
 
 
 def test_every_advantage_has_a_definition() -> None:
@@ -25,17 +21,18 @@ def test_every_advantage_has_a_definition() -> None:
 @given(given=inputs(), by_std=st.booleans())
 def test_advantage_equals_its_definition(name: str, given: AdvantageInputs, by_std: bool) -> None:
     """Unsampled columns hold what is not a number: no estimator reads them."""
-    params = change(PARAMS, by_std=by_std)
-    torch.testing.assert_close(compute(name, given, params), by_definition(name, given, params), rtol=1e-9, atol=1e-9)
+    advantage = estimator(name, by_std=by_std)
+    expected = by_definition(advantage, given)
+    torch.testing.assert_close(advantage.compute(given).advantages, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", sorted(name for name, advantage in ADVANTAGES.items() if advantage.needs_critic))
 @given(given=inputs())
 def test_critic_target_is_the_raw_advantage_plus_the_value(name: str, given: AdvantageInputs) -> None:
     """Estimators over turns add the value at the position where a turn is valued to each of the turn's tokens."""
-    result = ADVANTAGES[name].compute(given, change(PARAMS, whiten=True))
+    result = estimator(name, whiten=True).compute(given)
     assert given.values is not None and result.returns is not None
-    silent = ADVANTAGES[name].compute(replace(given, values=torch.where(given.mask, 0.0, given.values)), PARAMS)
+    silent = estimator(name).compute(replace(given, values=torch.where(given.mask, 0.0, given.values)))
     assert silent.returns is not None
     torch.testing.assert_close(silent.returns, silent.advantages)
     gap = torch.where(given.mask, result.returns - compute(name, given), 0.0)
@@ -49,21 +46,11 @@ def test_critic_target_is_the_raw_advantage_plus_the_value(name: str, given: Adv
         assert (result.returns[row][~sampled] == 0).all()
 
 
-@pytest.mark.parametrize("parameter", list(AdvantageParams.model_fields))
-@pytest.mark.parametrize("name", sorted(ADVANTAGES))
-def test_advantage_reads_the_parameters_it_lists(name: str, parameter: str) -> None:
-    given = random_inputs(seed=3, rows=9, columns=12, density=0.8, coarse=False)
-    base = change(PARAMS, whiten=parameter == "whiten_over")
-    changed = CHANGED[parameter] if parameter in CHANGED else getattr(PARAMS, parameter) / 2
-    differs = not torch.equal(compute(name, given, base), compute(name, given, change(base, **{parameter: changed})))
-    assert differs == (parameter in ADVANTAGES[name].reads)
-
-
 @pytest.mark.parametrize("name", ["turn_gae", "step_gae"])
 @given(given=inputs())
 def test_whitening_by_token_counts_a_turn_as_often_as_it_has_tokens(name: str, given: AdvantageInputs) -> None:
     raw = [float(each) for each in compute(name, given)[given.mask]]
-    got = compute(name, given, change(PARAMS, whiten=True, whiten_over="token"))[given.mask]
+    got = compute(name, given, whiten=True, whiten_over="token")[given.mask]
     mean = sum(raw) / len(raw) if raw else 0.0
     variance = sum((each - mean) ** 2 for each in raw) / max(1, len(raw) - 1)
     expected = torch.tensor([(each - mean) / (variance + 1e-8) ** 0.5 for each in raw], dtype=torch.float64)
@@ -88,4 +75,4 @@ def test_advantage_reads_only_the_inputs_it_declares(name: str) -> None:
             assert torch.equal(compute(name, without), compute(name, given)) == (not need)
     regrouped = replace(given, group_ids=torch.arange(9))
     assert torch.equal(compute(name, regrouped), compute(name, given)) == (not advantage.needs_groups)
-    assert (not advantage.needs_critic) == (advantage.compute(given, PARAMS).returns is None)
+    assert (not advantage.needs_critic) == (estimator(name).compute(given).returns is None)

@@ -6,21 +6,14 @@ from random import Random
 
 import pytest
 import torch
+from choices_for_tests import choose
 from hypothesis import given
 from hypothesis import strategies as st
-from losses_for_tests import PARAMS, Tokens, changed_fields, inputs, inputs_of, picked, run, token_batches
-from torch import Tensor
+from losses_for_tests import Tokens, inputs, inputs_of, picked, run, token_batches
 
-from turnwise.algos.loss_types import RATIO_LEVELS, LossInputs, unit_ids
-from turnwise.algos.losses import LOSSES
-from turnwise.algos.off_policy import (
-    CORRECTIONS,
-    CorrectionParams,
-    CorrectionResult,
-    apply_correction,
-    compute_correction_scale,
-)
-from turnwise.core.algorithm import RatioLevel
+from turnwise.algos.loss_types import RATIO_LEVELS, LossInputs, RatioLevel, unit_ids
+from turnwise.algos.losses import Ppo
+from turnwise.algos.off_policy import CORRECTIONS, CorrectionResult, apply_correction
 
 every_correction = pytest.mark.parametrize("name", CORRECTIONS)
 
@@ -29,12 +22,10 @@ SEGMENTS = [0, 0, 0, 1, 1]
 TURNS = [0, 0, 1, 1, 2]
 
 
-def compute(name: str, given: LossInputs | None = None, **params: object) -> CorrectionResult:
+def compute(name: str, given: LossInputs | None = None, **settings: object) -> CorrectionResult:
     """The correction of five tokens in two segments and four turns unless `given` has others."""
     tokens = given or inputs([0.3] * 5, [1.0] * 5, SEGMENTS, TURNS, LOG_RHOS)
-    return CORRECTIONS[name].compute(
-        tokens, CorrectionParams(**{f"correction_{name}": value for name, value in params.items()})
-    )  # type: ignore[arg-type]
+    return choose(CORRECTIONS, name, **settings).compute(tokens)
 
 
 def exps(*logs: float) -> list[float]:
@@ -46,7 +37,7 @@ def test_correction_none_has_weight_one() -> None:
 
 
 def test_decoupled_weight_is_the_unbounded_old_to_sampler_ratio() -> None:
-    found = compute("decoupled", high=1.0)
+    found = compute("decoupled")
     assert found.weights.tolist() == exps(*LOG_RHOS)
     assert not found.outside.any()
 
@@ -142,9 +133,9 @@ def test_two_sided_drops_tokens_that_have_moved_far_enough(
 
 def test_correction_scales_loss_and_gradient_and_adds_metrics() -> None:
     given = inputs([0.1, 0.1], [1.0, -1.0], log_rhos=[3.0, 0.0])
-    plain, gradient = run(LOSSES["ppo"], given)
+    plain, gradient = run(Ppo(), given)
     found = compute("truncated", given, high=2.0)
-    result = apply_correction(LOSSES["ppo"].compute(given, PARAMS), found)
+    result = apply_correction(Ppo().compute(given), found)
     got = torch.autograd.grad(result.token_loss.sum(), given.logprobs)[0]
     torch.testing.assert_close(result.token_loss, plain.token_loss * torch.tensor([2.0, 1.0]))
     torch.testing.assert_close(got, gradient * torch.tensor([2.0, 1.0]))
@@ -195,36 +186,3 @@ def test_weights_have_no_gradient_and_stay_finite(name: str) -> None:
     given = inputs([0.0, 0.0], [1.0, -1.0], log_rhos=[500.0, -500.0], old=-600.0)
     weights = compute(name, given).weights
     assert weights.isfinite().all() and not weights.requires_grad
-
-
-@every_correction
-def test_correction_reads_the_parameters_it_lists(name: str) -> None:
-    given = inputs(
-        log_ratios=[0.9, -2.5, 0.1, 0.3, 0.9],
-        advantages=[1.0, -1.0, 1.0, -1.0, 1.0],
-        segments=SEGMENTS,
-        turns=TURNS,
-        log_rhos=[0.1, 0.5, -0.3, 0.05, -0.9],
-        old=math.log(0.4),
-    )
-    base = CorrectionParams(
-        correction_level="turn", correction_low=0.3, correction_high=2.0, correction_token_weights=False
-    )
-    others = {
-        "correction_level": "sequence",
-        "correction_low": 0.8,
-        "correction_high": 1.1,
-        "correction_pool": "mean",
-        "correction_statistic": "k3",
-        "correction_token_weights": True,
-        "correction_difference": 0.9,
-        "correction_normalise": True,
-    }
-
-    def weights(params: CorrectionParams) -> Tensor:
-        scale = compute_correction_scale(CORRECTIONS[name], given, params, torch.ones(5, dtype=torch.bool))
-        return CORRECTIONS[name].compute(given, params).weights * scale
-
-    variants = changed_fields(base, others)
-    read = {field for field, params in variants.items() if not torch.equal(weights(params), weights(base))}
-    assert read == set(CORRECTIONS[name].reads)

@@ -4,13 +4,14 @@ from random import Random
 
 import pytest
 import torch
+from choices_for_tests import choose
 from hypothesis import given
 from hypothesis import strategies as st
-from losses_for_tests import changed_fields
 
-from turnwise.algos.filters import FILTERS, RATE_SCALES, SCORES, FilterParams
+from turnwise.algos.filters import FILTERS, SCORES, Filter, NoFilter, TopCount, TopK, select_groups
 
-every_filter = pytest.mark.parametrize("name", FILTERS)
+NAMES = [name for name, kind in FILTERS.items() if issubclass(kind, Filter)]
+every_filter = pytest.mark.parametrize("name", NAMES)
 distinct = st.lists(st.integers(0, 1000), min_size=1, max_size=12, unique=True)
 
 
@@ -18,10 +19,10 @@ def kept(
     name: str, scores: list[float], value: float = 0.5, *, largest: bool = True, keep_zero: bool = True
 ) -> list[int]:
     """Return the indices of the groups that a filter keeps."""
-    params = FilterParams(filter_value=value, filter_largest=largest, filter_keep_zero=keep_zero)
-    chosen = FILTERS[name].compute(torch.tensor(scores, dtype=torch.float64), params)
-    assert chosen.shape == (len(scores),) and chosen.dtype == torch.bool
-    return chosen.nonzero()[:, 0].tolist()
+    size = {"count": max(1, int(value))} if name == "top_count" else {"value": value}
+    chosen = choose(FILTERS, name, largest=largest, keep_zero=keep_zero, **size)
+    assert isinstance(chosen, Filter)
+    return select_groups(chosen, torch.tensor(scores, dtype=torch.float64)).nonzero()[:, 0].tolist()
 
 
 SCORED = [3.0, 0.0, 5.0, 1.0, 1.0]
@@ -30,7 +31,6 @@ SCORED = [3.0, 0.0, 5.0, 1.0, 1.0]
 @pytest.mark.parametrize(
     ("name", "params", "groups"),
     [
-        ("none", {}, [0, 1, 2, 3, 4]),
         ("top_p", {"value": 0.5}, [2]),  # 5 of 10 reach 5 - 0.01
         ("top_p", {"value": 0.51}, [0, 2]),
         ("top_p", {"value": 0.801}, [0, 2]),  # 8 fall short of 8.01 by no more than the slack
@@ -47,7 +47,6 @@ SCORED = [3.0, 0.0, 5.0, 1.0, 1.0]
         ("top_k", {"value": 0.4, "largest": False}, [1, 3]),
         ("top_k", {"value": 0.4, "largest": False, "keep_zero": False}, [3, 4]),
         ("top_count", {"value": 3}, [0, 2, 3]),
-        ("top_count", {"value": 0}, []),
         ("top_count", {"value": 99, "keep_zero": False}, [0, 2, 3, 4]),
         ("quarter", {}, [2]),
         ("quarter", {"largest": False}, [1]),
@@ -67,8 +66,7 @@ def test_selections_by_hand(name: str, params: dict[str, float], groups: list[in
 
 @every_filter
 def test_filters_may_drop_all_groups_with_score_zero(name: str) -> None:
-    left = kept(name, [0.0, 0.0, 0.0], keep_zero=False)
-    assert left == ([0, 1, 2] if name == "none" else [])
+    assert kept(name, [0.0, 0.0, 0.0], keep_zero=False) == []
 
 
 def test_top_p_never_keeps_groups_with_score_zero() -> None:
@@ -101,7 +99,7 @@ def test_filters_do_not_depend_on_the_order_of_groups(
     assert {scores[i] for i in kept(name, list(map(float, scores)), value, largest=largest)} == chosen
 
 
-@pytest.mark.parametrize("name", [name for name in FILTERS if name != "none"])
+@every_filter
 @pytest.mark.parametrize("largest", [True, False])
 @given(scores=distinct, value=st.floats(0.05, 1))
 def test_filters_keep_the_best_groups(name: str, largest: bool, scores: list[int], value: float) -> None:
@@ -111,21 +109,6 @@ def test_filters_keep_the_best_groups(name: str, largest: bool, scores: list[int
     outside = [score for i, score in enumerate(scores) if i not in chosen]
     if inside and outside:
         assert min(inside) > max(outside) if largest else max(inside) < min(outside)
-
-
-@every_filter
-def test_filter_reads_the_parameters_it_lists(name: str) -> None:
-    """Each changed in turn, on scores where it matters for this filter."""
-    others = {"filter_value": 0.9, "filter_largest": False, "filter_keep_zero": False}
-    cases = [([3.0, 0.0, 5.0, 1.0, 1.5], 0.5), ([0.0, 0.0, 0.0], 1.0), ([5.0, 4.0, 3.0, 2.0], 2.0), ([0.0] * 3, 0.0)]
-    read = set()
-    for scores, value in cases:
-        base = FilterParams(filter_value=value)
-        for field, params in changed_fields(base, others).items():
-            before, after = (FILTERS[name].compute(torch.tensor(scores), each) for each in (base, params))
-            if not torch.equal(before, after):
-                read.add(field)
-    assert read == set(FILTERS[name].reads)
 
 
 RETURNS = torch.tensor([1.0, 0.0, 0.37, 4.0, 0.37, 2.0, 0.37])
@@ -160,7 +143,20 @@ def test_reward_std_of_a_group_of_one_is_zero() -> None:
     assert SCORES["reward_std"].reduce(torch.tensor([5.0]), torch.tensor([0]), 1).tolist() == [0.0]
 
 
-@pytest.mark.parametrize(("name", "scale"), [("none", 1.0), ("share", 0.25), ("root", 0.5)])
-def test_rate_scales_are_one_the_kept_share_and_its_root(name: str, scale: float) -> None:
-    assert RATE_SCALES.keys() == {"none", "share", "root"}
-    assert RATE_SCALES[name](0.25) == scale and RATE_SCALES[name](1.0) == 1.0
+@pytest.mark.parametrize(("scale", "factor"), [("none", 1.0), ("share", 0.25), ("root", 0.5)])
+def test_rate_scales_are_one_the_kept_share_and_its_root(scale: str, factor: float) -> None:
+    chosen = TopK(scale=scale)  # type: ignore[arg-type]
+    assert chosen.rate_scale(0.25) == factor and chosen.rate_scale(1.0) == 1.0
+
+
+def test_every_group_score_can_be_chosen() -> None:
+    assert all(TopK(by=name).score is score for name, score in SCORES.items())  # type: ignore[arg-type]
+
+
+def test_no_filter_has_no_effect_on_rates_and_rollouts() -> None:
+    assert NoFilter().rate_scale(0.25) == 1.0 and NoFilter().refill_rounds == 0
+
+
+def test_top_count_of_no_group_is_rejected() -> None:
+    with pytest.raises(ValueError, match="count"):
+        TopCount(count=0)

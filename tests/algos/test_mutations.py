@@ -13,13 +13,13 @@ from advantage_definitions_for_tests import by_definition
 from golden_advantages_for_tests import ADVANTAGE_RUNNERS
 from golden_for_tests import GOLDEN, Record
 from torch import Tensor
-from trajectories_for_tests import PARAMS, compute, random_inputs
+from trajectories_for_tests import estimator, random_inputs
 
 from advantages_for_tests import TURN_ADVANTAGES
-from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams, AdvantageResult
+from turnwise.algos.advantage_types import Advantage, AdvantageInputs, AdvantageResult
 from turnwise.algos.advantages import ADVANTAGES
 
-Compute = Callable[[AdvantageInputs, AdvantageParams], AdvantageResult]
+Compute = Callable[[Advantage, AdvantageInputs], AdvantageResult]
 
 RECORDS = {
     "gae": ["token_gae", "step_token_gae"],
@@ -43,15 +43,15 @@ BATCH = random_inputs(seed=5, rows=8, columns=12, density=0.7, coarse=False)
 
 
 def flipped_sign(compute: Compute) -> Compute:
-    def broken(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
-        result = compute(inputs, params)
+    def broken(self: Advantage, inputs: AdvantageInputs) -> AdvantageResult:
+        result = compute(self, inputs)
         return replace(result, advantages=-result.advantages)
 
     return broken
 
 
 def inverted_mask(compute: Compute) -> Compute:
-    return lambda inputs, params: compute(replace(inputs, mask=~inputs.mask), params)
+    return lambda self, inputs: compute(self, replace(inputs, mask=~inputs.mask))
 
 
 def late_turns(compute: Compute) -> Compute:
@@ -61,9 +61,9 @@ def late_turns(compute: Compute) -> Compute:
         sampled = turn_ids[mask]
         return turn_ids.masked_scatter(mask, torch.cat([sampled[:1], sampled[:-1]]))
 
-    def broken(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    def broken(self: Advantage, inputs: AdvantageInputs) -> AdvantageResult:
         rows = [late(*row) for row in zip(inputs.turn_ids, inputs.mask, strict=True)]
-        return compute(replace(inputs, turn_ids=torch.stack(rows)), params)
+        return compute(self, replace(inputs, turn_ids=torch.stack(rows)))
 
     return broken
 
@@ -78,7 +78,9 @@ def records_fail(name: str) -> bool:
 
 
 def definition_fails(name: str) -> bool:
-    return fails(lambda: torch.testing.assert_close(compute(name, BATCH), by_definition(name, BATCH, PARAMS)))
+    advantage = estimator(name)
+    expected = by_definition(advantage, BATCH)
+    return fails(lambda: torch.testing.assert_close(advantage.compute(BATCH).advantages, expected))
 
 
 def fails(check: Callable[[], None]) -> bool:
@@ -90,7 +92,7 @@ def fails(check: Callable[[], None]) -> bool:
 
 
 def break_it(monkeypatch: pytest.MonkeyPatch, name: str, mutation: Callable[[Compute], Compute]) -> None:
-    monkeypatch.setitem(ADVANTAGES, name, replace(ADVANTAGES[name], compute=mutation(ADVANTAGES[name].compute)))
+    monkeypatch.setattr(ADVANTAGES[name], "compute", mutation(ADVANTAGES[name].compute))
 
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))

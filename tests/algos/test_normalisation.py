@@ -4,14 +4,15 @@ import math
 
 import pytest
 import torch
+from choices_for_tests import choose
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from trajectories_for_tests import row_inputs
 
-from turnwise.algos.advantage_types import AdvantageParams
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.algos.rewards import NORMALISERS, SCOPES, combine_rewards, normalise
+from turnwise.algos.rewards import NORMALISATIONS, Mean, combine_rewards
+from turnwise.config.algorithm import AlgoConfig
 
 returns_in_scopes = st.lists(st.tuples(st.floats(-5, 5), st.integers(-2, 2)), min_size=1, max_size=12)
 
@@ -19,6 +20,11 @@ returns_in_scopes = st.lists(st.tuples(st.floats(-5, 5), st.integers(-2, 2)), mi
 def tensors(given: list[tuple[float, int]]) -> tuple[Tensor, Tensor]:
     returns = torch.tensor([value for value, _ in given], dtype=torch.float64)
     return returns, torch.tensor([scope for _, scope in given])
+
+
+def normalise(returns: Tensor, groups: Tensor, name: str) -> Tensor:
+    """Within groups."""
+    return NORMALISATIONS[name]().normalise(returns, groups, torch.zeros_like(groups))
 
 
 @given(returns_in_scopes)
@@ -53,7 +59,7 @@ def test_asym_clip_bounds_rare_failures_and_keeps_rare_successes() -> None:
     assert normalise(success, scopes, "asym_clip")[-1] == 3
 
 
-@pytest.mark.parametrize("name", sorted(NORMALISERS.keys() - {"identity"}))
+@pytest.mark.parametrize("name", sorted(NORMALISATIONS.keys() - {"identity"}))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_equal_or_single_returns_give_exactly_zero(name: str, dtype: torch.dtype) -> None:
     returns = torch.tensor([0.1] * 3 + [0.7] * 7 + [1e6 / 3, 0.1 + 0.2, 0.3], dtype=dtype)
@@ -72,10 +78,9 @@ def test_std_at_the_floor_counts_as_equal() -> None:
 def test_scopes_are_group_environment_and_batch() -> None:
     returns = torch.tensor([1.0, 3.0, 10.0, 20.0])
     groups, environments = torch.tensor([4, 4, 5, 6]), torch.tensor([0, 0, 1, 1])
-    found = {name: normalise(returns, scope(groups, environments), "mean").tolist() for name, scope in SCOPES.items()}
-    assert found["group"] == [-1, 1, 0, 0]
-    assert found["environment"] == [-1, 1, -5, 5]
-    assert found["batch"] == [-7.5, -5.5, 1.5, 11.5]
+    expected = {"group": [-1, 1, 0, 0], "environment": [-1, 1, -5, 5], "batch": [-7.5, -5.5, 1.5, 11.5]}
+    for over, centred in expected.items():
+        assert Mean(over=over).normalise(returns, groups, environments).tolist() == centred  # type: ignore[arg-type]
 
 
 @given(returns_in_scopes)
@@ -84,14 +89,14 @@ def test_arpo_brpo_and_grpo_equal_normalised_returns(given: list[tuple[float, in
     rows = row_inputs(returns.tolist(), groups.tolist())
     family = {"arpo": ("batch", "identity"), "brpo": ("batch", "mean_std"), "grpo": ("group", "mean_std")}
     for estimator, (scope, name) in family.items():
-        expected = normalise(returns, SCOPES[scope](groups, groups), name)
-        got = ADVANTAGES[estimator].compute(rows, AdvantageParams(whiten=False)).advantages[:, 0]
+        expected = choose(NORMALISATIONS, name, over=scope).normalise(returns, groups, groups)
+        got = ADVANTAGES[estimator]().compute(rows).advantages[:, 0]
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
 
 
 def test_unknown_normaliser_is_rejected() -> None:
-    with pytest.raises(KeyError):
-        normalise(torch.ones(2), torch.zeros(2), "mean_but_new")
+    with pytest.raises(ValueError, match=r'Unknown algo\.normalise "mean_but_new"'):
+        AlgoConfig(normalise="mean_but_new")  # type: ignore[arg-type]
 
 
 def test_combined_rewards_match_hand_computed_values() -> None:

@@ -9,15 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from losses_for_tests import inputs
-from params_for_tests import change
 
 from turnwise.algos.advantage_types import AdvantageInputs
-from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.loss_types import LossInputs, PairInputs
-from turnwise.algos.losses import LOSSES
-from turnwise.core.algorithm import AdvantageParams, LossParams
-
-PARAMS = LossParams()
+from turnwise.algos.offline import Awr, Clone, Dpo, Preference
 
 
 def rows(returns: list[float], groups: list[int]) -> AdvantageInputs:
@@ -30,14 +25,12 @@ def rows(returns: list[float], groups: list[int]) -> AdvantageInputs:
 
 
 def test_clone_gives_every_sampled_token_one() -> None:
-    found = ADVANTAGES["clone"].compute(rows([3.0, -2.0], [0, 0]), AdvantageParams()).advantages
+    found = Clone().compute(rows([3.0, -2.0], [0, 0])).advantages
     assert found.tolist() == [[1.0, 1.0, 1.0, 0.0]] * 2
 
 
 def test_preference_marks_the_best_and_the_worst() -> None:
-    found = ADVANTAGES["preference"].compute(
-        rows([1, 3, 2, 5, 5, 0, 0, 3], [7, 7, 7, 2, 2, 9, 9, 9]), AdvantageParams()
-    )
+    found = Preference().compute(rows([1, 3, 2, 5, 5, 0, 0, 3], [7, 7, 7, 2, 2, 9, 9, 9]))
     assert found.advantages[:, 0].tolist() == [-1, 1, 0, 0, 0, -1, 0, 1]
     assert found.advantages[:, 3].abs().sum() == 0
 
@@ -51,8 +44,7 @@ def test_awr_equals_the_weighted_likelihood_of_the_paper(
     tokens: list[tuple[float, float]], beta: float, largest: float
 ) -> None:
     batch = inputs([ratio for _, ratio in tokens], [advantage for advantage, _ in tokens])
-    params = change(PARAMS, awr_beta=beta, awr_max_weight=largest)
-    result = LOSSES["awr"].compute(batch, params)
+    result = Awr(beta=beta, max_weight=largest).compute(batch)
     for number, (advantage, _) in enumerate(tokens):
         weight = min(math.exp(advantage / beta), largest)
         expected = -weight * batch.logprobs[number].item()
@@ -95,9 +87,8 @@ def test_dpo_has_the_gradient_of_the_papers_loss(seed: int, alpha: float) -> Non
     pairs = [(tokens[pair, 1], tokens[pair, -1]) for pair in range(count)]
     expected = torch.autograd.grad(dpo_by_hand(pairs, policy, reference, beta, alpha), policy)[0]
 
-    loss, params = LOSSES["dpo"], change(PARAMS, dpo_beta=beta, dpo_sft_coef=alpha)
+    loss = Dpo(beta=beta, sft_coef=alpha)
     advantages = torch.tensor([float(sign) for _, sign in trajectories], dtype=torch.float64)
-    assert loss.weigh is not None
     factors = loss.weigh(
         PairInputs(
             logprobs=policy.detach(),
@@ -105,8 +96,7 @@ def test_dpo_has_the_gradient_of_the_papers_loss(seed: int, alpha: float) -> Non
             advantages=advantages,
             group_ids=torch.tensor([10 * pair for pair, _ in trajectories]),
             num_trajectories=2 * count + 3,
-        ),
-        params,
+        )
     ).factors
     total = torch.zeros((), dtype=torch.float64)
     for part in torch.arange(len(trajectories)).split(3):
@@ -119,23 +109,21 @@ def test_dpo_has_the_gradient_of_the_papers_loss(seed: int, alpha: float) -> Non
             turn_ids=torch.zeros(len(part)).long(),
             factors=factors[part],
         )
-        total = total + loss.compute(batch, params).token_loss.sum() / (2 * count + 3)  # seq-mean-token-sum
+        total = total + loss.compute(batch).token_loss.sum() / (2 * count + 3)  # seq-mean-token-sum
     torch.testing.assert_close(torch.autograd.grad(total, policy)[0], expected)
 
 
 def test_dpo_metrics_are_means_over_pairs() -> None:
     """Two pairs with different numbers of tokens; neither a third member nor a group without a pair counts."""
-    params = change(PARAMS, dpo_beta=0.5)
+    loss = Dpo(beta=0.5)
     # (pair, mark, log pi, log pi_ref)
     tokens = [(4, 1, -1.0, -2.0), (4, 1, -0.5, -1.5), (4, -1, -3.0, -2.0), (4, 0, -9.0, -1.0)]
     tokens += [(7, -1, -1.0, -4.0), (7, 1, -2.0, -1.0), (7, -1, -0.25, -1.25), (8, 0, -3.0, -1.0)]
     pairs, marks, policy, reference = torch.tensor(tokens, dtype=torch.float64).unbind(dim=1)
-    weigh = LOSSES["dpo"].weigh
-    assert weigh is not None
     given = PairInputs(
         logprobs=policy, ref_logprobs=reference, advantages=marks, group_ids=pairs.long(), num_trajectories=6
     )
-    found = weigh(given, params).metrics
+    found = loss.weigh(given).metrics
     chosen, rejected = [0.5 * 2.0, 0.5 * -1.0], [0.5 * -1.0, 0.5 * 4.0]
     margins = [better - worse for better, worse in zip(chosen, rejected, strict=True)]
     assert found == pytest.approx(
@@ -149,7 +137,7 @@ def test_dpo_metrics_are_means_over_pairs() -> None:
             "dpo_loss": sum(math.log(1 + math.exp(-margin)) for margin in margins) / 2,
         }
     )
-    none = weigh(replace(given, advantages=torch.zeros_like(marks)), params)
+    none = loss.weigh(replace(given, advantages=torch.zeros_like(marks)))
     assert none.metrics == {} and not none.factors.any()
     with pytest.raises(ValueError, match=r"needs LossInputs\.factors"):
-        LOSSES["dpo"].compute(inputs([0.0, 0.0], [1.0, -1.0]), params)
+        loss.compute(inputs([0.0, 0.0], [1.0, -1.0]))

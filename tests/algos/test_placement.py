@@ -8,9 +8,8 @@ import torch
 from golden_for_tests import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
-from params_for_tests import change
 from torch import Tensor
-from trajectories_for_tests import PARAMS, compute, inputs
+from trajectories_for_tests import compute, inputs
 
 from turnwise.algos.advantage_types import AdvantageInputs, find_turns, restrict_to_tokens
 from turnwise.algos.advantages import ADVANTAGES
@@ -121,14 +120,14 @@ def test_advantage_mask_gives_zero_outside(given: AdvantageInputs, seed: int, na
     chosen = chosen_tokens(given, seed)
     assert (compute(name, restrict_to_tokens(given, chosen))[~(chosen & given.mask)] == 0).all()
     everything = restrict_to_tokens(given, torch.ones_like(given.mask))
-    assert torch.equal(compute(name, everything, PARAMS), compute(name, given, PARAMS))
+    assert torch.equal(compute(name, everything), compute(name, given))
 
 
 @given(inputs(), st.integers(0, 1000))
 def test_restrict_to_tokens_keeps_undiscounted_returns_to_go(given: AdvantageInputs, seed: int) -> None:
     """But at the first, which also gets what came before it."""
-    params = change(PARAMS, gamma=1.0, gamma_turn=1.0)
+    undiscounted = {"gamma": 1.0, "gamma_turn": 1.0}
     seen = restrict_to_tokens(given, chosen_tokens(given, seed))
     later = seen.mask & (seen.mask.cumsum(dim=1) > 1)
-    restricted, whole = compute("reinforce", seen, params), compute("reinforce", given, params)
+    restricted, whole = (compute("reinforce", each, **undiscounted) for each in (seen, given))
     torch.testing.assert_close(restricted[later], whole[later])

@@ -5,23 +5,25 @@ import random
 
 import pytest
 import torch
-from losses_for_tests import PARAMS, inputs, picked, run
-from params_for_tests import change
+from choices_for_tests import choose
+from losses_for_tests import inputs, picked, run
 
-from turnwise.algos.loss_types import LossInputs
-from turnwise.algos.losses import LOSSES
+from turnwise.algos.loss_types import RATIO_LEVELS, LossInputs, RatioLevel
+from turnwise.algos.losses import Ppo
 from turnwise.algos.off_policy import (
     CORRECTIONS,
-    CorrectionParams,
-    RejectionParams,
+    REJECTIONS,
+    Decoupled,
+    NoRejection,
+    RejectSequences,
+    RejectTokens,
+    RejectTurns,
+    Truncated,
+    Veto,
     apply_correction,
     apply_rejection,
-    compute_correction_scale,
-    find_rejected,
 )
-from turnwise.core.algorithm import RatioLevel
 
-LEVELS: tuple[RatioLevel, ...] = ("token", "turn", "sequence")
 STATISTICS = {
     "ratio": lambda log_rho: log_rho,
     "k2": lambda log_rho: log_rho**2 / 2,
@@ -44,17 +46,22 @@ def unit(owner: tuple[int, int], index: int, level: str) -> tuple[int, ...]:
     return {"token": (index,), "turn": owner, "sequence": owner[:1]}[level]
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("statistic", STATISTICS)
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize(
+    ("level", "statistic", "pool"),
+    [
+        (level, statistic, pool)
+        for level in RATIO_LEVELS
+        for statistic in STATISTICS
+        for pool in (POOLS if level != "token" else ["mean"])  # one token's statistic needs no pool
+        if (statistic, pool) != ("ratio", "max")
+    ],
+)
 def test_rejection_uses_the_pooled_statistic_of_a_unit(level: RatioLevel, statistic: str, pool: str) -> None:
     seen = set()
     for seed in range(6):
         given, log_rhos, owners = some_tokens(seed)
-        params = RejectionParams(
-            reject=level, reject_statistic=statistic, reject_pool=pool, reject_low=0.07, reject_high=0.6
-        )  # type: ignore[arg-type]
-        params = change(params, reject_low=0.8, reject_high=1.25) if statistic == "ratio" else params
+        low, high = (0.8, 1.25) if statistic == "ratio" else (0.07, 0.6)
+        rejection = choose(REJECTIONS, level, statistic=statistic, pool=pool, low=low, high=high)
         units = [unit(owner, index, level) for index, owner in enumerate(owners)]
         expected = []
         for own in units:
@@ -63,23 +70,29 @@ def test_rejection_uses_the_pooled_statistic_of_a_unit(level: RatioLevel, statis
             ]
             pooled = POOLS[pool](terms)
             pooled = math.exp(pooled) if statistic == "ratio" else pooled
-            expected.append(pooled < params.reject_low or pooled > params.reject_high)
-        assert find_rejected(given, params).tolist() == expected
+            expected.append(pooled < low or pooled > high)
+        assert rejection.rejected(given).tolist() == expected
         seen |= set(expected)
     assert seen == {True, False}
 
 
 def test_veto_rejects_the_sequence_of_one_bad_token() -> None:
     given = inputs([0.0] * 5, [1.0] * 5, [0, 0, 0, 1, 1], [0, 0, 1, 0, 0], [0.1, 0.2, -9.3, -9.1, 3.0])
-    assert find_rejected(given, RejectionParams(reject_veto=1e-4)).tolist() == [True] * 3 + [False] * 2
-    assert not find_rejected(given, RejectionParams()).any()
-    both = RejectionParams(reject_veto=1e-4, reject="token", reject_high=2.0)
-    assert find_rejected(given, both).tolist() == [True] * 3 + [False, True]
+    assert Veto(veto=1e-4).rejected(given).tolist() == [True] * 3 + [False] * 2
+    assert not NoRejection().rejected(given).any() and not Veto(veto=0.0).rejected(given).any()
+    assert RejectTokens(veto=1e-4, high=2.0).rejected(given).tolist() == [True] * 3 + [False, True]
+
+
+@pytest.mark.parametrize("kind", [RejectTurns, RejectSequences])
+def test_largest_ratio_of_a_unit_is_refused(kind: type[RejectTurns]) -> None:
+    with pytest.raises(ValueError, match="pool max does not see ratios below 1"):
+        kind(pool="max")
+    assert kind(pool="max", statistic="k3")
 
 
 def test_rejection_k3_is_unbounded() -> None:
     given = inputs([0.0], [1.0], log_rhos=[6.0])
-    assert find_rejected(given, RejectionParams(reject="token", reject_statistic="k3", reject_high=300.0)).all()
+    assert RejectTokens(statistic="k3", high=300.0).rejected(given).all()
 
 
 @pytest.mark.parametrize("direction", [1, -1])
@@ -89,58 +102,51 @@ def test_k3_measures_the_divergence_of_the_sampler_from_the_old_policy(direction
     choices = [0] * round(10 * mu[0]) + [1] * round(10 * mu[1])
     given = inputs([0.0] * 10, [1.0] * 10, log_rhos=[math.log(pi[each] / mu[each]) for each in choices])
     divergence = sum(m * math.log(m / p) for m, p in zip(mu, pi, strict=True))
-    below, above = (
-        RejectionParams(reject="sequence", reject_statistic="k3", reject_high=divergence * factor)
-        for factor in (0.999, 1.001)
-    )
-    assert find_rejected(given, below).all() and not find_rejected(given, above).any()
+    below, above = (RejectSequences(statistic="k3", high=divergence * factor) for factor in (0.999, 1.001))
+    assert below.rejected(given).all() and not above.rejected(given).any()
 
 
 def test_rejected_tokens_get_no_gradient_and_others_keep_theirs() -> None:
     given, _, _ = some_tokens(0)
-    rejected = find_rejected(given, RejectionParams(reject="turn", reject_low=0.8, reject_high=1.25))
+    rejected = RejectTurns(low=0.8, high=1.25).rejected(given)
     assert rejected.any() and not rejected.all()
-    plain, gradient = run(LOSSES["ppo"], given)
+    plain, gradient = run(Ppo(), given)
     result = apply_rejection(plain, rejected)
-    found = torch.autograd.grad(
-        apply_rejection(LOSSES["ppo"].compute(given, PARAMS), rejected).token_loss.sum(), given.logprobs
-    )[0]
+    loss = apply_rejection(Ppo().compute(given), rejected).token_loss.sum()
+    found = torch.autograd.grad(loss, given.logprobs)[0]
     assert torch.equal(found, gradient.masked_fill(rejected, 0.0))
     assert torch.equal(result.token_loss, plain.token_loss.masked_fill(rejected, 0.0))
     assert torch.equal(result.metrics["rejected"], rejected.double())
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", RATIO_LEVELS)
 def test_rejection_is_independent_of_micro_batches(level: RatioLevel) -> None:
     given, _, owners = some_tokens(3)
-    params = RejectionParams(reject=level, reject_statistic="k2", reject_pool="max", reject_high=0.1, reject_veto=0.4)
-    whole = find_rejected(given, params)
+    rejection = choose(REJECTIONS, level, statistic="k2", pool="max", high=0.1, veto=0.4)
+    whole = rejection.rejected(given)
     for segment in range(4):
         own = torch.tensor([index for index, owner in enumerate(owners) if owner[0] == segment])
-        assert torch.equal(find_rejected(picked(given, own), params), whole[own])
+        assert torch.equal(rejection.rejected(picked(given, own)), whole[own])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", RATIO_LEVELS)
 def test_normalised_weights_have_mean_one_over_their_units(level: RatioLevel) -> None:
     given, _, owners = some_tokens(1)
     trained = torch.tensor([index % 5 != 0 for index in range(len(owners))])
-    params = CorrectionParams(correction_level=level, correction_high=1.3, correction_normalise=True)
-    scale = compute_correction_scale(CORRECTIONS["truncated"], given, params, trained)
-    weights = CORRECTIONS["truncated"].compute(given, params).weights.tolist()
+    correction = Truncated(level=level, high=1.3, normalise=True)
+    scale = correction.scale(given, trained)
+    weights = correction.compute(given).weights.tolist()
     units = {unit(owner, index, level): index for index, owner in enumerate(owners) if trained[index]}
     assert scale == pytest.approx(len(units) / sum(weights[index] for index in units.values()))
-    result = apply_correction(
-        LOSSES["ppo"].compute(given, PARAMS), CORRECTIONS["truncated"].compute(given, params), scale
-    )
+    result = apply_correction(Ppo().compute(given), correction.compute(given), scale)
     assert result.metrics["correction_weight"].tolist() == pytest.approx([scale * each for each in weights])
 
 
-def test_decoupled_weights_are_normalised_by_tokens_whatever_the_level() -> None:
+def test_decoupled_weights_are_normalised_by_tokens() -> None:
     given, log_rhos, owners = some_tokens(2)
     everything = torch.ones(len(owners), dtype=torch.bool)
     mean = sum(map(math.exp, log_rhos)) / len(log_rhos)
-    params = CorrectionParams(correction_level="sequence", correction_normalise=True)
-    assert compute_correction_scale(CORRECTIONS["decoupled"], given, params, everything) == pytest.approx(1 / mean)
+    assert Decoupled(normalise=True).scale(given, everything) == pytest.approx(1 / mean)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +155,4 @@ def test_decoupled_weights_are_normalised_by_tokens_whatever_the_level() -> None
 def test_weights_are_unchanged_if_there_is_nothing_to_normalise(name: str, normalise: bool, share: float) -> None:
     given, _, owners = some_tokens(2)
     trained = torch.full((len(owners),), share > 0)
-    assert (
-        compute_correction_scale(CORRECTIONS[name], given, CorrectionParams(correction_normalise=normalise), trained)
-        == 1.0
-    )
+    assert choose(CORRECTIONS, name, normalise=normalise).scale(given, trained) == 1.0

@@ -1,24 +1,26 @@
 """Trajectories for tests of advantages: drawn at random, or a token each."""
 
 import math
+from typing import Any
 
 import torch
+from choices_for_tests import choose
 from hypothesis import strategies as st
 from torch import Tensor
 
-from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams
+from turnwise.algos.advantage_types import Advantage, AdvantageInputs
 from turnwise.algos.advantages import ADVANTAGES
 
-PARAMS = AdvantageParams(
-    whiten=False,
-    gamma=0.9,
-    lam=0.8,
-    gamma_turn=0.7,
-    lam_turn=0.6,
-    episode_weight=1.5,
-    step_weight=0.5,
-    outcome_weight=0.3,
-)
+SETTINGS = {
+    "whiten": False,
+    "gamma": 0.9,
+    "lam": 0.8,
+    "gamma_turn": 0.7,
+    "lam_turn": 0.6,
+    "episode_weight": 1.5,
+    "step_weight": 0.5,
+    "outcome_weight": 0.3,
+}
 """No two alike, so that none can stand for another."""
 GROUP_ESTIMATORS = sorted(name for name, advantage in ADVANTAGES.items() if advantage.needs_groups)
 NOISE = math.nan
@@ -73,8 +75,13 @@ def row_inputs(rewards: list[float], groups: list[int], dtype: torch.dtype = tor
     )
 
 
-def compute(name: str, given: AdvantageInputs, params: AdvantageParams = PARAMS) -> Tensor:
-    return ADVANTAGES[name].compute(given, params).advantages
+def estimator(name: str, **changes: Any) -> Advantage:
+    """With those of SETTINGS and of the changes that it has."""
+    return choose(ADVANTAGES, name, **SETTINGS | changes)
+
+
+def compute(name: str, given: AdvantageInputs, **changes: Any) -> Tensor:
+    return estimator(name, **changes).compute(given).advantages
 
 
 def rows_of(given: AdvantageInputs, rows: Tensor | list[int]) -> AdvantageInputs:

@@ -9,10 +9,10 @@ from turnwise.core.errors import UserError
 
 
 def test_split_overrides_separates_dotted_options() -> None:
-    tokens = ["train", "frozen_lake", "--algo.clip_high", "0.28", "--seed", "3", "--train.steps=50", "--dry-run"]
+    tokens = ["train", "frozen_lake", "--algo.loss.clip_high", "0.28", "--seed", "3", "--train.steps=50", "--dry-run"]
     rest, overrides = split_overrides(tokens)
     assert rest == ["train", "frozen_lake", "--seed", "3", "--dry-run"]
-    assert overrides == [("algo.clip_high", "0.28"), ("train.steps", "50")]
+    assert overrides == [("algo.loss.clip_high", "0.28"), ("train.steps", "50")]
 
 
 def test_split_overrides_accepts_negative_numbers_and_equals_signs() -> None:
@@ -27,9 +27,9 @@ def test_split_overrides_ignores_dots_in_values() -> None:
     assert split_overrides(["--name=a.b", "--to", "x.y"]) == (["--name=a.b", "--to", "x.y"], [])
 
 
-@pytest.mark.parametrize("tokens", [["--algo.gamma"], ["--algo.gamma", "--seed", "3"]])
+@pytest.mark.parametrize("tokens", [["--algo.advantage.gamma"], ["--algo.advantage.gamma", "--seed", "3"]])
 def test_split_overrides_requires_a_value(tokens: list[str]) -> None:
-    with pytest.raises(UserError, match=r"--algo\.gamma needs a value"):
+    with pytest.raises(UserError, match=r"--algo\.advantage\.gamma needs a value"):
         split_overrides(tokens)
 
 
@@ -37,7 +37,7 @@ def test_split_overrides_stops_at_two_dashes() -> None:
     assert split_overrides(["--a.b", "1", "--", "--c.d", "2"]) == (["--", "--c.d", "2"], [("a.b", "1")])
 
 
-keys = st.sampled_from(["algo.gamma", "train.steps", "env.params.size", "env.params.a.b-c"])
+keys = st.sampled_from(["algo.advantage.gamma", "train.steps", "env.params.size", "env.params.a.b-c"])
 texts = st.text().filter(lambda text: not text.startswith("--"))
 others = st.sampled_from(["train", "--seed", "3", "--dry-run", "file.py:Class", "--name=x.y"])
 

@@ -50,11 +50,11 @@ ERRORS = [
     ("train frozn_lake", 'Unknown recipe or environment "frozn_lake": did you mean "frozen_lake"?'),
     ("train", "Give one of: a recipe"),
     ("train frozen_lake --from x", "Give one of: a recipe"),
-    ("train frozen_lake --algo.clip_hi 1", 'unknown key algo.clip_hi: did you mean "algo.clip_high"?'),
-    ("train frozen_lake --algo.gamma 1.5", "algo.gamma = 1.5: must be a number from 0 to 1"),
-    ("train frozen_lake --algo.gamma=1.5", "algo.gamma = 1.5: must be a number from 0 to 1"),
-    ("train frozen_lake --algo.gamma", "--algo.gamma needs a value"),
-    ("train frozen_lake --algo.gamma --dry-run", "--algo.gamma needs a value"),
+    ("train frozen_lake --algo.clip_hi 1", 'unknown key algo.clip_hi: did you mean "algo.loss.clip_high"?'),
+    ("train frozen_lake --algo.advantage.gamma 1.5", "algo.advantage.gamma = 1.5: must be a number from 0 to 1"),
+    ("train frozen_lake --algo.advantage.gamma=1.5", "algo.advantage.gamma = 1.5: must be a number from 0 to 1"),
+    ("train frozen_lake --algo.advantage.gamma", "--algo.advantage.gamma needs a value"),
+    ("train frozen_lake --algo.advantage.gamma --dry-run", "--algo.advantage.gamma needs a value"),
     ("train frozen_lake --steps 3", "Unknown option --steps: did you mean --train.steps?"),
     ("train frozen_lake --stpes=3", "Unknown option --stpes: did you mean --train.steps?"),
     ("train frozen_lake --beta 0", "Unknown option --beta: use --algo.kl_coef (0 keeps no reference model)"),
@@ -71,7 +71,10 @@ ERRORS = [
     ("train frozen_lake --seed=1 --name x --seed=1", "--seed is given twice: remove one of them"),
     ("train frozen_lake --seed 1 --seeds 0,1", "--seeds starts one run per seed and cannot be combined with --seed: "),
     ("train --resume x --seeds 0,1", "--seeds starts one run per seed and cannot be combined with --resume: "),
-    ("train frozen_lake --algo.gamma 1 --algo.gamma=1", "algo.gamma is given twice: remove one of them"),
+    (
+        "train frozen_lake --algo.advantage.gamma 1 --algo.advantage.gamma=1",
+        "algo.advantage.gamma is given twice: remove one of them",
+    ),
     ("train frozen_lake --train.mini-batch 1 --train.mini_batch 1", "train.mini_batch is given twice"),
     ("train frozen_lake --name x --record.name y", "record.name is given twice: remove one of them"),
     ("train frozen_lake --max-minutes 1 --train.max_minutes 2", "train.max_minutes is given twice"),
@@ -104,7 +107,7 @@ ERRORS = [
     ("eval tiny bandit --episodes 3 --eval.episodes 4", "eval.episodes is given twice"),
     ("play lake", "Unknown recipe or environment"),
     ("export runs/a", "--to is missing"),
-    ("envs --algo.gamma 1", "Unknown option --algo.gamma: this command takes no settings"),
+    ("envs --algo.advantage.gamma 1", "Unknown option --algo.advantage.gamma: this command takes no settings"),
     ("recipes frozn_lake", 'Unknown recipe "frozn_lake": did you mean "frozen_lake"?'),
 ]
 
@@ -226,10 +229,12 @@ def test_help_all_wraps_when_piped(run_cli, monkeypatch: pytest.MonkeyPatch, col
 
 
 def test_dry_run_prints_all_settings_and_writes_nothing(run_cli, tmp_path: Path) -> None:
-    outcome = run_cli("train", "frozen_lake", "--dry-run", "--algo.clip_low", "0.1", "--seed", "3", "--name", "mine")
+    outcome = run_cli(
+        "train", "frozen_lake", "--dry-run", "--algo.loss.clip_low", "0.1", "--seed", "3", "--name", "mine"
+    )
     assert (outcome.code, outcome.err) == (0, "")
     lines = outcome.out.splitlines()
-    assert "algo.clip_low = 0.1                      # default 0.2" in lines
+    assert "algo.loss.clip_low = 0.1                 # default 0.2" in lines
     assert "seed = 3                                 # default 0" in lines
     assert 'record.name = "mine"                     # default none' in lines
     assert 'env.kind = "frozen_lake"' in lines

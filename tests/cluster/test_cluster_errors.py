@@ -13,7 +13,7 @@ from turnwise.config.load import build
 from turnwise.config.resources import ClusterConfig
 from turnwise.core.errors import UserError
 from turnwise.run import validate
-from turnwise.run.conflicting_settings import check_conflicts
+from turnwise.run.check_settings import check_settings_fit
 from turnwise.run.environment_mix import build_environment_mix
 from turnwise.run.validate import check_cluster, check_settings
 
@@ -76,8 +76,9 @@ def test_environment_workers_need_no_gpu_and_no_other_actor(monkeypatch: pytest.
     ],
 )
 def test_episodes_of_this_process_are_not_distributed(settings: list[tuple[str, str]], key: str) -> None:
-    with pytest.raises(UserError, match=r"Set cluster\.engines and cluster\.env_workers to 0\.$"):
-        check_conflicts(build({}, [*settings, (key, 1)]))
+    fix = r"Set cluster\.engines and cluster\.env_workers to 0(, or set selfplay\.opponent to none)?\.$"
+    with pytest.raises(UserError, match=fix):
+        check_settings_fit(build({}, [*settings, (key, 1)]))
 
 
 @pytest.mark.parametrize("key", ["cluster.gpus_per_engine", "cluster.gpus_per_learner"])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.algos.losses import AGGREGATIONS, LOSSES
+from turnwise.algos.losses import AGGREGATIONS, LOSSES, Ppo
 from turnwise.config.foreign_names import FOREIGN_NAMES
 from turnwise.config.keys import all_keys
 from turnwise.config.load import build
@@ -25,17 +25,17 @@ def value_of(key: str, text: str) -> Any:
     ("key", "text", "value"),
     [
         ("seed", "7", 7),
-        ("algo.clip_high", "0.3", 0.3),
-        ("algo.clip-high", "0.3", 0.3),
+        ("algo.loss.clip_high", "0.3", 0.3),
+        ("algo.loss.clip-high", "0.3", 0.3),
         ("train.learning_rate", "3e-4", 3e-4),
         ("train.steps", "1_000", 1000),
-        ("algo.whiten", "false", False),
-        ("algo.dual_clip", "none", None),
-        ("algo.dual_clip", "null", None),
+        ("checkpoint.keep_best", "false", False),
+        ("algo.loss.dual_clip", "none", None),
+        ("algo.loss.dual_clip", "null", None),
         ("train.max_minutes", "2.5", 2.5),
         ("algo.kl_estimator", "k1", "k1"),
-        ("train.betas", "0.8,0.9", (0.8, 0.9)),
-        ("train.betas", "[0.8, 0.9]", (0.8, 0.9)),
+        ("train.optimizer.betas", "0.8,0.9", (0.8, 0.9)),
+        ("train.optimizer.betas", "[0.8, 0.9]", (0.8, 0.9)),
         ("rollout.stop", "END, STOP", ("END", "STOP")),
         ("rollout.stop", r'["\n", "a,b"]', ("\n", "a,b")),
         ("rollout.stop", "", ()),
@@ -83,15 +83,15 @@ def test_override_of_nested_env_parameters_keeps_dashes() -> None:
 
 
 def test_last_override_counts_and_leaves_the_settings_unchanged() -> None:
-    settings = {"algo": {"gamma": 0.5}, "env": {"params": {"size": 4}}}
-    config = build(settings, [("algo.gamma", "0.6"), ("env.params.size", "5"), ("algo.gamma", "0.7")])
-    assert (config.algo.gamma, config.env.params) == (0.7, {"size": 5})
-    assert settings == {"algo": {"gamma": 0.5}, "env": {"params": {"size": 4}}}
+    settings = {"algo": {"loss": {"clip_low": 0.5}}, "env": {"params": {"size": 4}}}
+    config = build(settings, [("algo.loss.clip_low", "0.6"), ("env.params.size", "5"), ("algo.loss.clip_low", "0.7")])
+    assert (config.algo.loss, config.env.params) == (Ppo(clip_low=0.7), {"size": 5})
+    assert settings == {"algo": {"loss": {"clip_low": 0.5}}, "env": {"params": {"size": 4}}}
 
 
 def test_override_value_that_is_not_text_is_unchanged() -> None:
-    assert build({}, [("train.betas", (0.5, 0.6)), ("algo.dual_clip", None)]) == build(
-        {"train": {"betas": [0.5, 0.6]}, "algo": {"dual_clip": None}}
+    assert build({}, [("train.optimizer.betas", (0.5, 0.6)), ("algo.loss.dual_clip", None)]) == build(
+        {"train": {"optimizer": {"betas": [0.5, 0.6]}}, "algo": {"loss": {"dual_clip": None}}}
     )
 
 
@@ -105,29 +105,33 @@ def complaint(*overrides: tuple[str, Any], settings: dict[str, Any] | None = Non
 @pytest.mark.parametrize(
     ("key", "text", "line"),
     [
-        ("algo.clip_hi", "1", 'unknown key algo.clip_hi: did you mean "algo.clip_high"?'),
-        ("aglo.clip_high", "1", 'unknown key aglo.clip_high: did you mean "algo.clip_high"?'),
-        ("clip_high", "1", 'unknown key clip_high: did you mean "algo.clip_high"?'),
+        ("algo.clip_hi", "1", 'unknown key algo.clip_hi: did you mean "algo.loss.clip_high"?'),
+        ("aglo.clip_high", "1", 'unknown key aglo.clip_high: did you mean "algo.loss.clip_high"?'),
+        ("clip_high", "1", 'unknown key clip_high: did you mean "algo.loss.clip_high"?'),
         (
             "algo.learning_rate",
             "1",
             'unknown key algo.learning_rate: did you mean "critic.learning_rate" or "train.learning_rate" or '
-            '"sft.learning_rate"?',
+            '"train.optimizer.learning_rate" or "sft.learning_rate"?',
         ),
         ("train.epoch", "1", 'unknown key train.epoch: did you mean "train.epochs"?'),
         ("zzzz", "1", "unknown key zzzz: `turnwise train --help-all` lists them"),
-        ("algo", "1", "algo is a section: give one of its keys, such as algo.advantage"),
-        ("algo.gamma", "1.5", "algo.gamma = 1.5: must be a number from 0 to 1"),
+        ("algo", "1", "algo is a section: give one of its keys, such as algo.estimator"),
+        ("curriculum.memory", "1.5", "curriculum.memory = 1.5: must be a number from 0 to 1"),
         ("train.steps", "0", "train.steps = 0: must be a whole number of 1 or more"),
         ("rollout.groups", "2.5", "rollout.groups = 2.5: must be a whole number of 1 or more"),
         ("train.learning_rate", "fast", "train.learning_rate = fast: must be a number above 0 and at most 1"),
         ("train.learning_rate", "inf", "train.learning_rate = inf: must be a number above 0 and at most 1"),
         ("eval.top_p", "0", "eval.top_p = 0: must be a number above 0 and at most 1"),
         ("sft.held_out", "1", "sft.held_out = 1: must be a number of 0 or more and below 1"),
-        ("algo.whiten", "maybe", "algo.whiten = maybe: must be true or false"),
+        ("checkpoint.keep_best", "maybe", "checkpoint.keep_best = maybe: must be true or false"),
         ("algo.old_logprobs", "x", "algo.old_logprobs = x: must be one of sampler, learner"),
-        ("algo.dual_clip", "0.5", "algo.dual_clip = 0.5: must be a number above 1, or none"),
-        ("train.betas", "0.9,2", "train.betas = 2: must be 2 values: each a number from 0 to 1"),
+        ("algo.loss.dual_clip", "0.5", "algo.loss.dual_clip = 0.5: must be a number above 1, or none"),
+        (
+            "train.optimizer.betas",
+            "0.9,2",
+            "train.optimizer.betas = 2: must be 2 values: each a number of 0 or more and below 1",
+        ),
         (
             "rollout.stop",
             "[1, 2]",
@@ -176,7 +180,10 @@ def test_foreign_values_lead_to_values_here() -> None:
 
 
 def test_unknown_key_in_a_file_suggests_the_closest() -> None:
-    assert complaint(settings={"algo": {"clip_hi": 0.3}}) == 'unknown key algo.clip_hi: did you mean "algo.clip_high"?'
+    assert (
+        complaint(settings={"algo": {"clip_hi": 0.3}})
+        == 'unknown key algo.clip_hi: did you mean "algo.loss.clip_high"?'
+    )
     assert complaint(settings={"alog": {}}) == 'unknown key alog: did you mean "algo"?'
     assert complaint(settings={"rolout": {"groups": 4}}) == 'unknown key rolout: did you mean "rollout"?'
 
@@ -192,9 +199,9 @@ def test_check_across_fields_names_the_fix() -> None:
 
 
 def test_many_problems_give_one_line() -> None:
-    wrong = dict.fromkeys(("clip_low", "clip_high", "value_coef", "kl_coef", "entropy_coef"), -1)
+    wrong = {**dict.fromkeys(("kl_coef", "entropy_coef"), -1), "loss": {"clip_low": -1}, "kl_in": 3, "truncated": 3}
     line = complaint(settings={"algo": wrong})
-    assert line.startswith("algo.clip_low = -1: must be a number of 0 or more; algo.clip_high")
+    assert line.startswith("algo.loss.clip_low = -1: must be a number of 0 or more; algo.entropy_coef = -1: must")
     assert line.endswith("; and 2 more")
 
 

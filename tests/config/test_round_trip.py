@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from turnwise.algos.losses import Ppo
 from turnwise.config.keys import FREE_TABLES, Key, all_keys, describe, difference, read_options, show_value
 from turnwise.config.load import build, read_run, read_settings, to_toml
 from turnwise.config.schema import Config
@@ -18,7 +19,10 @@ from turnwise.rewards.judge.settings import JudgeSettings
 from turnwise.run.configure import configure
 from turnwise.run.evaluation.plan import saved_models
 
-DEPENDENT_KEYS = {"rollout.max_tokens", "rollout.max_new_tokens"}
+DEPENDENT_KEYS = {
+    *("rollout.max_tokens", "rollout.max_new_tokens", "diagnose.rollback", "reward.weights", "agent.function"),
+    *("algo.kl_target", "algo.kl_estimator", "cluster.gpus_per_engine", "cluster.gpus_per_learner"),
+}
 
 unicode_text = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
     ["none", "'none'", "''none'", "null"]
@@ -64,10 +68,16 @@ weights = st.floats(0, exclude_min=True, allow_nan=False, allow_infinity=False) 
 mixed = st.fixed_dictionaries(
     {}, optional={"kind": unicode_text, "weight": weights, "params": st.dictionaries(unicode_text, plain, max_size=2)}
 )
-STRATEGIES = {"env.mix": st.dictionaries(unicode_text, weights | mixed, max_size=3)}
+KINDS = {key.name: list(key.choice.table) for key in all_keys().values() if key.choice}
+STRATEGIES: dict[str, Any] = {name: st.sampled_from(kinds) for name, kinds in KINDS.items() if "none" not in kinds} | {
+    "algo.filter": st.sampled_from(["none", "top_p", "quarter"]),
+    "algo.correction": st.sampled_from(["none", "masked"]),
+    "algo.rejection": st.sampled_from(["none", "sequence"]),
+    "env.mix": st.dictionaries(unicode_text, weights | mixed, max_size=3),
+}
 """Strategies of settings that are stricter than their JSON schema."""
 
-free_keys = [key for key in all_keys().values() if key.name not in DEPENDENT_KEYS]
+free_keys = [key for key in all_keys().values() if key.name not in DEPENDENT_KEYS and not key.kinds]
 key_and_value = st.sampled_from(free_keys).flatmap(
     lambda key: st.tuples(st.just(key), STRATEGIES[key.name] if key.name in STRATEGIES else values_of(key.schema))
 )
@@ -77,7 +87,9 @@ configs = st.lists(key_and_value, max_size=12).map(lambda pairs: config_of(pairs
 def config_of(pairs: list[tuple[Key, Any]]) -> Config:
     settings: dict[str, Any] = {}
     for key, value in pairs:
-        table = settings.setdefault(key.section, {}) if key.section else settings
+        table = settings
+        for part in key.section.split(".") if key.section else []:
+            table = table.setdefault(part, {})
         table[key.last] = value
     if settings.get("context", {}).get("mode") == "summary":
         settings.get("rollout", {}).pop("prefix", None)  # rejected together
@@ -98,17 +110,24 @@ def as_text(config: Config) -> str:
 
 
 def test_to_toml_keeps_none(tmp_path: Path) -> None:
-    config = build({}, [("algo.dual_clip", "none"), ("env.params.max_actions", "none"), ("record.name", '"none"')])
+    config = build({}, [("algo.loss.dual_clip", "none"), ("env.params.max_actions", "none"), ("record.name", '"none"')])
     (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")
     loaded = build(read_settings(tmp_path / "config.toml"))
-    assert (loaded.algo.dual_clip, loaded.env.params, loaded.record.name) == (None, {"max_actions": None}, "none")
+    assert (loaded.algo.loss, loaded.env.params, loaded.record.name) == (
+        Ppo(dual_clip=None),
+        {"max_actions": None},
+        "none",
+    )
 
 
 def test_to_toml_writes_every_setting(tmp_path: Path) -> None:
     text = to_toml(Config())
     assert [
-        key.last for key in all_keys().values() if key.name not in FREE_TABLES and f"{key.last} = " not in text
+        key.last
+        for key in all_keys().values()
+        if key.name not in FREE_TABLES and not key.kinds and not key.choice and f"{key.last} = " not in text
     ] == []
+    assert all(f"[{key.name}]" in text for key in all_keys().values() if key.choice)
 
 
 @given(key_and_value)
@@ -127,10 +146,10 @@ def test_difference_reproduces_the_configuration(config: Config) -> None:
 
 
 def test_describe_shows_value_and_default() -> None:
-    text = describe(build({}, [("algo.clip_high", "0.3"), ("env.params.size", "8")]))
-    assert "algo.clip_high = 0.3                     # default 0.28" in text.splitlines()
+    text = describe(build({}, [("algo.loss.clip_high", "0.3"), ("env.params.size", "8")]))
+    assert "algo.loss.clip_high = 0.3                # default 0.28" in text.splitlines()
     assert "env.params.size = 8                      # given" in text.splitlines()
-    assert "algo.clip_low = 0.2" in text.splitlines()
+    assert "algo.loss.clip_low = 0.2" in text.splitlines()
     assert text.splitlines()[:3] == ["seed = 0", "", 'env.kind = "frozen_lake"']
 
 
@@ -218,9 +237,9 @@ def test_retired_keys_in_a_users_file_are_rejected(tmp_path: Path) -> None:
             '[train]\nsteps = "8"',
             "train.steps is a text in quotes: must be a whole number of 1 or more, without quotes",
         ),
-        ('[algo]\nclip_high = "0.3"', "algo.clip_high is a text in quotes: must be a number"),
-        ('[algo]\nwhiten = "true"', "algo.whiten is a text in quotes: must be true or false"),
-        ('[train]\nbetas = [0.9, "0.95"]', "train.betas.1 is a text in quotes: must be 2 values"),
+        ('[algo.loss]\nclip_high = "0.3"', "algo.loss.clip_high is a text in quotes: must be a number"),
+        ('[diagnose]\nalarms = "true"', "diagnose.alarms is a text in quotes: must be true or false"),
+        ('[train.optimizer]\nbetas = [0.9, "0.95"]', "train.optimizer.betas.1 is a text in quotes: must be 2 values"),
     ],
 )
 def test_quoted_numbers_in_a_file_are_errors(text: str, complaint: str, tmp_path: Path) -> None:
@@ -232,9 +251,9 @@ def test_quoted_numbers_in_a_file_are_errors(text: str, complaint: str, tmp_path
 
 
 def test_overrides_stay_text_that_is_parsed(tmp_path: Path) -> None:
-    settings = {"train": {"steps": "8", "betas": ["0.9", "0.9"]}}
-    config = build(settings, [("train.steps", "9"), ("train.betas", "0.8,0.9")])
-    assert config.train.steps == 9 and config.train.betas == (0.8, 0.9)
+    settings = {"train": {"steps": "8", "optimizer": {"betas": ["0.9", "0.9"]}}}
+    config = build(settings, [("train.steps", "9"), ("train.optimizer.betas", "0.8,0.9")])
+    assert config.train.steps == 9 and config.train.optimizer.betas == (0.8, 0.9)
 
 
 def test_check_params_rejects_quoted_numbers() -> None:

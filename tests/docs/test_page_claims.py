@@ -16,7 +16,7 @@ from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.filters import FILTERS
 from turnwise.algos.losses import LOSSES
 from turnwise.algos.off_policy import CORRECTIONS
-from turnwise.algos.rewards import NORMALISERS
+from turnwise.algos.rewards import NORMALISATIONS
 from turnwise.cli.main import main
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
@@ -34,7 +34,7 @@ CURVES = {
     "algo.loss": LOSSES.keys() - {"awr", "dpo"},
     "algo.correction": CORRECTIONS,
     "algo.filter": FILTERS,
-    "algo.normalise": NORMALISERS,
+    "algo.normalise": NORMALISATIONS,
     "context.mode": ("full", "window", "turn", "summary"),
 }
 """Settings whose names each have a curve in docs/algorithms.md; methods for stored episodes are in docs/offline.md."""

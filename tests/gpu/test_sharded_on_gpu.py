@@ -57,7 +57,11 @@ def test_gpu_sharded_learner_trains_like_the_local_one(case: str, dtype: torch.d
     for name, each in theirs.model.named_parameters():
         assert weights[name].dtype == dtype
         # Steps of Adam and Muon are of one size, whatever the gradient: where it is almost 0, rounding decides it.
-        rate = config.train.muon_learning_rate if config.train.optimizer == "muon" else 10 * config.train.learning_rate
+        rate = (
+            config.train.optimizer.learning_rate
+            if config.train.optimizer.kind == "muon"
+            else 10 * config.train.learning_rate
+        )
         allowed = rate * (0.05 if dtype == torch.float32 else 0.1)
         assert float((weights[name] - each.detach()).abs().mean()) < allowed, name
     folder = tmp_path / "saved"

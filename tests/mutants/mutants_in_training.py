@@ -35,10 +35,10 @@ IN_TRAINING = (
         ),
         (
             "no correction is applied",
-            'self.correction is not CORRECTIONS["none"]',
-            'self.correction is CORRECTIONS["none"]',
+            "if not isinstance(self.correction, NoCorrection)",
+            "if isinstance(self.correction, NoCorrection)",
         ),
-        ("value_coef is not read", "self.algo.value_coef * (batch", "(batch"),
+        ("value_coef is not read", "self.critic_settings.value_coef * (batch", "(batch"),
         ("the critic has the policy's weights", "batch.value_weights * token_loss", "batch.weights * token_loss"),
         (
             "the sampler is the old policy",
@@ -105,8 +105,8 @@ IN_TRAINING = (
         ),
         (
             "the adaptive gamma is not used",
-            'algo.model_copy(update={"gamma_turn": discount.gamma})',
-            "algo",
+            'advantage.model_copy(update={"gamma_turn": discount.gamma})',
+            "advantage",
         ),
     ),
     *mutants(
@@ -214,8 +214,8 @@ IN_TRAINING = (
         ("training/test_step_statistics.py",),
         (
             "tokens outside of the loss are selected",
-            "loss.select(_pick(inputs, trained), objective.algo, draws[trained])",
-            "loss.select(inputs, objective.algo, draws)[trained]",
+            "loss.select(_pick(inputs, trained), draws[trained])",
+            "loss.select(inputs, draws)[trained]",
         ),
         (
             "the covariance of the old policy",
@@ -374,7 +374,11 @@ IN_TRAINING = (
         ),
         ("every reward has the format penalty", "if name == ENV else 0.0", "if name else 0.0"),
         ("the outcome is scaled with the process", "placed - outcomes, table.mask) + outcomes", "placed, table.mask)"),
-        ("only the last turn is normalised", "normalise(turns.sum(dim=1), scope", "normalise(turns[:, -1], scope"),
+        (
+            "only the last turn is normalised",
+            "normalise(turns.sum(dim=1), group_ids",
+            "normalise(turns[:, -1], group_ids",
+        ),
         (
             "reward weights in another order",
             "torch.tensor(list(settings.each.values()))",

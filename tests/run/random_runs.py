@@ -25,7 +25,8 @@ from turnwise.algos.alarms import Alarm, AlarmState, check_alarms
 from turnwise.algos.filters import FILTERS, SCORES
 from turnwise.algos.losses import AGGREGATIONS, LOSSES
 from turnwise.algos.off_policy import CORRECTIONS
-from turnwise.algos.rewards import NORMALISERS
+from turnwise.algos.rewards import NORMALISATIONS
+from turnwise.config.keys import all_keys
 from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
@@ -82,18 +83,18 @@ def draw_settings(rng: random.Random, rewards: Path) -> Settings:
         "algo.advantage": pick([name for name in ADVANTAGES if name not in STORED]),
         "algo.loss": pick([name for name in LOSSES if name not in STORED]),
         "algo.correction": pick(list(CORRECTIONS)),
-        "algo.correction_level": pick(["token", "turn", "sequence"]),
+        "algo.correction.level": pick(["token", "turn", "sequence"]),
         "algo.old_logprobs": pick(["sampler", "learner"]),
-        "algo.normalise": pick(["identity", *NORMALISERS]),
-        "algo.normalise_over": pick(["group", "environment", "batch"]),
+        "algo.normalise": pick(["identity", *NORMALISATIONS]),
+        "algo.normalise.over": pick(["group", "environment", "batch"]),
         "algo.aggregation": pick(list(AGGREGATIONS)),
         "algo.truncated": pick(["zero", "drop", "bootstrap"]),
         "algo.placement": pick(["turn", "trajectory"]),
         "algo.entropy_coef": pick([0.0, 0.01]),
         "algo.loss_tokens": pick(["sampled", "sampled", "answer", "think"]),
         "algo.advantage_tokens": pick(["sampled", "sampled", "answer"]),
-        "algo.gamma_turn": pick([1.0, 0.9, "adaptive"]),
-        "algo.lam": pick([1.0, 0.9]),
+        "algo.advantage.gamma_turn": pick([1.0, 0.9, "adaptive"]),
+        "algo.advantage.lam": pick([1.0, 0.9]),
         "critic.kind": pick(["trunk", "head"]),
         "critic.warmup_steps": pick([0, 0, 1]),
         "critic.learning_rate": 1e-3,
@@ -101,11 +102,12 @@ def draw_settings(rng: random.Random, rewards: Path) -> Settings:
     if maybe() < 0.4:
         given |= {
             "algo.filter": pick(list(FILTERS)),
-            "algo.filter_by": pick(list(SCORES)),
-            "algo.filter_value": pick([0.1, 0.5, 1.0]),
-            "algo.filter_largest": pick([True, False]),
-            "algo.filter_scale": pick(["none", "share", "root"]),
-            "algo.filter_refill": pick([0, 0, 2]),
+            "algo.filter.by": pick(list(SCORES)),
+            "algo.filter.value": pick([0.1, 0.5, 1.0]),
+            "algo.filter.count": pick([1, 2]),
+            "algo.filter.largest": pick([True, False]),
+            "algo.filter.scale": pick(["none", "share", "root"]),
+            "algo.filter.refill": pick([0, 0, 2]),
         }
     if maybe() < 0.4:
         given |= {
@@ -147,7 +149,7 @@ def draw_settings(rng: random.Random, rewards: Path) -> Settings:
         "train.optimizer": pick(["adamw", "adamw", "muon"]),
         "train.schedule": pick(["constant", "linear", "cosine"]),
         "train.warmup_steps": pick([0, 0, 2]),
-        "train.weight_decay": pick([0.0, 0.1]),
+        "train.optimizer.weight_decay": pick([0.0, 0.1]),
         "train.mini_batch": rng.randint(1, groups * size),
         "train.epochs": pick([1, 1, 2]),
         "train.micro_tokens": pick([None, 300, 2000]),
@@ -168,7 +170,13 @@ def draw_settings(rng: random.Random, rewards: Path) -> Settings:
     if given.get("selfplay.opponent") == "self":  # else few of them would fit
         given = {name: value for name, value in given.items() if not name.startswith("curriculum.")}
         given["rollout.groups"] += given["rollout.groups"] % 2
-    return given
+    return {name: value for name, value in given.items() if exists(name, given)}
+
+
+def exists(name: str, given: Settings) -> bool:
+    """Return whether the alternative that is chosen has the setting."""
+    key = all_keys().get(name)  # None for a parameter of the environment
+    return key is None or not key.kinds or given.get(key.section, all_keys()[key.section].default) in key.kinds
 
 
 def draw_context(rng: random.Random) -> Settings:

@@ -449,7 +449,7 @@ def test_example_quiz_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "rollout__group_size": 8,
         "rollout__max_new_tokens": 12,
         "rollout__max_tokens": 256,
-        "train__muon_learning_rate": 0.005,
+        "train__optimizer__learning_rate": 0.005,
         "train__learning_rate": 1e-3,
         "train__mini_batch": 128,
     }

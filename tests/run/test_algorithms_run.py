@@ -12,7 +12,7 @@ from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.filters import FILTERS, SCORES
 from turnwise.algos.losses import LOSSES
 from turnwise.algos.off_policy import CORRECTIONS
-from turnwise.algos.rewards import NORMALISERS
+from turnwise.algos.rewards import NORMALISATIONS
 from turnwise.run.train import train
 
 STEPS = 2 if "TURNWISE_SOAK" in os.environ else 1
@@ -37,14 +37,14 @@ def others(names: Any) -> list[str]:
 
 
 COMBINATIONS = [
-    dict(zip(("advantage", "loss", "correction", "filter", "filter_by", "normalise"), names, strict=True))
+    dict(zip(("advantage", "loss", "correction", "filter", "filter__by", "normalise"), names, strict=True))
     for names in zip(
         PLAYED,
         others(LOSSES),
         others(CORRECTIONS),
         others(FILTERS),
         others(SCORES),
-        others(NORMALISERS),
+        others(NORMALISATIONS),
         strict=True,
     )
 ]
@@ -53,7 +53,13 @@ COMBINATIONS = [
 @pytest.mark.parametrize("names", COMBINATIONS, ids=lambda names: "-".join(names.values()))
 def test_algorithm_trains_with_finite_metrics(names: dict[str, str], tmp_path: Path) -> None:
     settings = {f"algo__{name}": value for name, value in names.items()}
-    values = {"filter_value": 1 if names["filter"] == "top_count" else 0.1 if names["filter"] == "absolute" else 0.5}
+    if names["filter"] == "none":
+        del settings["algo__filter__by"]
+    values: dict[str, Any] = {
+        "top_count": {"filter__count": 1},
+        "absolute": {"filter__value": 0.1},
+        **{name: {"filter__value": 0.5} for name in ("top_p", "top_p_softmax", "top_k", "min_p")},
+    }.get(names["filter"], {})
     kl = {"kl_in": "reward", "kl_estimator": "k1"} if names["advantage"] in ("gae", "reinforce_pp") else {}
     raw = {"normalise": "identity"} if names["advantage"] == "remax" else {}
     extra = {f"algo__{name}": value for name, value in (values | kl | raw).items()}
@@ -72,7 +78,7 @@ def test_algorithm_trains_with_finite_metrics(names: dict[str, str], tmp_path: P
         {"context__mode": "window", "context__turns": 1},
         {"context__mode": "turn"},
         {"context__mode": "summary", "context__summary_every": 1, "context__summary_tokens": 8},
-        {"algo__advantage": "bi_level_gae", "algo__gamma_turn": "adaptive"},
+        {"algo__advantage": "bi_level_gae", "algo__advantage__gamma_turn": "adaptive"},
         {
             "algo__kl_target": 0.01,
             "algo__kl_horizon": 10.0,

@@ -70,19 +70,18 @@ def length(trajectory: Any) -> float:
 CALLS: list[str] = []
 
 
-def centred(inputs: tw.AdvantageInputs, params: Any) -> torch.Tensor:
+def centred(inputs: tw.AdvantageInputs) -> torch.Tensor:
     CALLS.append("advantage")
     returns = (inputs.token_rewards * inputs.mask).sum(1, keepdim=True)
     return (returns - returns.mean()).expand(inputs.mask.shape)
 
 
-@tw.loss(adds_penalty=True)
-def plain(inputs: tw.LossInputs, params: Any) -> torch.Tensor:
+def plain(inputs: tw.LossInputs) -> torch.Tensor:
     CALLS.append("loss")
     return -inputs.advantages * inputs.logprobs
 
 
-def keep_all(scores: torch.Tensor, params: Any) -> torch.Tensor:
+def keep_all(scores: torch.Tensor) -> torch.Tensor:
     CALLS.append("filter")
     return torch.ones_like(scores, dtype=torch.bool)
 
@@ -190,21 +189,21 @@ def test_train_of_a_recipe_has_the_settings_of_the_command(folder: dict[str, Any
     run = tw.train("bandit", steps=1, **folder)
     expected = configure("bandit")
     assert run.config.algo == expected.algo and run.config.critic == expected.critic
-    assert run.config.train.optimizer == expected.train.optimizer == "muon"
+    assert run.config.train.optimizer == expected.train.optimizer and expected.train.optimizer.kind == "muon"
 
 
 def test_tiny_has_defaults_that_learn_in_any_environment(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("from turnwise.envs.bandit.env import Bandit\nclass Mine(Bandit): pass\n", encoding="utf-8")
     config = configure(f"{file}:Mine")
-    assert config.train.optimizer == "muon" and config.critic.kind == "head" and config.rollout.group_size > 1
+    assert config.train.optimizer.kind == "muon" and config.critic.kind == "head" and config.rollout.group_size > 1
     learns = configure(f"{file}:Mine", like="frozen_lake", overrides=[("train.steps", config.train.steps)])
     groups = {"groups": config.rollout.groups, "group_size": config.rollout.group_size}
     assert (config.algo, config.critic, config.train) == (learns.algo, learns.critic, learns.train)
     assert config.rollout == learns.rollout.model_copy(update=groups)
     other = configure(f"{file}:Mine", overrides=[("model.name", "someone/7b")])
-    assert other.train.optimizer == "adamw" and other.train.learning_rate == 1e-6
-    assert configure(f"{file}:Mine", overrides=[("train.optimizer", "adamw")]).train.optimizer == "adamw"
+    assert other.train.optimizer.kind == "adamw" and other.train.learning_rate == 1e-6
+    assert configure(f"{file}:Mine", overrides=[("train.optimizer", "adamw")]).train.optimizer.kind == "adamw"
 
 
 @pytest.mark.parametrize(
@@ -222,7 +221,7 @@ def test_tiny_has_defaults_that_learn_in_any_environment(tmp_path: Path) -> None
         (lambda: tw.train("bandit", like="sokoban"), "like sokoban: bandit is a recipe and has its own settings."),
         (lambda: tw.evaluate("tiny", "bandit", tries=0), "tries 0: must be 1 or more."),
         (lambda: tw.evaluate("tiny", "bandit", seeds="x"), "seeds: "),
-        (lambda: tw.train("bandit", algo__method="archer_offline", quiet=True), "data.sources"),
+        (lambda: tw.train("bandit", algo__estimator="archer_offline", quiet=True), "data.sources"),
     ],
 )
 def test_errors_of_the_python_api_name_keywords(call: Callable[[], object], text: str) -> None:
@@ -267,7 +266,7 @@ def test_train_takes_functions_for_rewards_and_algorithms(folder: dict[str, Any]
         **folder,
     )
     assert set(CALLS) == {"advantage", "loss", "filter"}
-    assert run.config.algo.advantage == f"{Path(__file__).resolve()}:centred"
+    assert run.config.algo.advantage.kind == f"{Path(__file__).resolve()}:centred"
     assert run.path.name == "Larger-tiny-centred-seed0"
     (row,) = [row for row in run.metrics() if "rollout/episodes" in row]
     assert row["reward/length"] > 0
@@ -275,7 +274,7 @@ def test_train_takes_functions_for_rewards_and_algorithms(folder: dict[str, Any]
 
 def test_train_takes_a_lambda_as_advantage(folder: dict[str, Any]) -> None:
     CALLS.clear()
-    run = tw.train(Larger, steps=1, algo__advantage=lambda inputs, params: centred(inputs, params), **folder)
+    run = tw.train(Larger, steps=1, algo__advantage=lambda inputs: centred(inputs), **folder)
     assert run.finished and CALLS == ["advantage"] and "lambda" in run.path.name
     assert [row["step"] for row in run.metrics() if "rollout/episodes" in row] == [1]
 
@@ -284,11 +283,11 @@ def test_command_line_takes_an_advantage_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "my_algo.py"
     file.write_text(
         dedent("""
-            def centred(inputs, params):
+            def centred(inputs):
                 returns = (inputs.token_rewards * inputs.mask).sum(1, keepdim=True)
                 return (returns - returns.mean()).expand(inputs.mask.shape)
 
-            def broken(inputs, params):
+            def broken(inputs):
                 return inputs.nothing
         """),
         encoding="utf-8",
@@ -307,25 +306,29 @@ def test_command_line_takes_an_advantage_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("broken", r"algo.advantage broken failed at \w+.py:\d+: AttributeError: .*nothing"),
+        ("broken", r"algo.advantage broken failed: AttributeError: .*nothing.* at \w+.py:\d+"),
         ("short", r"returned the shape \[\d+, 1\] instead of \[\d+, \d+\]"),
         ("text", "returned str"),
     ],
 )
 def test_faulty_advantage_is_one_line(name: str, message: str, folder: dict[str, Any]) -> None:
     functions = {
-        "broken": lambda inputs, params: inputs.nothing,
-        "short": lambda inputs, params: inputs.token_rewards[:, :1],
-        "text": lambda inputs, params: "1.0",
+        "broken": lambda inputs: inputs.nothing,
+        "short": lambda inputs: inputs.token_rewards[:, :1],
+        "text": lambda inputs: "1.0",
     }
     functions[name].__name__ = name
     with pytest.raises(tw.UserError, match=message):
         tw.train(Larger, steps=1, algo__advantage=functions[name], **folder)
 
 
-def test_unknown_trait_of_an_advantage_is_refused() -> None:
-    with pytest.raises(tw.UserError, match="has no argument 'needs_crtic'"):
-        tw.advantage(needs_crtic=True)
+def test_function_with_the_arguments_of_earlier_versions_is_refused(folder: dict[str, Any]) -> None:
+    def old(inputs: tw.AdvantageInputs, params: Any) -> torch.Tensor:
+        return inputs.token_rewards
+
+    message = r"algo\.advantage old must take \(inputs\)\. For settings of its own, write a class"
+    with pytest.raises(tw.UserError, match=message):
+        tw.train(Larger, steps=1, algo__advantage=old, **folder)
 
 
 def evaluate_run(path: Path) -> None:

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from runs_for_tests import episodes, learnt, metrics, quiet, small, unknown_metrics
+from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.record.trajectories import open_replay
-from turnwise.run.conflicting_settings import check_conflicts
+from turnwise.run.check_settings import check_settings_fit
 from turnwise.run.train import train
 from turnwise.training.archer import Archer
 from turnwise.training.utterance_critic import UtteranceCriticLearner
@@ -39,13 +40,13 @@ def lake(folder: Path, **settings: Any) -> Config:
         "env.params.max_actions_per_turn": 1,
         "rollout.max_new_tokens": 8,
         "rollout.max_tokens": 768,
-        "algo.method": "archer",
+        "algo.estimator": "archer",
         "algo.loss": "reinforce",
-        "algo.gamma_turn": 0.9,
-        "archer.critic_updates": 2,
-        "archer.critic_batch": 4,
-        "archer.states": 8,
-        "archer.token_baseline": True,
+        "algo.estimator.gamma_turn": 0.9,
+        "algo.estimator.critic_updates": 2,
+        "algo.estimator.critic_batch": 4,
+        "algo.estimator.states": 8,
+        "algo.estimator.token_baseline": True,
         "critic.warmup_steps": 1,
         "eval.every": 0,
         "eval.episodes": 1,
@@ -113,24 +114,62 @@ def test_archer_replay_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return found
 
     monkeypatch.setattr(Archer, "sample", counted)
-    train(lake(tmp_path, archer__replay=10, archer__token_baseline=False, train__steps=2), console=quiet())
+    train(
+        lake(tmp_path, algo__estimator__replay=10, algo__estimator__token_baseline=False, train__steps=2),
+        console=quiet(),
+    )
     assert sizes == [8, 10]
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"selfplay__opponent": "self"}, "learns from episodes of many steps, and selfplay.opponent self plays"),
-        ({"data__sources": ["runs/old"]}, "or choose algo.method archer_offline"),
-        ({"algo__method": "archer_offline"}, "trains on stored episodes alone. Name them (data.sources)"),
-        ({"algo__method": "awac"}, "algo.method awac trains on stored episodes alone. Name them (data.sources)"),
         (
-            {"algo__method": "awac", "env__kind": "agent", "data__sources": ["runs/old"]},
-            "an agent acts by itself. Choose algo.method archer_offline",
+            {"selfplay__opponent": "self"},
+            "learns from episodes of many steps, and selfplay.opponent self changes the opponent",
         ),
+        ({"data__sources": ["runs/old"]}, "or choose algo.estimator archer_offline"),
+        (
+            {"env__kind": "agent", "agent__command": "x"},
+            "env.kind agent is not one. Set env.kind to an environment, or",
+        ),
+        ({"rollout__max_staleness": 1}, "rollout.max_staleness 1 runs rollouts and updates side by side"),
+        ({"cluster__engines": 2}, "Set cluster.engines to 0"),
+        ({"cluster__learners": 2}, "Set cluster.learners to 0"),
+        ({"algo__kl_in": "reward"}, "algo.kl_in reward adds the KL term to rewards. Choose algo.kl_in loss"),
+        ({"algo__normalise": "mean"}, "learns from turn rewards as they are, and algo.normalise mean"),
+        ({"reward__combine": "each"}, "learns from turn rewards as they are, and reward.combine each"),
+        ({"diagnose__gradients_every": 2}, "trains on turns of many steps"),
+        ({"algo__estimator__gamma_turn": "adaptive"}, "algo.estimator.gamma_turn = adaptive: must be a number"),
+        ({"train__mini_batch": 9}, "algo.estimator.states 8. Set train.mini_batch to at most 8."),
     ],
 )
 def test_archer_refuses_settings_that_contradict_it(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
-        check_conflicts(lake(tmp_path, **settings))
+        check_settings_fit(lake(tmp_path, **settings))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("estimator", ["archer_offline", "awac"])
+def test_offline_estimators_need_stored_episodes(estimator: str) -> None:
+    overrides = [("algo.estimator", estimator)]
+    with pytest.raises(
+        UserError, match=r"trains on stored episodes alone, .* Name stored episodes \(data\.sources\), or"
+    ):
+        check_settings_fit(build({}, overrides))
+    stored = [*overrides, ("data.sources", ["runs/old"])]
+    check_settings_fit(build({}, stored))
+    agent = build({}, [*stored, ("env.kind", "agent"), ("agent.command", "x")])
+    if estimator == "awac":
+        with pytest.raises(
+            UserError, match=r"acts? at stored states of an environment, and env\.kind agent is not one"
+        ):
+            check_settings_fit(agent)
+    else:
+        check_settings_fit(agent)
+
+
+def test_archer_does_not_need_what_its_replaced_advantage_does() -> None:
+    """It neither compares members of a group nor filters groups, and its environments may be in actors."""
+    alone = [("algo.estimator", "archer"), ("rollout.group_size", 1), ("algo.filter", "quarter")]
+    check_settings_fit(build({}, [*alone, ("algo.advantage", "remax"), ("cluster.env_workers", 2)]))

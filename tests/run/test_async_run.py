@@ -85,18 +85,18 @@ def test_staleness_stays_within_its_bound_and_is_corrected(tmp_path: Path) -> No
 
 def test_stale_rollouts_are_corrected_by_default() -> None:
     stale = configure("bandit", overrides=[("rollout.max_staleness", "2")]).algo
-    assert (stale.correction, stale.old_logprobs) == ("truncated", "learner")
+    assert (stale.correction.kind, stale.old_logprobs) == ("truncated", "learner")
     fresh = configure("bandit").algo
-    assert (fresh.correction, fresh.old_logprobs) == ("none", "sampler")
+    assert (fresh.correction.kind, fresh.old_logprobs) == ("none", "sampler")
     chosen = configure("bandit", overrides=[("rollout.max_staleness", "2"), ("algo.old_logprobs", "sampler")]).algo
-    assert (chosen.correction, chosen.old_logprobs) == ("none", "sampler")
+    assert (chosen.correction.kind, chosen.old_logprobs) == ("none", "sampler")
 
 
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
         ({"env__kind": "tic_tac_toe", "selfplay__opponent": "self"}, "chooses one opponent per step"),
-        ({"system__keep_cache": "off"}, "samples during updates"),
+        ({"system__keep_cache": "off"}, "system.keep_cache off frees the KV cache for updates"),
     ],
 )
 def test_staleness_refuses_settings_that_contradict_it(tmp_path: Path, settings: dict[str, Any], problem: str) -> None:

@@ -41,45 +41,49 @@ def test_run_with_non_finite_weights_stops_and_saves_nothing_of_them(
 
 
 FUNCTIONS = """
+    from typing import ClassVar
+
     import torch
     import turnwise as tw
 
     calls = 0
 
-    def nan_advantage(inputs, params):
+    def nan_advantage(inputs):
         returns = (inputs.token_rewards * inputs.mask).sum(1, keepdim=True)
         return (returns / 0 * 0).expand(inputs.mask.shape)
 
-    def late_advantage(inputs, params):
+    def late_advantage(inputs):
         global calls
         calls += 1
         advantages = torch.rand(inputs.mask.shape) - 0.5
         return advantages if calls < 2 else torch.where(inputs.turn_ids == 0, torch.inf, advantages)
 
-    @tw.advantage(needs_critic=True)
-    def nan_targets(inputs, params):
-        return tw.AdvantageResult(advantages=torch.ones_like(inputs.values), returns=inputs.values + torch.nan)
+    class nan_targets(tw.Advantage):
+        needs_critic: ClassVar[bool] = True
 
-    def waves(inputs, params):
+        def compute(self, inputs):
+            return tw.AdvantageResult(advantages=torch.ones_like(inputs.values), returns=inputs.values + torch.nan)
+
+    def waves(inputs):
         return torch.arange(inputs.mask.numel()).reshape(inputs.mask.shape).cos()
 
-    def noise(inputs, params):
+    def noise(inputs):
         return torch.rand(inputs.mask.shape) - 0.5
 
-    def nan_loss(inputs, params):
+    def nan_loss(inputs):
         return -inputs.advantages * inputs.logprobs * torch.nan
 
-    def steady_loss(inputs, params):
+    def steady_loss(inputs):
         return -inputs.advantages * inputs.logprobs
 
-    def failing_loss(inputs, params):
+    def failing_loss(inputs):
         global calls
         calls += 1
         if calls == 8:
             raise ValueError("once")
-        return steady_loss(inputs, params)
+        return steady_loss(inputs)
 
-    def nan_gradient(inputs, params):
+    def nan_gradient(inputs):
         return (inputs.logprobs - inputs.logprobs.detach()).sqrt()
 """
 
@@ -154,7 +158,7 @@ def test_loss_that_fails_within_a_step_saves_nothing_of_it(
     settings = ["--train.steps=5", "--train.mini_batch=4", "--checkpoint.every=2"]
     assert train_with(*settings, run="whole", advantage="waves", loss="steady_loss") == 0
     assert train_with(*settings, advantage="waves", loss="failing_loss") == 2
-    assert "failing_loss failed at" in capsys.readouterr().err
+    assert "failing_loss failed: ValueError: once at my.py:" in capsys.readouterr().err
     run = tmp_path / "run"
     assert [row["step"] for row in metrics(run) if "rollout/success" in row] == [1, 2, 3]
     assert [path.name for path in (run / "checkpoints").iterdir() if path.name != "best"] == ["step_000002"]

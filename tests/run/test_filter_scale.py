@@ -17,7 +17,7 @@ from turnwise.run.environment_mix import build_environment_mix
 from turnwise.run.train import train
 from turnwise.training.checkpoints import last_checkpoint, read_state, restore
 
-HALF = {"algo__filter": "top_count", "algo__filter_value": 1}
+HALF = {"algo__filter": "top_count", "algo__filter__count": 1}
 """One of two groups passes."""
 ONE_STEP = {"train__steps": 1, "train__mini_batch": 8, "eval__every": 0, "record__report": False}
 
@@ -42,7 +42,7 @@ def change_of_a_step(config: Config) -> dict[str, Tensor]:
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.soak)])
 def test_filter_scale_scales_the_first_step_of_policy_and_critic(optimizer: str, tmp_path: Path) -> None:
     def changed(scale: str) -> dict[str, Tensor]:
-        settings: dict[str, Any] = {**HALF, **ONE_STEP, "train__optimizer": optimizer, "algo__filter_scale": scale}
+        settings: dict[str, Any] = {**HALF, **ONE_STEP, "train__optimizer": optimizer, "algo__filter__scale": scale}
         return change_of_a_step(small(tmp_path / scale, **settings))
 
     whole, part = changed("none"), changed("share")

@@ -21,19 +21,19 @@ METHODS: dict[str, dict[str, Any]] = {
     "awr": {"algo__advantage": "step_gae", "algo__loss": "awr"},
     "dpo": {"algo__advantage": "preference", "algo__loss": "dpo", "algo__aggregation": "seq-mean-token-sum"},
     "archer_offline": {
-        "algo__method": "archer_offline",
+        "algo__estimator": "archer_offline",
         "algo__loss": "awr",
-        "archer__critic_updates": 2,
-        "archer__critic_batch": 4,
+        "algo__estimator__critic_updates": 2,
+        "algo__estimator__critic_batch": 4,
         "critic__learning_rate": 1e-3,
     },
     "awac": {
-        "algo__method": "awac",
+        "algo__estimator": "awac",
         "algo__loss": "awr",
-        "archer__encoder": "policy",
-        "archer__critic_updates": 2,
-        "archer__critic_batch": 4,
-        "archer__states": 4,
+        "algo__estimator__encoder": "policy",
+        "algo__estimator__critic_updates": 2,
+        "algo__estimator__critic_batch": 4,
+        "algo__estimator__states": 4,
         "critic__learning_rate": 1e-3,
     },
     "off_policy_grpo": {"algo__advantage": "grpo", "algo__aggregation": "seq-mean-token-mean"},
@@ -205,8 +205,8 @@ def test_presets_of_stored_episodes_set_their_correction(played: Path) -> None:
         name: configure("bandit", overrides=[("data.sources", str(played)), ("algo.preset", name)]).algo
         for name in ("bc", "filtered_bc", "awr", "dpo", "archer_offline", "awac", "off_policy_grpo")
     }
-    assert {(algo.correction, algo.old_logprobs) for algo in chosen.values()} == {("none", "sampler")}
+    assert {(algo.correction.kind, algo.old_logprobs) for algo in chosen.values()} == {("none", "sampler")}
     plain = configure("bandit", overrides=[("data.sources", str(played))])
-    assert (plain.algo.correction, plain.algo.old_logprobs) == ("truncated", "learner")
+    assert (plain.algo.correction.kind, plain.algo.old_logprobs) == ("truncated", "learner")
     assert plain.data.sources == (str(played.resolve()),)
     assert RunFolder.open(played).read_index()

@@ -11,24 +11,29 @@ from runs_for_tests import learnt, metrics, quiet, rewind, small
 from turnwise.algos.off_policy import OFF_POLICY_METRICS
 from turnwise.run.train import train
 
-BAND = {"algo__loss": "clip_cov", "algo__cov_share": 0.2, "algo__cov_low": -9.0, "algo__cov_high": 9.0}
+BAND = {"algo__loss": "clip_cov", "algo__loss__share": 0.2, "algo__loss__low": -9.0, "algo__loss__high": 9.0}
 METHODS: dict[str, tuple[dict[str, Any], str]] = {
     "clip_cov": (BAND, "cov_fraction"),
-    "kl_cov": ({"algo__loss": "kl_cov", "algo__cov_share": 0.2}, "cov_fraction"),
+    "kl_cov": ({"algo__loss": "kl_cov", "algo__loss__share": 0.2}, "cov_fraction"),
     "vespo": ({"algo__loss": "vespo", "algo__old_logprobs": "sampler"}, "vespo_weight"),
     "normalised weights": (
-        {"algo__correction": "truncated", "algo__correction_level": "sequence", "algo__correction_normalise": True},
+        {"algo__correction": "truncated", "algo__correction__level": "sequence", "algo__correction__normalise": True},
         "correction_weight",
     ),
     "rejection by maximum": (
-        {"algo__reject": "turn", "algo__reject_statistic": "k3", "algo__reject_pool": "max", "algo__reject_high": 0.5},
+        {
+            "algo__rejection": "turn",
+            "algo__rejection__statistic": "k3",
+            "algo__rejection__pool": "max",
+            "algo__rejection__high": 0.5,
+        },
         "rejected",
     ),
-    "veto": ({"algo__reject_veto": 1e-4}, "rejected"),
+    "veto": ({"algo__rejection": "veto", "algo__rejection__veto": 1e-4}, "rejected"),
     "turn GAE, a row a turn": (
         {
             "algo__advantage": "step_gae",
-            "algo__whiten_over": "token",
+            "algo__advantage__whiten_over": "token",
             "context__mode": "turn",
             "env__kind": "frozen_lake",
             "env__params": {"max_turns": 3},

@@ -400,7 +400,7 @@ IDLE = {
         "algo__entropy_coef": 0.0,
         "algo__kl_coef": 0.0,
     },
-    "another algo.filter": {"algo__filter": "absolute", "algo__filter_value": 100.0},
+    "another algo.filter": {"algo__filter": "absolute", "algo__filter__value": 100.0},
 }
 
 

@@ -3,12 +3,6 @@ from typing import Any
 
 import pytest
 
-from turnwise.algos.advantages import ADVANTAGES
-from turnwise.algos.filters import FILTERS, SCORES
-from turnwise.algos.losses import AGGREGATIONS, LOSSES
-from turnwise.algos.off_policy import CORRECTIONS
-from turnwise.algos.registry import Registry
-from turnwise.algos.rewards import NORMALISERS
 from turnwise.config.load import build
 from turnwise.core.errors import UserError
 from turnwise.recipes.presets import recipe_names
@@ -16,7 +10,7 @@ from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.judge.settings import JudgeSettings
 from turnwise.run import resources, training_run
 from turnwise.run.configure import configure
-from turnwise.run.setting_names import ALGORITHMS, FUNCTIONS, check_model_name
+from turnwise.run.setting_names import check_model_name
 from turnwise.run.training_run import resolve
 from turnwise.run.validate import check_settings
 
@@ -43,8 +37,11 @@ def test_unknown_names_are_refused_with_a_suggestion() -> None:
 
 
 def test_archer_needs_a_state_for_each_critic_update() -> None:
-    error = refused(algo__method="archer", archer__states=7, archer__critic_updates=8, train__mini_batch=4)
-    assert "Set archer.states to at least 8." in error
+    error = refused(
+        algo__estimator="archer", algo__estimator__states=7, algo__estimator__critic_updates=8, train__mini_batch=4
+    )
+    assert error.startswith("algo.estimator.states 7 is less than critic_updates 8: ")
+    assert error.endswith("Set it to at least 8.")
 
 
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
@@ -68,22 +65,19 @@ def test_mini_batch_larger_than_the_batch_is_refused() -> None:
     check_settings(build({}, [("train.mini_batch", 8), ("rollout.groups", 2), ("rollout.group_size", 4)]))
 
 
-@pytest.mark.parametrize("settings", [{}, {"algo__filter_value": 0}, {"algo__filter_value": 2.5}], ids=str)
-def test_top_count_needs_a_whole_number_of_groups(settings: dict[str, Any]) -> None:
-    error = refused(algo__filter="top_count", **settings)
-    assert (
-        error.startswith("algo.filter top_count keeps algo.filter_value groups")
-        and "whole number of 1 or more" in error
-    )
-    check_settings(build({}, [("algo.filter", "top_count"), ("algo.filter_value", 3)]))
+def test_top_count_needs_a_whole_number_of_groups() -> None:
+    assert refused(algo__filter="top_count") == "algo.filter top_count needs algo.filter.count. Give it."
+    for count in (0, 2.5):
+        error = refused(algo__filter="top_count", algo__filter__count=count)
+        assert error == f"algo.filter.count = {count}: must be a whole number of 1 or more"
+    check_settings(build({}, [("algo.filter", "top_count"), ("algo.filter.count", 3)]))
     check_settings(build({}, [("algo.filter", "top_k")]))
 
 
 @pytest.mark.parametrize("name", ["mean", "mean_std", "asym_clip"])
 def test_remax_refuses_returns_in_other_units_than_the_greedy_ones(name: str) -> None:
-    assert f"algo.normalise {name} the two returns would have different units" in refused(
-        algo__advantage="remax", algo__normalise=name
-    )
+    error = refused(algo__advantage="remax", algo__normalise=name)
+    assert f"in the units of the environment, and algo.normalise {name} normalises returns" in error
     for combine in ("each", "process"):
         assert f"reward.combine {combine}" in refused(algo__advantage="remax", reward__combine=combine)
     check_settings(build({}, [("algo.advantage", "remax")]))
@@ -155,27 +149,14 @@ def test_max_threads_respects_user_and_container_limits(
 
 
 @pytest.mark.parametrize(
-    "key", ["train.learning_rate", "train.muon_learning_rate", "critic.learning_rate", "sft.learning_rate"]
+    "key", ["train.learning_rate", "train.optimizer.learning_rate", "critic.learning_rate", "sft.learning_rate"]
 )
 def test_learning_rates_above_one_are_refused(key: str) -> None:
+    muon = [("train.optimizer", "muon")]
     for value in (1e308, 1.01, 0.0, float("inf"), float("nan")):
         with pytest.raises(UserError, match=rf"^{key} = .*: must be a number above 0 and at most 1"):
-            build({}, [(key, value)])
-    build({}, [(key, 1.0)])
-
-
-def test_names_known_before_torch_are_those_of_the_algorithms() -> None:
-    tables = {
-        "algo.advantage": ADVANTAGES,
-        "algo.loss": LOSSES,
-        "algo.correction": CORRECTIONS,
-        "algo.normalise": NORMALISERS,
-        "algo.filter": FILTERS,
-        "algo.filter_by": SCORES,
-        "algo.aggregation": AGGREGATIONS,
-    }
-    assert {key: tuple(table) for key, table in tables.items()} == ALGORITHMS
-    assert tuple(key for key, table in tables.items() if isinstance(table, Registry)) == FUNCTIONS
+            build({}, [*muon, (key, value)])
+    build({}, [*muon, (key, 1.0)])
 
 
 def test_model_name_of_a_run_is_suggested(tmp_path: Path) -> None:

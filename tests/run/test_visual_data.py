@@ -53,13 +53,19 @@ LAKE: dict[str, Any] = {
     "algo__kl_coef": 0.0,
     "algo__entropy_coef": 0.0,
 }
-CRITIC = {"archer__critic_updates": 1, "archer__critic_batch": 4, "critic__learning_rate": 1e-3}
-AWAC = {"algo__method": "awac", "algo__advantage": "gae", "archer__encoder": "policy", "archer__states": 4, **CRITIC}
+CRITIC = {"algo__estimator__critic_updates": 1, "algo__estimator__critic_batch": 4, "critic__learning_rate": 1e-3}
+AWAC = {
+    "algo__estimator": "awac",
+    "algo__advantage": "gae",
+    "algo__estimator__encoder": "policy",
+    "algo__estimator__states": 4,
+    **CRITIC,
+}
 METHODS: dict[str, dict[str, Any]] = {
     "filtered_bc": {"algo__advantage": "clone", "algo__loss": "reinforce", "data__keep": "succeeded"},
     "awr": {"algo__advantage": "step_gae", "algo__loss": "awr"},
     "dpo": {"algo__advantage": "preference", "algo__loss": "dpo", "algo__aggregation": "seq-mean-token-sum"},
-    "archer_offline": {"algo__method": "archer_offline", "algo__loss": "awr", **CRITIC},
+    "archer_offline": {"algo__estimator": "archer_offline", "algo__loss": "awr", **CRITIC},
     "off_policy_grpo": {"algo__advantage": "grpo", "algo__aggregation": "seq-mean-token-mean"},
 }
 
@@ -167,7 +173,7 @@ def test_offline_visual_run_resumes_exactly_without_its_source(tmp_path: Path, p
 
 @pytest.mark.soak  # the run above resumes a replay with images, and the tests of ArCHer one without
 def test_archer_keeps_images_in_its_replay_and_resumes_exactly(tmp_path: Path) -> None:
-    settings = {**LAKE, **CRITIC, "algo__method": "archer", "algo__loss": "reinforce", "archer__states": 4}
+    settings = {**LAKE, **CRITIC, "algo__estimator": "archer", "algo__loss": "reinforce", "algo__estimator__states": 4}
     config = {**settings, "train__steps": 2, "rollout__group_size": 2}
     train(small(tmp_path / "whole", **config), console=quiet())
     replay = open_replay(tmp_path / "whole" / "run" / "replay", 1000)

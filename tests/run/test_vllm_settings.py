@@ -28,10 +28,10 @@ KIND = ("engine.kind", "vllm")
 
 def test_other_engines_get_a_default_correction() -> None:
     corrected = configure("bandit", overrides=[KIND, SERVER]).algo
-    assert (corrected.correction, corrected.old_logprobs) == ("truncated", "learner")
+    assert (corrected.correction.kind, corrected.old_logprobs) == ("truncated", "learner")
     chosen = configure("bandit", overrides=[KIND, SERVER, ("algo.correction", "none")]).algo
-    assert (chosen.correction, chosen.old_logprobs) == ("none", "sampler")
-    assert configure("bandit", overrides=[("engine.kind", "native")]).algo.correction == "none"
+    assert (chosen.correction.kind, chosen.old_logprobs) == ("none", "sampler")
+    assert configure("bandit", overrides=[("engine.kind", "native")]).algo.correction.kind == "none"
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_other_engines_get_a_default_correction() -> None:
         ([KIND, SERVER, ("system.decode_steps", "2")], "system.decode_steps has no effect with engine.kind vllm"),
         ([KIND, SERVER, ("system.cache_share", "0.2")], "system.cache_share has no effect with engine.kind vllm"),
         ([KIND, SERVER, ("engine.tensor_parallel", "2")], "engine.tensor_parallel has no effect with engine.urls"),
-        ([KIND, SERVER, ("selfplay.opponent", "past")], "the servers of engine.urls hold one"),
+        ([KIND, SERVER, ("selfplay.opponent", "past")], "engine.urls names servers that hold one"),
         ([KIND, SERVER, ("selfplay.opponent", "self")], "choose selfplay.opponent self with selfplay.ladder_games 0"),
     ],
 )

@@ -61,9 +61,9 @@ def groups(count: int = 4) -> list[Group]:
 
 
 def actor_settings(*, needs: Needs | None = None, **settings: Any) -> ActorSettings:
-    config = settings_of(algo__method="archer", algo__kl_coef=0.0, algo__gamma_turn=0.9, **settings)
+    config = settings_of(algo__estimator="archer", algo__kl_coef=0.0, algo__estimator__gamma_turn=0.9, **settings)
     return ActorSettings(
-        archer=config.archer, algo=config.algo, needs=needs or Needs(), micro_tokens=1000, run_seed=config.seed
+        archer=config.algo.estimator, algo=config.algo, needs=needs or Needs(), micro_tokens=1000, run_seed=config.seed
     )
 
 
@@ -79,7 +79,12 @@ def make_archer(folder: Path, policy: Any, **settings: Any) -> Archer:
     sampler = UtteranceSampler(
         policy=policy, sampling=Sampling(max_tokens=6, temperature=0.8), summary_tokens=2, max_tokens=12, run_seed=0
     )
-    given = {"archer__critic_updates": 2, "archer__critic_batch": 3, "archer__states": 5, "algo__whiten": False}
+    given = {
+        "algo__estimator__critic_updates": 2,
+        "algo__estimator__critic_batch": 3,
+        "algo__estimator__states": 5,
+        "algo__estimator__whiten": False,
+    }
     return Archer(
         settings=actor_settings(**(given | settings)), critic=learner, replay=open_replay(folder, 100), sampler=sampler
     )
@@ -186,10 +191,10 @@ def test_actor_acts_in_states_of_the_steps_episodes_alone(tmp_path: Path) -> Non
 
 
 def judge_by_hand(
-    critic: UtteranceCriticLearner, new: list[Trajectory], fresh: list[FreshUtterance], algo: Any
+    critic: UtteranceCriticLearner, new: list[Trajectory], fresh: list[FreshUtterance], settings: ActorSettings
 ) -> tuple[list[float], list[float], list[float], float, float]:
     """Return A of fresh and played utterances, return - V, the improvement and its error, decision by decision."""
-    decisions = decisions_of(new, algo)
+    decisions = decisions_of(new, settings)
     judged, others = critic.estimate_values(decisions.samples), critic.estimate_values([each.sample for each in fresh])
     returns, gains = decisions.discounted_returns(), list[tuple[float, int]]()
     of_fresh, of_played, residuals = list[float](), list[float](), list[float]()
@@ -216,7 +221,7 @@ def test_actor_trusts_the_critic_as_far_as_new_returns_confirm_it(
         errors.append((improvement, error))
         return 0.6 if improvement else 0.0
 
-    archer = make_archer(tmp_path, Echo(), archer__correction=correction)
+    archer = make_archer(tmp_path, Echo(), algo__estimator__correction=correction)
     critic, update_critic = archer.critic, archer.critic.update
     by_hand: Any = None
 
@@ -229,13 +234,13 @@ def test_actor_trusts_the_critic_as_far_as_new_returns_confirm_it(
     monkeypatch.setattr("turnwise.training.archer.compute_trust", trust)
     monkeypatch.setattr(critic, "update", update_late)
     new = [talk(index) for index in range(4, 6)]
-    current: Any = (new, [], archer.settings.algo)
+    current: Any = (new, [], archer.settings)
     sample = archer.sampler.sample
 
     async def keep(states: Any, step: int) -> Any:
         nonlocal current
         fresh = await sample(states, step)
-        current = (new, [each for each in fresh if each.state.update is None], archer.settings.algo)
+        current = (new, [each for each in fresh if each.state.update is None], archer.settings)
         return fresh
 
     object.__setattr__(archer, "sampler", type("Sampler", (), {"sample": staticmethod(keep)})())
@@ -254,12 +259,12 @@ def test_actor_trusts_the_critic_as_far_as_new_returns_confirm_it(
 
 @pytest.mark.parametrize("truncated", ["bootstrap", "zero"])
 def test_actor_bootstraps_the_returns_of_cut_episodes(tmp_path: Path, truncated: str) -> None:
-    archer = make_archer(tmp_path, Echo(), algo__truncated=truncated, archer__states=6)
+    archer = make_archer(tmp_path, Echo(), algo__truncated=truncated, algo__estimator__states=6)
     archer.estimate(rollout_of(groups(), 1), act(archer), make_learner(settings_of(algo__kl_coef=0.0)))
     ended, cut = talk(4), talk(5, status=Status.TRUNCATED_TIME)
     played = [Group(task=each.task, trajectories=(each,)) for each in (ended, cut)]
     fresh = [each for each in asyncio.run(archer.sample(rollout_of(played, 2))) if each.state.update is None]
-    estimates = archer.critic.estimate_values(decisions_of([ended, cut], archer.settings.algo).samples)
+    estimates = archer.critic.estimate_values(decisions_of([ended, cut], archer.settings).samples)
     last = float(estimates.q[5].min()) if truncated == "bootstrap" else -1.0
     returns = [0.25 + 0.9 * (1.0 - 0.9), 1.0 - 0.9, -1.0, 0.25 + 0.9 * (1.0 + 0.9 * last), 1.0 + 0.9 * last, last]
     expected = torch.tensor(returns) - estimates.v.amin(dim=1)
@@ -289,7 +294,7 @@ def test_step_of_cut_episodes_alone_does_not_confirm_the_critic(tmp_path: Path) 
 
 
 def test_update_without_trust_changes_nothing() -> None:
-    config = settings_of(algo__loss="reinforce", algo__method="archer")
+    config = settings_of(algo__loss="reinforce", algo__estimator="archer")
     learner = make_learner(config)
     samples = [replace(utterance_sample([3, 4], [20], [-4.0], 1.0), trajectory=0)]
     estimated = build_estimate(
@@ -306,13 +311,13 @@ def test_estimate_gives_each_token_the_advantage_of_its_utterance(tmp_path: Path
     _, _, found = second_step(archer)
     for sample, tokens in zip(found.samples, found.advantages, strict=True):
         assert len(tokens[sample.mask].unique()) == 1 and tokens[~sample.mask].abs().sum() == 0
-    returns = decisions_of(list(map(talk, range(4))), archer.settings.algo).discounted_returns()
+    returns = decisions_of(list(map(talk, range(4))), archer.settings).discounted_returns()
     assert archer.critic.std == pytest.approx(float(returns.std(correction=0))) != 1, "of the first step"
     assert found.metrics["replay_trajectories"] == 6 and found.returns is None
 
 
 def test_whitened_advantages_have_mean_zero(tmp_path: Path) -> None:
-    archer = make_archer(tmp_path, Echo(), algo__whiten=True)
+    archer = make_archer(tmp_path, Echo(), algo__estimator__whiten=True)
     fresh = act(archer)
     found = archer.estimate(rollout_of(groups(), 1), fresh, make_learner(settings_of(algo__kl_coef=0.0)))
     assert found is not None
@@ -341,7 +346,7 @@ def test_token_baseline_is_subtracted_and_learns_the_advantage() -> None:
 
 
 def test_actor_raises_the_probability_of_advantageous_utterances() -> None:
-    config = settings_of(algo__kl_coef=0.0, algo__entropy_coef=0.0, algo__loss="reinforce", algo__method="archer")
+    config = settings_of(algo__kl_coef=0.0, algo__entropy_coef=0.0, algo__loss="reinforce", algo__estimator="archer")
     learner = make_learner(config)
     samples = [
         replace(utterance_sample([3, 4], [token], [-4.0], 1.0), trajectory=index)

@@ -31,15 +31,18 @@ GAMMA, EXPECTILE = 0.9, 0.8
 GOOD, BAD = 30, 31
 STORED = [(GOOD, GOOD), (GOOD, BAD), (GOOD, BAD), (BAD, GOOD), (BAD, BAD), (BAD, BAD)]
 """Choices in two turns. Only GOOD in both wins, once in six."""
-CONFIG = settings_of(
-    algo__method="archer_offline",
-    algo__loss="awr",
-    algo__awr_beta=0.2,
-    algo__whiten=False,
-    algo__gamma_turn=GAMMA,
-    algo__kl_coef=0.0,
-    algo__entropy_coef=0.0,
-    archer__critic_batch=6,
+OFFLINE, AWAC = (
+    settings_of(
+        algo__estimator=estimator,
+        algo__loss="awr",
+        algo__loss__beta=0.2,
+        algo__estimator__whiten=False,
+        algo__estimator__gamma_turn=GAMMA,
+        algo__kl_coef=0.0,
+        algo__entropy_coef=0.0,
+        algo__estimator__critic_batch=6,
+    )
+    for estimator in ("archer_offline", "awac")
 )
 
 
@@ -60,9 +63,10 @@ def make_offline(folder: Path, sampler: UtteranceSampler | None = None, critic_u
     replay = open_replay(folder, 100)
     for group in groups():
         assert replay.add(group.trajectories[0])
-    archer = CONFIG.archer.model_copy(update={"critic_updates": critic_updates})
+    algo = (OFFLINE if sampler is None else AWAC).algo
+    archer: Any = algo.estimator.model_copy(update={"critic_updates": critic_updates})
     return OfflineArcher(
-        settings=ActorSettings(archer=archer, algo=CONFIG.algo, needs=Needs(), micro_tokens=1000, run_seed=0),
+        settings=ActorSettings(archer=archer, algo=algo, needs=Needs(), micro_tokens=1000, run_seed=0),
         critic=UtteranceCriticLearner(critic, optimizer, target_rate=0.5, expectile=EXPECTILE, micro_tokens=1000),
         replay=replay,
         sampler=sampler,
@@ -93,7 +97,7 @@ def exact_values() -> tuple[list[float], list[float]]:
 
 
 def test_offline_critic_reaches_iql_fixed_point_and_actor_prefers_good(tmp_path: Path) -> None:
-    archer, learner = make_offline(tmp_path, critic_updates=60), make_learner(CONFIG)
+    archer, learner = make_offline(tmp_path, critic_updates=60), make_learner(OFFLINE)
     for step in (1, 2):
         found = archer.estimate(rollout_of(groups(), step), [], learner)
     assert found is not None
@@ -102,7 +106,7 @@ def test_offline_critic_reaches_iql_fixed_point_and_actor_prefers_good(tmp_path:
     torch.testing.assert_close(estimates.q.mean(1), torch.tensor(q), atol=0.2, rtol=0)
     torch.testing.assert_close(estimates.v.mean(1), torch.tensor(v), atol=0.2, rtol=0)
     for step in range(3):
-        update(learner, found, update_settings(CONFIG), step)
+        update(learner, found, update_settings(OFFLINE), step)
     policy = random_model("llama", "eager")
     policy.load_state_dict(learner.model.state_dict())
     with torch.no_grad():
@@ -111,7 +115,7 @@ def test_offline_critic_reaches_iql_fixed_point_and_actor_prefers_good(tmp_path:
 
 
 def test_offline_estimate_weighs_the_stored_utterances(tmp_path: Path) -> None:
-    archer, learner = make_offline(tmp_path), make_learner(CONFIG)
+    archer, learner = make_offline(tmp_path), make_learner(OFFLINE)
     assert asyncio.run(archer.sample(rollout_of(groups(), 1))) == [], "the policy does not act"
     found = archer.estimate(rollout_of(groups(), 1), [], learner)
     assert found is not None
@@ -126,7 +130,7 @@ def test_offline_estimate_weighs_the_stored_utterances(tmp_path: Path) -> None:
 
 
 def test_offline_archer_leaves_the_stored_episodes_alone(tmp_path: Path) -> None:
-    archer, learner = make_offline(tmp_path), make_learner(CONFIG)
+    archer, learner = make_offline(tmp_path), make_learner(OFFLINE)
     archer.estimate(rollout_of(groups(), 1), asyncio.run(archer.sample(rollout_of(groups(), 1))), learner)
     assert len(archer.replay) == len(STORED)
 
@@ -148,7 +152,7 @@ def policy_values() -> tuple[list[float], list[float]]:
 
 
 def test_awac_critic_values_the_policy_and_not_the_data(tmp_path: Path) -> None:
-    archer, learner = make_offline(tmp_path, always_good(), critic_updates=40), make_learner(CONFIG)
+    archer, learner = make_offline(tmp_path, always_good(), critic_updates=40), make_learner(AWAC)
     archer.critic.expectile = None
     few = archer.settings.archer.model_copy(update={"states": 120})
     archer.settings = replace(archer.settings, archer=few)
@@ -165,14 +169,13 @@ def test_awac_critic_values_the_policy_and_not_the_data(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("empty", [0, 1])
 def test_offline_archer_skips_turns_without_tokens(tmp_path: Path, empty: int) -> None:
-    archer = make_offline(tmp_path)
+    archer = make_offline(tmp_path, always_good())
     turns = [turn_of([3, 4], [] if number == empty else [5], extends=number > 0) for number in range(2)]
     assert archer.replay.add(trajectory_of(turns, member=99))
-    archer.sampler = always_good()
     fresh = asyncio.run(archer.sample(rollout_of(groups(), 1)))
     batches = draw_batches(archer.replay, archer.settings, 1)
     for each in fresh:
         stored = batches[each.state.update].samples[each.state.decision // 2].ids.tolist()
         turns = each.state.trajectory.turns
         assert stored == [token for turn in turns for token in (*turn.context_ids, *turn.action_ids)]
-    assert archer.estimate(rollout_of(groups(), 1), fresh, make_learner(CONFIG)).samples
+    assert archer.estimate(rollout_of(groups(), 1), fresh, make_learner(AWAC)).samples

@@ -19,13 +19,13 @@ from models_for_tests import random_model
 LEARNER = {"algo__old_logprobs": "learner"}
 BOTH_TERMS = {"algo__kl_coef": 0.3, "algo__entropy_coef": 0.2}
 DROPS_ALL: dict[str, dict[str, Any]] = {
-    "veto": {**LEARNER, "algo__reject_veto": 1.0},
-    "reject": {**LEARNER, "algo__reject": "token", "algo__reject_low": 1e6, "algo__reject_high": 1e7},
+    "veto": {**LEARNER, "algo__rejection": "veto", "algo__rejection__veto": 1.0},
+    "reject": {**LEARNER, "algo__rejection": "token", "algo__rejection__low": 1e6, "algo__rejection__high": 1e7},
     "masked": {
         **LEARNER,
         "algo__correction": "masked",
-        "algo__correction_low": 1e6,
-        "algo__correction_high": 1e7,
+        "algo__correction__low": 1e6,
+        "algo__correction__high": 1e7,
     },
 }
 
@@ -48,16 +48,16 @@ def test_step_without_a_token_left_changes_no_weight(how: str) -> None:
 
 def test_two_sided_keeps_entropy_and_kl_where_it_bounds_the_step() -> None:
     """It is a bound of the policy's step, as the clip is."""
-    config = settings_of(**BOTH_TERMS, **LEARNER, algo__correction="two_sided", algo__correction_difference=1e-9)
+    config = settings_of(**BOTH_TERMS, **LEARNER, algo__correction="two_sided", algo__correction__difference=1e-9)
     assert float(differences(config).max()) > 0
 
 
 @pytest.mark.parametrize("how", ["reject", "masked"])
 def test_step_trains_the_kept_tokens_and_divides_by_all(how: str) -> None:
-    name, value = {"reject": ("algo__reject", "token"), "masked": ("algo__correction", "masked")}[how]
+    name, value = {"reject": ("algo__rejection", "token"), "masked": ("algo__correction", "masked")}[how]
     config = settings_of(
         **{**BOTH_TERMS, **LEARNER, "algo__advantage": "dr_grpo", "algo__kl_estimator": "k3"},
-        **{name: value, f"{name}_low": 0.7, f"{name}_high": 1e9},
+        **{name: value, f"{name}__low": 0.7, f"{name}__high": 1e9},
     )
     groups, learner = random_groups(), make_learner(config, moved=0.02)
     policy = plain_model(learner.model)

@@ -63,7 +63,7 @@ def test_task_gradient_comes_from_groups_with_differing_rewards() -> None:
 @pytest.mark.parametrize("loss", ["clip_cov", "kl_cov"])
 def test_gradient_metrics_count_selected_tokens_as_task(loss: str) -> None:
     """Also kl_cov's penalty, which does not vanish with the advantage."""
-    config = settings_of(algo__loss=loss, algo__cov_share=0.5, algo__kl_coef=0.0, algo__entropy_coef=0.0)
+    config = settings_of(algo__loss=loss, algo__loss__share=0.5, algo__kl_coef=0.0, algo__entropy_coef=0.0)
     learner, groups = make_learner(config), random_groups(groups=2)
     estimated = estimate_of(groups, learner, config)
     assert estimated is not None

@@ -33,7 +33,8 @@ PAIRS = ALL_PAIRS if "TURNWISE_SOAK" in os.environ else list(zip(cycle(CRITICS),
 
 @pytest.mark.parametrize(("critic", "aggregation"), PAIRS)
 def test_micro_batches_packing_and_order_change_nothing(critic: str, aggregation: str) -> None:
-    config = settings_of(critic, algo__aggregation=aggregation, algo__constant_length=20)
+    length = {"algo__aggregation__constant_length": 20} if aggregation == "seq-mean-token-sum-norm" else {}
+    config = settings_of(critic, algo__aggregation=aggregation, **length)
     groups = random_groups()
 
     def cut(max_tokens: int, play: list[Group] = groups) -> dict[str, Tensor]:
@@ -109,7 +110,7 @@ def test_gradient_is_the_formula_on_each_trajectory() -> None:
 @pytest.mark.parametrize("kind", ["trunk", "head"])
 def test_critic_is_trained_at_the_position_before_the_token(kind: str) -> None:
     """Its head's gradient is the sum of weight * (value - return) * hidden state, from a plain forward."""
-    config = settings_of(kind, algo__value_clip=100.0)
+    config = settings_of(kind, critic__value_clip=100.0)
     groups, plain = random_groups(), random_model("llama", "eager")
     estimated = estimate_of(groups, make_learner(config), config)
     assert estimated is not None and estimated.returns is not None

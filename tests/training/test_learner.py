@@ -175,7 +175,7 @@ def test_learner_without_a_critic_skips_critic_warm_up() -> None:
 
 
 def test_value_loss_moves_the_critic_towards_the_returns() -> None:
-    config = settings_of("trunk", algo__value_clip=100.0, critic__learning_rate=3e-3, critic__warmup_steps=50)
+    config = settings_of("trunk", critic__value_clip=100.0, critic__learning_rate=3e-3, critic__warmup_steps=50)
     learner = make_learner(config)
     losses = [learn(learner, random_groups(), config, step=step)["value_loss"] for step in range(12)]
     assert losses[-1] < 0.5 * losses[0]

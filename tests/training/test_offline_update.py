@@ -31,7 +31,7 @@ DPO = {
     "algo__advantage": "preference",
     "algo__loss": "dpo",
     "algo__aggregation": "seq-mean-token-sum",
-    "algo__dpo_beta": 0.3,
+    "algo__loss__beta": 0.3,
     "algo__kl_coef": 0.0,
     "algo__entropy_coef": 0.0,
 }
@@ -59,7 +59,7 @@ def dpo_gradients_by_hand(groups: list[Group], config: Config) -> dict[str, torc
         worse = min(group.trajectories, key=lambda each: each.total_reward)
         margin = sum_logprobs(policy, better) - sum_logprobs(reference, better).detach()
         margin = margin - sum_logprobs(policy, worse) + sum_logprobs(reference, worse).detach()
-        total = total - torch.nn.functional.logsigmoid(config.algo.dpo_beta * margin)
+        total = total - torch.nn.functional.logsigmoid(config.algo.loss.beta * margin)
     (total / len(compared)).backward()
     return {f"policy.{name}": each.grad for name, each in policy.named_parameters() if each.grad is not None}
 
@@ -178,7 +178,7 @@ def test_replayed_groups_are_not_counted_as_played(tmp_path: Path) -> None:
 
 
 def test_stored_groups_that_a_filter_drops_are_not_called_truncated(tmp_path: Path) -> None:
-    rollout = draw(stored(tmp_path), algo__advantage="grpo", algo__filter="absolute", algo__filter_value=100.0)
+    rollout = draw(stored(tmp_path), algo__advantage="grpo", algo__filter="absolute", algo__filter__value=100.0)
     assert rollout.kept == [] and rollout.empty is IdleReason.FILTERED
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from episodes_for_tests import group_of, turn_of
 from learners_for_tests import make_learner, random_groups, settings_of
-from turnwise.algos.filters import RATE_SCALES
 from turnwise.core.errors import InfrastructureFailure, Outage
 from turnwise.core.protocols import RewardResult
 from turnwise.core.task import Task
@@ -62,16 +61,16 @@ def gathered(
         greedy=greedy,  # type: ignore[arg-type]
         rewards=rewards or build_rewards(config, JudgeRegistry(), str),
         select=partial(filter_groups, learner=make_learner(config), algo=config.algo, micro_tokens=1000),
-        scale=RATE_SCALES[config.algo.filter_scale],
+        scale=config.algo.filter.rate_scale,
         count=4,
         group_size=3,
-        refill=config.algo.filter_refill,
+        refill=config.algo.filter.refill_rounds,
         show=lambda name, done, total: None,
     )
     return asyncio.run(source.groups(7))
 
 
-SPREAD = {"algo__filter": "absolute", "algo__filter_value": 0.01}
+SPREAD = {"algo__filter": "absolute", "algo__filter__value": 0.01}
 
 
 def test_without_a_filter_all_groups_are_trained() -> None:
@@ -81,7 +80,7 @@ def test_without_a_filter_all_groups_are_trained() -> None:
 
 
 def test_kept_share_of_groups_scales_the_learning_rate() -> None:
-    found = gathered(FakeCollector(), **SPREAD, algo__filter_scale="share")
+    found = gathered(FakeCollector(), **SPREAD, algo__filter__scale="share")
     assert [group.task for group in found.kept] == [found.groups[0].task, found.groups[2].task]
     assert found.rate_scale == 0.5 and found.metrics()["rollout/kept_share"] == 0.5
 
@@ -89,20 +88,20 @@ def test_kept_share_of_groups_scales_the_learning_rate() -> None:
 @pytest.mark.parametrize(("scale", "factor"), [("none", 1.0), ("share", 7 / 8), ("root", (7 / 8) ** 0.5)])
 def test_surplus_groups_that_passed_count_as_kept(scale: str, factor: float) -> None:
     """3 of the first 4 pass, then all of the next 4: 7 of 8, of which 4 are trained."""
-    found = gathered(FakeCollector(alike=1), **SPREAD, algo__filter_refill=1, algo__filter_scale=scale)
+    found = gathered(FakeCollector(alike=1), **SPREAD, algo__filter__refill=1, algo__filter__scale=scale)
     assert (len(found.groups), len(found.kept)) == (8, 4)
     assert found.metrics()["rollout/kept_share"] == 7 / 8 and found.rate_scale == factor
 
 
 def test_rollout_refills_until_enough_groups_pass_or_the_limit() -> None:
     collector = FakeCollector()
-    found = gathered(collector, **SPREAD, algo__filter_refill=5)
+    found = gathered(collector, **SPREAD, algo__filter__refill=5)
     assert len(found.kept) == 4 and len(found.groups) == 8
     assert collector.asked == TASKS.draw(7, 8), "the same tasks as one long draw, none twice"
     first, second = collector.drawn
     assert first is second is not None, "where tasks are few, a later round has other members of them"
     hopeless = FakeCollector(reward=0.0)
-    assert gathered(hopeless, **SPREAD, algo__filter_refill=2).kept == []
+    assert gathered(hopeless, **SPREAD, algo__filter__refill=2).kept == []
     assert len(hopeless.asked) == 12
 
 
@@ -142,7 +141,7 @@ def test_members_of_dropped_groups_count_as_dropped() -> None:
 
 @pytest.mark.parametrize("by", ["entropy", "entropy_std", "length", "reward", "reward_sum", "reward_std"])
 def test_every_score_ranks_groups(by: str) -> None:
-    config = settings_of(algo__filter="top_count", algo__filter_value=1, algo__filter_by=by)
+    config = settings_of(algo__filter="top_count", algo__filter__count=1, algo__filter__by=by)
     groups = random_groups(groups=3)
     kept = [filter_groups(groups, make_learner(config), config.algo, size) for size in (10**6, 20)]
     assert len(kept[0]) == 1 and kept[0] == kept[1], "whatever the micro-batches"

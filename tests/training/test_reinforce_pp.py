@@ -9,13 +9,7 @@ from episodes_for_tests import group_of, turn_of
 from learners_for_tests import estimate_of, make_learner, settings_of
 from turnwise.config.schema import Config
 from turnwise.core.trajectory import Group
-from turnwise.run.build_learner import (
-    build_learner,
-    estimate_settings,
-    kl_estimator,
-    kl_in_reward,
-    reward_placement,
-)
+from turnwise.run.build_learner import build_learner, estimate_settings, kl_estimator, reward_placement
 from turnwise.run.configure import configure
 from turnwise.training.step import Estimate
 
@@ -60,7 +54,7 @@ def by_loops(found: Estimate, gamma: float) -> list[list[float]]:
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
 def test_reinforce_pp_is_the_outcome_minus_kl_whitened_over_tokens(gamma: float) -> None:
-    found = estimated(algo__gamma=gamma)
+    found = estimated(algo__advantage__gamma=gamma)
     rows = [
         advantages[sample.mask].tolist() for sample, advantages in zip(found.samples, found.advantages, strict=True)
     ]
@@ -68,7 +62,7 @@ def test_reinforce_pp_is_the_outcome_minus_kl_whitened_over_tokens(gamma: float)
 
 
 def choices(config: Config) -> tuple[str, bool, str]:
-    return reward_placement(config.algo), kl_in_reward(config.algo), kl_estimator(config.algo)
+    return reward_placement(config.algo), config.algo.kl_is_reward, kl_estimator(config.algo)
 
 
 def test_reinforce_pp_has_its_kl_in_the_reward_only() -> None:
@@ -84,4 +78,4 @@ def test_reinforce_pp_has_its_kl_in_the_reward_only() -> None:
 def test_preset_reinforce_pp_is_the_published_method() -> None:
     config = configure("frozen_lake", overrides=[("algo.preset", "reinforce_pp")])
     assert choices(config) == ("trajectory", True, "k1")
-    assert (config.algo.gamma, config.algo.entropy_coef, config.algo.kl_coef > 0) == (1.0, 0.0, True)
+    assert (config.algo.advantage.gamma, config.algo.entropy_coef, config.algo.kl_coef > 0) == (1.0, 0.0, True)

@@ -42,7 +42,13 @@ def test_bootstrap_value_is_that_of_the_episodes_own_end(
     kind: str, truncated: str, status: Status, bootstraps: bool
 ) -> None:
     """With gamma and lambda 1, a return is the rewards to come and the value after the last token."""
-    config = settings_of(kind, algo__truncated=truncated, algo__whiten=False, algo__gamma=1.0, algo__lam=1.0)
+    config = settings_of(
+        kind,
+        algo__truncated=truncated,
+        algo__advantage__whiten=False,
+        algo__advantage__gamma=1.0,
+        algo__advantage__lam=1.0,
+    )
     learner = make_learner(config, moved=0.05)
     groups = [
         replace(

@@ -83,9 +83,9 @@ def test_gradient_with_an_off_policy_correction() -> None:
         algo__advantage="dr_grpo",
         algo__old_logprobs="learner",
         algo__correction="truncated",
-        algo__correction_level="token",
-        algo__correction_low=0.7,
-        algo__correction_high=1.3,
+        algo__correction__level="token",
+        algo__correction__low=0.7,
+        algo__correction__high=1.3,
         **BARE,
     )
     groups = random_groups()
@@ -102,7 +102,7 @@ def test_gradient_with_an_off_policy_correction() -> None:
 
 
 def test_gradient_of_gspo_takes_one_ratio_per_context() -> None:
-    config = settings_of(algo__advantage="dr_grpo", algo__loss="gspo", algo__ratio_level="sequence", **BARE)
+    config = settings_of(algo__advantage="dr_grpo", algo__loss="gspo", algo__loss__level="sequence", **BARE)
     groups = random_groups()
     learner, policy = moved(config)
     tokens, advantage = tokens_of(groups, policy), less_the_mean(groups)
@@ -134,11 +134,11 @@ def test_gradients_follow_loss_tokens_and_advantage_tokens() -> None:
         "trunk",
         algo__loss_tokens="answer",
         algo__advantage_tokens="sampled",
-        algo__value_coef=0.3,
-        algo__value_clip=100.0,
-        algo__whiten=False,
-        algo__gamma=1.0,
-        algo__lam=1.0,
+        critic__value_coef=0.3,
+        critic__value_clip=100.0,
+        algo__advantage__whiten=False,
+        algo__advantage__gamma=1.0,
+        algo__advantage__lam=1.0,
         **BARE,
     )
     groups, learner = thoughtful_groups(), make_learner(config)
@@ -155,7 +155,11 @@ def test_gradients_follow_loss_tokens_and_advantage_tokens() -> None:
 def test_tokens_without_an_advantage_do_not_discount() -> None:
     """Two tokens of an answer in each turn: three of thinking and of the end between them are passed over."""
     config = settings_of(
-        algo__advantage="reinforce", algo__placement="turn", algo__advantage_tokens="answer", algo__gamma=0.5, **BARE
+        algo__advantage="reinforce",
+        algo__placement="turn",
+        algo__advantage_tokens="answer",
+        algo__advantage__gamma=0.5,
+        **BARE,
     )
     found = estimate_of(thoughtful_groups(), make_learner(config), config)
     assert found is not None
@@ -171,11 +175,11 @@ def test_gradient_with_a_critic_on_the_policys_trunk() -> None:
     """The value loss reaches the trunk; the policy loss does not reach the value head."""
     config = settings_of(
         "head",
-        algo__value_coef=0.3,
-        algo__value_clip=100.0,
-        algo__whiten=False,
-        algo__gamma=1.0,
-        algo__lam=1.0,
+        critic__value_coef=0.3,
+        critic__value_clip=100.0,
+        algo__advantage__whiten=False,
+        algo__advantage__gamma=1.0,
+        algo__advantage__lam=1.0,
         algo__placement="turn",
         **BARE,
     )

@@ -42,7 +42,7 @@ class FakeCollector:
 
 
 def test_refill_trains_no_more_groups_than_asked_for() -> None:
-    config = settings_of(algo__filter="absolute", algo__filter_value=0.01, algo__filter_refill=3)
+    config = settings_of(algo__filter="absolute", algo__filter__value=0.01, algo__filter__refill=3)
     tasks = TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0)
     source = Played(
         tasks=tasks,
@@ -64,7 +64,7 @@ def test_refill_trains_no_more_groups_than_asked_for() -> None:
 
 def test_entropy_score_is_a_mean_over_tokens_however_many_there_are() -> None:
     """Long answers of low entropy have the larger sum: they must not have the larger score."""
-    config = settings_of(algo__filter="top_count", algo__filter_value=1, algo__filter_by="entropy")
+    config = settings_of(algo__filter="top_count", algo__filter__count=1, algo__filter__by="entropy")
     learner = make_learner(config)
 
     def answering(index: int, said: list[int], temperature: float) -> Group:
@@ -79,7 +79,7 @@ def test_entropy_score_is_a_mean_over_tokens_however_many_there_are() -> None:
 
 
 def test_reward_score_counts_all_turns() -> None:
-    config = settings_of(algo__filter="top_count", algo__filter_value=1, algo__filter_by="reward_std")
+    config = settings_of(algo__filter="top_count", algo__filter__count=1, algo__filter__by="reward_std")
     early = group(0, ([4], (1.0, 0.5)), ([5], (0.0, 0.5)))
     late = group(1, ([4], (0.0, 0.7)), ([5], (0.0, 0.1)))
     assert filter_groups([late, early], make_learner(config), config.algo, 1000) == [early]

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from learners_for_tests import gradients, make_learner, random_groups, settings_of
 from turnwise.algos.alarms import AlarmSettings
-from turnwise.algos.filters import RATE_SCALES
 from turnwise.algos.kl import KlCoefficient
 from turnwise.algos.turn_discount import AdaptiveDiscount, CriticFit
 from turnwise.config.schema import Config
@@ -45,7 +44,7 @@ from turnwise.training.validation import Validation
 
 START = State(step=0, skipped_steps=0)
 GROUPS = 4
-FILTER = {"algo__filter": "absolute", "algo__filter_value": 0.01, "algo__filter_by": "reward_std"}
+FILTER = {"algo__filter": "absolute", "algo__filter__value": 0.01, "algo__filter__by": "reward_std"}
 
 
 class FakeCollector:
@@ -154,7 +153,7 @@ def run(
         greedy=None,
         rewards=build_rewards(config, JudgeRegistry(), str),
         select=partial(filter_groups, learner=learner, algo=config.algo, micro_tokens=1000),
-        scale=RATE_SCALES[config.algo.filter_scale],
+        scale=config.algo.filter.rate_scale,
         count=GROUPS,
         group_size=3,
         refill=0,
@@ -191,7 +190,7 @@ def tasks_of(step: int = 0) -> list[Task]:
 
 def test_filter_scale_shortens_the_step() -> None:
     """Two of four groups are kept: a step of half the length, whichever way it is made shorter."""
-    whole, half = (run(settings_of(**FILTER, algo__filter_scale=scale)).taken for scale in ("none", "share"))
+    whole, half = (run(settings_of(**FILTER, algo__filter__scale=scale)).taken for scale in ("none", "share"))
     assert len(whole) == len(half) == 1
     assert half[0].length() == pytest.approx(0.5 * whole[0].length(), rel=1e-4)
 
@@ -199,7 +198,7 @@ def test_filter_scale_shortens_the_step() -> None:
 def test_filter_scale_shortens_the_critics_step() -> None:
     rates = []
     for scale in ("none", "share"):
-        critic = run(settings_of("head", **FILTER, algo__filter_scale=scale)).loop.learner.critic_optimizer
+        critic = run(settings_of("head", **FILTER, algo__filter__scale=scale)).loop.learner.critic_optimizer
         assert critic is not None
         rates.append(critic._parts[0].param_groups[0]["lr"])
     assert rates[1] == pytest.approx(0.5 * rates[0])
@@ -231,9 +230,14 @@ def test_adaptive_kl_coefficient_moves_from_step_to_step() -> None:
 
 def test_loop_uses_restored_coefficients() -> None:
     """A step from a checkpoint is the step of settings that have its numbers."""
-    given = {"algo__advantage": "turn_gae", "algo__whiten": False, "algo__lam_turn": 0.9, "algo__kl_target": 0.01}
-    adaptive = settings_of("head", **given, algo__gamma_turn="adaptive", algo__kl_coef=0.1)
-    fixed = settings_of("head", **given, algo__gamma_turn=0.5, algo__kl_coef=0.4)
+    given = {
+        "algo__advantage": "turn_gae",
+        "algo__advantage__whiten": False,
+        "algo__advantage__lam_turn": 0.9,
+        "algo__kl_target": 0.01,
+    }
+    adaptive = settings_of("head", **given, algo__advantage__gamma_turn="adaptive", algo__kl_coef=0.1)
+    fixed = settings_of("head", **given, algo__advantage__gamma_turn=0.5, algo__kl_coef=0.4)
     restored = replace(START, parts={"coefficients": {"kl_coef": 0.4, "gamma_turn": 0.5}})
     ran = run(adaptive, start=restored)
     assert_same_gradients(ran.taken[0].gradients, run(fixed).taken[0].gradients)
@@ -253,7 +257,9 @@ def test_kl_coefficient_and_discount_move_in_the_same_step() -> None:
 
 
 def test_learning_rate_follows_the_step_and_the_rollbacks() -> None:
-    config = settings_of(train__schedule="linear", train__steps=10, train__warmup_steps=0, train__final_share=0.0)
+    config = settings_of(
+        train__schedule="linear", train__steps=10, train__warmup_steps=0, train__schedule__final_share=0.0
+    )
     alarms = {"rate_scale": 0.5, "rollbacks": 1, "watched_from": 4}
     ran = run(config, start=replace(START, step=4, parts={"alarms": alarms}), steps=2)
     assert [each.rate for each in ran.taken] == pytest.approx([1e-2 * 0.6 * 0.5, 1e-2 * 0.5 * 0.5])

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from statistics import fmean, stdev
+from typing import Literal
 
 import pytest
 import torch
 
 from episodes_for_tests import group_of, turn_of
 from learners_for_tests import make_learner, settings_of
+from turnwise.algos.rewards import Mean
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.rewards.scoring import score_group
 from turnwise.run.build_learner import build_coefficients, estimate_settings
@@ -73,7 +75,7 @@ def test_combined_rewards_keep_the_format_penalty_and_their_weights() -> None:
 
 
 @pytest.mark.parametrize("over", ["group", "environment", "batch"])
-def test_returns_are_normalised_within_their_scope(over: str) -> None:
+def test_returns_are_normalised_within_their_scope(over: Literal["group", "environment", "batch"]) -> None:
     """Two groups of one environment, and a third of another."""
     other = replace(GROUPS[0], task=replace(GROUPS[0].task, env="other"))
     other = replace(other, trajectories=tuple(replace(each, task=other.task) for each in other.trajectories))
@@ -87,5 +89,5 @@ def test_returns_are_normalised_within_their_scope(over: str) -> None:
             if over == "batch" or (index == number if over == "group" else one.task.env == each.task.env)
         ]
         expected.append(env_of(each) - fmean(scope))
-    found = advantages(groups, normalise="mean", normalise_over=over)
+    found = advantages(groups, normalise=Mean(over=over))
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))

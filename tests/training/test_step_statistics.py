@@ -12,7 +12,6 @@ from torch import Tensor
 from episodes_for_tests import group_of, turn_of
 from learners_for_tests import estimate_of, gradients, learn, make_learner, random_groups, settings_of
 from models_for_tests import random_model
-from turnwise.algos.losses import LOSSES
 from turnwise.config.schema import Config
 from turnwise.core.learner import Needs, Scores
 from turnwise.core.samples import Batch, TrainSample
@@ -23,19 +22,19 @@ from turnwise.training import update
 from turnwise.training.estimate import estimate
 from turnwise.training.update import add_step_statistics, train_samples
 
-BAND = {"algo__cov_share": 0.3, "algo__cov_low": -0.2, "algo__cov_high": 0.5}
+BAND = {"algo__loss__share": 0.3, "algo__loss__low": -0.2, "algo__loss__high": 0.5}
 METHODS: dict[str, dict[str, Any]] = {
     "clip_cov": {"algo__loss": "clip_cov", **BAND},
-    "kl_cov": {"algo__loss": "kl_cov", "algo__cov_share": 0.3},
+    "kl_cov": {"algo__loss": "kl_cov", "algo__loss__share": 0.3},
     "vespo": {"algo__loss": "vespo"},
-    "normalised": {"algo__correction": "truncated", "algo__correction_normalise": True, "algo__correction_high": 1.5},
+    "normalised": {"algo__correction": "truncated", "algo__correction__normalise": True, "algo__correction__high": 1.5},
     "normalised sequences": {
         "algo__correction": "truncated",
-        "algo__correction_normalise": True,
-        "algo__correction_level": "sequence",
+        "algo__correction__normalise": True,
+        "algo__correction__level": "sequence",
     },
-    "rejection": {"algo__reject": "sequence", "algo__reject_statistic": "k3", "algo__reject_high": 0.25},
-    "veto": {"algo__reject_veto": 0.45},
+    "rejection": {"algo__rejection": "sequence", "algo__rejection__statistic": "k3", "algo__rejection__high": 0.25},
+    "veto": {"algo__rejection": "veto", "algo__rejection__veto": 0.45},
 }
 """By settings at which each changes the gradient of random groups."""
 
@@ -209,7 +208,7 @@ def test_step_gradient_is_the_formula_over_all_tokens(name: str, monkeypatch: py
     losses = FORMULAS[name](plain_tokens(groups, model))
     (sum(losses) / len(losses)).backward()
     expected = {f"policy.{parameter}": each.grad for parameter, each in model.named_parameters()}
-    share = {"algo__cov_share": 1.0} if name == "clip_cov" else {}
+    share = {"algo__loss__share": 1.0} if name == "clip_cov" else {}
     assert_equal(gradient_of(name, groups, monkeypatch, share, micro_tokens=1), expected)
 
 
@@ -222,7 +221,7 @@ def selected_in(seed: tuple[object, ...], micro_tokens: int = 100, **settings: A
 
 
 def test_random_choices_depend_on_their_address_alone() -> None:
-    wide = {"algo__cov_low": -9.0, "algo__cov_high": 9.0}
+    wide = {"algo__loss__low": -9.0, "algo__loss__high": 9.0}
     first = selected_in(("selected_tokens", 0, 1, 0), **wide)
     torch.manual_seed(99)
     assert selected_in(("selected_tokens", 0, 1, 0), micro_tokens=1, **wide) == first
@@ -284,7 +283,7 @@ def test_update_without_step_statistics_does_not_score() -> None:
         found = add_step_statistics(samples, Unasked(), settings.objective, 100, ("seed",))  # type: ignore[arg-type]
         assert [each.selected for each in found] == [None] * len(samples)
         assert all((each.correction_scale != 1.0) == (name == "normalised") for each in found)
-        assert LOSSES[config.algo.loss].select is None
+        assert not config.algo.loss.selects
 
 
 class ByToken:
@@ -302,9 +301,9 @@ def test_turns_in_separate_contexts_bootstrap_from_the_next(advantage: str, anch
     config = settings_of(
         "trunk",
         algo__advantage=advantage,
-        algo__gamma_turn=0.9,
-        algo__lam_turn=0.5,
-        algo__whiten=False,
+        algo__advantage__gamma_turn=0.9,
+        algo__advantage__lam_turn=0.5,
+        algo__advantage__whiten=False,
         algo__kl_coef=0.0,
     )
     actions, rewards = ([4, 5], [6], [7, 8, 9]), (0.5, 0.0, 2.0)

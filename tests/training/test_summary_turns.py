@@ -9,6 +9,7 @@ import torch
 from advantages_for_tests import TURN_ADVANTAGES
 from episodes_for_tests import group_of, trajectory_of, turn_of
 from learners_for_tests import estimate_of, make_learner, settings_of
+from turnwise.algos.rewards import Identity
 from turnwise.core.trajectory import Group, Turn
 from turnwise.data.samples import TokenTable, build_samples
 from turnwise.training.estimate import RewardSettings, env_turn_ids, token_rewards
@@ -32,9 +33,12 @@ def two_members() -> Group:
     )
 
 
-def advantages_of(group: Group, critic: str, **settings: Any) -> list[list[float]]:
+def advantages_of(
+    group: Group, critic: str, advantage: str, placement: str | None = None, **settings: Any
+) -> list[list[float]]:
     """Advantages of the members' sampled tokens. A critic, if there is one, says 1 everywhere."""
-    config = settings_of(critic, algo__kl_coef=0.0, **{f"algo__{name}": value for name, value in settings.items()})
+    own = {f"algo__advantage__{name}": value for name, value in settings.items()}
+    config = settings_of(critic, algo__kl_coef=0.0, algo__advantage=advantage, algo__placement=placement, **own)
     learner = make_learner(config)
     if learner.critic is not None:
         with torch.no_grad():
@@ -80,7 +84,7 @@ BY_HAND: dict[str, tuple[str, dict[str, Any], list[list[float]]]] = {
 @pytest.mark.parametrize("name", BY_HAND)
 def test_summary_shares_the_env_turn_that_follows(name: str) -> None:
     critic, settings, expected = BY_HAND[name]
-    found = advantages_of(two_members(), critic, advantage=name, **settings)
+    found = advantages_of(two_members(), critic, name, **settings)
     assert found == [pytest.approx(row) for row in expected]
 
 
@@ -89,13 +93,13 @@ def test_every_advantage_of_turns_is_tested() -> None:
 
 
 def test_reinforce_pp_whitens_returns_discounted_by_environment_turns() -> None:
-    found = advantages_of(two_members(), "no critic", advantage="reinforce_pp", gamma_turn=0.5, placement="turn")
+    found = advantages_of(two_members(), "no critic", "reinforce_pp", gamma_turn=0.5, placement="turn")
     returns = torch.tensor([3.0, 3.0, 4.0, 4.0, 4.0, 4.0, 1.0, 2.0, 2.0])
     assert [*found[0], *found[1]] == pytest.approx(((returns - 3.0) / returns.std()).tolist())  # the mean is 27 / 9
 
 
 def test_adaptive_discount_measures_distance_in_env_turns() -> None:
-    config = settings_of("head", algo__advantage="turn_gae", algo__gamma_turn="adaptive")
+    config = settings_of("head", algo__advantage="turn_gae", algo__advantage__gamma_turn="adaptive")
     group = two_members()
     many = replace(group, trajectories=group.trajectories * 16)
     found = estimate_of([many], make_learner(config), config)
@@ -108,7 +112,5 @@ def test_summary_at_the_end_belongs_to_the_last_env_turn() -> None:
     table = TokenTable(build_samples([cut]), 1)
     assert env_turn_ids([cut], table).tolist() == [[0, 1, 1, 1]]
     for process, expected in ((False, [1.0, 0.0, 0.0, 2.0]), (True, [pytest.approx(1.0, abs=1e-5), 0.0, 0.0, 2.0])):
-        settings = RewardSettings(
-            placement="turn", normalise="identity", normalise_over="group", process=process, each=None
-        )
+        settings = RewardSettings(placement="turn", normalise=Identity(), process=process, each=None)
         assert token_rewards([cut], table, torch.tensor([0]), settings)[0].tolist() == expected

@@ -6,11 +6,12 @@ import torch
 from hypothesis import given
 
 from episodes_for_tests import trajectories, trajectory_of, turn_of
+from turnwise.algos.rewards import Identity, Mean
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.samples import TokenTable, build_samples
 from turnwise.training.estimate import RewardSettings, state_ids, token_rewards
 
-PLAIN = RewardSettings(placement="turn", normalise="identity", normalise_over="group", process=False, each=None)
+PLAIN = RewardSettings(placement="turn", normalise=Identity(), process=False, each=None)
 
 
 def table_of(given: list[Trajectory]) -> TokenTable:
@@ -53,9 +54,9 @@ def test_process_rewards_are_scaled_and_outcomes_are_not() -> None:
 
 def test_returns_are_normalised_over_the_chosen_scope() -> None:
     given = [trajectory_of(TWO_TURNS), trajectory_of(ONE_TURN), trajectory_of(ONE_TURN)]
-    by_group = rewards_of(given, [0, 0, 1], normalise="mean")
+    by_group = rewards_of(given, [0, 0, 1], normalise=Mean())
     assert by_group.tolist() == [[0, 0, 1], [-1, 0, 0], [0, 0, 0]]
-    by_batch = rewards_of(given, [0, 0, 1], normalise="mean", normalise_over="batch")
+    by_batch = rewards_of(given, [0, 0, 1], normalise=Mean(over="batch"))
     torch.testing.assert_close(by_batch[:, 0], torch.tensor([0.0, -2 / 3, -2 / 3]))
     torch.testing.assert_close(by_batch[:, 2], torch.tensor([4 / 3, 0.0, 0.0]))
 

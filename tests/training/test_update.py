@@ -90,7 +90,8 @@ def test_estimate_is_none_without_trajectories() -> None:
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
 def test_loss_weights_are_over_the_whole_mini_batch(name: str) -> None:
-    config = settings_of(algo__aggregation=name, algo__constant_length=10)
+    length = {"algo__aggregation__constant_length": 10} if name == "seq-mean-token-sum-norm" else {}
+    config = settings_of(algo__aggregation=name, **length)
     settings = update_settings(config)
     estimated = estimate_of(random_groups(), make_learner(config), config)
     assert estimated is not None
@@ -113,7 +114,7 @@ def test_loss_weights_are_over_the_whole_mini_batch(name: str) -> None:
 
 def test_bootstrap_is_the_critics_value_after_truncated_episodes() -> None:
     """With gamma = lambda = 1 the return is the rest of the rewards plus the value after the last token."""
-    config = settings_of("head", algo__truncated="bootstrap", algo__whiten=False)
+    config = settings_of("head", algo__truncated="bootstrap", algo__advantage__whiten=False)
     learner = make_learner(config)
     assert learner.critic is not None
     with torch.no_grad():

@@ -25,6 +25,8 @@ advantage = "gae"
 preset = "none"
 [train]
 steps = 10
+[train.optimizer]
+kind = "adamw"
 betas = [0.9, 0.95]
 """
 

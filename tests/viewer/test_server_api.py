@@ -124,7 +124,7 @@ def test_config_returns_dotted_keys(tmp_path: Path) -> None:
     make_evaluation(tmp_path / "two", {"m": [], "n": []})
     settings = ask(tmp_path, "config", run="a")["settings"]
     assert ask(tmp_path, "config", run="a")["defaults"]["train.learning_rate"] == 1e-6
-    assert (settings["seed"], settings["env.params.size"], settings["train.betas"]) == (3, 4, [0.9, 0.95])
+    assert (settings["seed"], settings["env.params.size"], settings["train.optimizer.betas"]) == (3, 4, [0.9, 0.95])
     assert ask(tmp_path, "config", run="one")["settings"]["algo.advantage"] == "gae"
     two = ask(tmp_path, "config", run="two")["settings"]
     assert (two["evaluation.split"], two["n.algo.advantage"]) == ("test", "gae")

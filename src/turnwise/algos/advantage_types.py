@@ -13,13 +13,30 @@
 Entries where the mask is 0 are never read.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch import Tensor
+from turnwise.algos.user_code import check_arguments, naming
+from turnwise.core.errors import UserError
+from turnwise.settings.choice import Choice
+from turnwise.settings.needs import (
+    FIXED_OPPONENT,
+    GROUPS,
+    PLAIN_RETURNS,
+    PLAYED,
+    SINGLE_SCORES,
+    SUMMED_REWARDS,
+    Need,
+)
 
-from turnwise.core.algorithm import AdvantageParams
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from turnwise.algos.lazy_torch import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,31 +79,79 @@ class AdvantageResult:
     """Value targets of the critic at each sampled token. None without a critic."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advantage:
-    """An advantage estimator: its function, the settings that it reads, and what it needs."""
+class Advantage(Choice):
+    """An advantage estimator, its settings, and what it needs.
 
-    compute: Callable[[AdvantageInputs, AdvantageParams], AdvantageResult]
-    reads: tuple[str, ...] = ()
-    """Fields of AdvantageParams that change the result."""
-    along_tokens: bool = False
+    One of your own, algo.advantage FILE.py:name, is a class derived from `tw.Advantage`, or a function of the inputs
+    that needs none of these.
+    """
+
+    along_tokens: ClassVar[bool] = False
     """Recursion over a trajectory's tokens: tokens excluded by algo.advantage_tokens are skipped like observations
     (`restrict_to_tokens`). False: compares trajectories or turns, so a member without an answer still counts in its
     group, and excluded tokens get 0 afterwards."""
-    needs_critic: bool = False
+    needs_critic: ClassVar[bool] = False
     """Reads `values` and `bootstrap`."""
-    needs_groups: bool = False
+    needs_groups: ClassVar[bool] = False
     """Compares members of a group; a group of one gives advantage 0."""
-    needs_states: bool = False
+    needs_states: ClassVar[bool] = False
     """Reads `state_ids`."""
-    outcome_minus_kl: bool = False
+    outcome_minus_kl: ClassVar[bool] = False
     """Published for an outcome at the last token minus a KL term at every token: the default placement for it."""
-    needs_greedy: bool = False
+    needs_greedy: ClassVar[bool] = False
     """Reads `greedy_returns`: each group has one more, greedy member, which is not trained on."""
-    compares_pairs: bool = False
+    compares_pairs: ClassVar[bool] = False
     """Compares the best and the worst member: from stored data it gets pairs with different returns."""
-    uses_rewards: bool = True
+    uses_rewards: ClassVar[bool] = True
     """False: trajectories whose reward is unknown may be trained on."""
+
+    def needs(self) -> list[Need]:
+        setting = f"algo.advantage {self.kind}"
+        needs = []
+        if self.needs_groups:
+            without = "choose algo.advantage gae or reinforce_pp"
+            needs.append(Need(GROUPS, f"{setting} compares the members of a group", without))
+        if self.needs_greedy:
+            other = "choose another algo.advantage"
+            scale = f"{setting} subtracts the return of a greedy episode, in the units of the environment"
+            needs += [
+                Need(PLAYED, f"{setting} needs episodes that are played", other),
+                Need(SINGLE_SCORES, f"{setting} scores a greedy episode on its own", other),
+                Need(PLAIN_RETURNS, scale, other),
+                Need(SUMMED_REWARDS, scale, other),
+                Need(FIXED_OPPONENT, f"{setting} adds a greedy episode per group, which needs a fixed opponent", other),
+            ]
+        return needs
+
+    def compute(self, inputs: AdvantageInputs) -> AdvantageResult:
+        """Return one advantage per token, and the critic's targets if it needs one."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any]) -> type[Advantage]:
+        check_arguments(function, f"algo.advantage {function.__name__}", takes=("inputs",))
+
+        class FunctionAdvantage(Advantage):
+            def compute(self, inputs: AdvantageInputs) -> AdvantageResult:
+                returned: AdvantageResult = function(inputs)
+                return returned
+
+        return FunctionAdvantage
+
+
+def compute_advantages(advantage: Advantage, inputs: AdvantageInputs) -> AdvantageResult:
+    """Compute the advantages, and check those of the user's code; a tensor alone is a result without returns."""
+    with naming(advantage, "algo.advantage"):
+        returned: Any = advantage.compute(inputs)
+    result = AdvantageResult(advantages=returned) if isinstance(returned, torch.Tensor) else returned
+    if not isinstance(result, AdvantageResult):
+        raise UserError(f"algo.advantage returned {type(returned).__name__}: return a tensor or AdvantageResult")
+    if result.advantages.shape != inputs.mask.shape:
+        shapes = f"{list(result.advantages.shape)} instead of {list(inputs.mask.shape)}"
+        raise UserError(f"algo.advantage returned the shape {shapes}: one advantage per token, as in inputs.mask")
+    if advantage.needs_critic and result.returns is None:
+        raise UserError("algo.advantage needs a critic but returns no AdvantageResult.returns to train it on")
+    return replace(result, advantages=torch.where(inputs.mask, result.advantages, 0.0))
 
 
 def broadcast_to_tokens(per_trajectory: Tensor, inputs: AdvantageInputs) -> AdvantageResult:

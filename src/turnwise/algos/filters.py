@@ -4,23 +4,31 @@ StarPO-S (Wang et al. 2025, RAGEN) keeps the groups whose rewards differ most be
 fare alike teaches a relative advantage nothing, and as they spread, updates that follow noise end in collapse.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
-from turnwise.algos.registry import Registry
 from turnwise.algos.stats import group_statistics
-from turnwise.core.algorithm import FilterParams
+from turnwise.algos.user_code import check_arguments, naming
 from turnwise.core.errors import UserError
+from turnwise.settings.choice import Choice, choices
+from turnwise.settings.needs import GROUPS, PLAYED, Need
+from turnwise.settings.section import NonNegative, Positive
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from turnwise.algos.lazy_torch import torch
 
 ZERO_SCORE = 1e-10
 TOP_P_SLACK = 0.01
 """How far the sum of scores that top_p keeps may fall short of its share."""
-QUARTER = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,119 +66,199 @@ SCORES: dict[str, GroupScore] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    compute: Callable[[Tensor, FilterParams], Tensor]
-    """(scores [G], params) -> [G] bool, True: kept."""
-    reads: tuple[str, ...] = ()
-    """Fields of FilterParams that change the result."""
+class GroupFilter(Choice):
+    """A filter of groups, or none."""
+
+    @property
+    def refill_rounds(self) -> int:
+        """Further rounds of rollouts, at most, until as many groups as rollout.groups pass."""
+        return 0
+
+    def rate_scale(self, kept_share: float) -> float:
+        """Return the factor of the learning rates."""
+        return 1.0
 
 
-def none(scores: Tensor, params: FilterParams) -> Tensor:
+class NoFilter(GroupFilter, kind="none"):
     """Keep every group."""
-    return torch.ones_like(scores, dtype=torch.bool)
 
 
-def top_p(scores: Tensor, params: FilterParams) -> Tensor:
+class Filter(GroupFilter):
+    """A filter of groups and its settings.
+
+    One of your own, algo.filter FILE.py:name, is a class derived from `tw.Filter`, or a function of the scores [G].
+    """
+
+    uses: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"scale": PLAYED}
+    by: Literal["reward_std", "reward", "reward_sum", "entropy", "entropy_std", "length"] = "reward_std"
+    """Score that groups are ranked by."""
+    scale: Literal["none", "share", "root"] = "none"
+    """Factor of the learning rates of policy and critic: 1, the share of groups that passed, or its square root."""
+
+    @property
+    def score(self) -> GroupScore:
+        """How a group is scored, by `by`."""
+        return SCORES[self.by]
+
+    def needs(self) -> list[Need]:
+        compares = Need(
+            GROUPS, f"algo.filter.by {self.by} compares the members of a group", "choose another algo.filter.by"
+        )
+        refills = Need(PLAYED, "algo.filter.refill needs episodes that are played", "set algo.filter.refill to 0")
+        return [compares] * (self.score.reduce is group_std) + [refills] * (self.refill_rounds > 0)
+
+    def rate_scale(self, kept_share: float) -> float:
+        """Return the factor of the learning rates: with fewer groups, a smaller step.
+
+        A factor of the loss would have no effect with AdamW and Muon, which normalise the gradient.
+        """
+        return {"none": 1.0, "share": kept_share, "root": math.sqrt(kept_share)}[self.scale]
+
+    def keeps(self, scores: Tensor) -> Tensor:
+        """Return which groups are kept, [G] bool."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any]) -> type[Filter]:
+        check_arguments(function, f"algo.filter {function.__name__}", takes=("scores",))
+
+        class FunctionFilter(Filter):
+            def keeps(self, scores: Tensor) -> Tensor:
+                kept: Tensor = function(scores)
+                return kept
+
+        return FunctionFilter
+
+
+def select_groups(chosen: Filter, scores: Tensor) -> Tensor:
+    """Return which groups are kept, [G] bool, and check what the user's code returned."""
+    with naming(chosen, "algo.filter"):
+        kept = torch.as_tensor(chosen.keeps(scores))
+    if kept.dtype != torch.bool or kept.shape != scores.shape:
+        raise UserError(f"algo.filter returned {kept.dtype} {list(kept.shape)}: return one bool per group")
+    return kept
+
+
+class RankedFilter(Filter):
+    """A filter that prefers high scores, or low ones."""
+
+    largest: bool = True
+    """Prefer groups with high scores."""
+    keep_zero: bool = True
+    """Keep groups of score 0; false: leave them out first."""
+
+    def candidates(self, scores: Tensor) -> Tensor:
+        return (scores.abs() > ZERO_SCORE) | self.keep_zero
+
+    def rank(self, scores: Tensor) -> Tensor:
+        return _rank(scores, self.candidates(scores), largest=self.largest)
+
+    def best(self, scores: Tensor, count: int) -> Tensor:
+        """Mark the best `count` candidates."""
+        return _mark(scores, self.rank(scores)[:count])
+
+
+class TopP(Filter, kind="top_p"):
     """Keep the best groups until their scores sum to p sum(s) - TOP_P_SLACK; never one with a score of 0 or less."""
-    candidates = (scores > 0) & _candidates(scores, params)
-    target = params.filter_value * scores[candidates].double().sum() - TOP_P_SLACK
-    order = _rank(scores, candidates, params)
-    before = scores[order].double().cumsum(0) - scores[order]
-    needed = before < target
-    needed[:1] = True
-    return _mark(scores, order[needed])
+
+    value: NonNegative = 0.9
+    """p."""
+    largest: bool = True
+    """Prefer groups with high scores."""
+
+    def keeps(self, scores: Tensor) -> Tensor:
+        candidates = scores > 0
+        target = self.value * scores[candidates].double().sum() - TOP_P_SLACK
+        order = _rank(scores, candidates, largest=self.largest)
+        before = scores[order].double().cumsum(0) - scores[order]
+        needed = before < target
+        needed[:1] = True
+        return _mark(scores, order[needed])
 
 
-def top_p_softmax(scores: Tensor, params: FilterParams) -> Tensor:
+class TopPSoftmax(RankedFilter, kind="top_p_softmax"):
     """Keep the fewest best groups whose softmax(s) (softmax(-s) for low ones) sums to p, at least one; p >= 1: all."""
-    order = _rank(scores, _candidates(scores, params), params)
-    if params.filter_value >= 1:
-        return _mark(scores, order)
-    shares = (scores if params.filter_largest else -scores)[order].double().softmax(dim=0)
-    needed = shares.cumsum(0) - shares < params.filter_value
-    needed[:1] = True
-    return _mark(scores, order[needed])
+
+    value: NonNegative = 0.9
+    """p."""
+
+    def keeps(self, scores: Tensor) -> Tensor:
+        order = self.rank(scores)
+        if self.value >= 1:
+            return _mark(scores, order)
+        shares = (scores if self.largest else -scores)[order].double().softmax(dim=0)
+        needed = shares.cumsum(0) - shares < self.value
+        needed[:1] = True
+        return _mark(scores, order[needed])
 
 
-def top_k(scores: Tensor, params: FilterParams) -> Tensor:
+class TopK(RankedFilter, kind="top_k"):
     """Keep the best share of all groups, rounded down, at least one."""
-    count = math.floor(params.filter_value * scores.shape[0] + 1e-9)  # 0.29 * 100 is 28.999...
-    return top_count(scores, params.model_copy(update={"filter_value": max(1, count)}))
+
+    value: NonNegative = 0.9
+    """Share of the groups."""
+
+    def keeps(self, scores: Tensor) -> Tensor:
+        return self.best(scores, max(1, math.floor(self.value * scores.shape[0] + 1e-9)))  # 0.29 * 100 is 28.999...
 
 
-def top_count(scores: Tensor, params: FilterParams) -> Tensor:
-    """Keep the best `filter_value` groups."""
-    return _mark(scores, _rank(scores, _candidates(scores, params), params)[: int(params.filter_value)])
+class TopCount(RankedFilter, kind="top_count"):
+    """Keep the best groups, `count` of them."""
+
+    count: Positive
+    """Number of groups."""
+
+    def keeps(self, scores: Tensor) -> Tensor:
+        return self.best(scores, self.count)
 
 
-def quarter(scores: Tensor, params: FilterParams) -> Tensor:
+class Quarter(RankedFilter, kind="quarter"):
     """Keep the best quarter (StarPO-S, by the standard deviation of rewards)."""
-    return top_k(scores, params.model_copy(update={"filter_value": QUARTER}))
+
+    def keeps(self, scores: Tensor) -> Tensor:
+        return self.best(scores, max(1, scores.shape[0] // 4))
 
 
-def absolute(scores: Tensor, params: FilterParams) -> Tensor:
+class Absolute(RankedFilter, kind="absolute"):
     """Keep all groups at or above a bound (at or below it for low scores)."""
-    good = scores >= params.filter_value if params.filter_largest else scores <= params.filter_value
-    return good & _candidates(scores, params)
+
+    value: NonNegative = 0.9
+    """The bound."""
+    refill: Annotated[int, Field(ge=0)] = 0
+    """Further rounds of rollouts, at most, until as many groups as rollout.groups pass the filter."""
+
+    @property
+    def refill_rounds(self) -> int:
+        return self.refill
+
+    def keeps(self, scores: Tensor) -> Tensor:
+        good = scores >= self.value if self.largest else scores <= self.value
+        return good & self.candidates(scores)
 
 
-def min_p(scores: Tensor, params: FilterParams) -> Tensor:
+class MinP(RankedFilter, kind="min_p"):
     """Keep s >= p max(s), or s <= min(s) / p for low scores. For non-negative scores."""
-    candidates = _candidates(scores, params)
-    if not candidates.any():
-        return candidates
-    best = scores[candidates].max() if params.filter_largest else scores[candidates].min()
-    good = scores >= params.filter_value * best if params.filter_largest else scores * params.filter_value <= best
-    return good & candidates
+
+    value: NonNegative = 0.9
+    """p."""
+
+    def keeps(self, scores: Tensor) -> Tensor:
+        candidates = self.candidates(scores)
+        if not candidates.any():
+            return candidates
+        best = scores[candidates].max() if self.largest else scores[candidates].min()
+        good = scores >= self.value * best if self.largest else scores * self.value <= best
+        return good & candidates
 
 
-def _candidates(scores: Tensor, params: FilterParams) -> Tensor:
-    return (scores.abs() > ZERO_SCORE) | params.filter_keep_zero
-
-
-def _rank(scores: Tensor, candidates: Tensor, params: FilterParams) -> Tensor:
+def _rank(scores: Tensor, candidates: Tensor, *, largest: bool) -> Tensor:
     """Indices of the candidates, best first; ties in order."""
     numbers = candidates.nonzero()[:, 0]
-    return numbers[scores[numbers].argsort(descending=params.filter_largest, stable=True)]
+    return numbers[scores[numbers].argsort(descending=largest, stable=True)]
 
 
 def _mark(scores: Tensor, numbers: Tensor) -> Tensor:
     return torch.zeros_like(scores, dtype=torch.bool).index_fill(0, numbers, True)
 
 
-_RANKED = ("filter_value", "filter_largest", "filter_keep_zero")
-
-
-def _from_user_function(function: Callable[..., Any]) -> Filter:
-    def compute(scores: Tensor, params: FilterParams) -> Tensor:
-        kept = torch.as_tensor(function(scores, params))
-        if kept.dtype != torch.bool or kept.shape != scores.shape:
-            raise UserError(f"algo.filter returned {kept.dtype} {list(kept.shape)}: return one bool per group")
-        return kept
-
-    return Filter(compute=compute)
-
-
-FILTERS: Registry[Filter] = Registry(
-    "algo.filter",
-    _from_user_function,
-    {
-        "none": Filter(compute=none),
-        "top_p": Filter(compute=top_p, reads=("filter_value", "filter_largest")),
-        "top_p_softmax": Filter(compute=top_p_softmax, reads=_RANKED),
-        "top_k": Filter(compute=top_k, reads=_RANKED),
-        "top_count": Filter(compute=top_count, reads=_RANKED),
-        "quarter": Filter(compute=quarter, reads=("filter_largest", "filter_keep_zero")),
-        "absolute": Filter(compute=absolute, reads=_RANKED),
-        "min_p": Filter(compute=min_p, reads=_RANKED),
-    },
-)
-
-RATE_SCALES: dict[str, Callable[[float], float]] = {
-    "none": lambda share: 1.0,
-    "share": lambda share: share,
-    "root": math.sqrt,
-}
-"""Factor of the learning rates of a filtered step, from the share of groups that passed: fewer groups, a smaller step.
-(A factor of the loss would have no effect with AdamW and Muon, which normalise the gradient.)"""
+FILTERS: dict[str, type[GroupFilter]] = choices(NoFilter, TopP, TopPSoftmax, TopK, TopCount, Quarter, Absolute, MinP)

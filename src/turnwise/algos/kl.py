@@ -5,11 +5,17 @@ differ: the gradient of k1 has expectation 0 (use it in the reward), that of k2 
 k3 is close to it while the policies are close.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from turnwise.algos.lazy_torch import torch
 
 MAX_LOG_RATIO = 20.0
 """Bound of log-ratios: larger ones carry no learning signal and soon overflow."""
@@ -19,7 +25,7 @@ MAX_K3 = 10.0
 """Upper bound of k3, so that exp(-x) of a single token cannot dominate the step."""
 
 
-KlEstimator = Callable[[Tensor, Tensor], Tensor]
+KlEstimator = Callable[["Tensor", "Tensor"], "Tensor"]
 
 
 def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
@@ -72,7 +78,7 @@ class KlCoefficient:
     horizon: float = 10000.0
     """Number of trajectories in which the coefficient may change by a factor of about 1.2."""
 
-    def update(self, kl: float, trajectories: int) -> "KlCoefficient":
+    def update(self, kl: float, trajectories: int) -> KlCoefficient:
         """value *= 1 + clip(KL / target - 1, +-0.2) n / horizon, after a step over n trajectories."""
         if self.target is None:
             return self

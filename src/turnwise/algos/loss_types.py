@@ -8,15 +8,24 @@ micro-batch, so a ratio does not depend on how the step is split:
     units, turn   0 0 1 1 1   2 2 2 3      tokens of one unit share one ratio
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from turnwise.algos.kl import clamp_log_ratio
-from turnwise.core.algorithm import LossParams, RatioLevel
+from turnwise.algos.user_code import check_arguments, naming
+from turnwise.core.errors import UserError
+from turnwise.settings.choice import Choice
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from turnwise.algos.lazy_torch import torch
+
+RatioLevel = Literal["token", "turn", "sequence"]
 RATIO_LEVELS: tuple[RatioLevel, ...] = ("token", "turn", "sequence")
 
 
@@ -69,19 +78,61 @@ class PairResult:
     """Means over the pairs of the optimizer step; empty without any."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
-    compute: Callable[[LossInputs, LossParams], LossResult]
-    reads: tuple[str, ...] = ()
-    """Fields of LossParams that change the result."""
-    select: Callable[[LossInputs, LossParams, Tensor], Tensor] | None = None
-    """Select tokens [M] bool among all trained tokens of an optimizer step, before its first gradient, for
-    `LossInputs.selected`. The tensor holds one uniform random number per token [M]. None: no selection."""
-    weigh: Callable[[PairInputs, LossParams], PairResult] | None = None
-    """Return the tokens' `LossInputs.factors` [M], before the first gradient of an optimizer step. The loss is then one
-    of groups under policy and reference: a group's members are trained in one optimizer step. None: no factors."""
-    adds_penalty: bool = False
+class Loss(Choice):
+    """A policy loss and its settings.
+
+    A loss of your own, algo.loss FILE.py:name, is a class derived from `tw.Loss`, or a function of the inputs.
+    """
+
+    adds_penalty: ClassVar[bool] = False
     """Has a term that is nonzero where the advantage is 0."""
+    selects: ClassVar[bool] = False
+    """`select` chooses the tokens of `LossInputs.selected`."""
+    weighs: ClassVar[bool] = False
+    """`weigh` computes `LossInputs.factors`. The loss is then one of groups under policy and reference: a group's
+    members are trained in one optimizer step."""
+
+    def compute(self, inputs: LossInputs) -> LossResult:
+        """Return one loss per token."""
+        raise NotImplementedError
+
+    def select(self, inputs: LossInputs, draws: Tensor) -> Tensor:
+        """Select tokens [M] bool among all trained tokens of an optimizer step, before its first gradient.
+
+        `draws` holds one uniform random number per token [M].
+        """
+        raise NotImplementedError
+
+    def weigh(self, inputs: PairInputs) -> PairResult:
+        """Return the factors of the tokens of an optimizer step, before its first gradient."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any]) -> type[Loss]:
+        check_arguments(function, f"algo.loss {function.__name__}", takes=("inputs",))
+
+        class FunctionLoss(Loss):
+            def compute(self, inputs: LossInputs) -> LossResult:
+                returned: LossResult = function(inputs)
+                return returned
+
+        return FunctionLoss
+
+
+def compute_loss(loss: Loss, inputs: LossInputs) -> LossResult:
+    """Compute the token losses, and check those of the user's code; a tensor alone gets the metrics of every loss."""
+    with naming(loss, "algo.loss"):
+        returned: Any = loss.compute(inputs)
+    is_tensor = isinstance(returned, torch.Tensor)
+    result = LossResult(token_loss=returned, metrics=loss_metrics(inputs)) if is_tensor else returned
+    if not isinstance(result, LossResult):
+        raise UserError(f"algo.loss returned {type(returned).__name__}: return a tensor [M] or LossResult")
+    if result.token_loss.shape != inputs.logprobs.shape:
+        shapes = f"{list(result.token_loss.shape)} instead of {list(inputs.logprobs.shape)}"
+        raise UserError(f"algo.loss returned the shape {shapes}: one loss per token, not yet averaged")
+    if inputs.logprobs.requires_grad and not result.token_loss.requires_grad:
+        raise UserError("algo.loss returned a loss without a gradient: compute it from inputs.logprobs")
+    return result
 
 
 def unit_ids(segment_ids: Tensor, turn_ids: Tensor, level: RatioLevel) -> Tensor:

@@ -7,161 +7,270 @@ Aggregation weights are computed once over all tokens of an optimizer step, so m
 change the result. A sequence is a trajectory there; one without sampled tokens does not count.
 """
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field, model_validator
 
 from turnwise.algos.kl import clamp_log_ratio
-from turnwise.algos.loss_types import Loss, LossInputs, LossResult, loss_metrics, mean_over, sum_over, unit_ids
-from turnwise.algos.offline import awr, dpo, dpo_factors
-from turnwise.algos.registry import Function, Registry, declare_traits
-from turnwise.core.algorithm import LossParams
-from turnwise.core.errors import UserError
+from turnwise.algos.loss_types import (
+    Loss,
+    LossInputs,
+    LossResult,
+    RatioLevel,
+    loss_metrics,
+    mean_over,
+    sum_over,
+    unit_ids,
+)
+from turnwise.algos.offline import Awr, Dpo
+from turnwise.settings.choice import Choice, choices
+from turnwise.settings.needs import ONE_PASS, TOKEN_SUMS, Lack, Need
+from turnwise.settings.section import NonNegative, Positive
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from turnwise.algos.lazy_torch import torch
 
 
-def ppo(inputs: LossInputs, params: LossParams) -> LossResult:
+class ClippedLoss(Loss):
+    """A loss that clips the ratio to [1 - clip_low, 1 + clip_high]."""
+
+    clip_low: NonNegative = 0.2
+    """Lower clip range: the ratio is clipped at 1 - clip_low."""
+    clip_high: NonNegative = 0.28
+    """Upper clip range: the ratio is clipped at 1 + clip_high."""
+
+    @model_validator(mode="after")
+    def _check_bound(self) -> ClippedLoss:
+        if self.clip_low > 1:
+            raise ValueError(
+                f"clip_low {self.clip_low} bounds the ratio below 0, which it never reaches. Give at most 1, which "
+                "disables the bound."
+            )
+        return self
+
+
+class Ppo(ClippedLoss, kind="ppo"):
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (Schulman et al. 2017; clip-higher: DAPO, Yu et al. 2025).
 
     Dual clip (Ye et al. 2020): where A < 0 the loss is at most -c A. Otherwise a ratio far above 1 would give an
     unbounded loss, since the clip acts only on the other side.
     """
-    return _clipped_surrogate(clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).exp(), inputs, params)
+
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
+    """Bound of the loss for negative advantages, as a multiple of the advantage; none removes it."""
+
+    def compute(self, inputs: LossInputs) -> LossResult:
+        return self._clipped(_ratio(inputs), inputs)
+
+    def _clipped(self, ratio: Tensor, inputs: LossInputs) -> LossResult:
+        plain = -inputs.advantages * ratio
+        clipped = -inputs.advantages * ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        token_loss = torch.maximum(plain, clipped)
+        at_bound = torch.zeros_like(token_loss, dtype=torch.bool)
+        if self.dual_clip is not None:
+            bound = -inputs.advantages * self.dual_clip
+            at_bound = (inputs.advantages < 0) & (token_loss > bound)
+            token_loss = torch.where(at_bound, bound, token_loss)
+        clips = {"clip_fraction": clipped > plain, "clip_fraction_low": at_bound, "ratio": ratio.detach()}
+        return LossResult(token_loss=token_loss, metrics=loss_metrics(inputs, **clips))
 
 
-def gspo(inputs: LossInputs, params: LossParams) -> LossResult:
+class Gspo(Ppo, kind="gspo"):
     """ppo with s = exp(mean of log r over the sequence) for r, the gradient through the token (Zheng et al. 2025).
 
     s_t = stop(s) pi / stop(pi): a whole sequence (or turn) is clipped, and each token keeps its own advantage. With
-    ratio_level "token" this is ppo.
+    level "token" this is ppo.
     """
-    units = unit_ids(inputs.segment_ids, inputs.turn_ids, params.ratio_level)
-    mean = mean_over((inputs.logprobs - inputs.old_logprobs).detach(), units)
-    through_token = inputs.logprobs - inputs.logprobs.detach()
-    return _clipped_surrogate((clamp_log_ratio(mean) + through_token).exp(), inputs, params)
+
+    level: RatioLevel = "sequence"
+    """Unit that has one ratio; "sequence" is a segment."""
+
+    def compute(self, inputs: LossInputs) -> LossResult:
+        units = unit_ids(inputs.segment_ids, inputs.turn_ids, self.level)
+        mean = mean_over((inputs.logprobs - inputs.old_logprobs).detach(), units)
+        through_token = inputs.logprobs - inputs.logprobs.detach()
+        return self._clipped((clamp_log_ratio(mean) + through_token).exp(), inputs)
 
 
-def _clipped_surrogate(ratio: Tensor, inputs: LossInputs, params: LossParams) -> LossResult:
-    plain = -inputs.advantages * ratio
-    clipped = -inputs.advantages * ratio.clamp(1 - params.clip_low, 1 + params.clip_high)
-    token_loss = torch.maximum(plain, clipped)
-    at_bound = torch.zeros_like(token_loss, dtype=torch.bool)
-    if params.dual_clip is not None:
-        bound = -inputs.advantages * params.dual_clip
-        at_bound = (inputs.advantages < 0) & (token_loss > bound)
-        token_loss = torch.where(at_bound, bound, token_loss)
-    clips = {"clip_fraction": clipped > plain, "clip_fraction_low": at_bound, "ratio": ratio.detach()}
-    return LossResult(token_loss=token_loss, metrics=loss_metrics(inputs, **clips))
-
-
-def cispo(inputs: LossInputs, params: LossParams) -> LossResult:
+class Cispo(ClippedLoss, kind="cispo"):
     """-stop(clip(r, 1 - clip_low, 1 + clip_high)) A log pi (MiniMax-M1, 2025).
 
     The clipped ratio is a weight, so every token keeps a gradient. The clip of ppo removes exactly the rare tokens that
     change a line of reasoning.
     """
-    ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).detach().exp()
-    weight = ratio.clamp(1 - params.clip_low, 1 + params.clip_high)
-    token_loss = -weight * inputs.advantages * inputs.logprobs
-    return LossResult(token_loss=token_loss, metrics=loss_metrics(inputs, clip_fraction=weight != ratio))
+
+    def compute(self, inputs: LossInputs) -> LossResult:
+        ratio = _ratio(inputs).detach()
+        weight = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        token_loss = -weight * inputs.advantages * inputs.logprobs
+        return LossResult(token_loss=token_loss, metrics=loss_metrics(inputs, clip_fraction=weight != ratio))
 
 
-def sapo(inputs: LossInputs, params: LossParams) -> LossResult:
+class Sapo(Loss, kind="sapo"):
     """-(4 / tau) sigmoid(tau (r - 1)) A, tau by the sign of A (soft adaptive policy optimisation, Gao et al. 2025).
 
     A soft gate instead of the clip: the gradient decays smoothly on both sides of ratio 1, where it equals the policy
     gradient.
     """
-    ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).exp()
-    tau = torch.full_like(ratio, params.tau_negative).masked_fill(inputs.advantages > 0, params.tau_positive)
-    token_loss = -inputs.advantages * (tau * (ratio - 1)).sigmoid() * 4 / tau
-    return LossResult(token_loss=token_loss, metrics=loss_metrics(inputs))
+
+    tau_positive: Annotated[float, Field(gt=0)] = 1.0
+    """Temperature of the soft gate for positive advantages."""
+    tau_negative: Annotated[float, Field(gt=0)] = 1.05
+    """Temperature of the soft gate for negative advantages, whose gradient raises every other token."""
+
+    def compute(self, inputs: LossInputs) -> LossResult:
+        ratio = _ratio(inputs)
+        tau = torch.full_like(ratio, self.tau_negative).masked_fill(inputs.advantages > 0, self.tau_positive)
+        token_loss = -inputs.advantages * (tau * (ratio - 1)).sigmoid() * 4 / tau
+        return LossResult(token_loss=token_loss, metrics=loss_metrics(inputs))
 
 
-def geo_mean(inputs: LossInputs, params: LossParams) -> LossResult:
+class GeoMean(Loss, kind="geo_mean"):
     """-A exp(mean over the sequence of clipped log r) (geometric-mean policy optimisation, Zhao et al. 2025).
 
     log r is clipped to [-clip_low, clip_high] where that lowers the objective, by the sign of A. The gradient flows
     through the mean, so a token's advantage moves its whole sequence. With the aggregation seq-mean-token-mean this is
     the paper's loss: one term per sequence.
     """
-    log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs)
-    clipped = log_ratio.clamp(-params.clip_low, params.clip_high)
-    sign = inputs.advantages.sign()
-    pessimistic = sign * torch.minimum(sign * log_ratio, sign * clipped)
-    sequences = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
-    ratio = mean_over(pessimistic, sequences).exp()
-    outside = clipped != log_ratio
-    clips = {"clip_fraction": outside & (sign > 0), "clip_fraction_low": outside & (sign < 0), "ratio": ratio.detach()}
-    return LossResult(token_loss=-inputs.advantages * ratio, metrics=loss_metrics(inputs, **clips))
+
+    clip_low: NonNegative = 0.2
+    """Lower clip range: the log-ratio is clipped at -clip_low."""
+    clip_high: NonNegative = 0.28
+    """Upper clip range: the log-ratio is clipped at clip_high."""
+
+    def compute(self, inputs: LossInputs) -> LossResult:
+        log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs)
+        clipped = log_ratio.clamp(-self.clip_low, self.clip_high)
+        sign = inputs.advantages.sign()
+        pessimistic = sign * torch.minimum(sign * log_ratio, sign * clipped)
+        sequences = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
+        ratio = mean_over(pessimistic, sequences).exp()
+        outside = clipped != log_ratio
+        clips = {"clip_fraction": outside & (sign > 0), "clip_fraction_low": outside & (sign < 0)}
+        metrics = loss_metrics(inputs, **clips, ratio=ratio.detach())
+        return LossResult(token_loss=-inputs.advantages * ratio, metrics=metrics)
 
 
-def reinforce(inputs: LossInputs, params: LossParams) -> LossResult:
+class Reinforce(Loss, kind="reinforce"):
     """-A log pi (Williams 1992): the policy gradient itself, for one pass over fresh samples.
 
-    GPG (Chu et al. 2025) uses the same loss with its own advantage, `gpg`.
+    GPG (Chu et al. 2025) is this loss with its own advantage, `gpg`.
     """
-    return LossResult(token_loss=-inputs.advantages * inputs.logprobs, metrics=loss_metrics(inputs))
+
+    def needs(self) -> list[Need]:
+        why = "algo.loss reinforce has no importance ratio, so only the first pass over the samples is on-policy"
+        return [Need(ONE_PASS, why, "choose algo.loss ppo")]
+
+    def compute(self, inputs: LossInputs) -> LossResult:
+        return LossResult(token_loss=-inputs.advantages * inputs.logprobs, metrics=loss_metrics(inputs))
 
 
-def vespo(inputs: LossInputs, params: LossParams) -> LossResult:
+class Vespo(Loss, kind="vespo"):
     """-stop(phi) A log pi, phi = exp(lambda + k log w - lambda w), w the sequence's ratio (VESPO, Shen et al. 2026).
 
     w is the product of a segment's token ratios, not their mean. phi is 1 at w = 1 and falls to 0 on both sides of its
     maximum at k / lambda: it bounds the variance of w instead of a clip. k and lambda depend on the sign of A.
     """
-    sequences = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
-    log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).detach()
-    log_w = clamp_log_ratio(sum_over(log_ratio, sequences))
-    good = inputs.advantages >= 0
-    k = torch.full_like(log_w, params.vespo_k_negative).masked_fill(good, params.vespo_k_positive)
-    decay = torch.full_like(log_w, params.vespo_lambda_negative).masked_fill(good, params.vespo_lambda_positive)
-    phi = (decay + k * log_w - decay * log_w.exp()).exp()
-    metrics = loss_metrics(inputs, vespo_weight=phi)
-    return LossResult(token_loss=-phi * inputs.advantages * inputs.logprobs, metrics=metrics)
+
+    k_positive: NonNegative = 2.0
+    """Exponent k of the weight for advantages of 0 or more."""
+    lambda_positive: NonNegative = 3.0
+    """Decay lambda of the weight for advantages of 0 or more: it peaks at w = k / lambda."""
+    k_negative: NonNegative = 3.0
+    """Exponent k for negative advantages."""
+    lambda_negative: NonNegative = 2.0
+    """Decay lambda for negative advantages."""
+
+    def compute(self, inputs: LossInputs) -> LossResult:
+        sequences = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
+        log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).detach()
+        log_w = clamp_log_ratio(sum_over(log_ratio, sequences))
+        good = inputs.advantages >= 0
+        k = torch.full_like(log_w, self.k_negative).masked_fill(good, self.k_positive)
+        decay = torch.full_like(log_w, self.lambda_negative).masked_fill(good, self.lambda_positive)
+        phi = (decay + k * log_w - decay * log_w.exp()).exp()
+        metrics = loss_metrics(inputs, vespo_weight=phi)
+        return LossResult(token_loss=-phi * inputs.advantages * inputs.logprobs, metrics=metrics)
 
 
-def clip_cov(inputs: LossInputs, params: LossParams) -> LossResult:
+CovarianceShare = Annotated[float, Field(gt=0, le=1)]
+
+
+class ClipCov(ClippedLoss, kind="clip_cov"):
     """ppo without dual clip and without gradients on selected tokens (Clip-Cov, Cui et al. 2025, arXiv 2505.22617).
 
     A few tokens cause most of the entropy loss: likely ones with a high advantage, whose covariance
-    (A - mean A)(log pi - mean log pi) is far above the others'. See `select_band`.
+    (A - mean A)(log pi - mean log pi) is far above the others'.
     """
-    selected = _selected(inputs)
-    result = ppo(inputs, params.model_copy(update={"dual_clip": None}))
-    metrics = result.metrics | {"cov_fraction": selected.to(inputs.advantages.dtype)}
-    return LossResult(token_loss=result.token_loss.masked_fill(selected, 0.0), metrics=metrics)
+
+    selects: ClassVar[bool] = True
+    share: CovarianceShare = 2e-4
+    """Largest share of the trained tokens that is selected; at least one token."""
+    low: float = 1.0
+    """Lowest covariance of advantage and log-probability that tokens are selected from."""
+    high: float = 5.0
+    """Highest covariance that tokens are selected from."""
+
+    @model_validator(mode="after")
+    def _check_band(self) -> ClipCov:
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low} is not below high {self.high}: no token would be selected. Lower it.")
+        return self
+
+    def compute(self, inputs: LossInputs) -> LossResult:
+        selected = _selected(inputs)
+        result = self._ppo().compute(inputs)
+        metrics = result.metrics | {"cov_fraction": selected.to(inputs.advantages.dtype)}
+        return LossResult(token_loss=result.token_loss.masked_fill(selected, 0.0), metrics=metrics)
+
+    def select(self, inputs: LossInputs, draws: Tensor) -> Tensor:
+        """Select a random share among the tokens in the band that ppo does not clip. [M] bool
+
+        At most max(1, int(share M)) tokens with low < covariance < high: those with the smallest draws.
+        """
+        clipped = self._ppo().compute(inputs).metrics["clip_fraction"] > 0
+        covariance = _covariance(inputs)
+        candidates = (covariance > self.low) & (covariance < self.high) & ~clipped
+        first = draws.masked_fill(~candidates, torch.inf).argsort(stable=True)
+        return _mark(first[: _count(inputs, self.share)], inputs) & candidates
+
+    def _ppo(self) -> Ppo:
+        return Ppo(clip_low=self.clip_low, clip_high=self.clip_high, dual_clip=None)
 
 
-def select_band(inputs: LossInputs, params: LossParams, draws: Tensor) -> Tensor:
-    """Select tokens for clip_cov: a random share, among tokens in the band that ppo does not clip. [M] bool
+class KlCov(Loss, kind="kl_cov"):
+    """-A r, plus coef |log pi - log pi_old| on the selected tokens (KL-Cov, Cui et al. 2025).
 
-    At most max(1, int(cov_share M)) tokens with cov_low < covariance < cov_high: those with the smallest draws.
+    No clip. The penalty's gradient is 0 where pi = pi_old, so it acts from the second optimizer step on.
     """
-    clipped = ppo(inputs, params.model_copy(update={"dual_clip": None})).metrics["clip_fraction"] > 0
-    covariance = _covariance(inputs)
-    candidates = (covariance > params.cov_low) & (covariance < params.cov_high) & ~clipped
-    first = draws.masked_fill(~candidates, torch.inf).argsort(stable=True)
-    return _mark(first[: _count(inputs, params)], inputs) & candidates
+
+    selects: ClassVar[bool] = True
+    adds_penalty: ClassVar[bool] = True
+    share: CovarianceShare = 2e-4
+    """Share of the trained tokens that is selected: those with the largest covariance; at least one token."""
+    coef: NonNegative = 1.0
+    """Coefficient of the penalty on the selected tokens."""
+
+    def compute(self, inputs: LossInputs) -> LossResult:
+        log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs)
+        selected = _selected(inputs)
+        penalty = torch.where(selected, self.coef * log_ratio.abs(), 0.0)
+        metrics = loss_metrics(inputs, cov_fraction=selected)
+        return LossResult(token_loss=-inputs.advantages * log_ratio.exp() + penalty, metrics=metrics)
+
+    def select(self, inputs: LossInputs, draws: Tensor) -> Tensor:
+        """Select the max(1, int(share M)) tokens with the largest covariance; ties: the first. [M] bool"""
+        largest = _covariance(inputs).argsort(descending=True, stable=True)
+        return _mark(largest[: _count(inputs, self.share)], inputs)
 
 
-def kl_cov(inputs: LossInputs, params: LossParams) -> LossResult:
-    """-A r, plus cov_kl_coef |log pi - log pi_old| on the selected tokens (KL-Cov, Cui et al. 2025).
-
-    No clip. The penalty's gradient is 0 where pi = pi_old, so it acts from the second optimizer step on. See
-    `select_top`.
-    """
-    log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs)
-    selected = _selected(inputs)
-    penalty = torch.where(selected, params.cov_kl_coef * log_ratio.abs(), 0.0)
-    metrics = loss_metrics(inputs, cov_fraction=selected)
-    return LossResult(token_loss=-inputs.advantages * log_ratio.exp() + penalty, metrics=metrics)
-
-
-def select_top(inputs: LossInputs, params: LossParams, draws: Tensor) -> Tensor:
-    """Select the max(1, int(cov_share M)) tokens with the largest covariance for kl_cov; ties: the first. [M] bool"""
-    return _mark(_covariance(inputs).argsort(descending=True, stable=True)[: _count(inputs, params)], inputs)
+def _ratio(inputs: LossInputs) -> Tensor:
+    return clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).exp()
 
 
 def _covariance(inputs: LossInputs) -> Tensor:
@@ -170,8 +279,8 @@ def _covariance(inputs: LossInputs) -> Tensor:
     return (advantages - advantages.mean()) * (logprobs - logprobs.mean())
 
 
-def _count(inputs: LossInputs, params: LossParams) -> int:
-    return max(1, int(params.cov_share * len(inputs.logprobs)))
+def _count(inputs: LossInputs, share: float) -> int:
+    return max(1, int(share * len(inputs.logprobs)))
 
 
 def _mark(tokens: Tensor, inputs: LossInputs) -> Tensor:
@@ -185,50 +294,7 @@ def _selected(inputs: LossInputs) -> Tensor:
     return inputs.selected
 
 
-def loss(**traits: bool) -> Callable[[Function], Function]:
-    """Declare what a loss function of yours does: `@tw.loss(adds_penalty=True)` if it is nonzero for advantage 0."""
-    return declare_traits(traits, ("adds_penalty",), "loss")
-
-
-def _from_user_function(function: Callable[..., Any], **traits: Any) -> Loss:
-    def compute(inputs: LossInputs, params: LossParams) -> LossResult:
-        found = function(inputs, params)
-        result = LossResult(token_loss=found, metrics=loss_metrics(inputs)) if isinstance(found, Tensor) else found
-        if not isinstance(result, LossResult):
-            raise UserError(f"algo.loss returned {type(found).__name__}: return a tensor [M] or LossResult")
-        if result.token_loss.shape != inputs.logprobs.shape:
-            shapes = f"{list(result.token_loss.shape)} instead of {list(inputs.logprobs.shape)}"
-            raise UserError(f"algo.loss returned the shape {shapes}: one loss per token, not yet averaged")
-        if inputs.logprobs.requires_grad and not result.token_loss.requires_grad:
-            raise UserError("algo.loss returned a loss without a gradient: compute it from inputs.logprobs")
-        return result
-
-    return Loss(compute=compute, **traits)
-
-
-LOSSES: Registry[Loss] = Registry(
-    "algo.loss",
-    _from_user_function,
-    {
-        "ppo": Loss(compute=ppo, reads=("clip_low", "clip_high", "dual_clip")),
-        "gspo": Loss(compute=gspo, reads=("clip_low", "clip_high", "dual_clip", "ratio_level")),
-        "cispo": Loss(compute=cispo, reads=("clip_low", "clip_high")),
-        "sapo": Loss(compute=sapo, reads=("tau_positive", "tau_negative")),
-        "geo_mean": Loss(compute=geo_mean, reads=("clip_low", "clip_high")),
-        "clip_cov": Loss(
-            compute=clip_cov, reads=("clip_low", "clip_high", "cov_share", "cov_low", "cov_high"), select=select_band
-        ),
-        "kl_cov": Loss(compute=kl_cov, reads=("cov_share", "cov_kl_coef"), select=select_top, adds_penalty=True),
-        "vespo": Loss(
-            compute=vespo,
-            reads=("vespo_k_positive", "vespo_lambda_positive", "vespo_k_negative", "vespo_lambda_negative"),
-        ),
-        "gpg": Loss(compute=reinforce),
-        "reinforce": Loss(compute=reinforce),
-        "awr": Loss(compute=awr, reads=("awr_beta", "awr_max_weight"), adds_penalty=True),
-        "dpo": Loss(compute=dpo, reads=("dpo_beta", "dpo_sft_coef"), weigh=dpo_factors),
-    },
-)
+LOSSES: dict[str, type[Loss]] = choices(Ppo, Gspo, Cispo, Sapo, GeoMean, ClipCov, KlCov, Vespo, Reinforce, Awr, Dpo)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
@@ -242,43 +308,57 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float)
     return 0.5 * torch.maximum(plain, clipped), (clipped > plain).to(values.dtype)
 
 
-class Aggregation(Protocol):
-    def __call__(self, sequences: Tensor, constant_length: float, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Weights [M] from the trajectory index [M] int64 of each sampled token of the optimizer step."""
-        ...
+class Aggregation(Choice):
+    """How the token losses of an optimizer step make one loss: a weight per token."""
+
+    def weights(self, sequences: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Return weights [M] from the trajectory index [M] int64 of each sampled token of the optimizer step."""
+        return torch.ones_like(sequences, dtype=dtype or torch.float32) / self.divisors(sequences)
+
+    def lacks(self) -> dict[str, Lack]:
+        if self.kind == SeqMeanTokenSum.name:
+            return {}
+        choose = "choose algo.aggregation seq-mean-token-sum"
+        return {TOKEN_SUMS: Lack(f"algo.aggregation {self.kind}", "does not", choose)}
+
+    def divisors(self, sequences: Tensor) -> Tensor | float:
+        """Return the number that each token's loss is divided by."""
+        raise NotImplementedError
 
 
-def token_mean(sequences: Tensor, constant_length: float, dtype: torch.dtype = torch.float32) -> Tensor:
+class TokenMean(Aggregation, kind="token-mean"):
     """Mean over tokens: long trajectories weigh more."""
-    return _ones(sequences, dtype) / max(1, sequences.shape[0])
+
+    def divisors(self, sequences: Tensor) -> float:
+        return max(1, sequences.shape[0])
 
 
-def seq_mean_token_sum(sequences: Tensor, constant_length: float, dtype: torch.dtype = torch.float32) -> Tensor:
+class SeqMeanTokenSum(Aggregation, kind="seq-mean-token-sum"):
     """Mean over trajectories of the sum over their tokens."""
-    return _ones(sequences, dtype) / max(1, sequences.unique().shape[0])
+
+    def divisors(self, sequences: Tensor) -> float:
+        return max(1, sequences.unique().shape[0])
 
 
-def seq_mean_token_mean(sequences: Tensor, constant_length: float, dtype: torch.dtype = torch.float32) -> Tensor:
+class SeqMeanTokenMean(Aggregation, kind="seq-mean-token-mean"):
     """Mean over trajectories of the mean over their tokens: trajectories weigh the same."""
-    _, sequence, lengths = sequences.unique(return_inverse=True, return_counts=True)
-    return _ones(sequences, dtype) / (lengths[sequence] * max(1, lengths.shape[0]))
+
+    def divisors(self, sequences: Tensor) -> Tensor:
+        _, sequence, lengths = sequences.unique(return_inverse=True, return_counts=True)
+        return lengths[sequence] * max(1, lengths.shape[0])
 
 
-def seq_mean_token_sum_norm(sequences: Tensor, constant_length: float, dtype: torch.dtype = torch.float32) -> Tensor:
+class SeqMeanTokenSumNorm(SeqMeanTokenSum, kind="seq-mean-token-sum-norm"):
     """Mean over trajectories of the sum over their tokens / constant_length (Dr. GRPO): no length bias.
 
     Some systems sum over trajectories instead of averaging; their loss is this one times the number of trajectories.
     """
-    return seq_mean_token_sum(sequences, constant_length, dtype) / constant_length
+
+    constant_length: Positive = 1024
+    """Number that a trajectory's sum is divided by, in tokens."""
+
+    def weights(self, sequences: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return super().weights(sequences, dtype) / self.constant_length
 
 
-def _ones(sequences: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.ones_like(sequences, dtype=dtype)
-
-
-AGGREGATIONS: dict[str, Aggregation] = {
-    "token-mean": token_mean,
-    "seq-mean-token-sum": seq_mean_token_sum,
-    "seq-mean-token-mean": seq_mean_token_mean,
-    "seq-mean-token-sum-norm": seq_mean_token_sum_norm,
-}
+AGGREGATIONS: dict[str, type[Aggregation]] = choices(TokenMean, SeqMeanTokenSum, SeqMeanTokenMean, SeqMeanTokenSumNorm)

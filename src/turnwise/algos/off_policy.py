@@ -9,15 +9,24 @@ denominator.
 The tokens were drawn from mu, so k2 and k3 estimate KL(mu | pi_old); KL(pi_old | mu) would need samples of pi_old.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import model_validator
 
 from turnwise.algos.kl import clamp_log_ratio, k2, k3
-from turnwise.algos.loss_types import LossInputs, LossResult, max_over, mean_over, sum_over, unit_ids
-from turnwise.core.algorithm import CorrectionParams, RejectionParams
+from turnwise.algos.loss_types import LossInputs, LossResult, RatioLevel, max_over, mean_over, sum_over, unit_ids
+from turnwise.settings.choice import Choice, choices
+from turnwise.settings.needs import LEARNER_LOGPROBS, Need
+from turnwise.settings.section import Idle, NonNegative, Share
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from turnwise.algos.lazy_torch import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,74 +36,182 @@ class CorrectionResult:
     dropped: Tensor  # [M] bool, tokens that are not trained on at all, neither by the entropy nor by the KL term
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Correction:
-    compute: Callable[[LossInputs, CorrectionParams], CorrectionResult]
-    reads: tuple[str, ...] = ()
-    """Fields of CorrectionParams that change the result."""
+class Correction(Choice):
+    """A correction and its settings."""
+
+    compares_learner: ClassVar[bool] = True
+    """Uses the ratio of the learner's to the sampler's probability."""
+
+    def needs(self) -> list[Need]:
+        why = f"algo.correction {self.kind} uses the ratio of the learner's to the sampler's probability"
+        return [Need(LEARNER_LOGPROBS, why)] if self.compares_learner else []
+
+    def compute(self, inputs: LossInputs) -> CorrectionResult:
+        raise NotImplementedError
+
+    def scale(self, inputs: LossInputs, trained: Tensor) -> float:
+        """Return the factor of the weights of an optimizer step, of which `inputs` are all tokens."""
+        return 1.0
+
+    @property
+    def is_normalised(self) -> bool:
+        return False
 
 
-def none(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
+class NoCorrection(Correction, kind="none"):
     """Weight 1: treat the sampler as the old policy."""
-    return _inside(torch.ones_like(inputs.old_logprobs))
+
+    compares_learner: ClassVar[bool] = False
+
+    def compute(self, inputs: LossInputs) -> CorrectionResult:
+        return _inside(torch.ones_like(inputs.old_logprobs))
 
 
-def decoupled(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
+class WeightCorrection(Correction):
+    """A correction by importance weights that may be normalised."""
+
+    normalise: bool = False
+    """Divide the weights by their mean over the optimizer step."""
+
+    @property
+    def is_normalised(self) -> bool:
+        return self.normalise
+
+    @property
+    def unit(self) -> RatioLevel:
+        """Unit of the weights."""
+        return "token"
+
+    def scale(self, inputs: LossInputs, trained: Tensor) -> float:
+        """Return 1 / the mean weight of the step's trained tokens [M] bool with `normalise`, else 1.
+
+        The corrected loss then keeps the scale of the uncorrected one (self-normalised importance sampling). A turn or
+        sequence counts once where it is the unit of the weights.
+        """
+        if not self.normalise or not trained.any():
+            return 1.0
+        weights = self.compute(inputs).weights.double()[trained]
+        units = unit_ids(inputs.segment_ids, inputs.turn_ids, self.unit)[trained].unique(return_inverse=True)[1]
+        share = 1 / sum_over(torch.ones_like(weights), units)
+        return float(share.sum() / (weights * share).sum())
+
+
+class Decoupled(WeightCorrection, kind="decoupled"):
     """rho = pi_prox / mu: the clip keeps the policy near a recent one, whatever the sampler (Hilton et al. 2022).
 
     `old_logprobs` are then those of the proximal policy, scored by the learner. Unbounded: `truncated` and `masked`
     are the same with bounds.
     """
-    return _inside(_log_rho(inputs).exp())
+
+    def compute(self, inputs: LossInputs) -> CorrectionResult:
+        return _inside(_log_rho(inputs).exp())
 
 
-def truncated(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
+def check_bounds(low: float, high: float, consequence: str) -> None:
+    if low > high:
+        raise ValueError(f"low {low} is above high {high}, so {consequence}. Swap them.")
+
+
+AT_TOKENS = ("algo.correction.level token", "choose turn or sequence")
+
+
+class Truncated(WeightCorrection, kind="truncated"):
     """clamp(rho, low, high), rho of a token, turn or sequence: truncated importance sampling (Yao et al. 2025)."""
-    rho = _unit_rho(inputs, params)
-    weights = rho.clamp(params.correction_low, params.correction_high)
-    return _bounded(weights, weights != rho)
+
+    level: RatioLevel = "token"
+    """Unit whose ratio to the sampler is bounded; "sequence" is a segment."""
+    low: NonNegative = 0.0
+    """Lowest weight."""
+    high: NonNegative = 2.0
+    """Highest weight."""
+    pool: Literal["product", "mean"] = "product"
+    """How the tokens of a turn or sequence make one ratio: product (exact, high variance) or geometric mean."""
+
+    @property
+    def unit(self) -> RatioLevel:
+        return self.level
+
+    @model_validator(mode="after")
+    def _check(self) -> Truncated:
+        check_bounds(self.low, self.high, "no token would be trained")
+        return self
+
+    def idle(self) -> Idle:
+        return {"pool": AT_TOKENS} if self.level == "token" else {}
+
+    def compute(self, inputs: LossInputs) -> CorrectionResult:
+        rho = _unit_rho(inputs, self.level, self.pool)
+        weights = rho.clamp(self.low, self.high)
+        return _bounded(weights, weights != rho)
 
 
-def masked(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
+class Masked(Correction, kind="masked"):
     """rho where the statistic is in [low, high], else dropped (IcePop, Ling team 2025; at sequences: Liu et al. 2025).
 
     Dropped tokens stay in the aggregation's denominator: fewer trained tokens mean a smaller step, not larger shares
     for the others.
     """
-    statistic = _statistic(inputs, params)
-    outside = (statistic < params.correction_low) | (statistic > params.correction_high)
-    rho = _log_rho(inputs).exp() if params.correction_token_weights else _unit_rho(inputs, params)
-    return CorrectionResult(weights=rho.masked_fill(outside, 0.0), outside=outside, dropped=outside)
+
+    level: RatioLevel = "token"
+    """Unit whose statistic is bounded; "sequence" is a segment."""
+    low: NonNegative = 0.0
+    """Lowest statistic that is kept."""
+    high: NonNegative = 2.0
+    """Highest statistic that is kept."""
+    pool: Literal["product", "mean"] = "product"
+    """How the tokens of a turn or sequence make one ratio: product (exact, high variance) or geometric mean."""
+    statistic: Literal["ratio", "k2", "k3"] = "ratio"
+    """Statistic that is compared with the bounds: rho, or the k2 or k3 estimate of KL(mu | pi_old)."""
+    token_weights: bool = True
+    """Weigh kept tokens by their own ratio; false: by that of their turn or sequence."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Masked:
+        check_bounds(self.low, self.high, "no token would be trained")
+        return self
+
+    def idle(self) -> Idle:
+        if self.level == "token":
+            return dict.fromkeys(("pool", "token_weights"), AT_TOKENS)
+        if self.statistic != "ratio" and self.token_weights:
+            return {"pool": (f"algo.correction.statistic {self.statistic}", "choose ratio")}
+        return {}
+
+    def compute(self, inputs: LossInputs) -> CorrectionResult:
+        statistic = self._statistic(inputs)
+        outside = (statistic < self.low) | (statistic > self.high)
+        rho = _log_rho(inputs).exp() if self.token_weights else _unit_rho(inputs, self.level, self.pool)
+        return CorrectionResult(weights=rho.masked_fill(outside, 0.0), outside=outside, dropped=outside)
+
+    def _statistic(self, inputs: LossInputs) -> Tensor:
+        if self.statistic == "ratio":
+            return _unit_rho(inputs, self.level, self.pool)
+        estimator = {"k2": k2, "k3": k3}[self.statistic]
+        units = unit_ids(inputs.segment_ids, inputs.turn_ids, self.level)
+        # The tokens are samples of mu, so KL(mu | pi_old) is what they can estimate: k3 = rho - 1 - log rho.
+        return mean_over(estimator(inputs.sampler_logprobs, inputs.old_logprobs), units)
 
 
-def two_sided(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
+class TwoSided(Correction, kind="two_sided"):
     """0 where A > 0 and pi - mu > difference, or A < 0 and pi - mu < -difference; else 1.
 
     Bounds the probability instead of its ratio: rare tokens may grow by large factors, likely ones may not jump. A
     bound of the policy's step, like the clip of ppo: entropy and KL terms stay.
     """
-    moved = inputs.logprobs.detach().exp() - inputs.sampler_logprobs.exp()
-    too_high = (inputs.advantages > 0) & (moved > params.correction_difference)
-    too_low = (inputs.advantages < 0) & (moved < -params.correction_difference)
-    outside = too_high | too_low
-    return _bounded(torch.ones_like(moved).masked_fill(outside, 0.0), outside)
+
+    compares_learner: ClassVar[bool] = False
+    difference: NonNegative = 0.2
+    """Largest change of a token's probability from the sampler's before the token is dropped."""
+
+    def compute(self, inputs: LossInputs) -> CorrectionResult:
+        moved = inputs.logprobs.detach().exp() - inputs.sampler_logprobs.exp()
+        too_high = (inputs.advantages > 0) & (moved > self.difference)
+        too_low = (inputs.advantages < 0) & (moved < -self.difference)
+        outside = too_high | too_low
+        return _bounded(torch.ones_like(moved).masked_fill(outside, 0.0), outside)
 
 
-def compute_correction_scale(
-    correction: Correction, inputs: LossInputs, params: CorrectionParams, trained: Tensor
-) -> float:
-    """Return 1 / the mean weight of an optimiser step's trained tokens [M] bool with `normalise`, else 1.
-
-    The corrected loss then keeps the scale of the uncorrected one (self-normalised importance sampling). A turn or
-    sequence counts once where it is the unit of the weights. `inputs` are all tokens of the step.
-    """
-    if not params.correction_normalise or "correction_normalise" not in correction.reads or not trained.any():
-        return 1.0
-    weights = correction.compute(inputs, params).weights.double()[trained]
-    level = params.correction_level if "correction_level" in correction.reads else "token"
-    units = unit_ids(inputs.segment_ids, inputs.turn_ids, level)[trained].unique(return_inverse=True)[1]
-    share = 1 / sum_over(torch.ones_like(weights), units)
-    return float(share.sum() / (weights * share).sum())
+CORRECTIONS: dict[str, type[Correction]] = choices(NoCorrection, Decoupled, Truncated, Masked, TwoSided)
 
 
 def apply_correction(result: LossResult, correction: CorrectionResult, scale: float = 1.0) -> LossResult:
@@ -116,71 +233,113 @@ def _log_rho(inputs: LossInputs) -> Tensor:
     return clamp_log_ratio(inputs.old_logprobs - inputs.sampler_logprobs)
 
 
-def _unit_rho(inputs: LossInputs, params: CorrectionParams) -> Tensor:
-    units = unit_ids(inputs.segment_ids, inputs.turn_ids, params.correction_level)
-    pool = sum_over if params.correction_pool == "product" else mean_over
-    return clamp_log_ratio(pool(inputs.old_logprobs - inputs.sampler_logprobs, units)).exp()
-
-
-def _statistic(inputs: LossInputs, params: CorrectionParams) -> Tensor:
-    if params.correction_statistic == "ratio":
-        return _unit_rho(inputs, params)
-    estimator = {"k2": k2, "k3": k3}[params.correction_statistic]
-    units = unit_ids(inputs.segment_ids, inputs.turn_ids, params.correction_level)
-    # The tokens are samples of mu, so KL(mu | pi_old) is what they can estimate: k3 = rho - 1 - log rho.
-    return mean_over(estimator(inputs.sampler_logprobs, inputs.old_logprobs), units)
-
-
-CORRECTIONS: dict[str, Correction] = {
-    "none": Correction(compute=none),
-    "decoupled": Correction(compute=decoupled, reads=("correction_normalise",)),
-    "truncated": Correction(
-        compute=truncated,
-        reads=("correction_level", "correction_low", "correction_high", "correction_pool", "correction_normalise"),
-    ),
-    "masked": Correction(
-        compute=masked,
-        reads=(
-            "correction_level",
-            "correction_low",
-            "correction_high",
-            "correction_pool",
-            "correction_statistic",
-            "correction_token_weights",
-        ),
-    ),
-    "two_sided": Correction(compute=two_sided, reads=("correction_difference",)),
-}
+def _unit_rho(inputs: LossInputs, level: RatioLevel, pool: str) -> Tensor:
+    units = unit_ids(inputs.segment_ids, inputs.turn_ids, level)
+    pooled = sum_over if pool == "product" else mean_over
+    return clamp_log_ratio(pooled(inputs.old_logprobs - inputs.sampler_logprobs, units)).exp()
 
 
 POOLS = {"sum": sum_over, "mean": mean_over, "max": max_over}
 
 
-def find_rejected(inputs: LossInputs, params: RejectionParams) -> Tensor:
-    """Mark tokens rejected by their unit's statistic or by a veto in their sequence. [M] bool"""
-    log_rho = clamp_log_ratio(inputs.old_logprobs - inputs.sampler_logprobs)
-    sequences = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
-    rejected = max_over((log_rho.exp() < params.reject_veto).to(log_rho.dtype), sequences) > 0
-    if params.reject == "none":
-        return rejected
-    statistic = _pool_statistic(log_rho, inputs, params)
-    return rejected | (statistic < params.reject_low) | (statistic > params.reject_high)
+class Rejection(Choice):
+    """Rejection of tokens, turns or sequences on which the old policy and the sampler disagree."""
+
+    def rejected(self, inputs: LossInputs) -> Tensor:
+        """Mark the tokens that are not trained on. [M] bool"""
+        raise NotImplementedError
+
+
+class NoRejection(Rejection, kind="none"):
+    """Reject nothing."""
+
+    def rejected(self, inputs: LossInputs) -> Tensor:
+        return torch.zeros_like(inputs.turn_ids, dtype=torch.bool)
+
+
+class Veto(Rejection, kind="veto"):
+    """Reject a sequence (a segment) in which any token's rho is below `veto`."""
+
+    veto: Share = 1e-4
+    """Lowest rho of a token that does not reject its sequence; 0 disables it."""
+
+    def needs(self) -> list[Need]:
+        why = f"algo.rejection {self.kind} uses the ratio of the learner's to the sampler's probability"
+        return [Need(LEARNER_LOGPROBS, why)]
+
+    def rejected(self, inputs: LossInputs) -> Tensor:
+        log_rho = _log_rho(inputs)
+        sequences = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
+        return max_over((log_rho.exp() < self.veto).to(log_rho.dtype), sequences) > 0
+
+
+class RejectTokens(Veto, kind="token"):
+    """Reject tokens whose statistic is outside [low, high]."""
+
+    veto: Share = 0.0
+    """Reject a sequence in which any token's rho is below this (1e-4 is usual); 0 disables it."""
+    statistic: Literal["ratio", "k2", "k3"] = "ratio"
+    """Statistic that the bounds apply to: rho, k2 = log(rho)^2 / 2 or k3 = rho - 1 - log rho."""
+    low: NonNegative = 0.0
+    """Lowest statistic that is trained."""
+    high: NonNegative = 2.0
+    """Highest statistic that is trained."""
+
+    level: ClassVar[RatioLevel] = "token"
+
+    @model_validator(mode="after")
+    def _check(self) -> RejectTokens:
+        check_bounds(self.low, self.high, "everything would be rejected")
+        return self
+
+    def rejected(self, inputs: LossInputs) -> Tensor:
+        statistic = self._pooled(_log_rho(inputs), unit_ids(inputs.segment_ids, inputs.turn_ids, self.level))
+        return super().rejected(inputs) | (statistic < self.low) | (statistic > self.high)
+
+    def _pooled(self, log_rho: Tensor, units: Tensor) -> Tensor:
+        return self._statistic(log_rho, units, "mean")
+
+    def _statistic(self, log_rho: Tensor, units: Tensor, pool: str) -> Tensor:
+        """Pool log-ratios or estimates over units: the sum of log-ratios gives the exact ratio."""
+        if self.statistic == "ratio":
+            return clamp_log_ratio(POOLS[pool](log_rho, units)).exp()
+        estimates = {"k2": 0.5 * log_rho.square(), "k3": log_rho.exp() - 1 - log_rho}  # no upper bound as in a loss
+        return POOLS[pool](estimates[self.statistic], units)
+
+
+class RejectTurns(RejectTokens, kind="turn"):
+    """Reject turns whose statistic is outside [low, high]."""
+
+    pool: Literal["sum", "mean", "max"] = "mean"
+    """How the tokens of a turn or sequence make one statistic. Log-ratios are pooled: sum gives the exact ratio."""
+
+    level: ClassVar[RatioLevel] = "turn"
+
+    @model_validator(mode="after")
+    def _check_pool(self) -> RejectTurns:
+        if self.pool == "max" and self.statistic == "ratio":
+            raise ValueError(
+                "pool max does not see ratios below 1. Choose statistic k2 or k3, which grow in both directions."
+            )
+        return self
+
+    def _pooled(self, log_rho: Tensor, units: Tensor) -> Tensor:
+        return self._statistic(log_rho, units, self.pool)
+
+
+class RejectSequences(RejectTurns, kind="sequence"):
+    """Reject segments whose statistic is outside [low, high]."""
+
+    level: ClassVar[RatioLevel] = "sequence"
+
+
+REJECTIONS: dict[str, type[Rejection]] = choices(NoRejection, Veto, RejectTokens, RejectTurns, RejectSequences)
 
 
 def apply_rejection(result: LossResult, rejected: Tensor) -> LossResult:
     """Remove rejected tokens from the loss, so that they get no gradient, and add their share to the metrics."""
     metrics = result.metrics | {"rejected": rejected.to(result.token_loss.dtype)}
     return LossResult(token_loss=result.token_loss.masked_fill(rejected, 0.0), metrics=metrics)
-
-
-def _pool_statistic(log_rho: Tensor, inputs: LossInputs, params: RejectionParams) -> Tensor:
-    assert params.reject != "none"
-    units = unit_ids(inputs.segment_ids, inputs.turn_ids, params.reject)
-    pool = POOLS[params.reject_pool]
-    if params.reject_statistic == "ratio":
-        return clamp_log_ratio(pool(log_rho, units)).exp()
-    estimates = {"k2": 0.5 * log_rho.square(), "k3": log_rho.exp() - 1 - log_rho}  # no upper bound, unlike in a loss
-    return pool(estimates[params.reject_statistic], units)
 
 
 OFF_POLICY_METRICS = (

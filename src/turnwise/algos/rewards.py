@@ -4,13 +4,21 @@ Returns are normalised against those of their group, their environment or the ba
 however many turns or samples it became. Equal returns, or a single one in its scope, give exactly 0 (but `identity`).
 """
 
-from collections.abc import Callable
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
 
 from turnwise.algos.advantage_types import find_turns
 from turnwise.algos.stats import GroupStatistics, group_statistics, whiten
+from turnwise.settings.choice import Choice, choices
+from turnwise.settings.needs import GROUPS, PLAIN_RETURNS, Lack, Need
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from turnwise.algos.lazy_torch import torch
 
 ASYM_CLIP = (-1.0, 3.0)
 
@@ -18,62 +26,77 @@ ASYM_CLIP = (-1.0, 3.0)
 PROCESS_EPSILON = 1e-6
 
 
-def identity(scope: GroupStatistics) -> Tensor:
+class Normalisation(Choice):
+    """Normalisation of trajectory returns before the advantages."""
+
+    @property
+    def compares_members(self) -> bool:
+        """Normalises within groups."""
+        return False
+
+    def normalise(self, returns: Tensor, group_ids: Tensor, env_ids: Tensor) -> Tensor:
+        """Normalise returns [B]."""
+        raise NotImplementedError
+
+
+class Identity(Normalisation, kind="identity"):
     """x, unchanged."""
-    return scope.values
+
+    def normalise(self, returns: Tensor, group_ids: Tensor, env_ids: Tensor) -> Tensor:
+        return returns
 
 
-def mean(scope: GroupStatistics) -> Tensor:
+class ScopedNormalisation(Normalisation):
+    """Normalisation over a set of trajectories."""
+
+    over: Literal["group", "environment", "batch"] = "group"
+    """Set of trajectories that returns are normalised over: of one task, of one environment, or all."""
+
+    @property
+    def compares_members(self) -> bool:
+        return self.over == "group"
+
+    def needs(self) -> list[Need]:
+        why = f"algo.normalise {self.kind} over groups of 1 makes every return 0"
+        return [Need(GROUPS, why, "set algo.normalise.over to batch")] if self.compares_members else []
+
+    def lacks(self) -> dict[str, Lack]:
+        leave = "set algo.normalise to identity"
+        return {PLAIN_RETURNS: Lack(f"algo.normalise {self.kind}", "normalises returns", leave)}
+
+    def normalise(self, returns: Tensor, group_ids: Tensor, env_ids: Tensor) -> Tensor:
+        scopes = {"group": group_ids, "environment": env_ids, "batch": torch.zeros_like(group_ids)}
+        return self.within(group_statistics(returns, scopes[self.over])).to(returns.dtype)
+
+    def within(self, scope: GroupStatistics) -> Tensor:
+        raise NotImplementedError
+
+
+class Mean(ScopedNormalisation, kind="mean"):
     """x - mean."""
-    return scope.centred
+
+    def within(self, scope: GroupStatistics) -> Tensor:
+        return scope.centred
 
 
-def mean_std(scope: GroupStatistics) -> Tensor:
+class MeanStd(ScopedNormalisation, kind="mean_std"):
     """(x - mean) / (std + 1e-6), 0 where the std is at most 1e-6."""
-    return scope.standardised()
+
+    def within(self, scope: GroupStatistics) -> Tensor:
+        return scope.standardised()
 
 
-def asym_clip(scope: GroupStatistics) -> Tensor:
+class AsymClip(ScopedNormalisation, kind="asym_clip"):
     """`mean_std` clamped to [-1, 3]: a rare success may stand out, a rare failure may not."""
-    return scope.standardised().clamp(*ASYM_CLIP)
+
+    def within(self, scope: GroupStatistics) -> Tensor:
+        return scope.standardised().clamp(*ASYM_CLIP)
 
 
-NORMALISERS: dict[str, Callable[[GroupStatistics], Tensor]] = {
-    "identity": identity,
-    "mean": mean,
-    "mean_std": mean_std,
-    "asym_clip": asym_clip,
-}
+NORMALISATIONS: dict[str, type[Normalisation]] = choices(Identity, Mean, MeanStd, AsymClip)
 
 
-def by_group(group_ids: Tensor, env_ids: Tensor) -> Tensor:
-    """Compare with trajectories from the same start state."""
-    return group_ids
-
-
-def by_environment(group_ids: Tensor, env_ids: Tensor) -> Tensor:
-    """Compare with all trajectories of the same environment."""
-    return env_ids
-
-
-def by_batch(group_ids: Tensor, env_ids: Tensor) -> Tensor:
-    """Compare with all trajectories."""
-    return torch.zeros_like(group_ids)
-
-
-SCOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "group": by_group,
-    "environment": by_environment,
-    "batch": by_batch,
-}
-
-
-def normalise(returns: Tensor, scope_ids: Tensor, name: str) -> Tensor:
-    """Normalise returns [B] within equal scope ids [B]; `name` is a key of NORMALISERS."""
-    return NORMALISERS[name](group_statistics(returns, scope_ids)).to(returns.dtype)
-
-
-def combine_rewards(rewards: Tensor, weights: Tensor, group_ids: Tensor, name: str = "mean_std") -> Tensor:
+def combine_rewards(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
     """Combine several rewards [B, R] into one per trajectory [B] (GDPO, Liu et al. 2026).
 
     Each reward is normalised within its group, weighted [R] and summed; the sum is whitened over the batch. If they
@@ -83,7 +106,10 @@ def combine_rewards(rewards: Tensor, weights: Tensor, group_ids: Tensor, name: s
         raise ValueError(
             f"rewards have shape {tuple(rewards.shape)}; expected one row per trajectory and one column per weight."
         )
-    columns = [normalise(column, group_ids, name) * weight for column, weight in zip(rewards.T, weights, strict=True)]
+    columns = [
+        MeanStd().normalise(column, group_ids, group_ids) * weight
+        for column, weight in zip(rewards.T, weights, strict=True)
+    ]
     total = torch.stack(columns, dim=1).sum(dim=1)
     return whiten(total, torch.ones_like(total, dtype=torch.bool))
 

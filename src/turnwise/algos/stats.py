@@ -3,10 +3,17 @@
 Each trajectory counts once in a group's statistics; one without sampled tokens does not count.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    from turnwise.algos.lazy_torch import torch
+
 
 STD_FLOOR = 1e-6
 """Smaller standard deviations are rounding errors or ties and are not divided by."""

@@ -1,4 +1,4 @@
-"""Command-line parsing: options that commands share, dotted settings (`--algo.clip_high 0.28`), and error messages."""
+"""Command-line parsing: options that commands share, dotted settings (`--algo.kl_coef 0.1`), and error messages."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -52,8 +52,8 @@ def command_app(name: str, usage: str, epilogue: str | None = None) -> App:
 def split_overrides(tokens: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """Split dotted options from the other tokens and return both, in the order typed.
 
-    train frozen_lake --algo.clip_high 0.28 --seed 3 --train.steps=50
-    -> [train frozen_lake --seed 3], [(algo.clip_high, 0.28), (train.steps, 50)]
+    train frozen_lake --algo.loss.clip_high 0.28 --seed 3 --train.steps=50
+    -> [train frozen_lake --seed 3], [(algo.loss.clip_high, 0.28), (train.steps, 50)]
     """
     rest: list[str] = []
     overrides: list[tuple[str, str]] = []

@@ -56,7 +56,8 @@ def print_all_settings() -> None:
     wrapper = textwrap.TextWrapper(width, subsequent_indent="    ", break_on_hyphens=False)
     for key in all_keys().values():
         print_line(wrapper.fill(f"{key.option} {show_value(key.default)}"))
-        print_line(wrapper.fill(f"    {key.doc} ({key.allowed})"))
+        kinds = f"{', '.join(key.kinds)}: " if key.kinds else ""
+        print_line(wrapper.fill(f"    {kinds}{key.doc} ({key.allowed})"))
     print_line("\nturnwise train RECIPE --dry-run prints the values of a recipe; turnwise envs NAME lists env.params")
 
 

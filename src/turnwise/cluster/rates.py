@@ -14,9 +14,9 @@ from pydantic import Field, ValidationError
 
 from turnwise.cluster.simulate import Amount, EngineRates, LearnerRates, Workload
 from turnwise.core.errors import UserError, read_failure
-from turnwise.core.section import NonNegative, Section
 from turnwise.models.memory.estimate import GIB
 from turnwise.models.memory.shapes import ModelShape
+from turnwise.settings.section import NonNegative, Section
 from turnwise.text.suggestions import suggest
 
 BANDWIDTH_SHARE = 0.6

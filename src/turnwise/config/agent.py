@@ -1,10 +1,12 @@
 """Settings of agents that are trained through the gateway."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from turnwise.core.section import Section
+from turnwise.settings.needs import AGENT, WARM_UP
+from turnwise.settings.section import Idle, Section
 
 AGENT_ENV = "agent"
 """`env.kind` of runs that train an agent through the gateway."""
@@ -33,6 +35,20 @@ class AgentConfig(Section):
     """Exception or exit status that is not 0: the episode is retried, or trained on as failed, with reward 0."""
     pass_env: tuple[str, ...] = ()
     """Environment variables that a command gets besides PATH, HOME and the like; others may contain keys."""
+
+    def idle(self) -> Idle:
+        return {} if self.command else {"pass_env": ("agent.command none", "set agent.command")}
+
+    uses: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
+        "random_reply": (AGENT, WARM_UP),
+        **dict.fromkeys(("tasks", "reward", "success_at", "timeout_s", "on_timeout", "on_crash", "pass_env"), AGENT),
+    }
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "AgentConfig":
+        if self.command and self.function:
+            raise ValueError("agent.command and agent.function both name the agent. Leave out one of them.")
+        return self
 
     @property
     def is_set(self) -> bool:

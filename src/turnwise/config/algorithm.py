@@ -1,11 +1,44 @@
 """Settings of rewards, algorithm and critic."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from turnwise.core.algorithm import AdvantageParams, CorrectionParams, FilterParams, LossParams, RejectionParams
-from turnwise.core.section import LearningRate, NonNegative, Positive, Section, Share
+from turnwise.algos.advantage_types import Advantage
+from turnwise.algos.advantages import ADVANTAGES, Grpo
+from turnwise.algos.estimators import ESTIMATORS, EstimatorSettings, OnPolicySettings
+from turnwise.algos.filters import FILTERS, Filter, GroupFilter, NoFilter
+from turnwise.algos.loss_types import Loss
+from turnwise.algos.losses import AGGREGATIONS, LOSSES, Aggregation, Ppo, TokenMean
+from turnwise.algos.off_policy import CORRECTIONS, REJECTIONS, Correction, NoCorrection, NoRejection, Rejection
+from turnwise.algos.rewards import NORMALISATIONS, Identity, Normalisation
+from turnwise.settings.choice import OneOf
+from turnwise.settings.needs import (
+    CRITIC,
+    GROUPS,
+    KL_IN_LOSS,
+    LEARNER_LOGPROBS,
+    PAIRS,
+    PLAIN_RETURNS,
+    PLAYED,
+    SINGLE_SCORES,
+    SUMMED_REWARDS,
+    TOKEN_CRITIC,
+    Lack,
+    Need,
+)
+from turnwise.settings.section import Idle, LearningRate, NonNegative, Section
+
+DAPO = " DAPO is several settings: set algo.preset dapo."
+NOT_ADVANTAGES = {"ppo": " PPO is a loss, and the default one. Its advantage is gae.", "dapo": DAPO}
+NOT_LOSSES = {
+    "grpo": " GRPO is an advantage: set algo.advantage grpo. Its loss is ppo, the default.",
+    "gae": " GAE is an advantage: set algo.advantage gae. Its loss is ppo, the default.",
+    "gpg": " GPG is an advantage: set algo.advantage gpg. Its loss is reinforce.",
+    "dapo": DAPO,
+}
+"""Names of the field that belong to another setting."""
 
 
 class RewardConfig(Section):
@@ -22,49 +55,76 @@ class RewardConfig(Section):
     combine: Literal["sum", "each", "process"] = "sum"
     """"sum"; "each": normalise each reward in its group, then sum; "process": scale rewards before the last turn."""
 
+    uses: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"format_penalty": PLAYED, "weights": PLAYED}
 
-class AlgorithmChoice(Section):
-    """Names of the algorithms; their parameters are in `core.algorithm`."""
+    @model_validator(mode="after")
+    def _check_weights(self) -> "RewardConfig":
+        if len(self.weights) not in (0, 1 + len(self.functions)):
+            raise ValueError(
+                "reward.weights needs one number for the environment's reward and one for each of reward.functions. "
+                "Give as many, or leave it out."
+            )
+        return self
 
-    advantage: str = "grpo"
-    """Advantage estimator."""
-    method: Literal["on_policy", "archer", "archer_offline", "awac"] = "on_policy"
-    """on_policy, or with a critic of utterances: archer on a replay, archer_offline or awac on stored episodes."""
-    loss: str = "ppo"
-    """Policy loss."""
-    correction: str = "none"
-    """Weight of tokens whose sampler differs from the policy in the denominator of the ratio."""
-    normalise: str = "identity"
-    """Normalisation of trajectory returns before the advantages: identity, mean, mean_std or asym_clip."""
-    normalise_over: Literal["group", "environment", "batch"] = "group"
-    """Set of trajectories that returns are normalised over."""
-    placement: Literal["turn", "trajectory"] | None = None
-    """Token that gets a turn's reward: the last of the turn or of the trajectory; none lets the estimator decide."""
-    filter: str = "none"
-    """Filter that selects the groups to train on."""
-    filter_by: str = "reward_std"
-    """Score that the filter ranks groups by."""
-    filter_scale: Literal["none", "share", "root"] = "none"
-    """Factor of the learning rates of policy and critic: 1, the share of groups that passed, or its square root."""
-    filter_refill: Annotated[int, Field(ge=0)] = 0
-    """Further rounds of rollouts, at most, until as many groups as rollout.groups pass the filter."""
+    @property
+    def compares_members(self) -> bool:
+        return any(judge.get("mode") in ("relative", "pairwise") for judge in self.judges)
+
+    def needs(self) -> list[Need]:
+        needs = []
+        if self.combine == "each":
+            needs.append(
+                Need(GROUPS, "reward.combine each compares the members of a group", "choose reward.combine sum")
+            )
+        if self.combine != "sum":
+            needs.append(Need(PLAIN_RETURNS, f"reward.combine {self.combine} already normalises rewards"))
+        if self.compares_members:
+            why = "reward.judges with mode relative or pairwise compare the members of a group"
+            needs.append(Need(GROUPS, why, "choose mode absolute"))
+        names = [f"reward.{name}" for name in ("functions", "judges") if getattr(self, name)]
+        return [
+            *needs,
+            *(Need(PLAYED, f"{name} score episodes that are played", f"leave out {name}") for name in names),
+        ]
+
+    def lacks(self) -> dict[str, Lack]:
+        lacks = {}
+        if self.combine != "sum":
+            name = f"reward.combine {self.combine}"
+            lacks[SUMMED_REWARDS] = Lack(name, "normalises the rewards", "choose reward.combine sum")
+        if self.compares_members:
+            judges = "reward.judges with mode relative or pairwise"
+            lacks[SINGLE_SCORES] = Lack(judges, "compare the members of a group", "choose mode absolute")
+        return lacks
 
 
-class AlgoConfig(
-    RejectionParams, CorrectionParams, LossParams, AdvantageParams, FilterParams, AlgorithmChoice
-):  # pydantic lists the fields of the last base first
+class AlgoConfig(Section):
     """Algorithm: advantages, policy loss, off-policy correction, filter and KL penalty."""
 
-    gamma_turn: Share | Literal["adaptive"] = 1.0  # type: ignore[assignment]
-    """Discount per turn; "adaptive" fits it to how far ahead the critic predicts."""
+    estimator: Annotated[EstimatorSettings, OneOf(setting="algo.estimator", table=ESTIMATORS)] = OnPolicySettings()
+    """on_policy, or with a critic of utterances: archer on a replay, archer_offline or awac on stored episodes."""
+    advantage: Annotated[
+        Advantage, OneOf(setting="algo.advantage", table=ADVANTAGES, base=Advantage, hints=NOT_ADVANTAGES)
+    ] = Grpo()
+    """Advantage estimator."""
+    loss: Annotated[Loss, OneOf(setting="algo.loss", table=LOSSES, base=Loss, hints=NOT_LOSSES)] = Ppo()
+    """Policy loss."""
+    aggregation: Annotated[Aggregation, OneOf(setting="algo.aggregation", table=AGGREGATIONS)] = TokenMean()
+    """Aggregation of token losses into one loss."""
+    correction: Annotated[Correction, OneOf(setting="algo.correction", table=CORRECTIONS)] = NoCorrection()
+    """Weight of tokens whose sampler differs from the policy in the denominator of the ratio."""
+    rejection: Annotated[Rejection, OneOf(setting="algo.rejection", table=REJECTIONS)] = NoRejection()
+    """Unit that is left out of training when the policy disagrees with the sampler on it."""
+    normalise: Annotated[Normalisation, OneOf(setting="algo.normalise", table=NORMALISATIONS)] = Identity()
+    """Normalisation of trajectory returns before the advantages."""
+    filter: Annotated[GroupFilter, OneOf(setting="algo.filter", table=FILTERS, base=Filter)] = NoFilter()
+    """Filter that selects the groups to train on."""
+    placement: Literal["turn", "trajectory"] | None = None
+    """Token that gets a turn's reward: the last of the turn or of the trajectory; none lets the estimator decide."""
     loss_tokens: str = "sampled"
     """Tokens in the loss: sampled (all), parts such as answer or prediction+answer, or FILE.py:function of a turn."""
     advantage_tokens: str = "sampled"
     """Sampled tokens that get advantages, chosen as for loss_tokens; the others get 0."""
-    value_clip: Annotated[float, Field(gt=0)] = 0.5
-    """Clip range of the value loss around the old value."""
-    value_coef: NonNegative = 1.0
-    """Coefficient of the value loss."""
     entropy_coef: NonNegative = 0.001
     """Coefficient of the entropy bonus."""
     kl_coef: NonNegative = 0.0
@@ -77,20 +137,115 @@ class AlgoConfig(
     """Target KL per token that kl_coef is adapted to; none keeps kl_coef constant."""
     kl_horizon: Annotated[float, Field(gt=0)] = 10000.0
     """Number of trajectories in which an adaptive kl_coef changes by a factor of about 1.2 at most."""
-    aggregation: str = "token-mean"
-    """Aggregation of token losses into one loss, such as token-mean or seq-mean-token-mean."""
-    constant_length: Positive = 1024
-    """Divisor of seq-mean-token-sum-norm, in tokens."""
     truncated: Literal["zero", "bootstrap", "drop"] = "zero"
     """Value after the end of episodes cut by a token or time limit (imported ones: bootstrap); drop leaves them out."""
     old_logprobs: Literal["sampler", "learner"] = "sampler"
     """Source of the log-probabilities in the denominator of the ratio."""
+    uses: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"placement": (SUMMED_REWARDS, PLAIN_RETURNS)}
     preset: str | None = None
     """Published method whose settings are used where none are given (`turnwise recipes --algos` lists them)."""
+
+    @property
+    def needs_critic(self) -> bool:
+        """Trains a critic of tokens."""
+        return self.estimator.needs_token_critic or (self.estimator.uses_advantage and self.advantage.needs_critic)
+
+    @property
+    def has_any_critic(self) -> bool:
+        """Trains a critic, of tokens or of whole utterances."""
+        return self.needs_critic or not self.estimator.uses_advantage
+
+    @property
+    def needs_groups(self) -> bool:
+        """Compares the episodes of one task with each other."""
+        return self.estimator.uses_advantage and (self.advantage.needs_groups or self.normalise.compares_members)
+
+    @property
+    def needs_greedy(self) -> bool:
+        """Plays a greedy episode of each task."""
+        return self.estimator.uses_advantage and self.advantage.needs_greedy
+
+    @property
+    def compares_pairs(self) -> bool:
+        """Compares two episodes of a task."""
+        return self.estimator.uses_advantage and self.advantage.compares_pairs
+
+    @property
+    def uses_rewards(self) -> bool:
+        """False: trajectories whose reward is unknown may be trained on."""
+        return not self.estimator.uses_advantage or self.advantage.uses_rewards
+
+    @property
+    def needs_reference(self) -> bool:
+        """Keeps a frozen copy of the initial policy, for a KL term or a loss that compares with it."""
+        return self.kl_coef > 0 or self.loss.weighs
+
+    @property
+    def kl_is_reward(self) -> bool:
+        """The KL term is part of the reward, not of the loss."""
+        return self.kl_in == "reward" or (self.kl_in is None and self.advantage.outcome_minus_kl)
+
+    @property
+    def source_of_advantages(self) -> str:
+        """The setting that computes advantages, for messages."""
+        if self.estimator.uses_advantage:
+            return f"algo.advantage {self.advantage.kind}"
+        return f"algo.estimator {self.estimator.kind}"
+
+    @model_validator(mode="after")
+    def _check_kl(self) -> "AlgoConfig":
+        if self.kl_target is not None and self.kl_coef == 0:
+            raise ValueError(
+                "algo.kl_target adapts algo.kl_coef, which is 0. Set algo.kl_coef to an initial value, such as 0.001."
+            )
+        if self.kl_coef > 0 and not self.kl_is_reward and self.kl_estimator == "k1":
+            raise ValueError(
+                "algo.kl_estimator k1 has an expected gradient of 0 and so no effect in the loss. Choose k2 or k3, or "
+                "algo.kl_in reward."
+            )
+        return self
+
+    def needs(self) -> list[Need]:
+        bootstraps = Need(CRITIC, "algo.truncated bootstrap uses the critic's value", "choose zero or drop")
+        return [bootstraps] if self.truncated == "bootstrap" else []
+
+    def lacks(self) -> dict[str, Lack]:
+        source, lacks = self.source_of_advantages, dict[str, Lack]()
+        choose = "choose algo.advantage gae, turn_gae, step_gae or bi_level_gae"
+        if not self.has_any_critic:
+            lacks[CRITIC] = Lack(source, "has no critic", choose)
+        if not self.needs_critic:
+            choose = choose if self.estimator.uses_advantage else "choose algo.estimator on_policy"
+            lacks[TOKEN_CRITIC] = Lack(source, "has no critic of tokens", choose)
+        if not self.compares_pairs:
+            lacks[PAIRS] = Lack(source, "does not say which is better", "choose algo.advantage preference")
+        if self.old_logprobs == "sampler":
+            setting = "algo.old_logprobs sampler"
+            lacks[LEARNER_LOGPROBS] = Lack(setting, "makes it always 1", "choose algo.old_logprobs learner")
+        if self.kl_coef > 0 and self.kl_is_reward:
+            lacks[KL_IN_LOSS] = Lack("algo.kl_in reward", "adds the KL term to rewards", "choose algo.kl_in loss")
+        return lacks
+
+    def idle(self) -> Idle:
+        found: dict[str, tuple[str, str]] = {}
+        if self.kl_coef == 0:
+            without = ("algo.kl_coef 0", "raise algo.kl_coef")
+            found |= dict.fromkeys(("kl_estimator", "kl_in", "kl_target", "kl_horizon"), without)
+        elif self.kl_target is None:
+            found["kl_horizon"] = ("algo.kl_target none", "set algo.kl_target")
+        if not self.estimator.uses_advantage:
+            replaced = ("advantage", "filter", "loss_tokens", "advantage_tokens", "placement")
+            found |= dict.fromkeys(replaced, (f"algo.estimator {self.estimator.kind}", "choose on_policy"))
+        return found
 
 
 class CriticConfig(Section):
     """Critic, for advantage estimators that need one."""
+
+    uses: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
+        **dict.fromkeys(("learning_rate", "warmup_steps"), CRITIC),
+        **dict.fromkeys(("kind", "value_clip", "value_coef"), TOKEN_CRITIC),
+    }
 
     kind: Literal["trunk", "head"] = "trunk"
     """"trunk": a separate model, initialised from the policy; "head": a value head on the policy."""
@@ -98,26 +253,7 @@ class CriticConfig(Section):
     """Learning rate of the critic."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps at the start in which only the critic is trained."""
-
-
-class ArcherConfig(Section):
-    """ArCHer: a critic of whole utterances, trained off-policy, and its token-level actor (algo.method)."""
-
-    replay: Positive = 10000
-    """Newest trajectories that the critic's updates are drawn from."""
-    critic_updates: Positive = 8
-    """Critic updates per step, before the actor's."""
-    critic_batch: Positive = 32
-    """Trajectories per critic update, with all of their turns."""
-    states: Positive = 64
-    """Turns per step at which the policy acts again: of the replay to train V, as many of new episodes for itself."""
-    encoder: Literal["own", "policy"] = "own"
-    """Trunk below the critic's heads: own, a trained copy of the policy's, or policy, the policy's hidden states."""
-    target_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Polyak averaging: share of the critic in its target copy after each update."""
-    correction: Literal["returns", "none"] = "returns"
-    """returns: the actor also learns what the critic missed (Q-Prop); none: the critic alone, as far as it is right."""
-    token_baseline: bool = False
-    """Subtract a learnt baseline of the utterance's advantage from that of each of its tokens."""
-    expectile: Annotated[float, Field(gt=0, lt=1)] = 0.9
-    """Expectile of Q over the stored utterances that V learns (archer_offline): 0.5 is their mean, 1 their best."""
+    value_clip: Annotated[float, Field(gt=0)] = 0.5
+    """Clip range of the value loss around the old value."""
+    value_coef: NonNegative = 1.0
+    """Coefficient of the value loss."""

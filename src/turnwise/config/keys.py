@@ -2,16 +2,18 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from turnwise.config.foreign_names import find_foreign_name
+from turnwise.config.old_names import RENAMED
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.core.section import quoted_numbers
+from turnwise.settings.choice import KIND, Choice, OneOf
+from turnwise.settings.section import Section, quoted_numbers
 from turnwise.text.suggestions import closest_match, suggest
 
 FREE_TABLES = ("env.params", "env.mix")
@@ -30,6 +32,10 @@ class Key:
     default: Any
     doc: str
     schema: Mapping[str, Any]
+    choice: OneOf | None = None
+    """The alternatives, if the setting chooses one; their settings are keys below it."""
+    kinds: tuple[str, ...] = ()
+    """Alternatives of `parent` that have it; () for a setting that always exists."""
 
     @property
     def section(self) -> str:
@@ -44,7 +50,7 @@ class Key:
     @property
     def option(self) -> str:
         """Command-line option; a table with free keys takes a name."""
-        return f"--{self.name}.NAME" if "object" in self.types else f"--{self.name}"
+        return f"--{self.name}.NAME" if self.name in FREE_TABLES else f"--{self.name}"
 
     @property
     def types(self) -> frozenset[str]:
@@ -66,24 +72,42 @@ class Key:
 
     @property
     def allowed(self) -> str:
-        return describe_schema(self.schema)
+        return self.choice.describe() if self.choice else describe_schema(self.schema)
 
 
 @cache
 def all_keys() -> dict[str, Key]:
-    """Return every setting by its dotted name, in the order of the schema."""
-    schema = Config.model_json_schema()
-    return {key.name: key for key in _walk(schema, schema["$defs"], Config().model_dump(), prefix="")}
+    """Return every setting by its dotted name, in the order of the sections."""
+    keys: dict[str, Key] = {}
+    for key in walk(Config, prefix=""):
+        known = keys.get(key.name)
+        keys[key.name] = key if known is None else replace(known, kinds=(*known.kinds, *key.kinds))
+    return keys
 
 
-def _walk(schema: Mapping[str, Any], shared: Mapping[str, Any], defaults: Any, prefix: str) -> Iterator[Key]:
-    for name, field in schema["properties"].items():
-        if "$ref" in field:
-            section = shared[field["$ref"].rpartition("/")[2]]
-            yield from _walk(section, shared, defaults[name], prefix=f"{prefix}{name}.")
+def walk(section: type[Section], prefix: str, kinds: tuple[str, ...] = ()) -> Iterator[Key]:
+    """Yield the settings of a section, and those of each alternative of its choices."""
+    schema = section.model_json_schema(mode="validation")
+    for name, field in section.model_fields.items():
+        path, doc = prefix + name, field.description or ""
+        choice = next((each for each in field.metadata if isinstance(each, OneOf)), None)
+        if choice is not None:
+            yield Key(
+                name=path, default=field.default.kind, doc=doc, schema={"type": "string"}, choice=choice, kinds=kinds
+            )
+            for kind, chosen in choice.table.items():
+                yield from walk(chosen, f"{path}.", (kind,))
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from walk(field.annotation, f"{path}.")
         else:
-            doc = field.get("description", "")
-            yield Key(name=prefix + name, default=defaults[name], doc=doc, schema=field)
+            default = None if field.is_required() else field.get_default(call_default_factory=True)
+            yield Key(name=path, default=default, doc=doc, schema=schema["properties"][name], kinds=kinds)
+
+
+def choice_of(name: str) -> Key | None:
+    """Return the choice that a setting chooses (algo.loss, also spelt algo.loss.kind); None for other settings."""
+    key = all_keys().get(name.removesuffix(f".{KIND}"))
+    return key if key is not None and key.choice is not None else None
 
 
 def find_key(name: str, spell: Callable[[str], str] = str) -> Key:
@@ -94,6 +118,8 @@ def find_key(name: str, spell: Callable[[str], str] = str) -> Key:
     keys = all_keys()
     if name in keys:
         return keys[name]
+    if (choice := choice_of(name)) is not None:
+        return choice
     in_section = [key.name for key in keys.values() if key.section == name]
     if in_section:
         raise UserError(f"{name} is a section: give one of its keys, such as {spell(in_section[0])}")
@@ -102,6 +128,8 @@ def find_key(name: str, spell: Callable[[str], str] = str) -> Key:
 
 def unknown_key_message(name: str, spell: Callable[[str], str] = str) -> str:
     """Return `unknown key algo.clip_hi: did you mean ...?`, or for a name of another library the setting here."""
+    if name in RENAMED:
+        return f"unknown key {name}: it is now {spell(RENAMED[name])}"
     is_ours = "." in name and any(key.last == name.rpartition(".")[2] for key in all_keys().values())
     if not is_ours and (found := find_foreign_name(name)) is not None:
         return f"unknown key {name}: use {spell(found[0])} ({found[1]})"
@@ -229,14 +257,33 @@ class Setting:
 
 def settings_of(config: Config) -> Iterator[Setting]:
     """Yield every setting in the order of the schema, and each parameter of the environment as its own."""
-    tables = config.model_dump()
     for key in all_keys().values():
-        value = (tables[key.section] if key.section else tables)[key.last]
+        parent = _follow(config, key.section)
+        if not hasattr(parent, key.last):  # another alternative was chosen
+            continue
+        value: Any = getattr(parent, key.last)
+        value = value.kind if isinstance(value, Choice) else value
         if key.name in FREE_TABLES:
-            yield from (Setting(key=f"{key.name}.{name}", value=each, note="given") for name, each in value.items())
+            table: Mapping[str, Any] = value
+            yield from (Setting(key=f"{key.name}.{name}", value=each, note="given") for name, each in table.items())
         else:
-            note = "" if value == key.default else f"default {show_value(key.default)}"
+            default = _default(type(parent), key)
+            note = "" if value == default else f"default {show_value(default)}"
             yield Setting(key=key.name, value=value, note=note)
+
+
+def _default(section: type[Section], key: Key) -> Any:
+    """Return the default in this section: alternatives may have settings of one name with different defaults."""
+    field = section.model_fields[key.last]
+    default = key.default if field.is_required() else field.get_default(call_default_factory=True)
+    return default.kind if isinstance(default, Choice) else default
+
+
+def _follow(config: Config, path: str) -> Any:
+    value: Any = config
+    for name in path.split(".") if path else []:
+        value = getattr(value, name)
+    return value
 
 
 def difference(config: Config) -> list[Setting]:

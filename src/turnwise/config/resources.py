@@ -2,9 +2,18 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from turnwise.core.section import Positive, Section
+from turnwise.settings.needs import (
+    IN_TURN,
+    LOCAL_ENGINE,
+    LOCAL_EPISODES,
+    LOCAL_LEARNER,
+    TWO_POLICIES,
+    Lack,
+    Need,
+)
+from turnwise.settings.section import Idle, Positive, Section
 
 
 class SystemConfig(Section):
@@ -21,6 +30,10 @@ class SystemConfig(Section):
     keep_cache: Literal["auto", "on", "off"] = "auto"
     """GPU: keep the KV cache during updates; off: free it, and capture CUDA graphs again after each."""
 
+    def needs(self) -> list[Need]:
+        frees = Need(IN_TURN, "system.keep_cache off frees the KV cache for updates", "set system.keep_cache to on")
+        return [frees] if self.keep_cache == "off" else []
+
 
 class EngineConfig(Section):
     """Engine that generates the rollouts."""
@@ -35,6 +48,14 @@ class EngineConfig(Section):
     """vllm: number of GPUs that the model is split over."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.4
     """vllm: share of the GPU's memory for vLLM's weights and KV cache; on a CPU, of its free memory for the cache."""
+
+    def idle(self) -> Idle:
+        of_servers = ("tensor_parallel", "gpu_memory_utilization")
+        return dict.fromkeys(of_servers, ("engine.urls", "start the servers with it")) if self.urls else {}
+
+    def lacks(self) -> dict[str, Lack]:
+        one_set = Lack("engine.urls", "names servers that hold one", "leave out engine.urls")
+        return {TWO_POLICIES: one_set} if self.urls else {}
 
 
 class ClusterConfig(Section):
@@ -58,6 +79,30 @@ class ClusterConfig(Section):
     """Address of a running Ray cluster; none uses RAY_ADDRESS, or starts a cluster on this machine for the run."""
     wait_s: Annotated[float, Field(gt=0)] = 60.0
     """Seconds to wait until the cluster has room for all actors."""
+
+    @model_validator(mode="after")
+    def _check_shared_gpus(self) -> "ClusterConfig":
+        shares = self.placement == "colocated" and self.engines > 0 and self.learners > 0
+        if shares and max(self.gpus_per_engine or 0, self.gpus_per_learner or 0) > 1:
+            raise ValueError(
+                "cluster.placement colocated puts an engine and a learner on one GPU, and cluster.gpus_per_engine or "
+                "cluster.gpus_per_learner is above 1. Set cluster.placement disaggregated."
+            )
+        return self
+
+    def lacks(self) -> dict[str, Lack]:
+        lacks = {}
+        if self.engines:
+            name = f"cluster.engines {self.engines}"
+            lacks[LOCAL_ENGINE] = Lack(name, "generates in actors", "set cluster.engines to 0")
+        if self.engines or self.env_workers:
+            name = f"cluster.engines {self.engines}" if self.engines else f"cluster.env_workers {self.env_workers}"
+            fix = "set cluster.engines and cluster.env_workers to 0"
+            lacks[LOCAL_EPISODES] = Lack(name, "plays episodes in actors", fix)
+        if self.learners:
+            name = f"cluster.learners {self.learners}"
+            lacks[LOCAL_LEARNER] = Lack(name, "trains in actors", "set cluster.learners to 0")
+        return lacks
 
     @property
     def is_used(self) -> bool:

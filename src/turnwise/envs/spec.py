@@ -14,7 +14,6 @@ from pydantic.fields import FieldInfo
 from turnwise.config.load import parse_free
 from turnwise.core.errors import UserError
 from turnwise.core.random_streams import address, random_stream
-from turnwise.core.section import quoted_numbers
 from turnwise.core.task import Split, Task
 from turnwise.envs.catalogue import install_command
 from turnwise.envs.param_setting import PARAMS_SETTING, param_setting, params_in
@@ -24,6 +23,7 @@ from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import FIRST_SEED, split_of_seed
 from turnwise.envs.text_env import TextEnv, env_docstring, params_model, reasoning_format
 from turnwise.rewards.functions import accepts_arguments
+from turnwise.settings.section import quoted_numbers
 from turnwise.text.suggestions import closest_match
 
 if TYPE_CHECKING:

@@ -28,11 +28,11 @@ from turnwise.core.messages import (
     user,
 )
 from turnwise.core.protocols import Observation, StepResult
-from turnwise.core.section import Positive
 from turnwise.envs.answers import format_answer
 from turnwise.envs.param_setting import param_setting
 from turnwise.envs.runner import TextEnvRunner, TurnOutcome, pluralize, turn_info
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, reasoning_params
+from turnwise.settings.section import Positive
 from turnwise.text.truncation import truncate_middle
 from turnwise.tools.call_formats import ParsedCalls, format_call, parse_calls
 from turnwise.tools.function import FunctionTool, from_function

@@ -17,7 +17,7 @@ def _no_tokens_in(setting: str, effect: str) -> str:
 
 EXPLANATIONS = {
     IdleReason.NO_TOKENS: "all prompts fill rollout.max_tokens, so that no token was sampled. Raise rollout.max_tokens",
-    IdleReason.FILTERED: "the filter kept no group. Choose another algo.filter or algo.filter_value",
+    IdleReason.FILTERED: "the filter kept no group. Choose another algo.filter or algo.filter.value",
     IdleReason.DROPPED: "every group that passed the filter lacks its greedy episode, which failed",
     IdleReason.TRUNCATED: "all episodes were truncated, and algo.truncated = drop leaves them out. Raise "
     "rollout.max_tokens",

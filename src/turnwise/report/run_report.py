@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from turnwise.config.keys import all_keys
 from turnwise.config.schema import NO_ENV, Config
 from turnwise.record.images import IMAGES_FOLDER
 from turnwise.record.jsonl_follower import JsonlFollower
@@ -44,7 +45,7 @@ def run_context(path: Path, summary: Row | None = None) -> dict[str, Any]:
     alarms = JsonlFollower(path / "alarms.jsonl").read_all()
     summary = summary or read_json_object(path / "summary.json")
     best, worst = choose_from_index(JsonlFollower(path / "trajectories" / "index.jsonl").iter_rows())
-    titles = (settings.get(key) for key in ("env.kind", "model.name", "algo.advantage"))
+    titles = (settings.get(key) for key in ("env.kind", "model.name", "algo.advantage", "algo.advantage.kind"))
     return {
         "title": path.resolve().name,
         "subtitle": ", ".join(title for title in titles if title and title != NO_ENV),
@@ -180,7 +181,8 @@ def _view_episodes(path: Path, entries: Sequence[Row]) -> list[EpisodeView]:
 
 def _changed(settings: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the settings that differ from their defaults. TOML has no null: unset values are written "none"."""
-    defaults = {key: "none" if value == "None" else value for key, value in _flatten(_default_config()).items()}
+    defaults = {key.name: key.default for key in all_keys().values()} | _flatten(_default_config())
+    defaults = {key: "none" if value in (None, "None") else str(value) for key, value in defaults.items()}
     return [
         (key, value)
         for key, value in settings.items()

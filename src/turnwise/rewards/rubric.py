@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.messages import Content, Message
-from turnwise.core.section import Section
+from turnwise.settings.section import Section
 from turnwise.text.suggestions import suggest_and_list
 from turnwise.tools.tool import ToolResult
 

@@ -17,8 +17,8 @@ from typing import Annotated
 from pydantic import Field
 
 from turnwise.core.errors import EnvironmentFailure
-from turnwise.core.section import Positive
 from turnwise.rewards.rubric import BuiltInReward, Submission, get_column, select_text
+from turnwise.settings.section import Positive
 from turnwise.tools.sql.query import QueryResult, SqlLimits, SqlValue, run_query
 from turnwise.tools.sql.threads import run_in_daemon_thread
 from turnwise.tools.sql.tool import extract_query

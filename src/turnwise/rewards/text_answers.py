@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, Self
 import regex  # type: ignore[import-untyped]
 from pydantic import Field, model_validator
 
-from turnwise.core.section import Positive
 from turnwise.rewards.rubric import BuiltInReward, Submission, TextSource, reference_answers, select_text
+from turnwise.settings.section import Positive
 
 ARTICLES = ("a", "an", "the")
 OPERATORS = "+-*/<>=^%&|~()[]{}"

@@ -17,9 +17,9 @@ from pydantic import Field
 
 from turnwise.concurrency.per_loop import PerLoop
 from turnwise.core.errors import UserError
-from turnwise.core.section import Positive
 from turnwise.rewards.rubric import BuiltInReward, Submission, get_column, select_text
 from turnwise.sandbox.types import RunResult
+from turnwise.settings.section import Positive
 
 MARK = "tested:"
 MAX_VALUE_CHARS = 4000

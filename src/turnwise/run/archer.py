@@ -2,6 +2,12 @@
 
 from pathlib import Path
 
+from turnwise.algos.estimators import (
+    ArcherOfflineSettings,
+    ArcherSettings,
+    AwacSettings,
+    UtteranceCriticSettings,
+)
 from turnwise.config.schema import Config
 from turnwise.core.random_streams import address
 from turnwise.data.replay import Replay
@@ -26,20 +32,22 @@ def build_archer(
     `folder`: of the replay that the run fills; `stored`: that of data.sources. The critic becomes an auxiliary
     network of the learner, so that checkpoints contain it.
     """
-    critic = build_utterance_critic(config, learner, plan)
+    archer = config.algo.estimator
+    assert isinstance(archer, UtteranceCriticSettings)
+    critic = build_utterance_critic(config, archer, learner, plan)
     learner.auxiliary["utterance_critic"] = critic
     settings = ActorSettings(
-        archer=config.archer,
+        archer=archer,
         algo=config.algo,
         needs=estimate_settings(config).needs,
         micro_tokens=plan.micro_tokens,
         run_seed=config.seed,
     )
-    if config.algo.method == "archer":
-        replay = open_replay(folder, config.archer.replay)
+    if isinstance(archer, ArcherSettings):
+        replay = open_replay(folder, archer.replay)
         return Archer(settings=settings, critic=critic, replay=replay, sampler=build_sampler(config, stack))
     assert stored is not None
-    sampler = build_sampler(config, stack) if config.algo.method == "awac" else None
+    sampler = build_sampler(config, stack) if isinstance(archer, AwacSettings) else None
     return OfflineArcher(settings=settings, critic=critic, replay=stored, sampler=sampler)
 
 
@@ -54,8 +62,10 @@ def build_sampler(config: Config, stack: PolicyStack) -> UtteranceSampler:
     )
 
 
-def build_utterance_critic(config: Config, learner: LocalLearner, plan: MemoryPlan) -> UtteranceCriticLearner:
-    seed, own_trunk = address("utterance critic", config.seed), config.archer.encoder == "own"
+def build_utterance_critic(
+    config: Config, archer: UtteranceCriticSettings, learner: LocalLearner, plan: MemoryPlan
+) -> UtteranceCriticLearner:
+    seed, own_trunk = address("utterance critic", config.seed), archer.encoder == "own"
     critic = UtteranceCritic(learner.model, seed=seed, own_trunk=own_trunk)
     mark_embeddings(critic.trunk)
     train = config.train
@@ -63,7 +73,7 @@ def build_utterance_critic(config: Config, learner: LocalLearner, plan: MemoryPl
     return UtteranceCriticLearner(
         critic,
         optimizer,
-        target_rate=config.archer.target_rate,
-        expectile=config.archer.expectile if config.algo.method == "archer_offline" else None,
+        target_rate=archer.target_rate,
+        expectile=archer.expectile if isinstance(archer, ArcherOfflineSettings) else None,
         micro_tokens=plan.micro_tokens,
     )

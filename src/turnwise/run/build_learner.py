@@ -1,18 +1,15 @@
 """Build what learns: the learner with its optimizers and critic, and the settings of estimate and update."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn import Parameter
 
-from turnwise.algos.advantage_types import Advantage
-from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient
-from turnwise.algos.losses import LOSSES
 from turnwise.algos.turn_discount import AdaptiveDiscount
 from turnwise.config.algorithm import AlgoConfig
+from turnwise.config.optimizers import Linear, Muon
 from turnwise.config.schema import Config, TrainConfig
 from turnwise.core.errors import UserError
 from turnwise.core.learner import Needs
@@ -33,7 +30,7 @@ from turnwise.text.suggestions import suggest
 from turnwise.training.coefficients import AdaptiveCoefficients
 from turnwise.training.estimate import EstimateSettings, RewardSettings
 from turnwise.training.learner import LocalLearner
-from turnwise.training.objective import Objective, needs_reference
+from turnwise.training.objective import Objective
 from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule, mark_embeddings
 from turnwise.training.sharded import ShardedLearner
 from turnwise.training.sharded_optimizer import ShardedOptimizer
@@ -42,29 +39,11 @@ from turnwise.user_code.references import load_function
 
 
 def reward_placement(algo: AlgoConfig) -> str:
-    return algo.placement or ("trajectory" if ADVANTAGES[algo.advantage].outcome_minus_kl else "turn")
-
-
-def kl_in_reward(algo: AlgoConfig) -> bool:
-    """Return True if the KL penalty is part of the reward, False if it is part of the loss."""
-    return algo.kl_in == "reward" or (algo.kl_in is None and ADVANTAGES[algo.advantage].outcome_minus_kl)
+    return algo.placement or ("trajectory" if algo.advantage.outcome_minus_kl else "turn")
 
 
 def kl_estimator(algo: AlgoConfig) -> str:
-    return algo.kl_estimator or ("k1" if kl_in_reward(algo) else "k3")
-
-
-def advantage_traits(config: Config) -> Advantage:
-    """Return what the estimator of algo.advantage needs. ArCHer replaces it, and needs no groups or greedy episodes."""
-    if config.algo.method == "on_policy":
-        return ADVANTAGES[config.algo.advantage]
-    baseline = config.algo.method == "archer" and config.archer.token_baseline
-    return replace(ADVANTAGES["reinforce"], needs_critic=baseline, reads=("gamma_turn",))
-
-
-def has_critic(config: Config) -> bool:
-    """Return whether a critic is trained, of tokens or of whole utterances."""
-    return config.algo.method != "on_policy" or advantage_traits(config).needs_critic
+    return algo.kl_estimator or ("k1" if algo.kl_is_reward else "k3")
 
 
 def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) -> LocalLearner:
@@ -75,19 +54,19 @@ def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) ->
     mark_embeddings(model)
     schedule = build_schedule(train)
     critic = _critic(config, model)
-    keeps_reference = needs_reference(algo)
+    keeps_reference = algo.needs_reference
     return LocalLearner(
         model,
-        build_objective(config.algo),
-        build_optimizer(train, model.parameters(), train.learning_rate, schedule, plan, muon=train.optimizer == "muon"),
-        kl_coef=0.0 if kl_in_reward(algo) else algo.kl_coef,
+        build_objective(config),
+        build_optimizer(train, model.parameters(), train.learning_rate, schedule, plan, muon=True),
+        kl_coef=0.0 if algo.kl_is_reward else algo.kl_coef,
         reference=copy_model(model).requires_grad_(False) if keeps_reference and not has_adapter(model) else None,
         reference_adapter=copy_adapter(model) if keeps_reference and has_adapter(model) else None,
         critic=critic,
         critic_optimizer=None
         if critic is None
         else build_optimizer(train, critic.parameters(), config.critic.learning_rate, schedule, plan),
-        critic_warmup_steps=config.critic.warmup_steps if has_critic(config) else 0,
+        critic_warmup_steps=config.critic.warmup_steps if algo.has_any_critic else 0,
     )
 
 
@@ -106,7 +85,7 @@ def build_sharded_learner(config: Config, model: Any | None, plan: MemoryPlan | 
     policy, critic, schedule = copy_model(plain), _critic(config, plain), build_schedule(train)
     sharding.shard_model(policy, model)
     mark_embeddings(policy)
-    keeps_reference, reference = needs_reference(algo), None
+    keeps_reference, reference = algo.needs_reference, None
     if keeps_reference and not has_adapter(plain):
         reference = plain.requires_grad_(False)
         sharding.shard_model(reference, model)
@@ -123,15 +102,14 @@ def build_sharded_learner(config: Config, model: Any | None, plan: MemoryPlan | 
         trained = [each for each in module.parameters() if each.requires_grad]
         return ShardedOptimizer(trained, settings, schedule.share, sharding=sharding, saves_weights=saves_weights)
 
-    muon = train.optimizer == "muon"
     return ShardedLearner(
         policy,
-        build_objective(algo),
-        optimizer(policy, _optimizer_settings(train, train.learning_rate, muon=muon), saves_weights=rounded),
+        build_objective(config),
+        optimizer(policy, _optimizer_settings(train, train.learning_rate, muon=True), saves_weights=rounded),
         skeleton=skeleton,
         sharding=sharding,
         reduce_once_per_step=not plan.optimizer_on_host,
-        kl_coef=0.0 if kl_in_reward(algo) else algo.kl_coef,
+        kl_coef=0.0 if algo.kl_is_reward else algo.kl_coef,
         reference=reference,
         reference_adapter=copy_adapter(policy) if keeps_reference and has_adapter(policy) else None,
         critic=critic,
@@ -144,15 +122,15 @@ def build_sharded_learner(config: Config, model: Any | None, plan: MemoryPlan | 
 
 def build_schedule(train: TrainConfig) -> Schedule:
     return Schedule(
-        kind=train.schedule,
+        kind=train.schedule.kind,
         total_steps=train.steps,
         warmup_steps=train.warmup_steps,
-        final_share=train.final_share,
+        final_share=train.schedule.final_share if isinstance(train.schedule, Linear) else 0.0,
     )
 
 
 def _critic(config: Config, model: Any) -> TrunkCritic | HeadCritic | None:
-    if not advantage_traits(config).needs_critic:
+    if not config.algo.needs_critic:
         return None
     return TrunkCritic(model) if config.critic.kind == "trunk" else HeadCritic(model)
 
@@ -175,10 +153,10 @@ def build_optimizer(
 def _optimizer_settings(train: TrainConfig, learning_rate: float, *, muon: bool = False) -> OptimizerSettings:
     return OptimizerSettings(
         learning_rate=learning_rate,
-        betas=train.betas,
-        weight_decay=train.weight_decay,
+        betas=train.optimizer.betas,
+        weight_decay=train.optimizer.weight_decay,
         max_grad_norm=train.max_grad_norm,
-        muon_learning_rate=train.muon_learning_rate if muon else None,
+        muon_learning_rate=train.optimizer.learning_rate if muon and isinstance(train.optimizer, Muon) else None,
     )
 
 
@@ -193,20 +171,18 @@ def share_value_head(config: Config, engine: EngineControl, learner: LocalLearne
         engine.set_value_head(learner.critic)
 
 
-def build_objective(algo: AlgoConfig) -> Objective:
-    return Objective(algo=algo, kl_estimator=KL_ESTIMATORS[kl_estimator(algo)])
+def build_objective(config: Config) -> Objective:
+    algo = config.algo
+    return Objective(algo=algo, critic_settings=config.critic, kl_estimator=KL_ESTIMATORS[kl_estimator(algo)])
 
 
 def update_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> UpdateSettings:
     algo = config.algo
     only_advantages = (
-        algo.entropy_coef == 0
-        and algo.kl_coef == 0
-        and not advantage_traits(config).needs_critic
-        and not LOSSES[algo.loss].adds_penalty
+        algo.entropy_coef == 0 and algo.kl_coef == 0 and not algo.needs_critic and not algo.loss.adds_penalty
     )
     return UpdateSettings(
-        objective=build_objective(config.algo),
+        objective=build_objective(config),
         train=config.train,
         micro_tokens=micro_tokens,
         skip_idle=only_advantages,
@@ -217,23 +193,22 @@ def update_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> UpdateS
 def estimate_settings(
     config: Config, micro_tokens: int = MICRO_TOKENS, allowed_sets: AllowedSets | None = None
 ) -> EstimateSettings:
-    algo, advantage = config.algo, advantage_traits(config)
+    algo = config.algo
     return EstimateSettings(
         algo=algo,
         rewards=RewardSettings(
             placement=reward_placement(algo),
             normalise=algo.normalise,
-            normalise_over=algo.normalise_over,
             process=config.reward.combine == "process",
             each=reward_weights(config) if config.reward.combine == "each" else None,
         ),
         advantage_tokens=token_rule(algo.advantage_tokens, "algo.advantage_tokens"),
         loss_tokens=token_rule(algo.loss_tokens, "algo.loss_tokens"),
-        kl_in_reward=KL_ESTIMATORS[kl_estimator(algo)] if algo.kl_coef > 0 and kl_in_reward(algo) else None,
+        kl_in_reward=KL_ESTIMATORS[kl_estimator(algo)] if algo.kl_coef > 0 and algo.kl_is_reward else None,
         needs=Needs(
             logprobs=algo.old_logprobs == "learner",
-            values=advantage.needs_critic,
-            ref_logprobs=needs_reference(algo),
+            values=algo.needs_critic,
+            ref_logprobs=algo.needs_reference,
         ),
         micro_tokens=micro_tokens,
         allowed_sets=allowed_sets,
@@ -244,7 +219,7 @@ def build_coefficients(config: Config) -> AdaptiveCoefficients:
     algo = config.algo
     return AdaptiveCoefficients(
         kl=KlCoefficient(value=algo.kl_coef, target=algo.kl_target, horizon=algo.kl_horizon),
-        discount=AdaptiveDiscount() if algo.gamma_turn == "adaptive" else None,
+        discount=AdaptiveDiscount() if getattr(algo.advantage, "gamma_turn", None) == "adaptive" else None,
     )
 
 

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 from turnwise.algos.alarms import AlarmSettings
-from turnwise.algos.filters import RATE_SCALES
 from turnwise.config.schema import Config
 from turnwise.core.learner import Learner
 from turnwise.core.task import Task
@@ -21,7 +20,7 @@ from turnwise.rollout.collect import GroupCollector
 from turnwise.rollout.tasks import TaskSource
 from turnwise.run.archer import build_archer
 from turnwise.run.build import PolicyStack, build_rewards, model_loader
-from turnwise.run.build_learner import advantage_traits, build_coefficients, estimate_settings, update_settings
+from turnwise.run.build_learner import build_coefficients, estimate_settings, update_settings
 from turnwise.run.environment_mix import EnvironmentMix
 from turnwise.run.selfplay import build_selfplay
 from turnwise.training.archer import Archer
@@ -138,13 +137,13 @@ def _build_source(given: LoopInputs, collector: GroupCollector, results: TaskRes
         tasks=given.tasks,
         results=results,
         collector=collector,
-        greedy=stack.greedy if advantage_traits(config).needs_greedy else None,
+        greedy=stack.greedy if config.algo.needs_greedy else None,
         rewards=build_rewards(config, given.services.judges, stack.renderer.decode),
         select=select,
-        scale=RATE_SCALES[config.algo.filter_scale],
+        scale=config.algo.filter.rate_scale,
         count=config.rollout.groups,
         group_size=config.rollout.group_size,
-        refill=config.algo.filter_refill,
+        refill=config.algo.filter.refill_rounds,
         show=show,
     )
     staleness = config.rollout.max_staleness
@@ -155,7 +154,7 @@ def _build_source(given: LoopInputs, collector: GroupCollector, results: TaskRes
 
 def _build_estimator(given: LoopInputs, coefficients: Coefficients) -> Estimator[Any]:
     config, stack, plan = given.config, given.stack, given.plan
-    if config.algo.method == "on_policy":
+    if config.algo.estimator.uses_advantage:
         allowed_sets = stack.renderer.grammars.allowed_sets
         return OnPolicy(estimate_settings(config, plan.micro_tokens, allowed_sets), coefficients)
     assert isinstance(given.learner, LocalLearner), "a cluster's learner has no critic of utterances"

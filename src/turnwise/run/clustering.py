@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turnwise.algos.advantages import ADVANTAGES
 from turnwise.cluster.engine_replica import ReplicaParts
 from turnwise.cluster.env_worker_pool import EnvWorkerPool, WorkerCollector
 from turnwise.cluster.images import EpisodeImages
@@ -134,7 +133,7 @@ def _use_workers(stack: PolicyStack, workers: EnvWorkerPool) -> PolicyStack:
 
 def _samples_values(config: Config) -> bool:
     """Return whether replicas get the head of a critic on the policy's trunk: see `share_value_head`."""
-    critic = config.critic.kind if ADVANTAGES[config.algo.advantage].needs_critic else None
+    critic = config.critic.kind if config.algo.needs_critic else None
     return critic == "head" and not config.rollout.max_staleness
 
 

@@ -4,7 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config.agent import AGENT_ENV
-from turnwise.config.load import Overrides, build, read_run, read_settings
+from turnwise.config.load import (
+    Overrides,
+    build,
+    drop_misfits,
+    is_of_older_version,
+    merge,
+    read_run,
+    read_settings,
+)
 from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
 from turnwise.engine.engines import ENGINES
@@ -59,6 +67,10 @@ def configure(
     if like is not None and target is None:
         raise UserError("like RECIPE needs an environment, such as my_env.py:MyEnv. Add one.")
     settings = _base_settings(target, start_from, resume, overrides)
+    if resume is not None and is_of_older_version(resume):
+        run = find_run_folder(resume)
+        further = spell_command("train", "--from", run, "--model.name", run)
+        raise UserError(f"{run} was made by an older version of turnwise. Start a new run from it: `{further}`")
     overrides = parse_list_params(settings, overrides)
     if resume is not None:
         _refuse_changes(find_run_folder(resume), [each for each in overrides if each[0] not in MAY_CHANGE])
@@ -115,7 +127,8 @@ def _complete(settings: dict[str, Any], target: str | None, like: str | None, ov
     if target is not None:
         settings = _apply_defaults(settings, target, like, overrides)
     settings = _apply_method(settings, overrides, from_target=target is not None)
-    config = resolve_paths(build(_apply_off_policy_defaults(settings, overrides), overrides))
+    config = build(_apply_off_policy_defaults(settings, overrides), overrides, load_code=True)
+    config = resolve_paths(config)
     return _fit_mini_batch(config, overrides)
 
 
@@ -198,17 +211,8 @@ def _apply_defaults(settings: dict[str, Any], target: str, like: str | None, ove
     if like is not None:
         defaults = _without_task(recipe, limits=defaults.get("rollout", {}))
     elif settings.get("context") == CURRENT_TURN:
-        defaults = _merge(defaults, _model_defaults(str(named), SINGLE_TURN))
-    return _merge(defaults, settings)
-
-
-def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Put settings on top of others, section by section."""
-    merged = dict(below)
-    for section, values in above.items():
-        both = isinstance(values, dict) and isinstance(merged.get(section), dict)
-        merged[section] = merged[section] | values if both else values
-    return merged
+        defaults = merge(defaults, _model_defaults(str(named), SINGLE_TURN))
+    return merge(defaults, settings)
 
 
 def _without_task(recipe: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
@@ -249,13 +253,10 @@ def _apply_method(settings: dict[str, Any], overrides: Overrides, *, from_target
     if name is None or name == "none":
         return settings
     find_method(name)
-    merged = dict(settings)
-    for section, values in read_settings(method_path(name)).items():
-        merged[section] = merged.get(section, {}) | values
-    return merged
+    return merge(settings, drop_misfits(settings, read_settings(method_path(name))))
 
 
-OFF_POLICY_DEFAULTS = {"correction": "truncated", "old_logprobs": "learner"}
+OFF_POLICY_DEFAULTS = {"correction": {"kind": "truncated"}, "old_logprobs": "learner"}
 """Settings of `algo` if the sampler's weights or rounding may differ from the learner's."""
 
 

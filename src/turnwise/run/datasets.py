@@ -30,10 +30,9 @@ from turnwise.files.table_files import READERS, is_table_file, read_jsonl_rows
 from turnwise.record.run_folder import REPLAY_FOLDER
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer
-from turnwise.run.build_learner import advantage_traits
 from turnwise.run.stored_images import StoredImages, check_sampler_reads_images, find_images_folder
 from turnwise.text.truncation import first_line
-from turnwise.training.offline import compares_members, has_comparable
+from turnwise.training.offline import has_comparable
 
 FILLED = "sources.json"
 """File of a replay folder that names its sources, written when all of them are in the buffer."""
@@ -97,9 +96,9 @@ def check_data(config: Config, run: Path | None = None) -> None:
 
     `run`: one that is resumed; it needs no sources if it has read all of them.
     """
-    if not config.data.sources and not advantage_traits(config).uses_rewards:
+    if not config.data.sources and not config.algo.uses_rewards:
         raise UserError(
-            f"algo.advantage {config.algo.advantage} imitates every episode, and played ones are the policy's "
+            f"algo.advantage {config.algo.advantage.kind} imitates every episode, and played ones are the policy's "
             "own. Name stored ones with data.sources."
         )
     if run is None or not (run / REPLAY_FOLDER / FILLED).is_file():
@@ -393,7 +392,7 @@ def _check_length(episode: StoredEpisode, limit: int) -> None:
 
 
 def _check_reward(episode: StoredEpisode, config: Config) -> None:
-    needed = advantage_traits(config).uses_rewards or config.data.min_reward is not None
+    needed = config.algo.uses_rewards or config.data.min_reward is not None
     if needed and not episode.scored:
         raise UserError(
             f"{episode.where} has no reward, which {_method(config)} needs. Add a column reward "
@@ -403,15 +402,16 @@ def _check_reward(episode: StoredEpisode, config: Config) -> None:
 
 def _method(config: Config) -> str:
     algo = config.algo
-    return f"algo.advantage {algo.advantage}" if algo.method == "on_policy" else f"algo.method {algo.method}"
+    return algo.source_of_advantages
 
 
 def _check_filled(replay: Replay, config: Config) -> None:
     names = ", ".join(config.data.sources)
     if not len(replay):
         raise UserError(f"{names}: no episode is left to train on. Give others, or lower data.min_reward or data.keep.")
-    if compares_members(config.algo) and not has_comparable(replay, config.algo, config.data.pair_gap):
+    if config.algo.needs_groups and not has_comparable(replay, config.algo, config.data.pair_gap):
         raise UserError(
-            f"{names}: no task has two episodes with different rewards, which algo.advantage {config.algo.advantage} "
-            "compares. Lower data.pair_gap, give runs that played the same tasks, or choose awr or filtered_bc."
+            f"{names}: no task has two episodes with different rewards, which algo.advantage "
+            f"{config.algo.advantage.kind} compares. Lower data.pair_gap, give runs that played the same tasks, or "
+            "choose awr or filtered_bc."
         )

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from turnwise.config.keys import find_key, in_free_table
-from turnwise.user_code.references import reference_to
+from turnwise.config.keys import choice_of, find_key, in_free_table
+from turnwise.settings.choice import KIND, Choice
+from turnwise.user_code.references import is_reference, reference_to
 
 RUN = {"seed": "seed", "record.name": "name", "model.name": "model"}
 KEYWORDS: dict[str, dict[str, str]] = {
@@ -20,13 +21,16 @@ def dotted_settings(settings: Mapping[str, Any], keywords: Mapping[str, str]) ->
     """Return the settings by their dotted names. An unknown one raises UserError with the keyword that may be meant."""
     dotted = {name.replace("__", "."): _with_references(value) for name, value in settings.items()}
     for key in dotted:
-        if not in_free_table(key):
+        parent = key.rpartition(".")[0]
+        if not in_free_table(key) and not (choice_of(parent) and is_reference(dotted.get(parent))):
             find_key(key, spell=lambda setting: keywords.get(setting, setting.replace(".", "__")))
     return dotted
 
 
 def _with_references(value: Any) -> Any:
-    """Replace classes and functions by their references."""
+    """Replace classes and functions by their references, and an alternative such as `tw.Loss` by its table."""
+    if isinstance(value, Choice):
+        return {**value.model_dump(), KIND: value.kind or reference_to(type(value))}
     if isinstance(value, Mapping):
         return {key: _with_references(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

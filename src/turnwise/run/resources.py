@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from turnwise.algos.advantages import ADVANTAGES
+from turnwise.algos.estimators import UtteranceCriticSettings
+from turnwise.config.optimizers import Muon
 from turnwise.config.resources import SystemConfig
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
@@ -17,7 +18,6 @@ from turnwise.models.loading.load import device_of
 from turnwise.models.memory.estimate import CUDA_CONTEXT, MemoryEstimate
 from turnwise.models.memory.plan import MemoryPlan, MemoryRequest, plan_memory
 from turnwise.models.memory.shapes import model_shape
-from turnwise.training.objective import needs_reference
 
 MICRO_TOKENS = 16384
 """Tokens per forward and backward pass where nothing sets another number."""
@@ -51,10 +51,9 @@ def memory_request(config: Config, *, sft: bool = False) -> MemoryRequest:
     algo, train, selfplay, engine = config.algo, config.train, config.selfplay, ENGINES[config.engine.kind]
     keeps = True if config.rollout.max_staleness else SWITCH[config.system.keep_cache]
     has_opponent = selfplay.opponent == "past" or (selfplay.opponent == "self" and selfplay.ladder_games > 0)
-    archer = algo.method != "on_policy"
-    encoder = archer and config.archer.encoder == "own"  # a trunk critic; its target copy is frozen like a reference
-    baseline = config.archer.token_baseline if archer else ADVANTAGES[algo.advantage].needs_critic
-    critic = encoder or (baseline and config.critic.kind == "trunk")
+    archer = algo.estimator if isinstance(algo.estimator, UtteranceCriticSettings) else None
+    encoder = archer is not None and archer.encoder == "own"  # a trunk critic; its target copy is like a reference
+    critic = encoder or (algo.needs_critic and config.critic.kind == "trunk")
     copies_weights = config.rollout.max_staleness > 0 or not engine.shares_weights
     return MemoryRequest(
         slots=config.rollout.in_flight,
@@ -63,9 +62,9 @@ def memory_request(config: Config, *, sft: bool = False) -> MemoryRequest:
         engines=2 if has_opponent and not sft else 1,
         engine_share=None if engine.gpu_share is None else engine.gpu_share(config.engine),
         critic=critic and not sft,
-        reference=(needs_reference(algo) or encoder) and not sft,
+        reference=(algo.needs_reference or encoder) and not sft,
         weights_copy=engine.gpu_share is None and copies_weights and not sft,
-        muon=train.optimizer == "muon" and not sft,
+        muon=isinstance(train.optimizer, Muon) and not sft,
         micro_tokens=train.micro_tokens,
         optimizer_on_host=SWITCH[train.optimizer_state],
         recompute=SWITCH[train.recompute],

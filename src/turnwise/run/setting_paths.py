@@ -8,6 +8,7 @@ from typing import Any
 
 from turnwise.config.load import read_settings
 from turnwise.config.schema import Config
+from turnwise.settings.choice import Choice
 
 CODE = re.compile(r"[^\n]+\.py:\w+")
 FILE = re.compile(rf"[^\n]+\.(?:jsonl?|csv)|{CODE.pattern}")
@@ -20,8 +21,9 @@ def resolve_paths(config: Config) -> Config:
     env, algo, context, model, sft = config.env, config.algo, config.context, config.model, config.sft
     mix = {name: _resolve_env(entry) if isinstance(entry, dict) else entry for name, entry in env.mix.items()}
     template = None if model.chat_template is None else str(Path(model.chat_template).expanduser().resolve())
-    functions = ("advantage", "loss", "filter", "loss_tokens", "advantage_tokens")
-    rules = {name: _resolve(getattr(algo, name), Path()) for name in functions}
+    rules = {name: _resolve(getattr(algo, name), Path()) for name in ("loss_tokens", "advantage_tokens")}
+    chosen = {name: value for name in type(algo).model_fields if isinstance(value := getattr(algo, name), Choice)}
+    own = {name: each.with_reference(_resolve(each.kind, Path())) for name, each in chosen.items() if not each.name}
     return config.model_copy(
         update={
             "env": env.model_copy(update=_resolve_env({"kind": env.kind, "params": env.params}) | {"mix": mix}),
@@ -29,7 +31,7 @@ def resolve_paths(config: Config) -> Config:
             "model": model.model_copy(update={"chat_template": template}),
             "context": context.model_copy(update={"summary_by": _resolve(context.summary_by, Path())}),
             "reward": config.reward.model_copy(update=_resolve_rewards(dict(config.reward), Path())),
-            "algo": algo.model_copy(update=rules),
+            "algo": algo.model_copy(update=rules | own),
             "sft": sft.model_copy(update={"demos": _resolve(sft.demos, Path())}),
             "data": config.data.model_copy(
                 update={"sources": tuple(_resolve_source(each, config.record.folder) for each in config.data.sources)}

@@ -10,6 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
+from turnwise.algos.losses import Reinforce
+from turnwise.algos.off_policy import NoCorrection
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.models.layers import recompute_layers
@@ -235,8 +237,8 @@ def build_sft_learner(config: Config, model: Any, steps: int, plan: MemoryPlan |
         kind="linear", total_steps=steps, warmup_steps=int(WARMUP_SHARE * steps), final_share=FINAL_SHARE
     )
     optimizer = build_optimizer(config.train, model.parameters(), config.sft.learning_rate, schedule, plan)
-    plain = config.algo.model_copy(update={"loss": "reinforce", "correction": "none", "entropy_coef": 0.0})
-    objective = build_objective(plain)
+    plain = config.algo.model_copy(update={"loss": Reinforce(), "correction": NoCorrection(), "entropy_coef": 0.0})
+    objective = build_objective(config.model_copy(update={"algo": plain}))
     return LocalLearner(model, objective, optimizer)
 
 

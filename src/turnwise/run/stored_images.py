@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
+from turnwise.algos.estimators import AwacSettings
 from turnwise.config.schema import Config
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.images import find_images
@@ -82,8 +83,8 @@ def check_sampler_reads_images(trajectory: Trajectory, config: Config, where: st
     """Raise UserError if the method samples answers to stored states with images, and the engine reads text only."""
     if not any(turn.images for turn in trajectory.turns):
         return
-    if config.algo.method == "awac" and not ENGINES[config.engine.kind].reads_images(config.engine):
+    if isinstance(config.algo.estimator, AwacSettings) and not ENGINES[config.engine.kind].reads_images(config.engine):
         raise UserError(
             f"{where} has images, and engine.kind {config.engine.kind} with these settings reads text only. Choose "
-            "algo.method archer_offline, which samples nothing."
+            "algo.estimator archer_offline, which samples nothing."
         )

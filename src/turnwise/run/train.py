@@ -77,7 +77,7 @@ def train(
         config,
         environments,
         console,
-        method=reference_name(algo.advantage) if algo.method == "on_policy" else algo.method,
+        method=reference_name(algo.advantage.kind) if algo.estimator.uses_advantage else algo.estimator.kind,
         resume=resume,
         if_finished=_advise_finished,
     ) as folder:

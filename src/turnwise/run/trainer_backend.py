@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 
-from turnwise.algos.advantages import ADVANTAGES
 from turnwise.config.agent import AGENT_ENV
 from turnwise.config.load import Overrides
 from turnwise.config.schema import Config
@@ -127,7 +126,7 @@ async def open_local(
                 config,
                 environments,
                 console,
-                method=reference_name(config.algo.advantage),
+                method=reference_name(config.algo.advantage.kind),
                 resume=resume,
                 if_finished=lambda path: f'To train its model further: tw.Trainer(model="{path}")',
             )
@@ -175,8 +174,8 @@ def configure_trainer(overrides: Overrides, resume: str | None) -> Config:
         "agent.function": bool(config.agent.function),
         "agent.random_reply": config.agent.random_reply is not None,
         "env.kind": config.env.kind != AGENT_ENV,
-        "algo.method": config.algo.method != "on_policy",
-        "algo.advantage": ADVANTAGES[config.algo.advantage].needs_greedy,
+        "algo.estimator": not config.algo.estimator.uses_advantage,
+        "algo.advantage": config.algo.needs_greedy,
     }
     for key, is_set in refused.items():
         if is_set:

@@ -13,9 +13,6 @@ from typing import Any
 
 import torch
 
-from turnwise.algos.advantages import ADVANTAGES
-from turnwise.algos.filters import FILTERS
-from turnwise.algos.losses import LOSSES
 from turnwise.cluster.placement import check_capacity, plan_placement
 from turnwise.config.agent import AGENT_ENV
 from turnwise.config.schema import Config, ModelConfig
@@ -37,14 +34,13 @@ from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.run.agents import build_agent, load_reward
 from turnwise.run.build import check_engine_reads_images, check_model_reads_images, reward_names
 from turnwise.run.build_learner import token_rule
-from turnwise.run.conflicting_settings import check_conflicts, uses_selfplay
+from turnwise.run.check_settings import check_settings_fit
 from turnwise.run.contexts import check_context
 from turnwise.run.datasets import check_data
 from turnwise.run.environment_mix import EnvironmentMix
 from turnwise.run.resources import check_threads, cores
 from turnwise.run.setting_names import check_model_name, check_names
 from turnwise.run.sources import use_own_adapter
-from turnwise.run.unused_settings import check_setting_is_used
 from turnwise.text.suggestions import suggest
 from turnwise.tools.tool import NeedsServer
 from turnwise.user_code.references import is_reference, load_function
@@ -113,16 +109,8 @@ def check_settings(config: Config, override_keys: Iterable[str] = (), judges: Ju
     check_model(config.model)
     check_threads(config.system)
     check_packages(config)
-    for registry, chosen in (
-        (ADVANTAGES, config.algo.advantage),
-        (LOSSES, config.algo.loss),
-        (FILTERS, config.algo.filter),
-    ):
-        registry[chosen]  # raises UserError for FILE.py:function that cannot be loaded
-    check_conflicts(config)
     ENGINES[config.engine.kind].check(config.engine)
-    for key in override_keys:
-        check_setting_is_used(config, key)
+    check_settings_fit(config, override_keys)
     token_rule(config.algo.loss_tokens, "algo.loss_tokens")
     token_rule(config.algo.advantage_tokens, "algo.advantage_tokens")
     if config.agent.is_set:
@@ -135,14 +123,14 @@ def check_settings(config: Config, override_keys: Iterable[str] = (), judges: Ju
 
 def check_environment(config: Config, spec: EnvSpec) -> None:
     """Check that the environment has what self-play and the advantage need."""
-    if uses_selfplay(config):
+    if config.selfplay.is_used:
         _check_game(config, spec)
     text_env = spec.text_env
-    if ADVANTAGES[config.algo.advantage].needs_states and (text_env is None or text_env.state_key is TextEnv.state_key):
+    if config.algo.advantage.needs_states and (text_env is None or text_env.state_key is TextEnv.state_key):
         define = "Define it" if text_env is not None else "Make it a TextEnv with one"
         raise UserError(
-            f"algo.advantage {config.algo.advantage} compares turns that acted in the same state, and {spec.name} has "
-            f"no state_key(). {define}, or choose grpo or turn_grpo."
+            f"algo.advantage {config.algo.advantage.kind} compares turns that acted in the same state, and "
+            f"{spec.name} has no state_key(). {define}, or choose grpo or turn_grpo."
         )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 from pydantic import Field
 
 from turnwise.core.messages import ImagePart, ToolSpec
-from turnwise.core.section import Positive
+from turnwise.settings.section import Positive
 
 
 class ToolError(Exception):

@@ -6,7 +6,7 @@
     states of the step's episodes -> fresh utterances -> Q - V -> actor
                                            token-level policy gradient: an `Estimate` like that of any other method
     the step's returns -> trust            how far the actor follows the critic, which has not seen these returns
-    played utterances -> return - V - trust (Q - V) -> actor    what the critic missed (archer.correction)
+    played utterances -> return - V - trust (Q - V) -> actor    what the critic missed (correction)
 
 The critic learns from all of the replay, the actor in states of the current policy alone: the policy gradient is over
 these states, and only there the returns say whether the critic is right. The formulas are in `algos/archer.py`.
@@ -27,8 +27,9 @@ from turnwise.algos.archer import (
     correct_by_returns,
     estimate_improvement,
 )
+from turnwise.algos.estimators import ActingCriticSettings, ArcherSettings, UtteranceCriticSettings
 from turnwise.algos.stats import effective_sample_size, whiten
-from turnwise.config.algorithm import AlgoConfig, ArcherConfig
+from turnwise.config.algorithm import AlgoConfig
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.learner import Learner, Needs
 from turnwise.core.protocols import Policy, Sampling
@@ -85,11 +86,16 @@ class FreshUtterance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorSettings:
-    archer: ArcherConfig
+    archer: UtteranceCriticSettings
     algo: AlgoConfig
     needs: Needs
     micro_tokens: int
     run_seed: int
+
+    @property
+    def corrects(self) -> bool:
+        """The actor also learns what the critic missed."""
+        return isinstance(self.archer, ArcherSettings) and self.archer.correction == "returns"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,16 +163,16 @@ class CriticCheck:
     def advantages(self, std: float, settings: ActorSettings) -> Tensor:
         """Return those of the fresh utterances [N], followed by those of the played ones if returns correct them."""
         found = self.fresh
-        if settings.archer.correction == "returns":
+        if settings.corrects:
             found = torch.cat(correct_by_returns(self.played, self.fresh, self.residuals, self.trust))
-        return scale_advantages(found, std, settings.algo)
+        return scale_advantages(found, std, whitened=settings.archer.whiten)
 
 
 class Archer(Part):
     """Trains a critic of utterances; the actor follows its judgement of fresh ones."""
 
     trains = True
-    setting = "algo.method archer"
+    setting = "algo.estimator archer"
 
     def __init__(
         self, *, settings: ActorSettings, critic: UtteranceCriticLearner, replay: Replay, sampler: UtteranceSampler
@@ -194,7 +200,7 @@ class Archer(Part):
             "replay_trajectories": float(len(self.replay)),
             "effective_samples": effective_share(stored, learner, self.settings.micro_tokens),
         }
-        corrects = self.settings.archer.correction == "returns"
+        corrects = self.settings.corrects
         chosen = [each.sample for each in new] + ([each.stored_sample() for each in new] if corrects else [])
         samples = [replace(each, trajectory=index) for index, each in enumerate(chosen)]
         trajectories = [each.state.trajectory for each in new] * (2 if corrects else 1)
@@ -206,7 +212,7 @@ class Archer(Part):
         """Compare the critic with the returns of a step's episodes. `fresh`: other utterances in their states."""
         trajectories = read_step(self.replay, step)
         played, at = (
-            decisions_of(trajectories, self.settings.algo),
+            decisions_of(trajectories, self.settings),
             torch.tensor([each.state.decision for each in fresh]),
         )
         fit_unit(self.critic, played)
@@ -241,8 +247,9 @@ def usable_trajectories(groups: Sequence[Group], algo: AlgoConfig) -> list[Traje
     return [each for each in trajectories if all(turn.action_ids for turn in each.turns)]
 
 
-def decisions_of(trajectories: Sequence[Trajectory], algo: AlgoConfig) -> Decisions:
-    return build_decisions(trajectories, float(algo.gamma_turn), bootstrap=algo.truncated == "bootstrap")
+def decisions_of(trajectories: Sequence[Trajectory], settings: ActorSettings) -> Decisions:
+    bootstrap = settings.algo.truncated == "bootstrap"
+    return build_decisions(trajectories, settings.archer.gamma_turn, bootstrap=bootstrap)
 
 
 def fit_unit(critic: UtteranceCriticLearner, decisions: Decisions) -> None:
@@ -259,7 +266,7 @@ def calibrate(estimates: UtteranceValues, decisions: Decisions) -> dict[str, flo
 
 
 def draw_trajectories(replay: Replay, settings: ActorSettings, step: int) -> list[list[Trajectory]]:
-    """Draw the trajectories of each critic update of a step: archer.critic_batch, less those that are not usable."""
+    """Draw the trajectories of each critic update of a step: critic_batch, less those that are not usable."""
     keys = [(settings.run_seed, step, number) for number in range(settings.archer.critic_updates)]
     drawn = [replay.sample(settings.archer.critic_batch, *key) for key in keys]
     return [usable_trajectories([replay.read_group([each]) for each in part], settings.algo) for part in drawn]
@@ -267,16 +274,21 @@ def draw_trajectories(replay: Replay, settings: ActorSettings, step: int) -> lis
 
 def draw_batches(replay: Replay, settings: ActorSettings, step: int) -> list[Decisions]:
     """Return the decisions of each critic update."""
-    return [decisions_of(each, settings.algo) for each in draw_trajectories(replay, settings, step)]
+    return [decisions_of(each, settings) for each in draw_trajectories(replay, settings, step)]
 
 
 def draw_states(replay: Replay, settings: ActorSettings, step: int) -> list[ReplayState]:
-    """Draw archer.states turns from the trajectories of the step's critic updates, about as many from each."""
-    found, total, updates = list[ReplayState](), settings.archer.states, settings.archer.critic_updates
+    """Draw `states` turns from the trajectories of the step's critic updates, about as many from each."""
+    found, total, updates = list[ReplayState](), _num_states(settings), settings.archer.critic_updates
     for number, trajectories in enumerate(draw_trajectories(replay, settings, step)):
         count = (number + 1) * total // updates - number * total // updates
         found += _draw_turns(trajectories, count, random_stream("states", settings.run_seed, step, number), number)
     return found
+
+
+def _num_states(settings: ActorSettings) -> int:
+    assert isinstance(settings.archer, ActingCriticSettings)
+    return settings.archer.states
 
 
 def read_step(replay: Replay, step: int) -> list[Trajectory]:
@@ -285,9 +297,9 @@ def read_step(replay: Replay, step: int) -> list[Trajectory]:
 
 
 def draw_new_states(replay: Replay, settings: ActorSettings, step: int) -> list[ReplayState]:
-    """Draw archer.states turns from the episodes of a training step."""
+    """Draw `states` turns from the episodes of a training step."""
     random = random_stream("new states", settings.run_seed, step)
-    return _draw_turns(read_step(replay, step), settings.archer.states, random, None)
+    return _draw_turns(read_step(replay, step), _num_states(settings), random, None)
 
 
 def _draw_turns(
@@ -310,12 +322,12 @@ def effective_share(samples: Sequence[Sample], learner: Learner, micro_tokens: i
     return effective_sample_size(weights) / len(weights)
 
 
-def scale_advantages(advantages: Tensor, std: float, algo: AlgoConfig) -> Tensor:
-    """Return the advantages of utterances in units of `std`, or whitened over all of them with algo.whiten. [D]
+def scale_advantages(advantages: Tensor, std: float, *, whitened: bool) -> Tensor:
+    """Return the advantages of utterances in units of `std`, or whitened over all of them. [D]
 
     Whitening gives the noise of a critic that knows nothing the same size as the judgement of a good one.
     """
-    return whiten(advantages, torch.ones_like(advantages, dtype=torch.bool)) if algo.whiten else advantages / std
+    return whiten(advantages, torch.ones_like(advantages, dtype=torch.bool)) if whitened else advantages / std
 
 
 def train_critic(

@@ -49,7 +49,7 @@ class OfflineArcher:
     ) -> None:
         """`replay`: the stored episodes, which stay as they are. `sampler`: lets the policy act at their states."""
         self.settings, self.critic, self.replay, self.sampler = settings, critic, replay, sampler
-        self.setting = f"algo.method {settings.algo.method}"
+        self.setting = settings.algo.source_of_advantages
 
     async def sample(self, rollout: Rollout) -> list[FreshUtterance]:
         """Return the policy's utterances at stored states; nothing without a sampler."""
@@ -63,11 +63,12 @@ class OfflineArcher:
         trajectories = usable_trajectories(rollout.groups, settings.algo)
         if not trajectories:
             return IdleReason.NO_UTTERANCES
-        stored = decisions_of(trajectories, settings.algo)
+        stored = decisions_of(trajectories, settings)
         fit_unit(self.critic, stored)
         metrics = train_critic(self.critic, draw_batches(self.replay, settings, step), sampled, step)
         estimates = self.critic.estimate_values(stored.samples)
         metrics |= calibrate(estimates, stored)
         metrics["effective_samples"] = effective_share(stored.samples, learner, settings.micro_tokens)
-        advantages = scale_advantages(compute_advantages(estimates.q, estimates.v), self.critic.std, settings.algo)
+        advantages = compute_advantages(estimates.q, estimates.v)
+        advantages = scale_advantages(advantages, self.critic.std, whitened=settings.archer.whiten)
         return build_estimate(trajectories, stored.samples, advantages, metrics, settings, learner)

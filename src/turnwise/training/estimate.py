@@ -6,11 +6,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from turnwise.algos.advantage_types import Advantage, AdvantageInputs, AdvantageParams, restrict_to_tokens
-from turnwise.algos.advantages import ADVANTAGES, discounted_returns
+from turnwise.algos.advantage_types import Advantage, AdvantageInputs, compute_advantages, restrict_to_tokens
 from turnwise.algos.diagnostics import explained_variance
+from turnwise.algos.gae import discounted_returns
 from turnwise.algos.kl import KlEstimator, subtract_kl
-from turnwise.algos.rewards import PLACEMENTS, SCOPES, combine_rewards, normalise, place_returns, scale_process_rewards
+from turnwise.algos.rewards import (
+    PLACEMENTS,
+    Identity,
+    Normalisation,
+    combine_rewards,
+    place_returns,
+    scale_process_rewards,
+)
 from turnwise.algos.turn_discount import CriticFit, critic_fit_by_distance, turn_distances
 from turnwise.config.algorithm import AlgoConfig
 from turnwise.core.errors import UserError
@@ -38,8 +45,7 @@ from turnwise.training.step import Baselines, Estimate, Rollout
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardSettings:
     placement: str
-    normalise: str
-    normalise_over: str
+    normalise: Normalisation
     process: bool
     """Scale the rewards before the last turn by their largest sum in the batch."""
     each: dict[str, float] | None
@@ -63,7 +69,7 @@ class EstimateSettings:
 
     @property
     def advantage(self) -> Advantage:
-        return ADVANTAGES[self.algo.advantage]
+        return self.algo.advantage
 
 
 class OnPolicy:
@@ -73,7 +79,7 @@ class OnPolicy:
 
     def __init__(self, settings: EstimateSettings, coefficients: Coefficients) -> None:
         self._settings, self._coefficients = settings, coefficients
-        self.setting = f"algo.advantage {settings.algo.advantage}"
+        self.setting = settings.algo.source_of_advantages
 
     async def sample(self, rollout: Rollout) -> None:
         """The episodes are all that is needed."""
@@ -134,7 +140,7 @@ def estimate(
     )
     if settings.advantage.along_tokens and settings.advantage_tokens is not sampled:
         inputs = restrict_to_tokens(inputs, chosen)
-    result = settings.advantage.compute(inputs, _params(settings.algo, coefficients))
+    result = compute_advantages(_with_discount(settings.advantage, coefficients), inputs)
     advantages = torch.where(chosen, result.advantages, 0.0)
     metrics["advantage_std"] = float(advantages[table.mask].std(correction=0))
     metrics |= _explained_variance(inputs, result.returns)
@@ -213,10 +219,10 @@ def _score(
     return scores if values is None else scores | {"values": values}
 
 
-def _params(algo: AlgoConfig, coefficients: AdaptiveCoefficients) -> AdvantageParams:
-    """Return the estimator's parameters, with the current turn discount if it is adaptive."""
+def _with_discount(advantage: Advantage, coefficients: AdaptiveCoefficients) -> Advantage:
+    """Return the estimator with the current turn discount, if it is adaptive."""
     discount = coefficients.discount
-    return algo if discount is None else algo.model_copy(update={"gamma_turn": discount.gamma})
+    return advantage if discount is None else advantage.model_copy(update={"gamma_turn": discount.gamma})
 
 
 def _fit_critic(inputs: AdvantageInputs) -> dict[int, CriticFit] | None:
@@ -300,10 +306,10 @@ def token_rewards(
         outcomes = place_returns(turns.gather(1, last[:, None])[:, 0], table.mask)
         placed = PLACEMENTS["turn"](turns, table.mask, turn_ids)
         return scale_process_rewards(placed - outcomes, table.mask) + outcomes
-    if settings.normalise == "identity":
+    if isinstance(settings.normalise, Identity):
         return PLACEMENTS[settings.placement](turns, table.mask, turn_ids)
-    scope = SCOPES[settings.normalise_over](group_ids, environment_ids(trajectories))
-    return place_returns(normalise(turns.sum(dim=1), scope, settings.normalise), table.mask)
+    returns = settings.normalise.normalise(turns.sum(dim=1), group_ids, environment_ids(trajectories))
+    return place_returns(returns, table.mask)
 
 
 def _total(trajectory: Trajectory, name: str) -> float:

@@ -198,8 +198,12 @@ class LocalLearner:
         The other terms get coefficient 0; for a term other than "task" the batches must have advantages of 0.
         """
         objective, settings = self.objective, self.settings
-        others = {"value_coef": 0.0} if term == "entropy" else {"value_coef": 0.0, "entropy_coef": 0.0}
-        self.objective = replace(objective, algo=objective.algo.model_copy(update=others))
+        others = {} if term == "entropy" else {"entropy_coef": 0.0}
+        self.objective = replace(
+            objective,
+            algo=objective.algo.model_copy(update=others),
+            critic_settings=objective.critic_settings.model_copy(update={"value_coef": 0.0}),
+        )
         self.settings = replace(settings, kl_coef=settings.kl_coef if term == "kl" else 0.0)
         try:
             self.forward_backward(batches)

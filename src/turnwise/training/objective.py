@@ -7,33 +7,34 @@ import torch
 from torch import Tensor
 
 from turnwise.algos.kl import KlEstimator
-from turnwise.algos.loss_types import Loss, LossInputs
-from turnwise.algos.losses import LOSSES, value_loss
+from turnwise.algos.loss_types import Loss, LossInputs, compute_loss
+from turnwise.algos.losses import value_loss
 from turnwise.algos.off_policy import (
-    CORRECTIONS,
     OFF_POLICY_METRICS,
     Correction,
+    NoCorrection,
+    NoRejection,
     apply_correction,
     apply_rejection,
     compute_off_policy_metrics,
-    find_rejected,
 )
-from turnwise.config.algorithm import AlgoConfig
+from turnwise.config.algorithm import AlgoConfig, CriticConfig
 from turnwise.core.samples import TrainBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
     algo: AlgoConfig
+    critic_settings: CriticConfig
     kl_estimator: KlEstimator
 
     @property
     def loss(self) -> Loss:
-        return LOSSES[self.algo.loss]
+        return self.algo.loss
 
     @property
     def correction(self) -> Correction:
-        return CORRECTIONS[self.algo.correction]
+        return self.algo.correction
 
     def policy(
         self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor, kl_coef: float
@@ -53,14 +54,14 @@ class Objective:
             selected=batch.selected,
             factors=batch.factors,
         )
-        result = self.loss.compute(inputs, self.algo)
+        result = compute_loss(self.loss, inputs)
         dropped = torch.zeros_like(inputs.turn_ids, dtype=torch.bool)
-        if self.correction is not CORRECTIONS["none"]:
-            correction = self.correction.compute(inputs, self.algo)
+        if not isinstance(self.correction, NoCorrection):
+            correction = self.correction.compute(inputs)
             result = apply_correction(result, correction, batch.correction_scale)
             dropped = correction.dropped
-        if self.algo.rejects:
-            rejected = find_rejected(inputs, self.algo)
+        if not isinstance(self.algo.rejection, NoRejection):
+            rejected = self.algo.rejection.rejected(inputs)
             result = apply_rejection(result, rejected)
             dropped = dropped | rejected
         tokens = result.token_loss - self.algo.entropy_coef * entropy
@@ -73,14 +74,9 @@ class Objective:
 
     def critic(self, batch: TrainBatch, values: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         assert batch.old_values is not None and batch.returns is not None and batch.value_weights is not None
-        token_loss, clipped = value_loss(values, batch.old_values, batch.returns, self.algo.value_clip)
+        token_loss, clipped = value_loss(values, batch.old_values, batch.returns, self.critic_settings.value_clip)
         metrics = {"value_loss": token_loss.detach(), "value_clip_fraction": clipped, "value": values.detach()}
-        return self.algo.value_coef * (batch.value_weights * token_loss).sum(), metrics
-
-
-def needs_reference(algo: AlgoConfig) -> bool:
-    """Return whether a frozen copy of the initial policy is kept, for a KL term or a loss that compares with it."""
-    return algo.kl_coef > 0 or LOSSES[algo.loss].weigh is not None
+        return self.critic_settings.value_coef * (batch.value_weights * token_loss).sum(), metrics
 
 
 MISMATCH_METRICS = ("mismatch", "mismatch_p99", "mismatch_ratio", *OFF_POLICY_METRICS)

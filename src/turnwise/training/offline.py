@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from turnwise.algos.advantages import ADVANTAGES
 from turnwise.config.algorithm import AlgoConfig
 from turnwise.core.learner import Learner, Needs
 from turnwise.data.replay import Replay, has_pair
@@ -59,24 +58,11 @@ class Stored:
 
     def _draw(self, step: int) -> Sequence[Sequence[Entry]]:
         key, count = (self.run_seed, step), self.count * self.group_size
-        if compares_pairs(self.algo):
+        if self.algo.compares_pairs:
             return self.replay.sample_pairs(count // 2, *key, gap=self.pair_gap)
-        if compares_members(self.algo):
+        if self.algo.needs_groups:
             return self.replay.sample_groups(self.count, self.group_size, *key)
         return [[entry] for entry in self.replay.sample(count, *key)]
-
-
-def compares_pairs(algo: AlgoConfig) -> bool:
-    """Return whether the algorithm compares two episodes of a task; ArCHer does not read algo.advantage."""
-    return algo.method == "on_policy" and ADVANTAGES[algo.advantage].compares_pairs
-
-
-def compares_members(algo: AlgoConfig) -> bool:
-    """Return whether the algorithm compares the episodes of one task with each other."""
-    if algo.method != "on_policy":
-        return False
-    normalises = algo.normalise != "identity" and algo.normalise_over == "group"
-    return ADVANTAGES[algo.advantage].needs_groups or normalises
 
 
 def score_rendered(replay: Replay, learner: Learner, micro_tokens: int, show: Callable[[int, int], None]) -> int:
@@ -99,7 +85,7 @@ def score_rendered(replay: Replay, learner: Learner, micro_tokens: int, show: Ca
 
 def has_comparable(replay: Replay, algo: AlgoConfig, pair_gap: float = 0.0) -> bool:
     """Return whether the buffer has what the advantage compares: two episodes of a task, as a pair if it needs one."""
-    needs_pair = compares_pairs(algo)
+    needs_pair = algo.compares_pairs
     return any(
         len(members) > 1 and (not needs_pair or has_pair(members, pair_gap)) for members in replay.groups.values()
     )

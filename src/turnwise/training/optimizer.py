@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from turnwise.training.master_weights import MasterWeights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    kind: Literal["constant", "linear", "cosine"]
+    kind: str
     total_steps: int
     warmup_steps: int
     final_share: float

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from turnwise.algos.filters import FILTERS, SCORES, GroupScore
+from turnwise.algos.filters import Filter, GroupScore, select_groups
 from turnwise.config.algorithm import AlgoConfig
 from turnwise.core.errors import Outage
 from turnwise.core.learner import Learner, Needs
@@ -209,15 +209,15 @@ def filter_groups(
     allowed_sets: AllowedSets | None = None,
 ) -> list[Group]:
     """Return the groups that pass the filter, which may be none."""
-    if algo.filter == "none":
+    if not isinstance(algo.filter, Filter):
         return list(groups)
     members = [(number, each) for number, group in enumerate(groups) for each in group.trajectories if each.num_sampled]
     if not members:
         return []
-    score = SCORES[algo.filter_by]
+    score = algo.filter.score
     values = _group_score_inputs([each for _, each in members], score, learner, micro_tokens, allowed_sets)
     scores = score.reduce(values, torch.tensor([number for number, _ in members]), len(groups))
-    kept = FILTERS[algo.filter].compute(scores, algo)
+    kept = select_groups(algo.filter, scores)
     return [group for group, keep in zip(groups, kept.tolist(), strict=True) if keep]
 
 

@@ -38,12 +38,12 @@ def find_cause(sums: Mapping[str, Tensor], algo: AlgoConfig) -> str:
     if "entropy" in broken:
         return "The model's own outputs are not finite: check the weights of model.name, or set model.dtype float32."
     if "policy_loss" in broken:
-        return f"algo.loss {algo.loss} returned NaN or infinity: return finite losses, or choose another algo.loss."
+        return f"algo.loss {algo.loss.kind} returned NaN or infinity: return finite ones, or choose another."
     if "kl" in broken:
         return "The KL to the reference is not finite: check algo.kl_coef and algo.kl_estimator."
     if "value_loss" in broken:
         return "The critic's loss is not finite: lower critic.learning_rate."
     return (
-        f"The losses are finite, but not their gradients: check algo.loss {algo.loss} for functions like the square "
-        "root of 0, lower train.learning_rate, or set model.dtype float32."
+        f"The losses are finite, but not their gradients: check algo.loss {algo.loss.kind} for functions like "
+        "the square root of 0, lower train.learning_rate, or set model.dtype float32."
     )

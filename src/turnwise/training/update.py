@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from turnwise.algos.loss_types import LossInputs, PairInputs
-from turnwise.algos.losses import AGGREGATIONS
-from turnwise.algos.off_policy import compute_correction_scale
 from turnwise.config.schema import TrainConfig
 from turnwise.core.learner import Learner, Needs
 from turnwise.core.random_streams import address, random_stream
@@ -128,7 +126,7 @@ def mini_batch_order(group_ids: Sequence[int], settings: UpdateSettings, step: i
 
     A loss of groups needs all members of a group in one optimizer step, even if they are more than train.mini_batch.
     """
-    whole_groups = settings.objective.loss.weigh is not None
+    whole_groups = settings.objective.loss.weighs
     members: dict[int, list[int]] = {}
     for index, group in enumerate(group_ids):
         members.setdefault(group if whole_groups else index, []).append(index)
@@ -175,9 +173,7 @@ def _weights(estimated: Estimate, chosen: list[int], masks: list[Tensor], settin
     sizes = [len(mask) for mask in masks]
     owners = torch.tensor([estimated.samples[index].trajectory for index in chosen])
     in_mask = torch.cat(masks)
-    algo = settings.objective.algo
-    aggregate = AGGREGATIONS[algo.aggregation]
-    weights = aggregate(owners.repeat_interleave(torch.tensor(sizes))[in_mask], algo.constant_length)
+    weights = settings.objective.algo.aggregation.weights(owners.repeat_interleave(torch.tensor(sizes))[in_mask])
     weights = torch.zeros(len(in_mask)).masked_scatter(in_mask, weights)
     return scatter_sampled([estimated.samples[index] for index in chosen], weights)
 
@@ -191,17 +187,17 @@ def add_step_statistics(
     `seed` addresses the random numbers of a selection, one per sampled token in the order of the samples.
     """
     loss = objective.loss
-    if not samples or (loss.select is None and not objective.algo.correction_normalise):
+    if not samples or (not loss.selects and not objective.correction.is_normalised):
         return samples
     bare = [each.sample for each in samples]
-    inputs = _step_inputs(samples, learner, micro_tokens, score=loss.select is not None)
+    inputs = _step_inputs(samples, learner, micro_tokens, score=loss.selects)
     trained = gather_sampled(bare, [each.weights for each in samples]) != 0
-    scale = compute_correction_scale(objective.correction, inputs, objective.algo, trained)
-    if loss.select is None:
+    scale = objective.correction.scale(inputs, trained)
+    if not loss.selects:
         return [replace(each, correction_scale=scale) for each in samples]
     generator = torch.Generator().manual_seed(address(*seed))
     draws = torch.rand(len(trained), generator=generator)
-    chosen = loss.select(_pick(inputs, trained), objective.algo, draws[trained])
+    chosen = loss.select(_pick(inputs, trained), draws[trained])
     selected = scatter_sampled(bare, torch.zeros_like(trained).masked_scatter(trained, chosen))
     return [
         replace(each, selected=tokens, correction_scale=scale) for each, tokens in zip(samples, selected, strict=True)
@@ -215,8 +211,8 @@ def add_factors(
 
     Costs one more forward pass, without gradients, for the current log-probabilities.
     """
-    bare, weigh = [each.sample for each in samples], objective.loss.weigh
-    if weigh is None or not samples:
+    bare, loss = [each.sample for each in samples], objective.loss
+    if not loss.weighs or not samples:
         return samples, {}
     scores = score_samples(bare, learner, Needs(logprobs=True), micro_tokens)
     logprobs = torch.cat(scores["logprobs"])
@@ -230,7 +226,7 @@ def add_factors(
         group_ids=groups[trained],
         num_trajectories=len({each.sample.trajectory for each in samples if bool(each.weights.any())}),
     )
-    found = weigh(inputs, objective.algo)
+    found = loss.weigh(inputs)
     scattered = scatter_sampled(bare, torch.zeros_like(logprobs).masked_scatter(trained, found.factors))
     return [replace(each, factors=tokens) for each, tokens in zip(samples, scattered, strict=True)], found.metrics
 

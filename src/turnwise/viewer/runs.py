@@ -262,7 +262,8 @@ def parse_main_settings(config: Mapping[str, Any], shorten: Callable[[str], str]
     """Join the names of mixed environments. The algorithm is the published method if the run names one."""
     mix, steps = get_setting(config, "env", "mix"), get_setting(config, "train", "steps")
     names = [_text_or_none(get_setting(config, "env", "kind")), *(mix if isinstance(mix, dict) else ())]
-    method, advantage = get_setting(config, "algo", "preset"), get_setting(config, "algo", "advantage")
+    method = get_setting(config, "algo", "preset")
+    advantage = get_setting(config, "algo", "advantage", "kind") or get_setting(config, "algo", "advantage")
     return MainSettings(
         environment=" + ".join(shorten(name) for name in names if name) or None,
         model=_map_text(get_setting(config, "model", "name"), shorten),

@@ -23,13 +23,14 @@ DOTTED_KEY = re.compile(rf"{KEY_PART}(?:[ \t]*+\.[ \t]*+{KEY_PART})*+")
 MAIN_SETTINGS = {
     "env": {"kind"},
     "model": {"name"},
-    "algo": {"preset", "advantage"},
+    "algo": {"preset"},
+    "algo.advantage": {"kind"},
     "train": {"steps"},
     "sft": {"demos"},
 }
 """Tables and keys that the list of runs shows."""
 MAIN_LINES = re.compile(
-    rb"^(?:\[(?P<table>[^]\n]*)\]|(?P<key>kind|name|preset|advantage|steps|demos) = (?P<value>.*))$", re.MULTILINE
+    rb"^(?:\[(?P<table>[^]\n]*)\]|(?P<key>kind|name|preset|steps|demos) = (?P<value>.*))$", re.MULTILINE
 )
 NONE = "none"
 """TOML spelling of a setting without a value."""
@@ -64,6 +65,7 @@ def read_main_settings(root: ViewedFolder, folder: Path) -> dict[str, Any]:
             if line["key"] is not None and (key := line["key"].decode()) in MAIN_SETTINGS.get(table, ()):
                 settings.setdefault(table, {})[key] = parse_json(line["value"])
         if {name: settings[name].keys() for name in settings} == MAIN_SETTINGS and _is_plain(data):
+            settings["algo"]["advantage"] = settings.pop("algo.advantage")
             return settings
     return read_toml(root, folder, CONFIG)
 

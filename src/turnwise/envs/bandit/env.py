@@ -6,9 +6,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from turnwise.core.messages import Picture
-from turnwise.core.section import Share
 from turnwise.envs.answers import match_name
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, lost, won
+from turnwise.settings.section import Share
 
 NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     "train": (("Teacher", "Trader"), ("Farmer", "Pirate"), ("Baker", "Explorer"), ("Turtle", "Dragon")),

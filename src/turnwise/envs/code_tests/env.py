@@ -7,10 +7,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from turnwise.core.messages import Picture, ToolSpec
-from turnwise.core.section import Positive
 from turnwise.envs.code_tests.exercises import make_exercise
 from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import Style, ToolEnv
+from turnwise.settings.section import Positive
 from turnwise.tools.tool import Tool
 
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from turnwise.core.section import Positive
 from turnwise.envs.connect_four.game import BoardGeometry, ConnectFourGame, best_moves
 from turnwise.envs.games.env import GameEnv, GameParams
+from turnwise.settings.section import Positive
 
 BoardSize = Annotated[int, Field(ge=4, le=8)]
 SearchDepth = Annotated[int, Field(ge=1, le=8)]

@@ -6,7 +6,6 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from turnwise.core.messages import Picture
-from turnwise.core.section import Positive
 from turnwise.envs.countdown.puzzle import (
     evaluate,
     generate_puzzle,
@@ -16,6 +15,7 @@ from turnwise.envs.countdown.puzzle import (
     uses_each_at_most_once,
 )
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, won
+from turnwise.settings.section import Positive
 
 NumberCount = Annotated[int, Field(ge=2, le=6)]
 

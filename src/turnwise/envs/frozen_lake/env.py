@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from turnwise.core.messages import Content, Picture
-from turnwise.core.section import Share
 from turnwise.envs.frozen_lake.lake import MOVES, Lake, generate_lake, shortest_path
 from turnwise.envs.grid import Cell, cell_text, grid_text, legend
 from turnwise.envs.picture_env import PictureEnv
 from turnwise.envs.text_env import Outcome, StrictParams, goes_on, lost, won
+from turnwise.settings.section import Share
 
 SYMBOLS = {"player": "P", "ice": "_", "hole": "O", "goal": "G", "player_in_hole": "X", "player_on_goal": "√"}
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from turnwise.core.messages import Content, Picture
-from turnwise.core.section import Positive, Share
 from turnwise.envs.game_2048.game import (
     EMPTY_BOARD,
     PLAYER_STYLES,
@@ -24,6 +23,7 @@ from turnwise.envs.game_2048.game import (
 from turnwise.envs.grid import grid_text
 from turnwise.envs.picture_env import PictureEnv
 from turnwise.envs.text_env import Outcome, StrictParams, goes_on, lost, won
+from turnwise.settings.section import Positive, Share
 
 SYMBOLS = {"empty": "_", **{str(2**power): str(2**power) for power in range(1, 12)}}
 

@@ -8,7 +8,6 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from turnwise.core.messages import Content, Picture
-from turnwise.core.section import Positive, Share
 from turnwise.envs.games.game import (
     LEGEND,
     PICTURE_LEGEND,
@@ -22,6 +21,7 @@ from turnwise.envs.games.game import (
 )
 from turnwise.envs.picture_env import PictureEnv
 from turnwise.envs.text_env import Outcome, StrictParams, goes_on, lost, won
+from turnwise.settings.section import Positive, Share
 
 RESULT_TEXTS = {"win": "You win.", "draw": "A draw.", "loss": "You lose."}
 

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from turnwise.core.messages import Content
-from turnwise.core.section import Share
 from turnwise.envs.svg_reconstruction.renderer import MAX_SIDE, Renderers, shared_renderers
 from turnwise.envs.svg_reconstruction.scene import CANVAS, PALETTE, format_svg, random_scene, read_svg
 from turnwise.envs.svg_reconstruction.scoring import pixel_score, structure_score
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
 from turnwise.pictures.image import Image
+from turnwise.settings.section import Share
 
 Count = Annotated[int, Field(ge=1, le=6)]
 

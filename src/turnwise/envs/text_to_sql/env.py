@@ -10,7 +10,6 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from turnwise.core.messages import Message, Picture
-from turnwise.core.section import Positive
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome, goes_on, lost, won
 from turnwise.envs.text_to_sql.databases import CheckDatabase, make_check_databases
@@ -24,6 +23,7 @@ from turnwise.envs.text_to_sql.questions import (
 from turnwise.envs.text_to_sql.schemas import SCHEMAS, TINY, Schema
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.rewards.sql_results import equal_results
+from turnwise.settings.section import Positive
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.sql.query import SqlLimits, run_query
 from turnwise.tools.sql.threads import run_in_daemon_thread

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
 
-from turnwise.core.section import Positive
 from turnwise.envs.games.env import GameEnv, GameParams
+from turnwise.settings.section import Positive
 
 MOVES = ("1", "2", "3", "4", "5", "6", "7", "8", "9")
 """The cells row by row, from the top left."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from turnwise.config.secrets import check_variable_name
-from turnwise.core.section import Positive, Section
+from turnwise.settings.section import Positive, Section
 
 LOCAL = "local"
 NOT_LOCAL = ("key_env", "key_file", "timeout_s", "retries")

@@ -25,11 +25,11 @@ from turnwise.rollout.collect import PolicyRunner
 from turnwise.rollout.episode import Limits
 from turnwise.rollout.tasks import EnvMixEntry
 from turnwise.run.build import PolicyStack, build_policy_stack, evaluation_sampling, load_policy
+from turnwise.run.check_settings import check_is_used, missing_capabilities
 from turnwise.run.environment_mix import EnvironmentMix, parse_list_params
 from turnwise.run.evaluation.arguments import RemoteModels, shared_settings
 from turnwise.run.find_source import find_run_or_none
 from turnwise.run.sources import find_checkpoint
-from turnwise.run.unused_settings import check_setting_is_used
 
 UNUSED = ("rollout.groups", "rollout.group_size", "rollout.temperature", "eval.every")
 UNUSED_BY_ENDPOINTS = ("model.", "context.", "system.", "rollout.in_flight", "rollout.prefix")
@@ -122,7 +122,7 @@ def _check_used(models: Sequence[EvaluatedModel], key: str) -> None:
     errors = []
     for each in models:
         try:
-            check_setting_is_used(each.config, key)
+            check_is_used(each.config, key, missing_capabilities(each.config))
         except UserError as error:
             errors.append(error)
     if len(errors) == len(models):

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from turnwise.config.secrets import PLACEHOLDER, VARIABLE, reject_keys, split_url
 from turnwise.core.errors import UserError
-from turnwise.core.section import Positive
+from turnwise.settings.section import Positive
 from turnwise.text.truncation import shorten
 from turnwise.tools.process_tree import inherited_environment
 

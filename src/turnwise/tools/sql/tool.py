@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from turnwise.config.keys import read_options
 from turnwise.core.errors import InfrastructureFailure, UserError, not_a_file
-from turnwise.core.section import Positive
+from turnwise.settings.section import Positive
 from turnwise.text.truncation import shorten
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.sql.query import (

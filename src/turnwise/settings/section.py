@@ -2,12 +2,34 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from turnwise.settings.needs import Lack, Need
+
+Idle = Mapping[str, tuple[str, str]]
+"""Settings of a section that have no effect -> (the setting that causes it, with its value; how to change that)."""
+
 
 class Section(BaseModel):
+    """Settings that belong together. Checks of their numbers are its validators."""
+
+    uses: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
+    """Settings that have an effect only with capabilities of `needs.py`."""
+
+    def idle(self) -> Idle:
+        """Return the settings that have no effect with the values of the section's others."""
+        return {}
+
+    def needs(self) -> list[Need]:
+        """Return what these settings need from others."""
+        return []
+
+    def lacks(self) -> dict[str, Lack]:
+        """Return the capabilities that these settings take away from others."""
+        return {}
+
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 

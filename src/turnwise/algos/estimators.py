@@ -1,0 +1,143 @@
+"""Settings of the estimators: what turns the episodes of a step into a weight for each trained token.
+
+on_policy computes algo.advantage on the episodes of the step. The others train a critic of whole utterances off-policy
+and an actor on the tokens of utterances (ArCHer, Zhou et al. 2024); their formulas are in `archer.py`.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from turnwise.settings.choice import Choice, choices
+from turnwise.settings.needs import (
+    ENVIRONMENT,
+    FIXED_OPPONENT,
+    IN_TURN,
+    KL_IN_LOSS,
+    LOCAL_ENGINE,
+    LOCAL_LEARNER,
+    PLAIN_RETURNS,
+    PLAYED,
+    STEP_GROUPS,
+    STORED,
+    SUMMED_REWARDS,
+    Lack,
+    Need,
+)
+from turnwise.settings.section import Positive, Share
+
+
+class EstimatorSettings(Choice):
+    """Settings of an estimator."""
+
+    uses_advantage: ClassVar[bool] = False
+    """Computes algo.advantage, on the groups that algo.filter keeps."""
+
+    @property
+    def needs_token_critic(self) -> bool:
+        """Needs a critic of tokens, whatever algo.advantage."""
+        return False
+
+
+class OnPolicySettings(EstimatorSettings, kind="on_policy"):
+    """algo.advantage on the episodes of the step."""
+
+    uses_advantage: ClassVar[bool] = True
+
+
+class UtteranceCriticSettings(EstimatorSettings):
+    """A critic of whole utterances. It replaces algo.advantage, algo.filter and the token masks."""
+
+    gamma_turn: Share = 1.0
+    """Discount per turn."""
+    whiten: bool = True
+    """Whiten the advantages of the utterances; false: divide them by the standard deviation of the returns."""
+    critic_updates: Positive = 8
+    """Critic updates per step, before the actor's."""
+    critic_batch: Positive = 32
+    """Trajectories per critic update, with all of their turns."""
+    encoder: Literal["own", "policy"] = "own"
+    """Trunk below the critic's heads: own, a trained copy of the policy's, or policy, the policy's hidden states."""
+    target_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Polyak averaging: share of the critic in its target copy after each update."""
+
+    def needs(self) -> list[Need]:
+        name = f"algo.estimator {self.kind}"
+        return [
+            Need(IN_TURN, f"{name} trains its critic between rollout and update"),
+            Need(LOCAL_ENGINE, f"{name} runs in this process"),
+            Need(LOCAL_LEARNER, f"{name} trains its critic in this process"),
+            Need(FIXED_OPPONENT, f"{name} learns from episodes of many steps"),
+            Need(KL_IN_LOSS, f"{name} has a critic that learns the rewards of old episodes"),
+            Need(PLAIN_RETURNS, f"{name} learns from turn rewards as they are"),
+            Need(SUMMED_REWARDS, f"{name} learns from turn rewards as they are"),
+        ]
+
+    def lacks(self) -> dict[str, Lack]:
+        name = f"algo.estimator {self.kind}"
+        return {STEP_GROUPS: Lack(name, "trains on turns of many steps", "choose algo.estimator on_policy")}
+
+
+class ActingCriticSettings(UtteranceCriticSettings):
+    """A critic whose V is trained at turns where the policy acts again."""
+
+    states: Positive = 64
+    """Turns per step at which the policy acts again, of stored episodes; archer: as many of new ones for itself."""
+
+    @model_validator(mode="after")
+    def _check_states(self) -> "ActingCriticSettings":
+        if self.states < self.critic_updates:
+            raise ValueError(
+                f"states {self.states} is less than critic_updates {self.critic_updates}: some updates would have no "
+                f"state to train V at. Set it to at least {self.critic_updates}."
+            )
+        return self
+
+
+class ArcherSettings(ActingCriticSettings, kind="archer"):
+    """ArCHer on episodes that are played, with a replay of them."""
+
+    def needs(self) -> list[Need]:
+        why = "algo.estimator archer fills its replay buffer with episodes of an environment"
+        return [Need(PLAYED, why, OFFLINE), Need(ENVIRONMENT, why, OFFLINE), *super().needs()]
+
+    replay: Positive = 10000
+    """Newest trajectories that the critic's updates are drawn from."""
+    correction: Literal["returns", "none"] = "returns"
+    """returns: the actor also learns what the critic missed (Q-Prop); none: the critic alone, as far as it is right."""
+    token_baseline: bool = False
+    """Subtract a learnt baseline of the utterance's advantage from that of each of its tokens."""
+
+    @property
+    def needs_token_critic(self) -> bool:
+        return self.token_baseline
+
+
+class ArcherOfflineSettings(UtteranceCriticSettings, kind="archer_offline"):
+    """ArCHer on stored episodes (implicit Q-learning, Kostrikov et al. 2021)."""
+
+    expectile: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    """Expectile of Q over the stored utterances that V learns: 0.5 is their mean, 1 their best."""
+
+    def needs(self) -> list[Need]:
+        return [_stored(self.kind), *super().needs()]
+
+
+class AwacSettings(ActingCriticSettings, kind="awac"):
+    """AWAC (Nair et al. 2020) on stored episodes: V is that of the policy, which acts at stored states."""
+
+    def needs(self) -> list[Need]:
+        acts = Need(ENVIRONMENT, "algo.estimator awac lets the policy act at stored states of an environment", OFFLINE)
+        return [_stored(self.kind), acts, *super().needs()]
+
+
+OFFLINE = "choose algo.estimator archer_offline"
+
+
+def _stored(kind: str) -> Need:
+    return Need(STORED, f"algo.estimator {kind} trains on stored episodes alone", "choose algo.estimator archer")
+
+
+ESTIMATORS: dict[str, type[EstimatorSettings]] = choices(
+    OnPolicySettings, ArcherSettings, ArcherOfflineSettings, AwacSettings
+)

@@ -1,0 +1,33 @@
+"""The user's functions and classes in place of our own."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from turnwise.core.errors import UserError
+from turnwise.settings.choice import Choice
+from turnwise.user_code.references import reference_name
+from turnwise.user_code.source_location import describe_bug
+
+
+def check_arguments(function: Callable[..., Any], name: str, takes: tuple[str, ...]) -> None:
+    try:
+        inspect.signature(function).bind(*takes)
+    except TypeError:
+        raise UserError(
+            f"{name} must take ({', '.join(takes)}). For settings of its own, write a class with them as fields."
+        ) from None
+
+
+@contextmanager
+def naming(choice: Choice, setting: str) -> Iterator[None]:
+    """Turn an exception of the user's code into one line with its file and line number."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if choice.name:  # a built-in one
+            raise
+        raise UserError(f"{setting} {reference_name(choice.kind)} failed: {describe_bug(error)}") from error

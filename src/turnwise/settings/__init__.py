@@ -1,0 +1,1 @@
+"""Sections of settings, and settings that choose one of several alternatives."""

@@ -1,0 +1,216 @@
+"""Every setting of every alternative: documented, and read."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from choices_for_tests import choose
+from losses_for_tests import inputs, run
+from trajectories_for_tests import SETTINGS, random_inputs
+
+from turnwise.algos.advantages import ADVANTAGES
+from turnwise.algos.estimators import ESTIMATORS
+from turnwise.algos.filters import FILTERS, Filter, GroupFilter
+from turnwise.algos.loss_types import RATIO_LEVELS, Loss
+from turnwise.algos.losses import AGGREGATIONS, LOSSES
+from turnwise.algos.off_policy import CORRECTIONS, REJECTIONS, Correction
+from turnwise.algos.rewards import NORMALISATIONS
+from turnwise.config.algorithm import AlgoConfig
+from turnwise.settings.choice import Choice
+
+TABLES: dict[str, Mapping[str, type[Choice]]] = {
+    "advantage": ADVANTAGES,
+    "loss": LOSSES,
+    "aggregation": AGGREGATIONS,
+    "correction": CORRECTIONS,
+    "rejection": REJECTIONS,
+    "normalise": NORMALISATIONS,
+    "filter": FILTERS,
+    "estimator": ESTIMATORS,
+}
+"""By the field of AlgoConfig."""
+CLASSES = [pytest.param(kind, id=f"{field}-{name}") for field, table in TABLES.items() for name, kind in table.items()]
+
+SEGMENTS = [0, 0, 0, 1, 1, 2, 2]
+TURNS = [0, 0, 1, 1, 2, 0, 1]
+ROWS = random_inputs(seed=3, rows=9, columns=12, density=0.8, coarse=False)
+TOKENS = inputs(
+    log_ratios=[1.5, -1.5, 0.1, 1.5, 0.9, -1.5, 0.2],
+    advantages=[1.0, -1.0, 2.0, -1.0, -1.0, -1.0, 1.0],
+    segments=SEGMENTS,
+    turns=TURNS,
+)
+SAMPLED = inputs(
+    log_ratios=[0.9, -2.5, 0.1, 0.3, 0.9],
+    advantages=[1.0, -1.0, 1.0, -1.0, 1.0],
+    segments=[0, 0, 0, 1, 1],
+    turns=[0, 0, 1, 1, 2],
+    log_rhos=[0.1, 0.5, -0.3, 0.05, -0.9],
+    old=math.log(0.4),
+)
+SCORES = [[3.0, 0.0, 5.0, 1.0, 1.5], [0.0, 0.0, 0.0], [5.0, 4.0, 3.0, 2.0], [0.7, 0.2]]
+RETURNS = (torch.tensor([1.0, 3.0, 10.0, 20.0]), torch.tensor([4, 4, 5, 6]), torch.tensor([0, 0, 1, 1]))
+
+
+def filtered(chosen: GroupFilter) -> list[torch.Tensor]:
+    """What training takes from a filter: the groups, their score, the factor of the rates and further rollouts."""
+    numbers = torch.tensor([chosen.rate_scale(0.25), float(chosen.refill_rounds)])
+    if not isinstance(chosen, Filter):
+        return [numbers]
+    scores = chosen.score.reduce(torch.tensor([1.0, 5.0, 2.0]), torch.tensor([0, 0, 1]), 2)
+    return [numbers, scores, *(chosen.keeps(torch.tensor(each)).double() for each in SCORES)]
+
+
+def corrected(chosen: Correction) -> list[torch.Tensor]:
+    return [chosen.compute(SAMPLED).weights * chosen.scale(SAMPLED, torch.ones(5, dtype=torch.bool))]
+
+
+def token_loss(chosen: Loss) -> list[torch.Tensor]:
+    return [run(chosen, TOKENS)[0].token_loss]
+
+
+COMPUTE: dict[str, Callable[[Any], list[torch.Tensor]]] = {
+    "advantage": lambda chosen: [chosen.compute(ROWS).advantages],
+    "loss": token_loss,
+    "aggregation": lambda chosen: [chosen.weights(torch.tensor([0, 0, 1]))],
+    "correction": corrected,
+    "rejection": lambda chosen: [chosen.rejected(SAMPLED).double()],
+    "normalise": lambda chosen: [chosen.normalise(*RETURNS)],
+    "filter": filtered,
+}
+"""What an alternative computes, on inputs where each of its settings matters."""
+BASE: dict[str, dict[str, Any]] = {
+    "advantage": SETTINGS,
+    "loss": {"level": "turn", "share": 0.3, "low": -0.6, "high": 1.0},
+    "correction": {"level": "turn", "low": 0.3, "token_weights": False},
+    "rejection": {"veto": 0.1, "low": 0.5, "high": 1.5},
+    "filter": {"count": 2, "value": 0.5},
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "advantage": {
+        "gamma": 0.45,
+        "lam": 0.4,
+        "gamma_turn": 0.35,
+        "lam_turn": 0.3,
+        "whiten": True,
+        "whiten_over": "token",
+        "by_std": False,
+        "episode_weight": 0.75,
+        "step_weight": 0.25,
+        "outcome_weight": 0.15,
+        "epsilon": 0.5e-6,
+    },
+    "loss": {
+        "clip_low": 0.1,
+        "clip_high": 0.1,
+        "dual_clip": 2.0,
+        "level": "sequence",
+        "tau_positive": 2.0,
+        "tau_negative": 2.0,
+        "share": 0.15,
+        "low": 0.1,
+        "high": 0.0,
+        "coef": 0.5,
+        "k_positive": 1.0,
+        "lambda_positive": 1.0,
+        "k_negative": 1.0,
+        "lambda_negative": 1.0,
+        "beta": 2.0,
+        "max_weight": 2.0,
+        "sft_coef": 0.5,
+    },
+    "aggregation": {"constant_length": 16},
+    "correction": {
+        "level": "sequence",
+        "low": 0.8,
+        "high": 1.1,
+        "pool": "mean",
+        "statistic": "k3",
+        "token_weights": True,
+        "difference": 0.9,
+        "normalise": True,
+    },
+    "rejection": {"veto": 0.5, "statistic": "k2", "low": 0.8, "high": 1.1, "pool": "sum"},
+    "normalise": {"over": "batch"},
+    "filter": {
+        "by": "reward",
+        "scale": "root",
+        "value": 0.9,
+        "largest": False,
+        "keep_zero": False,
+        "count": 1,
+        "refill": 3,
+    },
+}
+"""Another value of each setting."""
+TOGETHER: dict[tuple[str, str], dict[str, Any]] = {
+    ("turn_gae", "whiten_over"): {"whiten": True},
+    ("step_gae", "whiten_over"): {"whiten": True},
+    ("absolute", "keep_zero"): {"value": 0.0},
+}
+"""What else has to be set for a setting to matter."""
+
+
+SETTINGS_OF_ALL = [
+    (field, kind, setting)
+    for field in COMPUTE
+    for kind, chosen in TABLES[field].items()
+    for setting in chosen.model_fields
+]
+
+
+@pytest.mark.parametrize(("field", "kind", "setting"), SETTINGS_OF_ALL)
+def test_every_setting_changes_the_result(field: str, kind: str, setting: str) -> None:
+    assert setting in OTHERS[field], f"add another value of {setting} to OTHERS"
+    base = BASE.get(field, {}) | TOGETHER.get((kind, setting), {})
+    changed = base | {setting: OTHERS[field][setting]}
+    before, after = (COMPUTE[field](choose(TABLES[field], kind, **settings)) for settings in (base, changed))
+    # The last bits of exp() depend on where in memory its input lies, on some processors.
+    same = [torch.allclose(one, other, rtol=1e-9, atol=0) for one, other in zip(before, after, strict=True)]
+    assert not all(same), f"{kind}.{setting} has no effect"
+
+
+@pytest.mark.parametrize("level", RATIO_LEVELS)
+@pytest.mark.parametrize("statistic", ["ratio", "k3"])
+@pytest.mark.parametrize("token_weights", [True, False])
+@pytest.mark.parametrize("kind", ["truncated", "masked"])
+def test_idle_settings_of_corrections_are_those_without_effect(
+    kind: str, level: str, statistic: str, token_weights: bool
+) -> None:
+    base = {"level": level, "statistic": statistic, "token_weights": token_weights}
+    idle = choose(CORRECTIONS, kind, **base).idle()
+    for setting, value in {"pool": "mean", "token_weights": not token_weights}.items():
+        if setting in CORRECTIONS[kind].model_fields:
+            changes = []
+            for high in (1.2, 1.5, 9.0):  # two bounds between the product and the mean of a unit, and one above both
+                plain, changed = ({**base, "high": high, **change} for change in ({}, {setting: value}))
+                (before,), (after,) = (corrected(choose(CORRECTIONS, kind, **each)) for each in (plain, changed))
+                changes.append(not torch.allclose(before, after, rtol=1e-9, atol=0))
+            assert any(changes) == (setting not in idle), setting
+
+
+@pytest.mark.parametrize("field", TABLES)
+def test_default_is_the_first_of_the_table(field: str) -> None:
+    name, first = next(iter(TABLES[field].items()))
+    default = getattr(AlgoConfig(), field)
+    assert type(default) is first and default == first() and default.kind == name
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_alternative_and_every_setting_is_documented(kind: type[Choice]) -> None:
+    assert "__doc__" in vars(kind) and kind.__doc__, "a docstring of its own, not that of the base class"
+    for name, setting in kind.model_fields.items():
+        assert setting.description, f"{name} has no description"
+
+
+def test_tables_list_alternatives_by_their_name() -> None:
+    for table in TABLES.values():
+        assert all(kind.name == name for name, kind in table.items())
+
+
+def test_losses_declare_what_they_implement() -> None:
+    for loss in LOSSES.values():
+        assert loss.selects == (loss.select is not Loss.select)
+        assert loss.weighs == (loss.weigh is not Loss.weigh)
