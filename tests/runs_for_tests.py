@@ -1,6 +1,7 @@
 """Very short runs, and comparisons of their results."""
 
 import io
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from turnwise.config.load import build
 from turnwise.config.schema import Config
-from turnwise.record.catalogue import find_metric
+from turnwise.record.catalogue import METRICS, Metric
 from turnwise.record.run_folder import RunFolder
 from turnwise.training.checkpoints import step_folders, step_of
 
@@ -73,6 +74,12 @@ def learnt(run: Path, step: int = STEPS) -> dict[str, Tensor]:
     """Return all tensors of a checkpoint: policy, critic and optimizers."""
     folder = run / f"checkpoints/step_{step:06d}"
     return {**load_file(folder / "model.safetensors"), **load_file(folder / "learner.safetensors")}
+
+
+def find_metric(name: str) -> Metric | None:
+    """Return the entry of a metric in the catalogue. Those of stored episodes, `data/`, are as those of played ones."""
+    name = re.sub("^data/", "rollout/", name)
+    return next((metric for metric in METRICS if re.fullmatch(metric.pattern, name)), None)
 
 
 def unknown_metrics(run: Path) -> list[str]:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from turnwise.record.catalogue import METRICS, find_metric
+from runs_for_tests import find_metric
+from turnwise.record.catalogue import METRICS
 from turnwise.record.jsonl import replace_nonfinite
 from turnwise.record.steps import EpisodeSource, IdleReason, StepRecord, is_step, list_rows, read_steps
 from turnwise.viewer.api import write_catalogue

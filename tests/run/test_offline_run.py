@@ -12,6 +12,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import open_replay
+from turnwise.report.run_report import run_context
 from turnwise.run.configure import configure
 from turnwise.run.datasets import FILLED
 from turnwise.run.train import train
@@ -59,6 +60,21 @@ def offline(folder: Path, played: Path, method: str, **settings: Any) -> Config:
     given = {"data__sources": [str(played)], "algo__kl_coef": 0.0, "algo__entropy_coef": 0.0}
     short = {"train__steps": 2, "eval__every": 0, "eval__episodes": 1}
     return small(folder, **{**given, **short, **METHODS[method], **settings})
+
+
+def test_filter_that_keeps_no_stored_group_is_reported_everywhere(tmp_path: Path, played: Path) -> None:
+    """Progress, metrics, summary and report agree: two steps, each idle because of the filter."""
+    console = quiet()
+    filter = {"algo__filter": "absolute", "algo__filter_value": 100.0}
+    summary = train(offline(tmp_path, played, "off_policy_grpo", **filter), console=console)
+    assert (summary["steps"], summary["idle_steps"]) == (2, 2)
+    shown = printed(console)
+    assert shown.count("step 1 trained nothing: the filter kept no group") == 1 and "truncated" not in shown
+    line = re.search(r"^step 2/2  success +(\S+) %  reward +(\S+)  response +(\S+) ", shown, re.MULTILINE)
+    assert line is not None and float(line[1]) == 50.0 and float(line[2]) == 0.5 and float(line[3]) > 0
+    rows = [row for row in metrics(tmp_path / "run") if "data/episodes" in row]
+    assert [row["train/idle_reason"] for row in rows] == ["filtered", "filtered"]
+    assert dict(run_context(tmp_path / "run")["numbers"])["steps"] == "2"
 
 
 @pytest.mark.parametrize("method", METHODS)

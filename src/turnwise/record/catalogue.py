@@ -43,8 +43,8 @@ def _family(prefix: str, metrics: Iterable[tuple[str, Unit, str]]) -> tuple[Metr
 SHOWN = (
     Metric(
         name="rollout/success",
-        unit="share",
         label="success",
+        unit="share",
         meaning="Episodes that succeeded.",
         places=EVERYWHERE,
         line=("success", 7),
@@ -375,9 +375,3 @@ METRICS = (
         ],
     ),
 )
-
-
-def find_metric(name: str) -> Metric | None:
-    """Return the entry of a metric; None for metrics of a user's own, such as a loss's. `data/` is as `rollout/`."""
-    name = f"rollout/{name.removeprefix('data/')}" if name.startswith("data/") else name
-    return next((metric for metric in METRICS if re.fullmatch(metric.pattern, name)), None)
