@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.core.errors import UserError
-from turnwise.record.run_folder import JUDGES_FILE, JudgeUsage
+from turnwise.record.judge_usage import JUDGES_FILE, JudgeUsage
 
 
 def test_judge_usage_adds_up_and_drops_a_partial_line(tmp_path: Path) -> None:

@@ -45,13 +45,13 @@ from turnwise.files.run_folders import check_run_folder, find_run_folder
 from turnwise.record.evaluation_folder import PLAN
 from turnwise.record.images import IMAGES_FOLDER
 from turnwise.record.jsonl import drop_partial_line, encode_row, read_jsonl, replace_nonfinite
+from turnwise.record.judge_usage import JUDGES_FILE
 from turnwise.record.provenance import FILE as PROVENANCE
 from turnwise.record.provenance import SOURCES
 from turnwise.record.resume_command import advise_resume, spell_resume
 from turnwise.record.trajectories import TokenNamesFile
 
 METRICS_FILE = "metrics.jsonl"
-JUDGES_FILE = "judges.jsonl"
 CALLS_FILE = "calls.sqlite"
 REPLAY_FOLDER = "replay"
 MARKER_FILES = ("config.toml", PLAN)
@@ -366,37 +366,6 @@ def _index_entries(step: int, rows: Sequence[Mapping[str, Any]], lines: Sequence
             "length": len(line),
         }
         offset += len(line) + 1
-
-
-class JudgeUsage:
-    """Calls and tokens of a run's judges, on disk before each request is sent, so that a kill loses none of them.
-
-    `judges.jsonl` is only appended to. Before a request: {"judge": hash of its settings, "calls": 1, "tokens": the most
-    it may cost}. After it: {"judge": ..., "calls": 0, "tokens": minus what it did not use}.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """`folder`: the locked run folder."""
-        self._path = folder / JUDGES_FILE
-        self._advise = partial(advise_resume, folder)
-
-    def read(self) -> dict[str, dict[str, float]]:
-        """Return the calls and tokens of each judge. A request that a kill interrupted counts with its maximum."""
-        with wrap_disk_errors(self._path, self._advise):
-            drop_partial_line(self._path)
-        usage: dict[str, dict[str, float]] = {}
-        for number, (_, row) in enumerate(read_jsonl(self._path), start=1):
-            match row:
-                case {"judge": str(judge), "calls": int(calls), "tokens": int(tokens)}:
-                    total = usage.setdefault(judge, {"calls": 0, "tokens": 0})
-                    usage[judge] = {"calls": total["calls"] + calls, "tokens": total["tokens"] + tokens}
-                case _:
-                    raise UserError(f"{self._path} line {number} is not an entry of a judge. Restore or delete it.")
-        return usage
-
-    def add(self, judge: str, calls: int, tokens: int) -> None:
-        with wrap_disk_errors(self._path, self._advise):
-            append_bytes(self._path, encode_row({"judge": judge, "calls": calls, "tokens": tokens}) + b"\n")
 
 
 def find_folder(name: str) -> Path:

@@ -19,9 +19,10 @@ from turnwise.core.errors import LearnerLost, Outage, UserError
 from turnwise.core.task import Split, Task
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.load import LoadedModel
+from turnwise.record.judge_usage import JudgeUsage
 from turnwise.record.provenance import describe_changes, write_provenance
 from turnwise.record.resume_command import spell_resume
-from turnwise.record.run_folder import JudgeUsage, RunFolder
+from turnwise.record.run_folder import RunFolder
 from turnwise.record.steps import StepRecord, is_step
 from turnwise.record.trackers import Trackers
 from turnwise.report.html_report import REPORT_NAME as REPORT

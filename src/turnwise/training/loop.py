@@ -72,22 +72,26 @@ class StepLoop(ABC):
 
         The parts save at the end, and when training is cancelled (Ctrl-C).
         """
+        try:
+            await self._take_steps(state)
+            self.stop()
+        finally:
+            for part in self.parts:
+                await part.close()
+        return capture_state(self.step, self.learner, self.parts)
+
+    async def _take_steps(self, state: State) -> None:
         began = time.perf_counter()
         try:
             await self.begin(state)
             while self.step < self.steps and not self._out_of_time(began):
                 await self.take_step()
                 await self.finish_step()
-            self.stop()
         except DivergedError:  # the weights are not worth saving
             raise
         except (asyncio.CancelledError, UserError):  # Ctrl-C, or a problem for the user to fix, such as a spent budget
             self.stop()
             raise
-        finally:
-            for part in self.parts:
-                await part.close()
-        return capture_state(self.step, self.learner, self.parts)
 
     async def begin(self, state: State) -> None:
         """Continue from this state."""
