@@ -65,7 +65,7 @@ def offline(folder: Path, played: Path, method: str, **settings: Any) -> Config:
 def test_filter_that_keeps_no_stored_group_is_reported_everywhere(tmp_path: Path, played: Path) -> None:
     """Progress, metrics, summary and report agree: two steps, each idle because of the filter."""
     console = quiet()
-    filter = {"algo__filter": "absolute", "algo__filter_value": 100.0}
+    filter = {"algo__filter": "absolute", "algo__filter__value": 100.0}
     summary = train(offline(tmp_path, played, "off_policy_grpo", **filter), console=console)
     assert (summary["steps"], summary["idle_steps"]) == (2, 2)
     shown = printed(console)
