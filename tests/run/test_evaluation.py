@@ -399,7 +399,7 @@ MISTAKES = [
     ("bandit --endpoint http://h/v1 --model m --api-key-env NOT_SET", "the variable that api_key_env names is not"),
     ("bandit --endpoint http://h/v1 --model m --model.device cpu", "model.device has no effect on an endpoint"),
     ("tiny bandit --rollout.groups 3", "rollout.groups has no effect on an evaluation"),
-    ("tiny bandit --temperature 0 --eval.top_p 0.5", "eval.top_p has no effect with eval.temperature 0.0"),
+    ("tiny bandit --temperature 0 --eval.top_p 0.5", "eval.top_p has no effect with eval.temperature 0"),
     ("tiny bandit --split train --eval.split test", "eval.split is given twice"),
     ("--resume nowhere", "nowhere is not an evaluation"),
     ("tiny --resume x", "--resume continues an evaluation with the settings it started with: remove tiny"),

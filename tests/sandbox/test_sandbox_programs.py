@@ -104,7 +104,8 @@ def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         with start_sandbox(request.param, LIMITS) as running:
             yield running
         assert wait_until(lambda: set(descendants(os.getpid())) <= children)
-        assert count_resources() == before
+        after = count_resources()  # fewer, if descriptors of earlier tests were collected meanwhile
+        assert all(now <= then for now, then in zip(after, before, strict=True)), (after, before)
         assert not list(folder.iterdir())
 
 
