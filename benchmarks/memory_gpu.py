@@ -110,7 +110,7 @@ def make_sample(number: int, contexts: list[list[int]], completions: list[Comple
         ids=torch.tensor(ids),
         mask=sampled,
         turn_ids=torch.where(sampled, 0, -1),
-        logprobs=old,
+        sampler_logprobs=old,
         temperatures=torch.ones(len(ids)),
     )
     return TrainSample(

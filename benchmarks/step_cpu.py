@@ -37,7 +37,6 @@ from step_job import PARAMS, SPEC, Job
 
 from turnwise.algos.advantages import Grpo
 from turnwise.algos.losses import Ppo, TokenMean
-from turnwise.config.optimizers import AdamW
 from turnwise.config.schema import AlgoConfig, Config, EnvConfig, RewardConfig, RolloutConfig, TrainConfig
 from turnwise.core.protocols import Sampling
 from turnwise.core.trajectory import Trajectory
@@ -96,7 +95,6 @@ def config_of(job: Job) -> Config:
             entropy_coef=job.entropy_coef,
         ),
         train=TrainConfig(
-            optimizer=AdamW(betas=job.betas),
             learning_rate=job.learning_rate,
             mini_batch=job.mini_batch,
             max_grad_norm=job.max_grad_norm,

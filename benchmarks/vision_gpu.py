@@ -188,7 +188,7 @@ def build_sample(number: int, contexts: Sequence[list[int]], said: Sequence[Comp
         ids=torch.tensor(ids),
         mask=chosen,
         turn_ids=torch.where(chosen, 0, -1),
-        logprobs=logprobs,
+        sampler_logprobs=logprobs,
         temperatures=torch.ones(len(ids)),
     )
 
@@ -219,7 +219,7 @@ def train_sample(sample: Sample, weight: float) -> TrainSample:
     ones = sample.mask.float()
     return TrainSample(
         sample=sample,
-        old_logprobs=sample.logprobs,
+        old_logprobs=sample.sampler_logprobs,
         ref_logprobs=None,
         old_values=None,
         advantages=ones,

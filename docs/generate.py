@@ -1,30 +1,25 @@
 """Write the generated parts of the reference pages: `python docs/generate.py`, or `make docs`.
 
 A page's text above MARKER is written by hand. Below it, everything comes from the source: descriptions of settings
-(`config/`), the parsers of the commands (`cli/`), docstrings of public names, `record/catalogue.py`. Edit them
-there.
+(`config/`), the parsers of the commands (`cli/`), docstrings of public names, `record/metrics.toml`. Edit them
+there. The pages of algorithms have tables of settings (settings_tables.py).
 """
 
 import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from cyclopts import App, Argument
+from settings_tables import ALGORITHMS, configuration, fill_settings, table
 
 import turnwise as tw
 from turnwise.cli.commands import COMMANDS
 from turnwise.cli.main import make_app
-from turnwise.config.keys import Key, all_keys, show_value, walk
-from turnwise.config.load import read_settings
-from turnwise.config.schema import Config
-from turnwise.engine.engines import ENGINES
-from turnwise.recipes.presets import recipe_names
 from turnwise.record.catalogue import METRICS, Metric
-from turnwise.run.configure import MODELS, SINGLE_TURN, load_recipe
 from turnwise.settings.choice import Choice
 from turnwise.settings.section import Section
 from turnwise.tools.docstrings import split_docstring
@@ -33,6 +28,13 @@ DOCS = Path(__file__).parent
 MAX_LINE = 100
 FunctionDefinition = ast.FunctionDef | ast.AsyncFunctionDef
 MARKER = "<!-- Generated from here on by docs/generate.py. Do not edit: run `make docs`. -->\n"
+
+WIRING = (
+    *("_", "needs()", "lacks()", "from_function(", "uses:"),
+    *("runner:", "services:", "view_params:", "common_params(", "stream_params(", "knows_state(", "state_judge("),
+    *("judges(", "image_params(", "build_tools(", "servers(", "calling_text(", "tools_in_words("),
+)
+"""Members of base classes that turnwise itself calls: no environment or algorithm of a user needs them."""
 
 PYTHON_GROUPS = {
     "Runs": (
@@ -63,6 +65,19 @@ PYTHON_GROUPS = {
         "user",
     ),
     "Tools": ("ToolEnv", "tool", "Tool", "ToolResult", "ToolError"),
+    "Sources, estimators and rewards": (
+        "SourceSettings",
+        "Source",
+        "Rollout",
+        "EstimatorSettings",
+        "EngineSettings",
+        "Estimator",
+        "Estimate",
+        "IdleReason",
+        "RunParts",
+        "Part",
+        "RewardFunction",
+    ),
     "Algorithms": ("Advantage", "AdvantageInputs", "AdvantageResult", "Loss", "Filter", "LossInputs", "LossResult"),
 }
 
@@ -71,6 +86,8 @@ def main() -> None:
     for name, generate in PAGES.items():
         path = DOCS / name
         path.write_text(update(path.read_text(encoding="utf-8"), generate()), encoding="utf-8")
+    for path in ALGORITHMS.glob("*.md"):
+        path.write_text(fill_settings(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def update(page: str, generated: str) -> str:
@@ -79,93 +96,6 @@ def update(page: str, generated: str) -> str:
     if not marker:
         raise ValueError(f"the page has no line {MARKER!r}")
     return f"{head}{marker}\n{generated}"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *cells])
-
-
-# configuration.md
-
-
-def configuration() -> str:
-    sections: dict[str, list[Key]] = {}
-    for key in all_keys().values():
-        sections.setdefault(key.section, []).append(key)
-    tables = [settings_table(name, keys) for name, keys in sections.items()]
-    return "\n".join([*tables, tiny_settings(), recipe_settings()])
-
-
-def settings_table(section: str, keys: Sequence[Key]) -> str:
-    if (choice := all_keys().get(section)) is not None and choice.choice is not None:
-        return choice_table(choice)
-    rows = [(f"`{key.name}`", allowed_values(key), f"`{show_value(key.default)}`", key.doc) for key in keys]
-    intro = f"{type(getattr(Config(), section)).__doc__}\n\n" if section else ""
-    return f"## {section or 'The run'}\n\n{intro}{table(('setting', 'values', 'default', 'meaning'), rows)}"
-
-
-def choice_table(choice: Key) -> str:
-    """Return the settings of the alternatives of a choice. Those of one name and meaning share a row."""
-    assert choice.choice is not None
-    kinds: dict[tuple[str, str, str, str], list[str]] = {}
-    for kind, chosen in choice.choice.table.items():
-        for key in walk(chosen, f"{choice.name}."):
-            row = (f"`{key.name}`", allowed_values(key), f"`{show_value(key.default)}`", key.doc)
-            kinds.setdefault(row, []).append(kind)
-    rows = [(row[0], ", ".join(of), *row[1:]) for row, of in kinds.items()]
-    return f"### {choice.name}\n\n{table(('setting', 'of', 'values', 'default', 'meaning'), rows)}"
-
-
-def allowed_values(key: Key) -> str:
-    return f"one of {', '.join(ENGINES)}" if key.name == "engine.kind" else key.allowed
-
-
-def tiny_settings() -> str:
-    """Return a table of the defaults that are others for the model `tiny`."""
-    own, general = flatten(read_settings(MODELS / "tiny.toml")), all_keys()
-    single = dict(flatten(read_settings(MODELS / f"tiny{SINGLE_TURN}.toml")))
-    rows = [
-        (f"`{name}`", f"`{show_value(value)}`", f"`{show_value(single.get(name, value))}`", show_default(general[name]))
-        for name, value in own
-    ]
-    intro = (
-        "What a run of `tiny` uses instead, in an environment without a recipe. Single turns: in a fully observable\n"
-        "environment, such as those of Gymnasium, where it sees one turn at a time.\n\n"
-    )
-    return f"## Defaults of tiny\n\n{intro}{table(('setting', 'tiny', 'single turns', 'other models'), rows)}"
-
-
-def show_default(key: Key) -> str:
-    return f"`{show_value(key.default)}`"
-
-
-def recipe_settings() -> str:
-    """Return a table of the settings that recipes change, except those of their environment."""
-    changes: dict[str, dict[str, list[str]]] = {}
-    for recipe in recipe_names():
-        for name, value in flatten(load_recipe(recipe)):
-            if not name.startswith("env.") and value != all_keys()[name].default:
-                changes.setdefault(name, {}).setdefault(show_value(value), []).append(recipe)
-    rows = [(f"`{name}`", list_values(changes[name])) for name in all_keys() if name in changes]
-    return f"## Values in the recipes\n\n{table(('setting', 'recipes that change it'), rows)}"
-
-
-def list_values(recipes_by_value: Mapping[str, Sequence[str]]) -> str:
-    return "; ".join(f"`{value}`: {', '.join(recipes)}" for value, recipes in recipes_by_value.items())
-
-
-SECTIONS = Config.model_fields
-"""Their `kind` is a setting of its own; that of a choice is its value."""
-
-
-def flatten(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            for key, each in flatten(value):
-                yield name if key == "kind" and name not in SECTIONS else f"{name}.{key}", each
-        else:
-            yield name, value
 
 
 # commands.md
@@ -221,33 +151,26 @@ def python_api() -> str:
 def public_name(name: str, value: Any) -> str:
     definition = parse_definition(value)
     if isinstance(definition, ast.ClassDef):
-        parts = (
-            f"### tw.{name}",
-            constructor(value, definition),
-            inspect.getdoc(value),
-            members_table(value, definition),
-        )
+        created = inspect.getattr_static(value, "__init__")
+        described = arguments_table(created) if inspect.isfunction(created) else ""
+        parts = (f"### tw.{name}", described, inspect.getdoc(value), members_table(value, definition))
         return "\n".join(str(part) for part in parts)
-    described = f"\n{arguments_table(value)}" if arguments_table(value) else ""
     description, _ = split_docstring(inspect.getdoc(value) or "", inspect.signature(value).parameters)
-    return f"### tw.{name}\n\n```pyi\n{signature(definition, f'tw.{name}')}\n```\n\n{description}\n{described}"
-
-
-def constructor(cls: type, definition: ast.ClassDef) -> str:
-    """Return the signature of a class whose `__init__` describes its arguments, and the table of them."""
-    arguments = arguments_table(inspect.getattr_static(cls, "__init__"))
-    for node in definition.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "__init__" and arguments:
-            written = signature(node, f"tw.{cls.__name__}").removesuffix(" -> None")
-            return f"\n```pyi\n{written}\n```\n\n{arguments}"
-    return ""
+    if described := arguments_table(value):
+        keywords = next((f" Arguments from `{each.arg}` on are keywords." for each in definition.args.kwonlyargs), "")
+        returns = f" Returns `{type_name(definition.returns)}`." if definition.returns else ""
+        return f"### tw.{name}\n\n{description}{keywords}{returns}\n\n{described}"
+    return f"### tw.{name}\n\n```pyi\n{signature(definition, f'tw.{name}')}\n```\n\n{description}\n"
 
 
 def arguments_table(function: Callable[..., Any]) -> str:
-    """Return the table of the arguments that a docstring describes; empty without any."""
+    """Return the table of the arguments that a docstring describes, with types and defaults; empty without any."""
     _, arguments = split_docstring(inspect.getdoc(function) or "", inspect.signature(function).parameters)
-    rows = [(f"`{argument}`", text) for argument, text in arguments.items()]
-    return table(("argument", "meaning"), rows) if rows else ""
+    definition = parse_definition(function) if arguments else None
+    if isinstance(definition, ast.ClassDef) or definition is None:
+        return ""
+    written = {each.lstrip("*").partition(":")[0]: each for each in argument_list(definition.args)}
+    return table(("argument", "meaning"), [(f"`{written[name]}`", text) for name, text in arguments.items()])
 
 
 def parse_definition(value: Any) -> ast.ClassDef | FunctionDefinition:
@@ -294,6 +217,8 @@ def to_source(node: ast.expr) -> str:
 
 
 def members_table(cls: type, definition: ast.ClassDef) -> str:
+    if cls is tw.Config:
+        return "\nSections and their settings: [configuration.md](configuration.md).\n"
     lines = textwrap.dedent(inspect.getsource(cls)).splitlines()
     rows, is_plain_section = [], issubclass(cls, Section) and not issubclass(cls, Choice)
     for node, next_node in zip(definition.body, [*definition.body[1:], None], strict=True):
@@ -303,7 +228,7 @@ def members_table(cls: type, definition: ast.ClassDef) -> str:
             rows.append((name, field_meaning(cls, node.target.id, lines[node.lineno - 1], next_node)))
         elif isinstance(node, FunctionDefinition | ast.ClassDef) and not is_plain_section:
             rows.append((member_name(node), member_meaning(node)))
-    wiring = ("_", "needs()", "lacks()", "from_function(", "uses:") if issubclass(cls, Choice) else ("_",)
+    wiring = WIRING if issubclass(cls, Choice | tw.TextEnv) else ("_", "uses:")
     public = [(f"`{name}`", meaning) for name, meaning in rows if not name.startswith(wiring)]
     return "\n" + table(("member", "meaning"), public) if public else ""
 
@@ -346,13 +271,17 @@ def metrics() -> str:
 
 
 def metrics_table(prefix: str, family: Sequence[Metric]) -> str:
-    rows = [(f"`{metric.name}`", metric.unit or "number", metric.meaning, shown_in(metric)) for metric in family]
-    return f"## {prefix}\n\n{table(('metric', 'unit', 'meaning', 'shown in'), rows)}"
+    rows = [
+        (f"`{metric.name}`", metric.unit or "number", f"{metric.meaning} {shown_in(metric)}".rstrip())
+        for metric in family
+    ]
+    return f"## {prefix}\n\n{table(('metric', 'unit', 'meaning'), rows)}"
 
 
 def shown_in(metric: Metric) -> str:
     line = [] if metric.line is None else [f"progress line ({metric.line[0]})"]
-    return ", ".join([*line, *metric.places]) or "viewer, below"
+    places = ", ".join([*line, *metric.places])
+    return f"In: {places}." if places else ""
 
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -21,7 +21,11 @@ def batch() -> Batch:
         ids = torch.cat([first, rest])[:length]
         mask = torch.arange(length) >= min(16, length - 3)
         turn_ids = torch.where(mask, 0, -1)
-        settings = {"turn_ids": turn_ids, "logprobs": torch.zeros(length), "temperatures": torch.full((length,), 0.7)}
+        settings = {
+            "turn_ids": turn_ids,
+            "sampler_logprobs": torch.zeros(length),
+            "temperatures": torch.full((length,), 0.7),
+        }
         samples.append(Sample(trajectory=number, ids=ids, mask=mask, **settings))
     return pack(samples)
 

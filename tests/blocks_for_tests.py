@@ -14,6 +14,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,9 +41,9 @@ LIMITS = {
     "sft.count": 4,
     "sft.epochs": 1,
     "eval.episodes": 2,
-    "selfplay.ladder_games": 2,
-    "algo.estimator.critic_updates": 1,
-    "algo.estimator.critic_batch": 4,
+    "selfplay.opponent.ladder_games": 2,
+    "critic.updates": 1,
+    "critic.batch": 4,
     "algo.estimator.states": 4,
 }
 """Largest values with which documented commands run, after they were checked with their own."""
@@ -159,6 +160,8 @@ class PageRunner:
     monkeypatch: pytest.MonkeyPatch
     not_run: list[str] = field(default_factory=list)
     """Commands that were checked only, each with the reason."""
+    not_made: set[str] = field(default_factory=set)
+    """Names of the runs that these commands would have made."""
     namespace: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
 
     def __post_init__(self) -> None:
@@ -173,6 +176,7 @@ class PageRunner:
         for block in blocks:
             if block.file is not None:
                 (self.folder / block.file).write_text(block.text)
+                self.monkeypatch.delitem(sys.modules, Path(block.file).stem, raising=False)
 
     def run(self, block: Block) -> None:
         if block.not_run is not None:
@@ -203,9 +207,12 @@ class PageRunner:
         check = {"turnwise": self.run_turnwise, "python": self.run_script, **CHECKED}.get(words[0])
         assert check is not None, f"{words[0]}: tests/blocks_for_tests.py cannot run it; mark the block as not run"
         try:
+            if missing := self.not_made & {Path(word).name for word in words}:
+                raise CheckedOnly(f"the run {missing.pop()}")
             check(words[1:])
         except CheckedOnly as need:
             self.not_run.append(f"{block.source}: {command}: needs {need}")
+            self.not_made.update(name for option, name in pairwise(words) if option == "--name")
 
     def run_turnwise(self, words: Sequence[str]) -> None:
         for word in words:

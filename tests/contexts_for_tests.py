@@ -23,7 +23,6 @@ from turnwise.rollout.context_modes import (
     SummaryHook,
     SummaryTrigger,
     TurnContext,
-    TurnMemory,
     WindowContext,
 )
 from turnwise.rollout.episode import run_episode
@@ -47,12 +46,8 @@ def renderer_of(template: str) -> Renderer:
     return Renderer(tokenizer)
 
 
-def memory(**changes: Any) -> TurnMemory:
-    return replace(TurnMemory(form="exchanges", turns=4, chars=2000, rewards=False), **changes)
-
-
-def window(renderer: Renderer, turns: int, slack: int = 0, keep_opening: bool = False) -> WindowContext:
-    return WindowContext(renderer, turns=turns, slack=slack, keep_opening=keep_opening)
+def window(renderer: Renderer, turns: int, keep_opening: bool = False) -> WindowContext:
+    return WindowContext(renderer, turns=turns, keep_opening=keep_opening)
 
 
 def summary(
@@ -62,13 +57,11 @@ def summary(
     turns: int | None = None,
     writer: SummaryHook | None = None,
     max_tokens: int = 32,
-    prompt: str = "Sum up.",
     keep_opening: bool = False,
 ) -> SummaryContext:
     return SummaryContext(
         renderer,
         when=SummaryTrigger(tokens=tokens, turns=turns),
-        prompt=prompt,
         max_tokens=max_tokens,
         writer=writer,
         keep_opening=keep_opening,
@@ -79,10 +72,10 @@ MODES: dict[str, Callable[[Renderer], Context]] = {
     "full": FullContext,
     "window 0": lambda renderer: window(renderer, 0),
     "window 1": lambda renderer: window(renderer, 1),
-    "window 2, slack 2": lambda renderer: window(renderer, 2, slack=2),
+    "window 2": lambda renderer: window(renderer, 2),
     "window 1 with its opening": lambda renderer: window(renderer, 1, keep_opening=True),
-    "turn": lambda renderer: TurnContext(renderer, memory=memory(), keep_opening=False),
-    "turn, short": lambda renderer: TurnContext(renderer, memory=memory(form="actions", chars=20), keep_opening=True),
+    "turn": lambda renderer: TurnContext(renderer, turns=4, keep_opening=False),
+    "turn 1 with its opening": lambda renderer: TurnContext(renderer, turns=1, keep_opening=True),
     "summary every turn": lambda renderer: summary(renderer, turns=1),
     "summary by tokens": lambda renderer: summary(renderer, tokens=60, keep_opening=True),
     "summary by a hook": lambda renderer: summary(renderer, turns=2, writer=lambda messages: f"{len(messages)} said"),

@@ -12,7 +12,7 @@ import torch
 from turnwise.concurrency.loop_clock import count_blocked
 from turnwise.core.protocols import Completion, EngineStats, Sampling, WeightSource
 from turnwise.core.task import EpisodeKey
-from turnwise.engine.engines import ENGINES
+from turnwise.engine.engines import Native
 from turnwise.engine.options import EngineOptions
 from turnwise.engine.turn import SampledTurn, stop_reason
 from turnwise.models.weights import copy_parameters
@@ -24,7 +24,7 @@ class CopyEngine:
 
     def __init__(self, model: Any, renderer: Renderer, options: EngineOptions) -> None:
         self._model = deepcopy(model).requires_grad_(False)
-        self._engine = ENGINES["native"].build(self._model, renderer, options)
+        self._engine = Native().build(self._model, renderer, options)
         self.published: list[int] = []
 
     def open(self, key: EpisodeKey) -> AbstractAsyncContextManager[Any]:

@@ -159,7 +159,7 @@ def check_learner_contract(make: Callable[[], LocalLearner], config: Config, fol
         make,
         [pack([samples[index].sample for index in part]) for part in parts],
         [pack_train([samples[index] for index in part]) for part in parts],
-        needs=Needs(logprobs=True, entropy=True, values=learner.critic is not None, ref_logprobs=True),
+        needs=Needs(policy_logprobs=True, entropy=True, values=learner.critic is not None, ref_logprobs=True),
         settings=learner.settings,
         folder=folder,
     )
@@ -172,6 +172,6 @@ def weights(module: Any) -> dict[str, Tensor]:
 def logprobs_of(learner: LocalLearner, trajectories: Sequence[Trajectory]) -> list[Tensor]:
     """Return the learner's scores of every sampled token, by sample."""
     batch = pack(build_samples(trajectories))
-    (scores,) = learner.score([batch], Needs(logprobs=True))
-    assert scores.logprobs is not None
-    return unpack(batch, scores.logprobs)
+    (scores,) = learner.score([batch], Needs(policy_logprobs=True))
+    assert scores.policy_logprobs is not None
+    return unpack(batch, scores.policy_logprobs)

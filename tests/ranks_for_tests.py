@@ -277,7 +277,7 @@ def measure(learner: LocalLearner, config: Config) -> dict[str, Any]:
         "tokens": [{name: each.double() for name, each in found.items()} for found in tokens],
         "skipped": learner.skipped_steps,
         "unchanged": all(torch.equal(before[name], each) for name, each in after),
-        "empty": (learner.forward_backward([]), learner.score([], Needs(logprobs=True))),
+        "empty": (learner.forward_backward([]), learner.score([], Needs(policy_logprobs=True))),
     }
 
 

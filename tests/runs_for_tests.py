@@ -46,7 +46,7 @@ def small(folder: Path, **settings: Any) -> Config:
         "system.threads": 1,
     }
     given |= {name.replace("__", "."): value for name, value in settings.items()}
-    return build({}, list(given.items()))
+    return build({}, list(given.items()), load_code=True)
 
 
 def rewind(run: Path, folder: Path, step: int) -> Path:

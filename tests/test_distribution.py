@@ -1,4 +1,4 @@
-"""Wheel and sdist contain everything, and the installed wheel trains outside the checkout."""
+"""Wheel and sdist contain everything, are reproducible, and the installed wheel works outside the checkout."""
 
 import os
 import re
@@ -14,13 +14,17 @@ from email.parser import Parser
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, NoReturn
+from urllib.parse import urljoin, urlsplit
+from urllib.request import urlopen
 
 import pytest
 
 from pages_for_tests import ROOT, links_of
+from repositories_for_tests import git
 
 BUILD = "import sys; from hatchling import build; print(build.{}(sys.argv[1]))"
 """What pip and build call, without the download of an isolated build environment."""
+TAG = "1.2.3"
 
 
 class Built(NamedTuple):
@@ -30,27 +34,57 @@ class Built(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, optional_part: Callable[..., NoReturn]) -> Built:
-    if find_spec("hatchling") is None or find_spec("hatch_fancy_pypi_readme") is None:
-        optional_part("hatchling and hatch-fancy-pypi-readme are not installed: pip install '.[test]'")
-    folder = tmp_path_factory.mktemp("dist")
-    checkout = folder / "checkout"
+def checkout(tmp_path_factory: pytest.TempPathFactory, optional_part: Callable[..., NoReturn]) -> Path:
+    """A repository with the files of the package and the tag of a release."""
+    if missing := [name for name in ("hatchling", "hatch_vcs", "hatch_fancy_pypi_readme") if find_spec(name) is None]:
+        optional_part(f"{', '.join(missing)} cannot be imported: pip install '.[test]'")
+    checkout = tmp_path_factory.mktemp("dist") / "checkout"
     shutil.copytree(ROOT / "src", checkout / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, checkout)
+    git("init", "--quiet", folder=checkout)
+    git("add", ".", folder=checkout)
+    git("commit", "--quiet", "--message=Release", folder=checkout)
+    git("tag", f"v{TAG}", folder=checkout)
+    return checkout
+
+
+@pytest.fixture(scope="module")
+def built(checkout: Path) -> Built:
+    folder = checkout.parent
     sdist = build("build_sdist", checkout, folder)
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
-    (unpacked,) = (folder / "unpacked").iterdir()
-    return Built(sdist=sdist, wheel=build("build_wheel", unpacked, folder))
+    return Built(sdist=sdist, wheel=build("build_wheel", unpack(sdist, folder / "unpacked"), folder))
 
 
-def build(hook: str, source: Path, out: Path) -> Path:
-    ran = subprocess.run(
-        [sys.executable, "-c", BUILD.format(hook), str(out)], cwd=source, capture_output=True, text=True, check=False
-    )
+def build(hook: str, source: Path, out: Path, *, umask: int = 0o022) -> Path:
+    """Call the hook of the build backend, and return the archive that it wrote."""
+    out.mkdir(exist_ok=True)
+    command = [sys.executable, "-c", BUILD.format(hook), str(out)]
+    variables = {**os.environ, "SOURCE_DATE_EPOCH": "1750000000"}
+    ran = subprocess.run(command, cwd=source, env=variables, umask=umask, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     return out / ran.stdout.splitlines()[-1]
+
+
+def unpack(sdist: Path, folder: Path) -> Path:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (unpacked,) = folder.iterdir()
+    return unpacked
+
+
+def test_builds_are_reproducible(checkout: Path, built: Built, tmp_path: Path) -> None:
+    """Neither the folder, the umask nor the times of the files show, and the sdist makes the wheel of the checkout."""
+    other = tmp_path / "elsewhere"
+    shutil.copytree(checkout, other)
+    for file in (other / "src").rglob("*"):
+        os.utime(file, (0, 0))
+        file.chmod(file.stat().st_mode & ~0o077)
+    sdist = build("build_sdist", other, tmp_path / "dist", umask=0o077)
+    wheel = build("build_wheel", other, tmp_path / "dist", umask=0o077)
+    assert (sdist.name, wheel.name) == (f"turnwise-{TAG}.tar.gz", f"turnwise-{TAG}-py3-none-any.whl")
+    assert sdist.read_bytes() == built.sdist.read_bytes()
+    assert wheel.read_bytes() == built.wheel.read_bytes()
 
 
 def package_files() -> set[str]:
@@ -121,18 +155,44 @@ def environment(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Itera
     return folder
 
 
-def test_installed_wheel_trains_outside_the_checkout(environment: Path, shared_cache: Path) -> None:
-    outside = environment.parent
-    variables = variables_outside_the_checkout()
-    variables |= {"PATH": os.defpath, "OMP_NUM_THREADS": "1", "TURNWISE_CACHE": str(shared_cache), "COLUMNS": "200"}
+class Installation(NamedTuple):
+    environment: Path
+    folder: Path
+    """Empty at first; commands run here."""
+    cache: Path
 
-    def run(*command: str) -> str:
-        ran = subprocess.run(command, cwd=outside, env=variables, capture_output=True, text=True, check=False)
+    @property
+    def package(self) -> Path:
+        (package,) = self.environment.glob("lib/python*/site-packages/turnwise")
+        return package
+
+    def variables(self, *, path: str = os.defpath) -> dict[str, str]:
+        variables = variables_outside_the_checkout()
+        variables.pop("CC", None)
+        return variables | {"PATH": path, "OMP_NUM_THREADS": "1", "TURNWISE_CACHE": str(self.cache), "COLUMNS": "200"}
+
+    def run(self, *command: str, path: str = os.defpath) -> subprocess.CompletedProcess[str]:
+        ran = subprocess.run(
+            [str(self.environment / "bin" / command[0]), *command[1:]],
+            cwd=self.folder,
+            env=self.variables(path=path),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert ran.returncode == 0, ran.stderr
-        return ran.stdout
+        return ran
 
-    where = run("env/bin/python", "-c", "import turnwise; print(turnwise.__file__)")
-    assert Path(where.strip()).is_relative_to(environment)
+
+@pytest.fixture(scope="module")
+def trained(
+    environment: Path, tmp_path_factory: pytest.TempPathFactory, shared_cache: Path
+) -> tuple[Installation, str]:
+    """The installation after one step on the bandit, and what that printed."""
+    cache = tmp_path_factory.mktemp("cache")
+    (cache / "models").symlink_to(shared_cache / "models")  # saves the warm-up where another test did it
+    (shared_cache / "models").mkdir(exist_ok=True)
+    installation = Installation(environment, tmp_path_factory.mktemp("empty"), cache)
     small = [
         "--train.steps=1",
         "--rollout.groups=8",
@@ -140,8 +200,64 @@ def test_installed_wheel_trains_outside_the_checkout(environment: Path, shared_c
         "--eval.episodes=4",
         "--model.warmup_steps=15",
     ]
-    out = run("env/bin/turnwise", "train", "bandit", *small, "--name", "first")
-    assert "next: env/bin/turnwise eval runs/first" in out
+    return installation, installation.run("turnwise", "train", "bandit", *small, "--name", "first").stdout
+
+
+def test_installed_wheel_trains_outside_the_checkout(trained: tuple[Installation, str]) -> None:
+    installation, out = trained
+    where = installation.run("python", "-c", "import turnwise; print(turnwise.__file__, turnwise.__version__)").stdout
+    assert where.split() == [str(installation.package / "__init__.py"), TAG]
+    assert "turnwise eval runs/first" in out.partition("next: ")[2]
     assert "trained nothing" not in out
-    assert (outside / "runs" / "first" / "summary.json").is_file()
-    assert (outside / "runs" / "first" / "curve.svg").is_file()
+    run = installation.folder / "runs" / "first"
+    assert (run / "summary.json").is_file() and (run / "curve.svg").is_file()
+
+
+def test_installed_wheel_compiles_kernels_into_the_cache(trained: tuple[Installation, str]) -> None:
+    installation, _ = trained
+    if not any(map(shutil.which, ("gcc", "cc", "clang"))):
+        pytest.skip("there is no C compiler")
+    assert list((installation.cache / "compiled").glob("kernels-*.so"))
+    in_package = {file.relative_to(installation.package.parent) for file in installation.package.rglob("*.*")}
+    assert {str(path) for path in in_package if "__pycache__" not in path.parts} <= package_files()
+
+
+def test_installed_wheel_works_without_a_compiler(trained: tuple[Installation, str]) -> None:
+    installation, _ = trained
+    nothing = str(installation.folder / "nothing")
+    ran = installation.run("turnwise", "eval", "runs/first", "--episodes", "2", path=nothing)
+    assert "note: no C compiler on the path" in ran.stderr
+    assert "success" in ran.stdout
+
+
+def test_installed_wheel_serves_the_viewer(trained: tuple[Installation, str]) -> None:
+    """Every file of the page is served, followed from the page through stylesheets and modules."""
+    installation, _ = trained
+    command = [str(installation.environment / "bin" / "turnwise"), "view", "runs", "--port", "0"]
+    with subprocess.Popen(
+        command, cwd=installation.folder, env=installation.variables(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            printed = process.stdout.readline()
+            address = next(word for word in printed.split() if word.startswith("http://"))
+            served = crawl(address)
+        finally:
+            process.kill()
+    static = installation.package / "viewer" / "static"
+    assert {file.name for file in static.iterdir()} <= {name.rpartition("/")[2] or "index.html" for name in served}
+
+
+def crawl(address: str) -> set[str]:
+    """Return the paths of the page and of everything that it links, loads or imports."""
+    seen: set[str] = set()
+    left = [urljoin(address, "/")]
+    while left:
+        page = left.pop()
+        seen.add(urlsplit(page).path)
+        with urlopen(page) as response:
+            assert response.status == 200
+            text = response.read().decode()
+        links = re.findall(r"""(?:href=|src=|from |import |import\()["']([^"'?#:]+\.(?:js|css|svg))""", text)
+        left += {link for name in links if urlsplit(link := urljoin(page, name)).path not in seen}
+    return seen

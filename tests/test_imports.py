@@ -20,6 +20,7 @@ from turnwise.engine.engines import ENGINES
 
 ORDER = (
     "cli",
+    "studio",
     "run",
     "testing",
     "recipes",
@@ -30,6 +31,7 @@ ORDER = (
     "evaluation",
     "report",
     "record",
+    "config",
     "data",
     "rollout",
     "envs",
@@ -37,7 +39,6 @@ ORDER = (
     "engine",
     "tools",
     "sandbox",
-    "config",
     "algos",
     "render",
     "models",
@@ -99,6 +100,8 @@ for all of those together, which a list of environments does not wait for.
 """
 
 PACKAGE = "turnwise"
+PUBLIC = (PACKAGE, f"{PACKAGE}.testing")
+"""Packages that users import names from: their `__init__` imports those."""
 
 
 @dataclass(frozen=True)
@@ -208,14 +211,16 @@ def hidden(found: Import) -> bool:
     return found.in_function and not allowed
 
 
-CONCRETE_ENGINES = tuple(f"turnwise.engine.{name}" for name in ("native", "paged", "vllm"))
+CONCRETE_ENGINES = tuple(f"turnwise.engine.{name}" for name in ("cpu", "native", "paged", "vllm"))
 NAMES_AN_ENGINE = {
     "turnwise.config.foreign_names": "what other libraries call the setting of vLLM",
-    "turnwise.config.resources": "the default of engine.kind",
+    "turnwise.config.schema": "the default of engine",
+    "turnwise.run.configure": "the default of engine",
     "turnwise.rewards.judge.local": "a judge in this process always samples natively",
     "turnwise.run.doctor": "checks that the native engine's kernels compile",
+    "turnwise.run.versions": "reports the compiler of the native engine's kernels",
 }
-"""Modules outside `engine/` that may name a concrete engine, and why. All others use the fields of `EngineKind`."""
+"""Modules outside `engine/` that may name a concrete engine, and why. Others use the members of `EngineSettings`."""
 
 
 def uses_of_concrete_engines(sources: Sources) -> list[str]:
@@ -225,23 +230,27 @@ def uses_of_concrete_engines(sources: Sources) -> list[str]:
     for name, path in sources.known.items():
         if package_of(name) == "engine":
             continue
-        if any(engine in path.read_text(encoding="utf-8") for engine in ENGINES):
+        if any(engine in path.read_text(encoding="utf-8").lower() for engine in ENGINES):
             found += [f"{name} names {text}" for text in engine_names(parse_file(path))]
     return sorted(found)
 
 
 def engine_names(tree: ast.Module) -> Iterator[str]:
-    """Yield texts that are the name of an engine, or contain `engine.kind NAME` outside of docstrings."""
+    """Yield imported classes of engines, and texts outside of docstrings that are a name or contain `engine NAME`."""
     nodes = list(ast.walk(tree))
     docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    classes = {engine.__name__ for engine in ENGINES.values()}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module == "turnwise.engine.engines":
+            yield from (alias.name for alias in node.names if alias.name in classes)
     for node in nodes:
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in docstrings:
             continue
-        yield from (name for name in ENGINES if node.value == name or f"engine.kind {name}" in node.value)
+        yield from (name for name in ENGINES if node.value == name or f"engine {name}" in node.value)
 
 
 def inits_with_code(known: dict[str, Path]) -> list[str]:
-    inits = [name for name, path in known.items() if path.name == "__init__.py" and name != PACKAGE]
+    inits = [name for name, path in known.items() if path.name == "__init__.py" and name not in PUBLIC]
     return [name for name in inits if not only_docstring(parse_file(known[name]))]
 
 
@@ -286,13 +295,14 @@ def test_nothing_above_the_engines_names_a_concrete_one() -> None:
         ("from turnwise.engine.paged.runner import COUNTS\n", "imports turnwise.engine.paged.runner"),
         ("import turnwise.engine.native.engine\n", "imports turnwise.engine.native.engine"),
         ("def f(config):\n    return config.engine.kind == 'native'\n", "names native"),
-        ("def f():\n    raise ValueError(f'Set engine.kind vllm, {1}.')\n", "names vllm"),
+        ("from turnwise.engine.engines import ENGINES, Native\n", "names Native"),
+        ("def f():\n    raise ValueError(f'Set engine vllm, {1}.')\n", "names vllm"),
     ],
 )
 def test_uses_of_concrete_engines_finds_each_kind(tmp_path: Path, code: str, use: str) -> None:
     assert write_and_check(tmp_path, training__loop=code, engine__native="NAME = 'native'\n") == []
     assert uses_of_concrete_engines(read_sources(tmp_path)) == [f"turnwise.training.loop {use}"]
-    assert write_and_check(tmp_path, training__loop='"""Runs with engine.kind vllm."""\n') == []
+    assert write_and_check(tmp_path, training__loop='"""Runs with engine vllm."""\n') == []
     assert uses_of_concrete_engines(read_sources(tmp_path)) == []
 
 

@@ -4,6 +4,7 @@
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, assert_type
 
@@ -91,7 +92,7 @@ class Reinforce(tw.Loss):
     """-A log pi."""
 
     def compute(self, inputs: tw.LossInputs) -> tw.LossResult:
-        return tw.LossResult(token_loss=-inputs.advantages * inputs.logprobs, metrics={})
+        return tw.LossResult(token_loss=-inputs.advantages * inputs.policy_logprobs, metrics={})
 
 
 class KeepVaried(tw.Filter):
@@ -99,6 +100,64 @@ class KeepVaried(tw.Filter):
 
     def keeps(self, scores: torch.Tensor) -> torch.Tensor:
         return scores > 0
+
+
+class Halved(tw.EstimatorSettings):
+    """The advantages of algo.advantage, times a factor."""
+
+    uses_advantage: ClassVar[bool] = True
+    factor: float = 0.5
+
+    def build(self, run: tw.RunParts) -> tw.Estimator[None]:
+        return HalvedAdvantages(run.on_policy, self.factor)
+
+
+class HalvedAdvantages(tw.Estimator[None], tw.Part):
+    def __init__(self, on_policy: tw.Estimator[None], factor: float) -> None:
+        self.on_policy, self.factor = on_policy, factor
+
+    async def sample(self, rollout: tw.Rollout) -> None:
+        return None
+
+    def estimate(self, rollout: tw.Rollout, sampled: None, learner: Any) -> tw.Estimate | tw.IdleReason:
+        estimate = self.on_policy.estimate(rollout, sampled, learner)
+        if isinstance(estimate, tw.IdleReason):
+            return estimate
+        return replace(estimate, advantages=[self.factor * values for values in estimate.advantages])
+
+
+class Half(tw.SourceSettings):
+    """Train on the first half of the groups."""
+
+    def build(self, run: tw.RunParts) -> tw.Source:
+        return HalfOfGroups(run.source)
+
+
+class HalfOfGroups:
+    def __init__(self, source: tw.Source) -> None:
+        self.source = source
+
+    async def groups(self, step: int) -> tw.Rollout:
+        rollout = await self.source.groups(step)
+        return replace(rollout, kept=rollout.kept[: len(rollout.kept) // 2])
+
+
+class Remote(tw.EngineSettings):
+    """An engine with a setting of its own."""
+
+    host: str = "localhost"
+
+    def check(self) -> None:
+        raise tw.UserError(f"{self.host} does not answer. Start it.")
+
+
+class Brevity(tw.RewardFunction):
+    """A penalty for each turn."""
+
+    penalty: float = 0.1
+
+    def score(self, trajectory: tw.Trajectory) -> list[float]:
+        return [-self.penalty] * len(trajectory.turns)
 
 
 def print_success(row: Mapping[str, Any]) -> None:
@@ -119,7 +178,9 @@ def main() -> None:
             steps=50,
             seed=1,
             on_step=print_success,
-            reward__functions=[brevity],
+            reward__functions=[brevity, Brevity(penalty=0.2)],
+            rollout__source=Half,
+            algo__estimator=Halved(factor=0.25),
             algo__advantage=Centred(factor=2.0),
             algo__loss=Reinforce,
             algo__filter=KeepVaried,

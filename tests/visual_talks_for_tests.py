@@ -38,7 +38,7 @@ def sample_of(ids: list[int], sampled: int) -> Sample:
         ids=torch.tensor(ids),
         mask=mask,
         turn_ids=mask.long() - 1,
-        logprobs=torch.zeros(len(ids)),
+        sampler_logprobs=torch.zeros(len(ids)),
         temperatures=torch.ones(len(ids)),
     )
 
@@ -61,7 +61,7 @@ async def play(
     marked = torch.tensor(mask)
     sample = sample_of(ids, 1)
     return Sample(
-        **{name: getattr(sample, name) for name in ("trajectory", "ids", "logprobs", "temperatures")},
+        **{name: getattr(sample, name) for name in ("trajectory", "ids", "sampler_logprobs", "temperatures")},
         mask=marked,
         turn_ids=marked.long() - 1,
     ), logprobs

@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from turnwise.config.resources import EngineConfig
 from turnwise.core.protocols import Completion
 from turnwise.core.task import EpisodeKey, Task
-from turnwise.engine.engines import ENGINES
+from turnwise.engine.engines import Vllm
 from turnwise.engine.options import EngineOptions
 from turnwise.engine.vllm.engine import VllmEngine
 from turnwise.models.loading import tiny
@@ -40,8 +39,8 @@ def renderer() -> Renderer:
 
 
 def build_engine(model: Any, render: Renderer | None = None, **settings: Any) -> VllmEngine:
-    options = EngineOptions(slots=16, max_tokens=1024, settings=EngineConfig(kind="vllm", **settings))
-    engine = ENGINES["vllm"].build(model, render or renderer(), options)
+    options = EngineOptions(slots=16, max_tokens=1024)
+    engine = Vllm(**settings).build(model, render or renderer(), options)
     assert isinstance(engine, VllmEngine)
     return engine
 

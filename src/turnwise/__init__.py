@@ -28,19 +28,30 @@ PUBLIC = {
     "AgentResult": "turnwise.gateway.agent_episodes:AgentResult",
     "Config": "turnwise.config.schema:Config",
     "Env": "turnwise.core.protocols:Env",
+    "Estimate": "turnwise.training.step:Estimate",
+    "Estimator": "turnwise.training.step:Estimator",
+    "EngineSettings": "turnwise.engine.settings:EngineSettings",
+    "EstimatorSettings": "turnwise.algos.estimators:EstimatorSettings",
     "Evaluation": "turnwise.evaluation.episodes:Evaluation",
     "EvaluationResult": "turnwise.run.api:EvaluationResult",
     "Filter": "turnwise.algos.filters:Filter",
     "Group": "turnwise.core.trajectory:Group",
+    "IdleReason": "turnwise.record.steps:IdleReason",
     "Loss": "turnwise.algos.loss_types:Loss",
     "LossInputs": "turnwise.algos.loss_types:LossInputs",
     "LossResult": "turnwise.algos.loss_types:LossResult",
     "Message": "turnwise.core.messages:Message",
     "Observation": "turnwise.core.protocols:Observation",
     "Outcome": "turnwise.envs.text_env:Outcome",
+    "Part": "turnwise.training.step:Part",
     "Picture": "turnwise.core.messages:Picture",
+    "RewardFunction": "turnwise.algos.reward_functions:RewardFunction",
+    "Rollout": "turnwise.training.step:Rollout",
     "Rows": "turnwise.run.api:Rows",
     "Run": "turnwise.run.api:Run",
+    "RunParts": "turnwise.training.step:RunParts",
+    "Source": "turnwise.training.step:Source",
+    "SourceSettings": "turnwise.config.sources:SourceSettings",
     "StepResult": "turnwise.core.protocols:StepResult",
     "StrictParams": "turnwise.envs.text_env:StrictParams",
     "Task": "turnwise.core.task:Task",
@@ -73,11 +84,14 @@ if TYPE_CHECKING:
     from turnwise.algos.advantage_types import Advantage as Advantage
     from turnwise.algos.advantage_types import AdvantageInputs as AdvantageInputs
     from turnwise.algos.advantage_types import AdvantageResult as AdvantageResult
+    from turnwise.algos.estimators import EstimatorSettings as EstimatorSettings
     from turnwise.algos.filters import Filter as Filter
     from turnwise.algos.loss_types import Loss as Loss
     from turnwise.algos.loss_types import LossInputs as LossInputs
     from turnwise.algos.loss_types import LossResult as LossResult
+    from turnwise.algos.reward_functions import RewardFunction as RewardFunction
     from turnwise.config.schema import Config as Config
+    from turnwise.config.sources import SourceSettings as SourceSettings
     from turnwise.core.errors import InfrastructureFailure as InfrastructureFailure
     from turnwise.core.errors import UserError as UserError
     from turnwise.core.messages import Message as Message
@@ -92,6 +106,7 @@ if TYPE_CHECKING:
     from turnwise.core.task import Task as Task
     from turnwise.core.trajectory import Group as Group
     from turnwise.core.trajectory import Trajectory as Trajectory
+    from turnwise.engine.settings import EngineSettings as EngineSettings
     from turnwise.envs.text_env import Outcome as Outcome
     from turnwise.envs.text_env import StrictParams as StrictParams
     from turnwise.envs.text_env import TextEnv as TextEnv
@@ -102,6 +117,7 @@ if TYPE_CHECKING:
     from turnwise.evaluation.episodes import Evaluation as Evaluation
     from turnwise.gateway.agent_episodes import AgentResult as AgentResult
     from turnwise.pictures.image import Image as Image
+    from turnwise.record.steps import IdleReason as IdleReason
     from turnwise.run.api import EvaluationResult as EvaluationResult
     from turnwise.run.api import Rows as Rows
     from turnwise.run.api import Run as Run
@@ -114,6 +130,12 @@ if TYPE_CHECKING:
     from turnwise.tools.tool import Tool as Tool
     from turnwise.tools.tool import ToolError as ToolError
     from turnwise.tools.tool import ToolResult as ToolResult
+    from turnwise.training.step import Estimate as Estimate
+    from turnwise.training.step import Estimator as Estimator
+    from turnwise.training.step import Part as Part
+    from turnwise.training.step import Rollout as Rollout
+    from turnwise.training.step import RunParts as RunParts
+    from turnwise.training.step import Source as Source
 
 
 def __getattr__(name: str) -> Any:

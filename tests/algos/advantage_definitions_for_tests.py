@@ -148,11 +148,14 @@ def on_rows(rows: list[Row], number: Callable[[Row, list[float]], float], whole_
     return out
 
 
-def norm(x: float, peers: list[float], epsilon: float, by_std: bool = True) -> float:
+EPSILON = 1e-6
+
+
+def norm(x: float, peers: list[float], by_std: bool = True) -> float:
     if max(peers) - min(peers) < 1e-9:
         return 0.0
     centred = x - statistics.fmean(peers)
-    return centred / (statistics.stdev(peers) + epsilon) if by_std else centred
+    return centred / (statistics.stdev(peers) + EPSILON) if by_std else centred
 
 
 def arpo(rows: list[Row], settings: Advantage) -> Numbers:
@@ -160,11 +163,11 @@ def arpo(rows: list[Row], settings: Advantage) -> Numbers:
 
 
 def brpo(rows: list[Row], settings: Brpo) -> Numbers:
-    return on_rows(rows, lambda row, peers: norm(row.total, peers, settings.epsilon), whole_batch=True)
+    return on_rows(rows, lambda row, peers: norm(row.total, peers), whole_batch=True)
 
 
 def grpo(rows: list[Row], settings: Grpo) -> Numbers:
-    return on_rows(rows, lambda row, peers: norm(row.total, peers, settings.epsilon))
+    return on_rows(rows, lambda row, peers: norm(row.total, peers))
 
 
 def dr_grpo(rows: list[Row], settings: Advantage) -> Numbers:
@@ -194,7 +197,7 @@ def pass_at_k(rows: list[Row], settings: PassAtK) -> Numbers:
     def number(row: Row, peers: list[float]) -> float:
         second, best = sorted(peers)[-2:]
         gap = best - second if row.total == best else 0.0
-        return gap / (statistics.stdev(peers) + settings.epsilon) if settings.by_std else gap
+        return gap / (statistics.stdev(peers) + EPSILON) if settings.by_std else gap
 
     return on_rows(rows, number)
 
@@ -205,7 +208,7 @@ def reinforce_pp_baseline(rows: list[Row], settings: Advantage) -> Numbers:
 
 
 def outcomes(rows: list[Row], settings: Gigpo | TurnGrpo) -> list[float]:
-    numbers = on_rows(rows, lambda row, peers: norm(row.total, peers, settings.epsilon, settings.by_std))
+    numbers = on_rows(rows, lambda row, peers: norm(row.total, peers, settings.by_std))
     return [each[0] if each else 0.0 for each in numbers]
 
 
@@ -227,8 +230,8 @@ def gigpo(rows: list[Row], settings: Gigpo) -> Numbers:
         numbers = []
         for turn, x in zip(row.turns, onwards, strict=True):
             peers, known = steps[row.group, turn[0].state], turn[0].state >= 0 and size > 1
-            step = norm(x, peers, settings.epsilon, settings.by_std) if known else 0.0
-            numbers.append(settings.episode_weight * episode + settings.step_weight * step)
+            step = norm(x, peers, settings.by_std) if known else 0.0
+            numbers.append(episode + settings.step_weight * step)
         out.append(on_turns(row, numbers))
     return out
 
@@ -240,7 +243,7 @@ def turn_grpo(rows: list[Row], settings: TurnGrpo) -> Numbers:
             at_turn.setdefault((row.group, turn[0].turn), []).append(earned(turn))
     out = []
     for row, outcome in zip(rows, outcomes(rows, settings), strict=True):
-        own = [norm(earned(t), at_turn[row.group, t[0].turn], settings.epsilon, settings.by_std) for t in row.turns]
+        own = [norm(earned(t), at_turn[row.group, t[0].turn], settings.by_std) for t in row.turns]
         weight = settings.outcome_weight
         out.append(on_turns(row, [(1 - weight) * each + weight * outcome for each in own]))
     return out

@@ -11,6 +11,7 @@ from torch import Tensor
 from turnwise.algos.advantage_types import AdvantageInputs, AdvantageResult
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.rewards import NORMALISATIONS, scale_process_rewards
+from turnwise.algos.stats import STD_FLOOR
 
 RECORD_SCOPES = {"state": "group", "inductive": "environment", "batch": "batch"}
 
@@ -155,8 +156,8 @@ def rows_to_compare(arrays: Arrays) -> tuple[Tensor, Tensor]:
 def run_group(name: str, record: Record, arrays: Arrays) -> tuple[Tensor, Tensor]:
     """The advantage of each row, and the rows to compare; asserts turnwise's own rules for the others."""
     given = record.get("params") or {}
-    settings = {"epsilon": given.get("eps", 1e-6), "by_std": given.get("norm_by_std", True)}
-    got = of_rows(advantage(name, arrays, **settings).advantages, arrays["mask"])
+    assert given.get("eps", STD_FLOOR) == STD_FLOOR
+    got = of_rows(advantage(name, arrays, by_std=given.get("norm_by_std", True)).advantages, arrays["mask"])
     compared, alone = rows_to_compare(arrays)
     assert (got[alone] == 0).all(), "a group of one has advantage 0"
     return got, compared
@@ -211,10 +212,11 @@ def gigpo(record: Record) -> None:
     given, expected = record["params"], record["expected"]
     joined, trajectory, column = join_steps(arrays_of(record))
     rows = rows_to_compare(joined)[0][trajectory]
-    norm = {"by_std": given["method"] == "mean_std", "epsilon": given["eps"]}
+    assert given["eps"] == STD_FLOOR
+    settings = {"gamma_turn": given["gamma"], "by_std": given["method"] == "mean_std"}
     returns = advantage("reinforce", joined, gamma_turn=given["gamma"]).advantages
-    steps = advantage("gigpo", joined, gamma_turn=given["gamma"], episode_weight=0.0, **norm).advantages
-    for key, matrix in {"discounted_step_return": returns, "step_part": steps}.items():
+    both, episodes = (advantage("gigpo", joined, **settings, step_weight=each).advantages for each in (1.0, 0.0))
+    for key, matrix in {"discounted_step_return": returns, "step_part": both - episodes}.items():
         theirs = torch.tensor(expected[key], dtype=torch.float64)
         close(record, matrix[trajectory, column][rows], theirs[rows], key)
 

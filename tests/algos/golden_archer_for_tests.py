@@ -21,7 +21,7 @@ def pair(arrays: Arrays, name: str) -> Tensor:
 def actor_loss(chosen: Loss, logprobs: Tensor, advantages: Tensor, rows: Tensor) -> Tensor:
     """Sum over an utterance's tokens [M], mean over utterances: the aggregation of the preset `archer`."""
     inputs = LossInputs(
-        logprobs=logprobs,
+        policy_logprobs=logprobs,
         old_logprobs=logprobs.detach(),
         sampler_logprobs=logprobs.detach(),
         advantages=advantages,

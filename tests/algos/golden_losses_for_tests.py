@@ -96,7 +96,7 @@ def loss_inputs(arrays: Arrays, advantages: str) -> LossInputs:
     """The flat sampled tokens; a row is a segment, and keeps its turns."""
     mask, given = arrays["mask"], arrays[advantages]
     return LossInputs(
-        logprobs=arrays["new_logp"][mask],
+        policy_logprobs=arrays["new_logp"][mask],
         old_logprobs=arrays["old_logp"][mask],
         sampler_logprobs=arrays["rollout_logp"][mask],
         advantages=(given if given.dim() == 2 else given[:, None].expand(mask.shape))[mask],
@@ -128,16 +128,24 @@ def loss_of(name: str, given: dict[str, Any]) -> Loss:
 def compute_loss(loss: Loss, inputs: LossInputs) -> LossResult:
     """With the selection over all tokens, as over an optimiser step; the draws matter only where a share is below 1."""
     if loss.selects:
-        inputs = replace(inputs, selected=loss.select(inputs, torch.zeros(len(inputs.logprobs))))
+        inputs = replace(inputs, selected=loss.select(inputs, torch.zeros(len(inputs.policy_logprobs))))
     return loss.compute(inputs)
 
 
 def correction_of(arrays: Arrays, name: str, **settings: Any) -> CorrectionResult:
     """With the weights divided by their mean over the batch where `normalise` is given."""
     inputs, correction = loss_inputs(arrays, "adv_token"), choose(CORRECTIONS, name, **settings)
-    scale = correction.scale(inputs, torch.ones_like(inputs.logprobs, dtype=torch.bool))
+    scale = correction.scale(inputs, torch.ones_like(inputs.policy_logprobs, dtype=torch.bool))
     result = correction.compute(inputs)
     return replace(result, weights=result.weights * scale)
+
+
+def rejecting(arrays: Arrays, weighed: CorrectionResult, level: str, **settings: Any) -> CorrectionResult:
+    """A correction together with algo.rejection, of which the pool of a KL estimate is its mean."""
+    if settings["statistic"] != "ratio":
+        settings["pool"] = "mean"
+    outside = rejected_of(arrays, level, **settings)
+    return replace(weighed, weights=weighed.weights.masked_fill(outside, 0.0), outside=outside, dropped=outside)
 
 
 def rejected_of(arrays: Arrays, level: str = "veto", **settings: Any) -> Tensor:
@@ -225,16 +233,16 @@ def decoupled_ppo(record: Record) -> None:
     def correction(arrays: Arrays) -> CorrectionResult:
         if given is None:
             return correction_of(arrays, "none")
-        return correction_of(
-            arrays,
-            {"mask": "masked", "clamp": "truncated"}[given["action"]],
-            level=given["level"],
-            low=given["lower"] or 0.0,
-            high=sys.float_info.max if given["upper"] is None else given["upper"],
-            pool={"mean": "mean", "sum": "product"}[given["agg"]],
-            statistic=given["metric"].removeprefix("kl_"),
-            token_weights=given["metric"] != "ratio",
-        )
+        low, high = given["lower"] or 0.0, sys.float_info.max if given["upper"] is None else given["upper"]
+        level, pool = given["level"], {"mean": "mean", "sum": "product"}[given["agg"]]
+        if given["action"] == "clamp":
+            return correction_of(arrays, "truncated", level=level, low=low, high=high, pool=pool)
+        statistic = given["metric"].removeprefix("kl_")
+        if statistic == "ratio":  # a kept token has the weight of its unit
+            weights = correction_of(arrays, "truncated", level=level, pool=pool, high=sys.float_info.max)
+        else:
+            weights = correction_of(arrays, "decoupled")
+        return rejecting(arrays, weights, level=level, statistic=statistic, pool=given["agg"], low=low, high=high)
 
     arrays, found = arrays_of(record), corrected_ppo(record, correction)
     got = {
@@ -252,10 +260,16 @@ def is_corrected_ppo(record: Record) -> None:
     settings: dict[str, tuple[str, dict[str, Any]]] = {
         "tis": ("truncated", bounds),
         "icepop": ("masked", bounds),
-        "seq-mask-tis": ("masked", bounds | {"level": "sequence", "pool": "mean"}),
     }
-    name, params = settings[given["type"]]
-    found = corrected_ppo(record, lambda arrays: correction_of(arrays, name, **params))
+
+    def correction(arrays: Arrays) -> CorrectionResult:
+        if given["type"] != "seq-mask-tis":
+            name, params = settings[given["type"]]
+            return correction_of(arrays, name, **params)
+        decoupled = correction_of(arrays, "decoupled")
+        return rejecting(arrays, decoupled, "sequence", statistic="ratio", pool="mean", **bounds)
+
+    found = corrected_ppo(record, correction)
     outside = placed(arrays, found.outside)
     rows = outside.any(dim=1).double().mean()  # rows without a sampled token are in bounds
     by_row = given["type"] == "seq-mask-tis"
@@ -295,17 +309,13 @@ def rejection_of(option: str, threshold: str) -> dict[str, Any]:
 
 
 def mis_reject_mask(record: Record) -> None:
-    """One rule is `algo.rejection`; the first of two is the correction `masked`, whose bounds reject as well."""
+    """Each rule is an `algo.rejection`; two together are applied one after the other."""
     arrays, given = arrays_of(record), record["params"]
     mask = arrays["mask"]
     rules = [
         rejection_of(*each) for each in zip(*(given[key].split(",") for key in ("option", "threshold")), strict=True)
     ]
-    rejected = rejected_of(arrays, **rules[-1])
-    if len(rules) > 1:
-        (other,) = rules[:-1]
-        pool = {"pool": {"sum": "product", "mean": "mean"}[other.pop("pool")]}
-        rejected |= correction_of(arrays, "masked", **other, **pool).outside
+    rejected = torch.stack([rejected_of(arrays, **rule) for rule in rules]).any(dim=0)
     keep = placed(arrays, ~rejected)
     close_all(record, {"keep_mask": keep, "masked_fraction": rejected.double().mean()})
     assert torch.equal(keep.bool(), keep.bool() & mask)
@@ -328,7 +338,7 @@ def mis_weights(record: Record) -> None:
             arrays, "truncated", level=level, pool=pool, normalise=given["tis_batch_normalize"], **bounds
         ).weights,
     )
-    rejection = {"veto": given["rs_veto_threshold"] or 0.0}
+    rejection: dict[str, Any] = {}
     pools = {"product": "sum", "mean": "mean"}
     if given["use_rs"]:
         level, pool = levels[given["rs_level"]]
@@ -340,10 +350,13 @@ def mis_weights(record: Record) -> None:
         }
     elif given["tis_mode"] == "mask":
         rejection |= {"level": level, "pool": pools[pool], "low": low, "high": high}
+    rejected = rejected_of(arrays, lowest=given["rs_veto_threshold"] or 0.0)
+    if rejection:
+        rejected |= rejected_of(arrays, **rejection)
     got = {
         "weights": weights,
         "seq_weights": of_rows(weights, mask, "token"),
-        "keep_mask": placed(arrays, ~rejected_of(arrays, **rejection)),
+        "keep_mask": placed(arrays, ~rejected),
     }
     close_all(record, got)
 

@@ -33,7 +33,7 @@ def inputs(
     nothing = [0] * len(log_ratios)
     old_logprobs = torch.full((len(log_ratios),), old, dtype=torch.float64)
     return LossInputs(
-        logprobs=(old_logprobs + torch.tensor(log_ratios, dtype=torch.float64)).requires_grad_(),
+        policy_logprobs=(old_logprobs + torch.tensor(log_ratios, dtype=torch.float64)).requires_grad_(),
         old_logprobs=old_logprobs,
         sampler_logprobs=old_logprobs - torch.tensor(log_rhos or nothing, dtype=torch.float64),
         advantages=torch.tensor(advantages, dtype=torch.float64),
@@ -53,7 +53,7 @@ def select(loss: Loss, given: LossInputs) -> LossInputs:
     """
     if loss.weighs:
         pairs = PairInputs(
-            logprobs=given.logprobs.detach(),
+            policy_logprobs=given.policy_logprobs.detach(),
             ref_logprobs=given.old_logprobs,
             advantages=given.advantages,
             group_ids=given.segment_ids,
@@ -62,21 +62,21 @@ def select(loss: Loss, given: LossInputs) -> LossInputs:
         return replace(given, factors=loss.weigh(pairs).factors)
     if not loss.selects or given.selected is not None:
         return given
-    draws = torch.rand(len(given.logprobs), generator=torch.Generator().manual_seed(1))
+    draws = torch.rand(len(given.policy_logprobs), generator=torch.Generator().manual_seed(1))
     return replace(given, selected=loss.select(given, draws))
 
 
 def run(loss: Loss, given: LossInputs) -> tuple[LossResult, Tensor]:
     """The result, and the gradient [M] of the plain sum of its token losses."""
     result = loss.compute(select(loss, given))
-    return result, torch.autograd.grad(result.token_loss.sum(), given.logprobs)[0]
+    return result, torch.autograd.grad(result.token_loss.sum(), given.policy_logprobs)[0]
 
 
 def picked(given: LossInputs, tokens: Tensor) -> LossInputs:
     """These tokens, in this order, with a gradient of their own."""
     columns = {field.name: getattr(given, field.name) for field in fields(given)}
     chosen = {name: column[tokens].detach() for name, column in columns.items() if column is not None}
-    return LossInputs(**chosen | {"logprobs": chosen["logprobs"].requires_grad_()})
+    return LossInputs(**chosen | {"policy_logprobs": chosen["policy_logprobs"].requires_grad_()})
 
 
 @st.composite

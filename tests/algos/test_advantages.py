@@ -169,8 +169,9 @@ def test_turn_returns_equal_up_to_rounding_give_exactly_zero(name: str) -> None:
         turn_ids=torch.tensor([[0, 0, 1], [0, 0, 1]]),
         state_ids=torch.tensor([[0, 0, 1], [0, 0, 2]]),
     )
-    advantages = compute(name, given, episode_weight=0.0, outcome_weight=0.0, gamma_turn=0.0)
-    assert (advantages[:, :2] == 0).all()
+    turns = {"outcome_weight": 0.0, "gamma_turn": 0.0}
+    advantages, outcomes = (compute(name, given, **turns, step_weight=weight) for weight in (1.0, 0.0))
+    assert (advantages[:, :2] == (outcomes[:, :2] if name == "gigpo" else 0)).all()
 
 
 def test_nan_rewards_propagate_to_advantages() -> None:

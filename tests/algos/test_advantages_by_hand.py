@@ -92,7 +92,7 @@ def test_gigpo_matches_hand_computed_values() -> None:
         [(0, 1), (0, 1), (0, 2), (0, 1), (0, 1)],
         [3, 3, 3, 8, 8],
     )
-    settings = {"gamma_turn": 0.5, "episode_weight": 1.0, "step_weight": 10.0}
+    settings = {"gamma_turn": 0.5, "step_weight": 10.0}
     outcomes, first, second = (7 / 3, -2 / 3, -5 / 3), (4 / 3, -2 / 3, -2 / 3), (1.0, -1.0, 0.0)
     expected = [
         [episode + 10 * one, episode + 10 * one, 0.0, episode + 10 * two]
@@ -120,8 +120,8 @@ def test_gigpo_counts_an_episode_once_however_many_turns_it_has() -> None:
 
 def test_gigpo_has_no_step_advantage_for_unknown_states() -> None:
     given = two_turns([(1.0, 4.0), (0.0, 2.0)], [(-1, 1), (-1, 1)], [0, 0])
-    steps = compute("gigpo", given, episode_weight=0.0, by_std=False)
-    close(steps, [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, -1.0]])
+    both, episodes = (compute("gigpo", given, step_weight=weight, by_std=False) for weight in (1.0, 0.0))
+    close(both - episodes, [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, -1.0]])
 
 
 def test_turn_grpo_compares_members_that_reached_the_turn() -> None:

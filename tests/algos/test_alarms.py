@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from turnwise.algos.alarms import Alarm, AlarmSettings, check_alarms
+from turnwise.record.steps import StepRecord
 
 Rows = list[dict[str, Any]]
 
@@ -39,8 +40,9 @@ def alarms_of(history: Rows, settings: AlarmSettings | None = None) -> list[Alar
     """Return the alarms of a run that adds its rows one by one."""
     active: frozenset[str] = frozenset()
     raised: list[Alarm] = []
+    steps = [StepRecord.from_row(row) for row in history]
     for end in range(1, len(history) + 1):
-        seen = check_alarms(history[:end], active, settings)
+        seen = check_alarms(steps[:end], active, settings)
         active = seen.active
         raised += seen.raised
     return raised

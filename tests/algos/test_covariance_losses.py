@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from choices_for_tests import choose
 from losses_for_tests import inputs, run
 from torch import Tensor
 
 from turnwise.algos.loss_types import Loss, LossInputs
-from turnwise.algos.losses import ClipCov, KlCov, Ppo
+from turnwise.algos.losses import LOSSES, ClipCov, KlCov, Ppo
 
 NO_DRAWS = torch.zeros(0)
 
@@ -25,14 +26,15 @@ def some_tokens(count: int, seed: int = 0) -> LossInputs:
 
 
 def covariances(given: LossInputs) -> list[float]:
-    advantages, logprobs = given.advantages.tolist(), given.logprobs.tolist()
+    advantages, logprobs = given.advantages.tolist(), given.policy_logprobs.tolist()
     mean_a, mean_p = sum(advantages) / len(advantages), sum(logprobs) / len(logprobs)
     return [(a - mean_a) * (p - mean_p) for a, p in zip(advantages, logprobs, strict=True)]
 
 
 def clipped_by_ppo(given: LossInputs, loss: ClipCov) -> list[bool]:
     ratios = [
-        math.exp(new - old) for new, old in zip(given.logprobs.tolist(), given.old_logprobs.tolist(), strict=True)
+        math.exp(new - old)
+        for new, old in zip(given.policy_logprobs.tolist(), given.old_logprobs.tolist(), strict=True)
     ]
     return [
         (a > 0 and r > 1 + loss.clip_high) or (a < 0 and r < 1 - loss.clip_low)
@@ -48,7 +50,7 @@ def uniform(count: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("share", [0.0001, 0.1, 1.0])
 def test_clip_cov_selects_the_smallest_draws_in_the_band(seed: int, share: float) -> None:
     given, draws = some_tokens(60, seed), uniform(60, seed)
-    loss = ClipCov(share=share, low=-0.5, high=0.5)
+    loss = choose(LOSSES, "clip_cov", share=share, low=-0.5, high=0.5)
     covariance, clipped = covariances(given), clipped_by_ppo(given, loss)
     band = [index for index in range(60) if -0.5 < covariance[index] < 0.5 and not clipped[index]]
     assert any(clipped) and len(band) > 6, "the band leaves some out"
@@ -57,7 +59,7 @@ def test_clip_cov_selects_the_smallest_draws_in_the_band(seed: int, share: float
 
 
 def test_clip_cov_selects_nothing_outside_an_empty_band() -> None:
-    assert not ClipCov(share=1.0, low=100.0, high=200.0).select(some_tokens(20), uniform(20)).any()
+    assert not choose(LOSSES, "clip_cov", share=1.0, low=100.0, high=200.0).select(some_tokens(20), uniform(20)).any()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -85,9 +87,12 @@ def test_clip_cov_zeroes_gradients_of_selected_tokens_only() -> None:
 def test_kl_cov_penalises_selected_tokens_only() -> None:
     given = some_tokens(40)
     selected = uniform(40) < 0.3
-    result, gradient = run(KlCov(coef=0.5), replace(given, selected=selected))
+    result, gradient = run(choose(LOSSES, "kl_cov", coef=0.5), replace(given, selected=selected))
     for index in range(40):
-        advantage, log_ratio = given.advantages[index].item(), (given.logprobs - given.old_logprobs)[index].item()
+        advantage, log_ratio = (
+            given.advantages[index].item(),
+            (given.policy_logprobs - given.old_logprobs)[index].item(),
+        )
         penalty, slope = (0.5 * abs(log_ratio), 0.5 * math.copysign(1, log_ratio)) if selected[index] else (0.0, 0.0)
         assert result.token_loss[index].item() == pytest.approx(-advantage * math.exp(log_ratio) + penalty)
         assert gradient[index].item() == pytest.approx(-advantage * math.exp(log_ratio) + slope)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from turnwise.algos.entropy import logprobs_and_entropy
+from turnwise.algos.entropy import MAX_ENTROPY_COEF, EntropyCoefficient, logprobs_and_entropy
 
 
 def plain(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,3 +80,21 @@ def test_entropy_accepts_a_micro_batch_without_sampled_tokens() -> None:
     logprobs, entropy = logprobs_and_entropy(logits, torch.zeros(0, dtype=torch.int64), torch.ones(0))
     (logprobs.sum() + entropy.sum()).backward()
     assert logprobs.shape == entropy.shape == (0,)
+
+
+def test_entropy_coefficient_rises_below_the_target_and_falls_above_it() -> None:
+    coefficient = EntropyCoefficient(value=0.01, least=0.001, target=0.4)
+    for entropy, exponent in ((0.4, 0.0), (0.3, 0.025), (0.0, 0.1), (0.5, -0.025), (7.0, -0.1)):
+        assert coefficient.update(entropy).value == pytest.approx(0.01 * math.exp(exponent))
+
+
+def test_entropy_coefficient_stays_in_its_bounds() -> None:
+    rising = falling = EntropyCoefficient(value=0.01, least=0.001, target=0.4)
+    for _ in range(50):
+        rising, falling = rising.update(0.0), falling.update(9.0)
+    assert (rising.value, falling.value) == (MAX_ENTROPY_COEF, 0.001)
+    assert EntropyCoefficient(value=0.5, least=0.5, target=0.4).update(0.0).value == 0.5, "the user's own is higher"
+
+
+def test_entropy_coefficient_without_a_target_is_constant() -> None:
+    assert EntropyCoefficient(value=0.01, least=0.01).update(0.0).value == 0.01

@@ -75,7 +75,7 @@ def test_cispo_weighs_the_policy_gradient_by_the_clipped_ratio(
 @pytest.mark.parametrize(("advantage", "tau"), [(2.0, 1.0), (-2.0, 1.05)])
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 3.0])
 def test_sapo_fades_on_both_sides_of_ratio_one(ratio: float, advantage: float, tau: float) -> None:
-    result, gradient = one(Sapo(tau_positive=1.0, tau_negative=1.05), ratio, advantage)
+    result, gradient = one(Sapo(), ratio, advantage)
     gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
     assert result.token_loss.item() == pytest.approx(-advantage * gate * 4 / tau)
     assert gradient == pytest.approx(-advantage * 4 * gate * (1 - gate) * ratio)
@@ -244,7 +244,7 @@ def test_losses_reject_different_shapes() -> None:
         ids = torch.zeros(3, dtype=torch.int64)
         zeros = torch.zeros(3)
         return LossInputs(
-            logprobs=zeros,
+            policy_logprobs=zeros,
             old_logprobs=zeros,
             sampler_logprobs=tokens,
             advantages=zeros,

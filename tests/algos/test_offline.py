@@ -47,9 +47,9 @@ def test_awr_equals_the_weighted_likelihood_of_the_paper(
     result = Awr(beta=beta, max_weight=largest).compute(batch)
     for number, (advantage, _) in enumerate(tokens):
         weight = min(math.exp(advantage / beta), largest)
-        expected = -weight * batch.logprobs[number].item()
+        expected = -weight * batch.policy_logprobs[number].item()
         assert result.token_loss[number].item() == pytest.approx(expected, rel=1e-9)
-    gradient = torch.autograd.grad(result.token_loss.sum(), batch.logprobs)[0]
+    gradient = torch.autograd.grad(result.token_loss.sum(), batch.policy_logprobs)[0]
     weights = [min(math.exp(advantage / beta), largest) for advantage, _ in tokens]
     torch.testing.assert_close(gradient, -torch.tensor(weights, dtype=torch.float64))
 
@@ -91,7 +91,7 @@ def test_dpo_has_the_gradient_of_the_papers_loss(seed: int, alpha: float) -> Non
     advantages = torch.tensor([float(sign) for _, sign in trajectories], dtype=torch.float64)
     factors = loss.weigh(
         PairInputs(
-            logprobs=policy.detach(),
+            policy_logprobs=policy.detach(),
             ref_logprobs=reference,
             advantages=advantages,
             group_ids=torch.tensor([10 * pair for pair, _ in trajectories]),
@@ -101,7 +101,7 @@ def test_dpo_has_the_gradient_of_the_papers_loss(seed: int, alpha: float) -> Non
     total = torch.zeros((), dtype=torch.float64)
     for part in torch.arange(len(trajectories)).split(3):
         batch = LossInputs(
-            logprobs=policy[part],
+            policy_logprobs=policy[part],
             old_logprobs=reference[part],
             sampler_logprobs=reference[part],
             advantages=advantages[part],
@@ -121,7 +121,7 @@ def test_dpo_metrics_are_means_over_pairs() -> None:
     tokens += [(7, -1, -1.0, -4.0), (7, 1, -2.0, -1.0), (7, -1, -0.25, -1.25), (8, 0, -3.0, -1.0)]
     pairs, marks, policy, reference = torch.tensor(tokens, dtype=torch.float64).unbind(dim=1)
     given = PairInputs(
-        logprobs=policy, ref_logprobs=reference, advantages=marks, group_ids=pairs.long(), num_trajectories=6
+        policy_logprobs=policy, ref_logprobs=reference, advantages=marks, group_ids=pairs.long(), num_trajectories=6
     )
     found = loss.weigh(given).metrics
     chosen, rejected = [0.5 * 2.0, 0.5 * -1.0], [0.5 * -1.0, 0.5 * 4.0]

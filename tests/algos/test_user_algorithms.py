@@ -26,7 +26,7 @@ class Scaled(tw.Loss):
     """Factor of the loss."""
 
     def compute(self, inputs):
-        return -self.scale * inputs.advantages * inputs.logprobs
+        return -self.scale * inputs.advantages * inputs.policy_logprobs
 
 
 class Offset(tw.Advantage):
@@ -50,7 +50,7 @@ class Above(tw.Filter):
 
 
 def plain_loss(inputs):
-    return -inputs.advantages * inputs.logprobs
+    return -inputs.advantages * inputs.policy_logprobs
 
 
 def plain_advantage(inputs):
@@ -157,8 +157,17 @@ def test_exception_of_the_users_code_names_file_and_line(own: str, field: str) -
 
 @pytest.mark.parametrize("field", ["loss", "advantage"])
 def test_result_of_a_wrong_type_is_refused(own: str, field: str) -> None:
-    with pytest.raises(UserError, match=rf"algo\.{field} returned str"):
+    with pytest.raises(UserError, match=rf"algo\.{field} wrong returned the text"):
         compute(field, read(field, f"{own}:wrong"))
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_class_without_its_method_is_refused(field: str, tmp_path: Path) -> None:
+    file = tmp_path / "empty.py"
+    file.write_text(f"import turnwise as tw\n\nclass Empty(tw.{field.title()}):\n    pass\n")
+    method = "keeps" if field == "filter" else "compute"
+    with pytest.raises(UserError, match=rf"^algo\.{field} Empty has no {method}: define it\.$"):
+        compute(field, read(field, f"{file}:Empty"))
 
 
 @pytest.mark.parametrize("field", FIELDS)

@@ -17,7 +17,6 @@ SETTINGS = {
     "lam": 0.8,
     "gamma_turn": 0.7,
     "lam_turn": 0.6,
-    "episode_weight": 1.5,
     "step_weight": 0.5,
     "outcome_weight": 0.3,
 }

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.cli.parsing import split_overrides
+from turnwise.cli.parsing import UNDOTTED, split_overrides
+from turnwise.config.keys import all_keys
 from turnwise.core.errors import UserError
 
 
@@ -49,3 +50,10 @@ def test_split_overrides_treats_both_forms_alike(items: list[tuple[str, str] | s
     spaced = [token for item in items for token in ((f"--{item[0]}", item[1]) if isinstance(item, tuple) else (item,))]
     joined = [f"--{item[0]}={item[1]}" if isinstance(item, tuple) else item for item in items]
     assert split_overrides(spaced) == split_overrides(joined) == (rest, expected)
+
+
+def test_split_overrides_takes_choices_without_a_section() -> None:
+    choices = {key.name for key in all_keys().values() if key.choice is not None and not key.section}
+    assert choices == {*UNDOTTED, "agent"}  # --agent is an option of doctor
+    tokens = ["train", "--engine", "vllm", "bandit", "--context=turn", "--seed", "3"]
+    assert split_overrides(tokens) == (["train", "bandit", "--seed", "3"], [("engine", "vllm"), ("context", "turn")])

@@ -58,7 +58,7 @@ ERRORS = [
     ("train frozen_lake --steps 3", "Unknown option --steps: did you mean --train.steps?"),
     ("train frozen_lake --stpes=3", "Unknown option --stpes: did you mean --train.steps?"),
     ("train frozen_lake --beta 0", "Unknown option --beta: use --algo.kl_coef (0 keeps no reference model)"),
-    ("train frozen_lake --use-vllm=true", "Unknown option --use-vllm: use --engine.kind (vllm)"),
+    ("train frozen_lake --use-vllm=true", "Unknown option --use-vllm: use --engine (vllm)"),
     ("train frozen_lake --rollout.n 8", "unknown key rollout.n: use rollout.group_size (episodes per task)"),
     ("train frozen_lake --algo.loss dapo --dry-run", 'Unknown algo.loss "dapo": DAPO is several settings: set '),
     ("sft frozen_lake --from runs/r", "Unknown option --from: did you mean --demos?"),
@@ -86,21 +86,22 @@ ERRORS = [
     ("train frozen_lake --algo.advantage groo --dry-run", 'Unknown algo.advantage "groo"'),
     ("train frozen_lake --model.name tny --dry-run", 'Unknown model "tny": did you mean "tiny"?'),
     ("train frozen_lake --model.device gpu --dry-run", 'Unknown model.device "gpu"'),
-    ("train bandit --name a/b --dry-run", "record.name 'a/b' is not a folder name. Leave out /; record.folder sets"),
+    ("train bandit --name a/b --dry-run", "record.name 'a/b' is not a folder name. Remove /; record.folder sets"),
     ("train bandit --name a/b --seeds 0,1 --dry-run", "record.name 'a/b-seed0' is not a folder name."),
     ("train --from nowhere", 'No run "nowhere" here or in runs/'),
     ("train --resume nowhere", 'No run "nowhere" here or in runs/'),
     ("frozen_lake", 'Unknown command "frozen_lake": did you mean `turnwise train frozen_lake`?'),
     ("train frozen_lake train.steps=3", 'Unexpected argument "train.steps=3": write --train.steps=3'),
-    ("train frozen_lake --lr 0.1", "Unknown option --lr: see `turnwise train --help`"),
+    ("play frozen_lake --model x", "Unknown option --model: use --model.name (a name, a folder or a run)"),
+    ("train frozen_lake --lr 0.1", "Unknown option --lr: use --train.learning_rate (of the policy)"),
     ("train frozen_lake --max-minute 1", "Unknown option --max-minute: did you mean --max-minutes?"),
     ("merge runs/a --to b", "Unknown option --to: did you mean --into?"),
     ("export runs/a --into b", "Unknown option --into: did you mean --to?"),
     ("cluster plan math_code --num-gpus 8", "Unknown option --num-gpus: did you mean --gpus?"),
-    ("serve --port 99999", "port 99999 is not a port: give one from 1024 to 65535, or 0 for any free port"),
-    ("serve --port -1", "port -1 is not a port"),
-    ("view --port 99999", "port 99999 is not a port"),
-    ("search index --serve --port 99999", "port 99999 is not a port"),
+    ("serve --port 99999", "Port 99999 is not a port: give one from 1024 to 65535, or 0 for any free port"),
+    ("serve --port -1", "Port -1 is not a port"),
+    ("view --port 99999", "Port 99999 is not a port"),
+    ("search index --serve --port 99999", "Port 99999 is not a port"),
     ("play", "ENV is missing"),
     ("play frozen_lake --train.steps 3", "--train.steps has no effect here: this command reads only env"),
     ("eval tiny bandit --train.steps 3", "--train.steps has no effect here: this command reads only env, model, "),
@@ -127,7 +128,7 @@ def test_resume_with_settings_prints_both_commands(run_cli) -> None:
     (run / "config.toml").write_text(to_toml(build({"env": {"kind": "bandit"}})))
     outcome = run_cli("train", "--resume", "cut", "--algo.kl_coef", "0.1", "--name", "my run")
     assert outcome.code == 2
-    assert "Leave out algo.kl_coef: `turnwise train --resume runs/cut`, or start a new run" in outcome.err
+    assert "Remove algo.kl_coef: `turnwise train --resume runs/cut`, or start a new run" in outcome.err
     assert "`turnwise train --from runs/cut --algo.kl_coef 0.1 --record.name 'my run'`" in outcome.err
 
 
@@ -150,7 +151,7 @@ def test_dry_run_rejects_data_without_episodes(run_cli) -> None:
     Path("rows.csv").write_text("question,answer\n")
     outcome = run_cli("train", "bandit", "--data", "rows.csv", "--dry-run")
     assert outcome.code == 2
-    assert "rows.csv has no episodes. Add some, or leave it out." in outcome.err
+    assert "rows.csv has no episodes. Add some, or remove it." in outcome.err
 
 
 TOOLS = "train tools --env.params.reward exact_match --env.params.tasks"
@@ -314,7 +315,18 @@ def test_doctor_lists_its_checks(run_cli, monkeypatch) -> None:
 
 
 def test_version_prints_the_version(run_cli) -> None:
-    assert run_cli("--version").out.startswith("turnwise 0.")
+    assert re.fullmatch(r"turnwise \d+\.\d+\S*\n", run_cli("--version").out)
+
+
+def test_full_version_prints_one_line_per_package(run_cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnwise.run.versions.sandbox_report", lambda: ["sandbox: not tried"])  # takes seconds
+    lines = run_cli("--version", "--full").out.splitlines()
+    assert {"turnwise", "python", "torch", "gpu"} <= {line.split()[0] for line in lines}
+
+
+def test_version_refuses_other_options(run_cli) -> None:
+    outcome = run_cli("--version", "--ful")
+    assert (outcome.code, outcome.err) == (2, "turnwise: Unexpected --ful: --version takes only --full\n")
 
 
 def raising(error: BaseException):

@@ -63,8 +63,8 @@ def test_index_reports_skipped_files(folder: Path, capsys: pytest.CaptureFixture
         ("index docs --to x --query-prefix q:", "give --dense MODEL"),
         ("index docs --to x --dense nowhere", "no encoder nowhere"),
         ("search docs owl", "docs is not a search index"),
-        ("search docs", "Give a query, or --serve"),
-        ("search docs owl --serve", "Give a query, or --serve"),
+        ("search docs", "Give a query, `turnwise search INDEX QUERY`, or --serve"),
+        ("search docs owl --serve", "Give a query, `turnwise search INDEX QUERY`, or --serve"),
         ("search docs owl --top 0", "--top 0: must be from 1"),
     ],
 )

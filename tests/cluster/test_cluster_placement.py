@@ -8,7 +8,7 @@ from turnwise.core.errors import UserError
 
 
 def test_placement_colocated_pairs_share_a_bundle() -> None:
-    plan = plan_placement(ClusterConfig(engines=2, learners=3), has_gpus=True)
+    plan = plan_placement(ClusterConfig(engines=2, learners=3), gpus_per_engine=1)
     assert plan.bundles == ({"CPU": 1.0, "GPU": 1.0},) * 3
     assert [slot.bundle for slot in plan.engines] == [0, 1]
     assert [slot.bundle for slot in plan.learners] == [0, 1, 2]
@@ -17,23 +17,25 @@ def test_placement_colocated_pairs_share_a_bundle() -> None:
 
 
 def test_placement_disaggregated_gives_each_actor_a_bundle() -> None:
-    settings = ClusterConfig(engines=1, learners=2, placement="disaggregated", gpus_per_engine=2, cpus=4)
-    plan = plan_placement(settings, has_gpus=True)
+    settings = ClusterConfig(engines=1, learners=2, placement="disaggregated", cpus=4)
+    plan = plan_placement(settings, gpus_per_engine=2)
     assert plan.bundles == ({"CPU": 4.0, "GPU": 2.0}, {"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0, "GPU": 1.0})
     assert [slot.bundle for slot in (*plan.engines, *plan.learners)] == [0, 1, 2]
     assert plan.engines[0].threads == 4
 
 
 def test_placement_gives_each_environment_worker_a_cpu() -> None:
-    plan = plan_placement(ClusterConfig(engines=1, learners=1, env_workers=2, cpus=4), has_gpus=True)
+    plan = plan_placement(ClusterConfig(engines=1, learners=1, env_workers=2, cpus=4), gpus_per_engine=1)
     assert plan.bundles == ({"CPU": 4.0, "GPU": 1.0}, {"CPU": 1.0}, {"CPU": 1.0})
     assert plan.env_workers == (ActorSlot(bundle=1, cpus=1, gpus=0), ActorSlot(bundle=2, cpus=1, gpus=0))
-    assert plan_placement(ClusterConfig(env_workers=1), has_gpus=True).bundles == ({"CPU": 1.0},)
+    assert plan_placement(ClusterConfig(env_workers=1), gpus_per_engine=1).bundles == ({"CPU": 1.0},)
 
 
 def test_placement_without_gpus_asks_for_none() -> None:
-    plan = plan_placement(ClusterConfig(engines=2), has_gpus=False)
-    assert plan.bundles == ({"CPU": 1.0},) * 2
+    for settings in (ClusterConfig(engines=2), ClusterConfig(engines=1, learners=2)):
+        plan = plan_placement(settings, gpus_per_engine=0)
+        assert plan.bundles == ({"CPU": 1.0},) * 2
+        assert not any(slot.gpus for slot in (*plan.engines, *plan.learners))
 
 
 def test_count_placeable_places_large_bundles_first() -> None:
@@ -46,7 +48,7 @@ def test_count_placeable_places_large_bundles_first() -> None:
 
 def test_capacity_error_names_needs_and_nodes() -> None:
     settings = ClusterConfig(engines=2, learners=2, placement="disaggregated")
-    plan = plan_placement(settings, has_gpus=True)
+    plan = plan_placement(settings, gpus_per_engine=1)
     nodes = {"10.0.0.1:6379": {"CPU": 8.0, "GPU": 2.0}, "10.0.0.2:6379": {"CPU": 8.0}}
     with pytest.raises(UserError) as error:
         check_capacity(settings, plan, nodes)
@@ -58,10 +60,10 @@ def test_capacity_error_names_needs_and_nodes() -> None:
     with pytest.raises(
         UserError, match=r"and cluster\.env_workers 20 need 4 x \(1 CPU, 1 GPU\) and 20 x \(1 CPU, 0 GPU"
     ):
-        check_capacity(settings, plan_placement(settings, has_gpus=True), nodes)
+        check_capacity(settings, plan_placement(settings, gpus_per_engine=1), nodes)
     settings = settings.model_copy(update={"env_workers": 0})
     check_capacity(
         settings.model_copy(update={"placement": "colocated"}),
-        plan_placement(settings.model_copy(update={"placement": "colocated"}), has_gpus=True),
+        plan_placement(settings.model_copy(update={"placement": "colocated"}), gpus_per_engine=1),
         nodes,
     )

@@ -25,7 +25,7 @@ from turnwise.cluster.local_ray import find_targets
 from turnwise.cluster.session import open_session
 from turnwise.config.resources import ClusterConfig
 
-with open_session(ClusterConfig(engines=1, cpus=1), uses_gpus=False, advice="Resume with: this"):
+with open_session(ClusterConfig(engines=1, cpus=1), gpus_per_engine=0, advice="Resume with: this"):
     print(json.dumps(find_targets(is_own=True)), flush=True)
     while sys.argv[1] == "wait":
         ray.put(b"x" * 1_000_000)  # Ray ends a process that does this without a raylet

@@ -16,8 +16,9 @@ from slow_lake_for_tests import GATE, SlowLake, open_gate
 
 from ray_nodes_for_tests import NODE
 from runs_for_tests import small
+from turnwise.algos.critics import HeadCriticSettings
 from turnwise.config.resources import ClusterConfig
-from turnwise.config.schema import Config, CriticConfig
+from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.learner import Needs
 from turnwise.core.task import Task
@@ -213,7 +214,7 @@ def test_publish_during_episodes_labels_tokens_with_both_versions(world: World) 
 
 def test_published_value_head_gives_values_with_the_tokens(world: World) -> None:
     tasks = world.tasks(2, step=3)
-    learner = build_learner(world.config.model_copy(update={"critic": CriticConfig(kind="head")}), world.loaded.model)
+    learner = build_learner(world.config.model_copy(update={"critic": HeadCriticSettings()}), world.loaded.model)
     with torch.no_grad():
         for number, parameter in enumerate(learner.value_head().values()):
             parameter.fill_(0.01 * (number + 1))
@@ -232,12 +233,13 @@ def test_published_value_head_gives_values_with_the_tokens(world: World) -> None
     torch.testing.assert_close(torch.cat(sampled), torch.cat(scores["values"]), atol=1e-4, rtol=0)
 
 
-def test_session_reports_missing_node_resources(ray_cluster: Any) -> None:
-    from turnwise.cluster.session import open_session
+def test_session_reports_missing_node_resources(ray_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from turnwise.cluster import session
 
-    settings = ClusterConfig(engines=1, learners=2, placement="disaggregated", cpus=3, wait_s=0.1)
+    settings = ClusterConfig(engines=1, learners=2, placement="disaggregated", cpus=3)
+    monkeypatch.setattr(session, "WAIT_S", 0.1)
     pattern = r"need 3 x \(3 CPU, 0 GPU\), and there is room for 0: [0-9.:]+ has 2 CPU, 0 GPU; "
-    with pytest.raises(UserError, match=pattern), open_session(settings, uses_gpus=False):
+    with pytest.raises(UserError, match=pattern), session.open_session(settings, gpus_per_engine=0):
         pass
 
 

@@ -29,13 +29,13 @@ def value_of(key: str, text: str) -> Any:
         ("algo.loss.clip-high", "0.3", 0.3),
         ("train.learning_rate", "3e-4", 3e-4),
         ("train.steps", "1_000", 1000),
-        ("checkpoint.keep_best", "false", False),
+        ("sft.think", "false", False),
         ("algo.loss.dual_clip", "none", None),
         ("algo.loss.dual_clip", "null", None),
         ("train.max_minutes", "2.5", 2.5),
         ("algo.kl_estimator", "k1", "k1"),
-        ("train.optimizer.betas", "0.8,0.9", (0.8, 0.9)),
-        ("train.optimizer.betas", "[0.8, 0.9]", (0.8, 0.9)),
+        ("reward.weights", "0.8", (0.8,)),
+        ("reward.weights", "[0.8]", (0.8,)),
         ("rollout.stop", "END, STOP", ("END", "STOP")),
         ("rollout.stop", r'["\n", "a,b"]', ("\n", "a,b")),
         ("rollout.stop", "", ()),
@@ -90,8 +90,8 @@ def test_last_override_counts_and_leaves_the_settings_unchanged() -> None:
 
 
 def test_override_value_that_is_not_text_is_unchanged() -> None:
-    assert build({}, [("train.optimizer.betas", (0.5, 0.6)), ("algo.loss.dual_clip", None)]) == build(
-        {"train": {"optimizer": {"betas": [0.5, 0.6]}}, "algo": {"loss": {"dual_clip": None}}}
+    assert build({}, [("reward.weights", (0.5,)), ("algo.loss.dual_clip", None)]) == build(
+        {"reward": {"weights": [0.5]}, "algo": {"loss": {"dual_clip": None}}}
     )
 
 
@@ -117,21 +117,15 @@ def complaint(*overrides: tuple[str, Any], settings: dict[str, Any] | None = Non
         ("train.epoch", "1", 'unknown key train.epoch: did you mean "train.epochs"?'),
         ("zzzz", "1", "unknown key zzzz: `turnwise train --help-all` lists them"),
         ("algo", "1", "algo is a section: give one of its keys, such as algo.estimator"),
-        ("curriculum.memory", "1.5", "curriculum.memory = 1.5: must be a number from 0 to 1"),
+        ("train.betas", "0.9,0.99", "train.betas no longer exists. The betas of AdamW are 0.9 and 0.95."),
         ("train.steps", "0", "train.steps = 0: must be a whole number of 1 or more"),
         ("rollout.groups", "2.5", "rollout.groups = 2.5: must be a whole number of 1 or more"),
         ("train.learning_rate", "fast", "train.learning_rate = fast: must be a number above 0 and at most 1"),
         ("train.learning_rate", "inf", "train.learning_rate = inf: must be a number above 0 and at most 1"),
         ("eval.top_p", "0", "eval.top_p = 0: must be a number above 0 and at most 1"),
-        ("sft.held_out", "1", "sft.held_out = 1: must be a number of 0 or more and below 1"),
-        ("checkpoint.keep_best", "maybe", "checkpoint.keep_best = maybe: must be true or false"),
+        ("sft.think", "maybe", "sft.think = maybe: must be true or false"),
         ("algo.old_logprobs", "x", "algo.old_logprobs = x: must be one of sampler, learner"),
         ("algo.loss.dual_clip", "0.5", "algo.loss.dual_clip = 0.5: must be a number above 1, or none"),
-        (
-            "train.optimizer.betas",
-            "0.9,2",
-            "train.optimizer.betas = 2: must be 2 values: each a number of 0 or more and below 1",
-        ),
         (
             "rollout.stop",
             "[1, 2]",
@@ -212,7 +206,7 @@ def test_long_value_is_shortened_in_the_message() -> None:
 def test_override_inside_a_value_is_rejected() -> None:
     settings = {"env": {"params": {"size": 4}}}
     assert complaint(("env.params.size.x", "1"), settings=settings) == (
-        "env.params.size.x cannot be set: env.params.size is a value, not a table"
+        "env.params.size.x cannot be set: env.params.size is a value, not a table."
     )
 
 

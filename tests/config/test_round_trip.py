@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from turnwise.algos.losses import Ppo
-from turnwise.config.keys import FREE_TABLES, Key, all_keys, describe, difference, read_options, show_value
+from turnwise.config.keys import FREE_TABLES, Key, all_keys, describe, difference, show_value
 from turnwise.config.load import build, read_run, read_settings, to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
@@ -18,10 +18,11 @@ from turnwise.files.run_folders import find_run_folder
 from turnwise.rewards.judge.settings import JudgeSettings
 from turnwise.run.configure import configure
 from turnwise.run.evaluation.plan import saved_models
+from turnwise.settings.options import read_options
 
 DEPENDENT_KEYS = {
-    *("rollout.max_tokens", "rollout.max_new_tokens", "diagnose.rollback", "reward.weights", "agent.function"),
-    *("algo.kl_target", "algo.kl_estimator", "cluster.gpus_per_engine", "cluster.gpus_per_learner"),
+    *("rollout.max_tokens", "rollout.max_new_tokens", "reward.weights", "reward.functions"),
+    *("algo.kl_target", "algo.kl_estimator", "algo.entropy_target"),
 }
 
 unicode_text = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
@@ -73,6 +74,8 @@ STRATEGIES: dict[str, Any] = {name: st.sampled_from(kinds) for name, kinds in KI
     "algo.filter": st.sampled_from(["none", "top_p", "quarter"]),
     "algo.correction": st.sampled_from(["none", "masked"]),
     "algo.rejection": st.sampled_from(["none", "sequence"]),
+    "selfplay.opponent": st.sampled_from(["none", "past"]),
+    "agent": st.just("none"),
     "env.mix": st.dictionaries(unicode_text, weights | mixed, max_size=3),
 }
 """Strategies of settings that are stricter than their JSON schema."""
@@ -91,7 +94,7 @@ def config_of(pairs: list[tuple[Key, Any]]) -> Config:
         for part in key.section.split(".") if key.section else []:
             table = table.setdefault(part, {})
         table[key.last] = value
-    if settings.get("context", {}).get("mode") == "summary":
+    if settings.get("context") == "summary":
         settings.get("rollout", {}).pop("prefix", None)  # rejected together
     return build(settings)
 
@@ -162,9 +165,9 @@ def test_to_toml_rejects_invalid_unicode() -> None:
 def test_read_settings_reports_a_missing_or_broken_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"missing\.toml does not exist"):
         read_settings(tmp_path / "missing.toml")
-    for content in (b"algo = [", b"\xff\xfe"):
+    for content, problem in ((b"algo = [", "valid TOML"), (b"\xff\xfe", "UTF-8 text")):
         (tmp_path / "broken.toml").write_bytes(content)
-        with pytest.raises(UserError, match=r"broken\.toml is not valid TOML"):
+        with pytest.raises(UserError, match=rf"broken\.toml is not {problem}"):
             read_settings(tmp_path / "broken.toml")
 
 
@@ -190,21 +193,24 @@ def test_to_toml_keeps_none_in_tables_of_judges(tmp_path: Path, judge: dict[str,
     assert json.dumps(read) == json.dumps([judge])
 
 
-def test_read_saved_settings_drops_retired_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Earlier versions wrote these keys into every file that they saved."""
+def test_read_saved_settings_drops_removed_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Earlier versions wrote these keys into every file that they saved. Values that all runs have now need no note."""
     old = to_toml(build({"env": {"kind": "bandit"}})).replace("[system]", "[system]\ndeterministic = true")
-    old = old.replace("[rollout]", "[rollout]\ntop_p = 1.0\ntop_k = 0")
+    old = old.replace("[rollout]", "[rollout]\ntop_p = 0.9\ntop_k = 0").replace(
+        "[train]", "[train]\nbetas = [0.9, 0.95]"
+    )
     run, models = tmp_path / "run", tmp_path / "evaluation" / "models"
     for file in (run / "config.toml", models / "tiny.toml"):
         file.parent.mkdir(parents=True)
         file.write_text(old)
-    assert configure(resume=str(run)).env.kind == "bandit"
     assert configure(start_from=str(run)).env.kind == "bandit"
+    with pytest.raises(UserError, match="was made by an older version"):
+        configure(resume=str(run))
     plan = {"models": [{"name": "tiny", "label": "tiny", "source": "tiny"}]}
     assert saved_models(models.parent, plan)[0].config.env.kind == "bandit"
     notes = [record.getMessage() for record in caplog.records]
     assert notes == [
-        f"note: ignored settings that no longer exist in {file}: system.deterministic, rollout.top_p, rollout.top_k"
+        f"note: ignored settings that no longer exist in {file}: rollout.top_p"
         for file in (run / "config.toml", models / "tiny.toml")
     ]
 
@@ -218,15 +224,15 @@ def test_unknown_key_of_a_run_names_the_file_and_its_version(tmp_path: Path, pro
     (tmp_path / "config.toml").write_text(newer)
     (tmp_path / "provenance.json").write_text(provenance)
     message = (
-        rf"config\.toml has the setting algo\.warp, which turnwise [\d.]+ does not know\. {writer}\. Use that version"
+        rf"config\.toml has the setting algo\.warp, which turnwise \S+ does not know\. {writer}\. Use that version"
     )
     with pytest.raises(UserError, match=message):
         configure(resume=str(tmp_path))
 
 
-def test_retired_keys_in_a_users_file_are_rejected(tmp_path: Path) -> None:
+def test_removed_keys_in_a_users_file_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('env.kind = "bandit"\n[system]\ndeterministic = true\n')
-    with pytest.raises(UserError, match=r"unknown key system\.deterministic"):
+    with pytest.raises(UserError, match=r"system\.deterministic no longer exists\. Equal seeds"):
         configure(str(tmp_path / "mine.toml"))
 
 
@@ -238,8 +244,11 @@ def test_retired_keys_in_a_users_file_are_rejected(tmp_path: Path) -> None:
             "train.steps is a text in quotes: must be a whole number of 1 or more, without quotes",
         ),
         ('[algo.loss]\nclip_high = "0.3"', "algo.loss.clip_high is a text in quotes: must be a number"),
-        ('[diagnose]\nalarms = "true"', "diagnose.alarms is a text in quotes: must be true or false"),
-        ('[train.optimizer]\nbetas = [0.9, "0.95"]', "train.optimizer.betas.1 is a text in quotes: must be 2 values"),
+        ('[sft]\nthink = "true"', "sft.think is a text in quotes: must be true or false"),
+        (
+            '[reward]\nfunctions = ["a.py:f"]\nweights = [0.9, "0.95"]',
+            "reward.weights.1 is a text in quotes: must be a list of a number",
+        ),
     ],
 )
 def test_quoted_numbers_in_a_file_are_errors(text: str, complaint: str, tmp_path: Path) -> None:
@@ -251,15 +260,15 @@ def test_quoted_numbers_in_a_file_are_errors(text: str, complaint: str, tmp_path
 
 
 def test_overrides_stay_text_that_is_parsed(tmp_path: Path) -> None:
-    settings = {"train": {"steps": "8", "optimizer": {"betas": ["0.9", "0.9"]}}}
-    config = build(settings, [("train.steps", "9"), ("train.optimizer.betas", "0.8,0.9")])
-    assert config.train.steps == 9 and config.train.optimizer.betas == (0.8, 0.9)
+    settings = {"train": {"steps": "8"}, "reward": {"weights": ["0.9"]}}
+    config = build(settings, [("train.steps", "9"), ("reward.weights", "0.8")])
+    assert config.train.steps == 9 and config.reward.weights == (0.8,)
 
 
 def test_check_params_rejects_quoted_numbers() -> None:
     spec = load_spec("frozen_lake")
     assert spec.check_params({"size": 6})["size"] == 6
-    with pytest.raises(UserError, match=r"^env\.params\.size is a text in quotes: give the value without quotes$"):
+    with pytest.raises(UserError, match=r"^env\.params\.size is a text in quotes: give the value without quotes\.$"):
         spec.check_params({"size": "6"})
 
 
@@ -267,5 +276,5 @@ def test_read_options_rejects_quoted_numbers() -> None:
     judge = {"model": "m", "rubric": "r"}
     assert read_options(JudgeSettings, judge | {"max_tokens": 8}, "a judge").max_tokens == 8
     for options in ({"max_tokens": "8"}, {"scale": [0, "1"]}):
-        with pytest.raises(UserError, match=r"^a judge, (max_tokens|scale\.1): give the value without quotes$"):
+        with pytest.raises(UserError, match=r"^a judge, (max_tokens|scale\.1): give the value without quotes\.$"):
             read_options(JudgeSettings, judge | options, "a judge")

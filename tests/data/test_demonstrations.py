@@ -2,9 +2,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from episodes_for_tests import renderer
-from turnwise.core.messages import system, user
+from turnwise.core.messages import Exchange, system, user
 from turnwise.core.trajectory import Stop
-from turnwise.data.demonstrations import Exchange, build_demonstration
+from turnwise.data.demonstrations import build_demonstration
 
 
 def test_demonstration_trains_answers_and_their_ends_only() -> None:

@@ -85,7 +85,7 @@ def test_pack_train_keeps_values_with_their_tokens(given: list[Trajectory], with
         unpack(packed.batch, packed.turn_ids),
         strict=True,
     ):
-        assert torch.equal(logprobs, each.sample.logprobs[each.sample.mask])
+        assert torch.equal(logprobs, each.sample.sampler_logprobs[each.sample.mask])
         assert torch.equal(turn_ids, each.sample.turn_ids[each.sample.mask])
 
 

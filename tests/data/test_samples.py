@@ -21,7 +21,7 @@ def test_samples_of_three_turns_in_two_segments() -> None:
     assert first.ids.tolist() == [10, 11, 20, 21, 12, 22]
     assert first.mask.tolist() == [False, False, True, True, False, True]
     assert first.turn_ids.tolist() == [-1, -1, 0, 0, -1, 1]
-    assert first.logprobs.tolist() == [0.0, 0.0, -0.5, -1.5, 0.0, -2.5]
+    assert first.sampler_logprobs.tolist() == [0.0, 0.0, -0.5, -1.5, 0.0, -2.5]
     torch.testing.assert_close(first.temperatures, torch.tensor([1.0, 1.0, 0.7, 0.7, 1.0, 0.7]))
     assert second.ids.tolist() == [13, 14, 15, 23, 24]
     assert second.turn_ids.tolist() == [-1, -1, -1, 2, 2]
@@ -46,7 +46,7 @@ def test_each_sampled_token_is_in_exactly_one_sample(given: list[Trajectory]) ->
         seen: Counter = Counter()
         for at in sample.mask.nonzero().squeeze(1).tolist():
             number = int(sample.turn_ids[at])
-            values = (int(sample.ids[at]), float(sample.logprobs[at]), float(sample.temperatures[at]))
+            values = (int(sample.ids[at]), float(sample.sampler_logprobs[at]), float(sample.temperatures[at]))
             found[sample.trajectory, number, seen[number], *values] += 1
             seen[number] += 1
     assert found == expected
@@ -64,10 +64,12 @@ def test_sample_ids_are_the_concatenated_turns(given: list[Trajectory]) -> None:
                 m for turn in segment.turns for m in (*[False] * len(turn.context_ids), *[True] * len(turn.action_ids))
             ]
             assert sample.mask.tolist() == mask
-            lengths = {len(each) for each in (sample.mask, sample.turn_ids, sample.logprobs, sample.temperatures)}
+            lengths = {
+                len(each) for each in (sample.mask, sample.turn_ids, sample.sampler_logprobs, sample.temperatures)
+            }
             assert lengths == {len(sample)}
             outside = ~sample.mask
             assert (sample.turn_ids[outside] == -1).all()
-            assert (sample.logprobs[outside] == 0).all()
+            assert (sample.sampler_logprobs[outside] == 0).all()
             assert (sample.temperatures[outside] == 1).all()
     assert next(samples, None) is None

@@ -4,10 +4,10 @@ import pytest
 from test_packing import rows_of
 
 from episodes_for_tests import renderer, trajectory_of, turn_of
-from turnwise.core.messages import system, user
+from turnwise.core.messages import Exchange, system, user
 from turnwise.core.samples import Sample
 from turnwise.core.trajectory import Stop
-from turnwise.data.demonstrations import Exchange, build_demonstration
+from turnwise.data.demonstrations import build_demonstration
 from turnwise.data.packing import SHORTEST_PREFIX, micro_batches, pack
 from turnwise.data.samples import build_samples
 

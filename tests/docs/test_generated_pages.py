@@ -13,6 +13,7 @@ from turnwise.config.keys import all_keys
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("configuration.md", "commands.md", "python-api.md", "metrics.md")
+ALGORITHMS = sorted(str(page.relative_to(DOCS)) for page in (DOCS / "algorithms").glob("*.md"))
 
 
 @pytest.fixture
@@ -42,8 +43,14 @@ def test_generated_page_describes_every_entry(page: str) -> None:
     assert [row for row in rows if not row.endswith("|")] == []  # a line break would end the table
 
 
+@pytest.mark.parametrize("page", ALGORITHMS)
+def test_settings_of_algorithms_are_up_to_date(generate: ModuleType, page: str) -> None:
+    assert read(page) == generate.fill_settings(read(page)), f"docs/{page} is stale: run `make docs`"
+
+
 def test_pages_list_every_setting_command_and_public_name() -> None:
-    listed = re.findall(r"^\| `([\w.]+)` \| .* \| .* \|", read("configuration.md"), re.MULTILINE)
+    tables = "\n".join(map(read, ["configuration.md", *ALGORITHMS]))
+    listed = re.findall(r"^\| `([\w.]+)` \| .* \| .* \|", tables, re.MULTILINE)
     assert [name for name in all_keys() if name not in listed] == []
     assert re.findall(r"^## turnwise (\w+)$", read("commands.md"), re.MULTILINE) == list(COMMANDS)
     assert sorted(re.findall(r"^### tw\.(\w+)$", read("python-api.md"), re.MULTILINE)) == sorted(tw.PUBLIC)

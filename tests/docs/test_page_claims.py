@@ -35,9 +35,9 @@ CURVES = {
     "algo.correction": CORRECTIONS,
     "algo.filter": FILTERS,
     "algo.normalise": NORMALISATIONS,
-    "context.mode": ("full", "window", "turn", "summary"),
+    "context": ("full", "window", "turn", "summary"),
 }
-"""Settings whose names each have a curve in docs/algorithms.md; methods for stored episodes are in docs/offline.md."""
+"""Settings whose names each have a curve in docs/results/; those for stored episodes are in docs/results/offline.md."""
 
 
 def text_of(page: str) -> str:
@@ -45,7 +45,8 @@ def text_of(page: str) -> str:
 
 
 def comparisons() -> list[str]:
-    return re.findall(r"^python benchmarks/algorithms.py (.* -- .*)$", text_of("algorithms.md"), flags=re.MULTILINE)
+    pages = "\n".join(text_of(f"results/{page.name}") for page in sorted((DOCS / "results").glob("*.md")))
+    return re.findall(r"^python benchmarks/algorithms.py (.* -- .*)$", pages, flags=re.MULTILINE)
 
 
 def test_concepts_page_lists_every_column_of_the_progress_line_once() -> None:
@@ -53,7 +54,7 @@ def test_concepts_page_lists_every_column_of_the_progress_line_once() -> None:
     assert sorted(rows) == sorted((metric.line[0], metric.name) for metric in COLUMNS if metric.line)
 
 
-def test_algorithms_page_has_comparisons() -> None:
+def test_results_have_comparisons() -> None:
     assert len(comparisons()) == 8
 
 
@@ -75,15 +76,15 @@ def test_every_algorithm_has_a_curve() -> None:
             values, picture = (re.search(rf"--{option} (\S+)", command)[1] for option in ("values", "picture"))
             titles = {text.text for text in ElementTree.parse(ROOT / picture).iter("{http://www.w3.org/2000/svg}text")}
             drawn |= set(values.split(",")) & titles
-        assert set(names) <= drawn, f"{setting}: run the command of docs/algorithms.md for {set(names) - drawn}"
+        assert set(names) <= drawn, f"{setting}: run the command of docs/results/ for {set(names) - drawn}"
 
 
-@pytest.mark.parametrize("page", ["algorithms.md", "cases.md"])
+@pytest.mark.parametrize("page", ["results/advantages.md", "cases.md"])
 def test_curves_are_well_formed(page: str) -> None:
     pictures = [link for link in links_of(DOCS / page) if link.endswith(".svg")]
     assert pictures
     for picture in pictures:
-        assert ElementTree.parse(DOCS / picture).getroot().tag.endswith("svg"), picture
+        assert ElementTree.parse((DOCS / page).parent / picture).getroot().tag.endswith("svg"), picture
 
 
 @pytest.mark.parametrize(

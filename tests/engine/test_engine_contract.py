@@ -13,8 +13,12 @@ from talks_for_tests import make_engine, prompt, text_of
 from turnwise.core.protocols import Completion, Engine, Sampling
 from turnwise.engine.options import EngineOptions
 from turnwise.engine.scripted import ScriptedEngine
+from turnwise.engine.vllm.engine import VllmEngine
+from turnwise.engine.vllm.server import ServerReplica
+from turnwise.engine.vllm.weights import FilePublisher
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.testing import check_engine, check_policy
+from vllm_server_for_tests import FakeVllm, fake_vllm
 
 PROMPT, REPLY = prompt(1, 12), prompt(2, 5)
 
@@ -49,6 +53,28 @@ def check(make: Callable[[], Engine]) -> None:
 )
 def test_engine_keeps_the_contract(make: Callable[[], Engine]) -> None:
     check(make)
+
+
+def reply_of_weights(server: FakeVllm, body: dict[str, Any]) -> list[int]:
+    """Return tokens that depend on the context and on the weights that were loaded."""
+    shift = round(100 * sum(float(tensor.sum()) for tensor in server.weights.values()))
+    return [(sum(body["token_ids"]) + shift) % 9 + 2, 1]
+
+
+def test_vllm_engine_keeps_the_contract_with_a_fake_server() -> None:
+    """`tests/vllm` puts the engine with the real vLLM through the contract."""
+    weights, others = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    for model, value in ((weights, 0.01), (others, 0.02)):  # of which `reply_of_weights` samples different tokens
+        for parameter in model.parameters():
+            torch.nn.init.constant_(parameter, value)
+    with fake_vllm(lambda body: reply_of_weights(server, body)) as server:
+
+        def make() -> Engine:
+            server.weights, server.version = dict(weights.named_parameters()), "default"
+            replica = ServerReplica(server.url, max_tokens=64)
+            return VllmEngine(weights, [replica], FilePublisher(weights), stop_ids=[1], decode=text_of)
+
+        check_engine(make, PROMPT, REPLY, weights=weights, others=others)
 
 
 def test_scripted_engine_keeps_the_contract_of_policies() -> None:

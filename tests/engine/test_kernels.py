@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.core.protocols import Sampling
-from turnwise.engine.native import kernels
-from turnwise.engine.native.attention import KVCache, QueryRow, SlotPlan, torch_attention
-from turnwise.engine.native.sampling import SamplingBatch, SamplingTensors, sample, sample_batch, uniforms
+from turnwise.engine.cpu import kernels
+from turnwise.engine.cpu.attention import KVCache, QueryRow, SlotPlan, torch_attention
+from turnwise.engine.cpu.sampling import SamplingBatch, SamplingTensors, sample, sample_batch, uniforms
 from turnwise.models.attention.interface import AttentionCall
 from turnwise.run.doctor import check_machine
 
@@ -177,12 +177,17 @@ def test_sampling_batch_adds_consecutive_rows_and_counters() -> None:
     assert sample_batch(logits, draws) == sample_batch(logits, each)
 
 
-def test_missing_compiler_falls_back_to_torch_and_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_compiler_falls_back_to_torch_and_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr("turnwise.run.doctor.sandbox_report", lambda: ["sandbox: none"])  # which takes seconds
     kernels.optional_kernels.cache_clear()
-    assert kernels.optional_kernels() is None
+    assert [kernels.optional_kernels() for _ in range(3)] == [None] * 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "note: no C compiler on the path: episodes on the CPU take longer without compiled kernels; install gcc"
+    ]
     (finding,) = [each for each in check_machine(tmp_path) if each.name == "kernels"]
     assert "no C compiler" in finding.found and finding.fix and not finding.required
     kernels.optional_kernels.cache_clear()

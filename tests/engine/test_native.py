@@ -20,7 +20,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     """Run with the C kernels, if there is a compiler, and without."""
     if request.param == "torch":
         for module in ("attention", "sampling"):
-            monkeypatch.setattr(f"turnwise.engine.native.{module}.optional_kernels", lambda: None)
+            monkeypatch.setattr(f"turnwise.engine.cpu.{module}.optional_kernels", lambda: None)
 
 
 @pytest.mark.usefixtures("way")
@@ -67,7 +67,7 @@ def test_native_cache_that_does_not_fit_is_refused_with_the_setting(monkeypatch:
 
     def run_with(*free: int | None) -> None:
         """`free`: memory that is available for the first turn, and when the cache grows."""
-        monkeypatch.setattr("turnwise.engine.native.attention.available_memory", iter(free).__next__)
+        monkeypatch.setattr("turnwise.engine.cpu.attention.available_memory", iter(free).__next__)
         run_talks(make_engine(slots=100), talks, Sampling(max_tokens=2))
 
     run_with(None, None)

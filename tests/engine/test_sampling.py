@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from turnwise.core.protocols import Sampling
-from turnwise.engine.native.sampling import SamplingTensors, sample, truncate, uniforms
+from turnwise.engine.cpu.sampling import SamplingTensors, sample, truncate, uniforms
 
 
 def draws(logits: torch.Tensor, setting: Sampling, count: int = 40_000) -> torch.Tensor:

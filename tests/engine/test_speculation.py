@@ -7,9 +7,9 @@ import torch
 from models_for_tests import FAMILIES, random_model
 from talks_for_tests import STOP_ID, full_forward_logprobs, key, make_engine, prompt, run_talks
 from turnwise.core.protocols import Completion, Sampling
-from turnwise.engine.native import runner
+from turnwise.engine.cpu import runner
+from turnwise.engine.cpu.sampling import MAX_DRAFT_TOKENS, NgramDrafter, min_draft_probability
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.engine.native.sampling import MAX_DRAFT_TOKENS, NgramDrafter, min_draft_probability
 
 NEVER, ALWAYS = 2.0, 0.0
 GREEDY = Sampling(max_tokens=20, temperature=0.0)

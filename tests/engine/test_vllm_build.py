@@ -10,9 +10,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from turnwise.config.resources import EngineConfig
 from turnwise.core.errors import UserError
-from turnwise.engine.engines import ENGINES
+from turnwise.engine.engines import Native, Vllm
 from turnwise.engine.options import EngineOptions
 from turnwise.engine.vllm import build
 from turnwise.engine.vllm.weights import FilePublisher, adapter_layers, merge_adapter, name_in_vllm, wrapped_layers
@@ -20,7 +19,7 @@ from turnwise.models.loading.lora import LoraSettings, add_lora, load_adapter
 from turnwise.models.loading.tiny import tiny_model, tiny_tokenizer
 from turnwise.render.renderer import Renderer
 
-VLLM = EngineConfig(kind="vllm")
+VLLM = Vllm()
 
 
 @pytest.fixture
@@ -37,32 +36,32 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_missing_vllm_is_an_error_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "installed_vllm", lambda: None)
     with pytest.raises(UserError, match=r"needs vLLM, which is not installed\. Run `pip install vllm`"):
-        ENGINES["vllm"].check(VLLM)
-    ENGINES["vllm"].check(EngineConfig(kind="vllm", urls=("http://localhost:8000",)))
-    ENGINES["native"].check(EngineConfig())
+        VLLM.check()
+    Vllm(urls=("http://localhost:8000",)).check()
+    Native().check()
 
 
 @pytest.mark.parametrize("version", ["0.25.3", "0.33.0", "1.0"])
 def test_unknown_version_of_vllm_is_an_error(installed: Any, version: str) -> None:
     installed(version)
     with pytest.raises(UserError, match=rf"works with vLLM 0\.26 to 0\.32, and {version} is installed"):
-        ENGINES["vllm"].check(VLLM)
+        VLLM.check()
 
 
 def test_versions_that_vllm_does_not_accept_are_an_error(installed: Any) -> None:
     installed("0.32.0", f"torch=={torch.__version__.partition('+')[0]}", "transformers>=4", "numpy<1")
-    ENGINES["vllm"].check(VLLM)
+    VLLM.check()
     installed("0.32.0", "torch==1.0; sys_platform == 'never'", 'torch==1.0; extra == "old"', "transformers<5")
     with pytest.raises(UserError, match=r"vllm 0\.32\.0 needs transformers<5, and .* is installed"):
-        ENGINES["vllm"].check(VLLM)
+        VLLM.check()
 
 
 def test_vllm_on_a_gpu_without_ray_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "device_of", lambda model: torch.device("cuda"))
     monkeypatch.setattr(build, "find_spec", lambda name: None)
-    options = EngineOptions(slots=1, max_tokens=64, settings=VLLM)
+    options = EngineOptions(slots=1, max_tokens=64)
     with pytest.raises(UserError, match=r"needs Ray.* Run `pip install 'turnwise\[ray\]'`"):
-        build.build_vllm(tiny_model(), Renderer(tiny_tokenizer()), options)
+        VLLM.build(tiny_model(), Renderer(tiny_tokenizer()), options)
 
 
 def test_model_that_vllm_cannot_run_is_an_error(installed: Any) -> None:
@@ -70,9 +69,9 @@ def test_model_that_vllm_cannot_run_is_an_error(installed: Any) -> None:
     tokenizer = tiny_tokenizer()
     renderer = Renderer(tokenizer, (tokenizer.eos_token_id,), "")
     with pytest.raises(UserError, match="has no heads of size 16"):
-        ENGINES["vllm"].build(tiny_model(), renderer, EngineOptions(slots=4, max_tokens=64, settings=VLLM))
+        VLLM.build(tiny_model(), renderer, EngineOptions(slots=4, max_tokens=64))
     with pytest.raises(UserError, match=r"rollout\.max_tokens 5000 is more than the 4096 positions"):
-        ENGINES["vllm"].build(tiny_model(), renderer, EngineOptions(slots=4, max_tokens=5000, settings=VLLM))
+        VLLM.build(tiny_model(), renderer, EngineOptions(slots=4, max_tokens=5000))
 
 
 @pytest.mark.parametrize(
@@ -119,8 +118,7 @@ def test_cache_on_a_cpu_is_within_the_engines_share_of_free_memory(monkeypatch: 
     tokens_of = build.MemoryEstimate(shape=build.model_shape(model), compiled=False).kv_cache
 
     def cache(slots: int, share: float) -> int:
-        settings = EngineConfig(kind="vllm", gpu_memory_utilization=share)
-        return build._cache_bytes(model, EngineOptions(slots=slots, max_tokens=64, settings=settings))
+        return build._cache_bytes(model, EngineOptions(slots=slots, max_tokens=64), share)
 
     assert cache(4, 1.0) == tokens_of(4 * 64), "what the slots need"
     assert cache(10**6, 0.5) == page * free_pages // 2

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from turnwise.config.resources import EngineConfig
 from turnwise.core.errors import UserError
 from turnwise.core.images import image_token_id
 from turnwise.core.protocols import Sampling
 from turnwise.core.task import EpisodeKey, Task
+from turnwise.engine.engines import Vllm
 from turnwise.engine.options import EngineOptions
 from turnwise.engine.vllm import build
 from turnwise.engine.vllm.engine import VllmEngine
@@ -32,7 +32,7 @@ from turnwise.models.vision.processor import decode_image
 from vision_models_for_tests import png, write_vision_model
 from visual_talks_for_tests import look, renderer_of
 
-SERVER = EngineConfig(kind="vllm", urls=("http://localhost:1",))
+SERVER = Vllm(urls=("http://localhost:1",))
 SIZES = ((40, 24), (16, 16), (24, 40), (8, 8))
 
 
@@ -138,7 +138,7 @@ def test_text_only_requests_have_no_mask() -> None:
 
 
 def build_for_servers(loaded: LoadedModel) -> None:
-    build.build_vllm(loaded.model, renderer_of(loaded), EngineOptions(slots=1, max_tokens=64, settings=SERVER))
+    SERVER.build(loaded.model, renderer_of(loaded), EngineOptions(slots=1, max_tokens=64))
 
 
 def test_servers_refuse_models_that_read_images(loaded: LoadedModel) -> None:
@@ -167,7 +167,7 @@ def test_layouts_cover_every_vision_model() -> None:
 
 
 def test_gemma3_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"does not read images of a gemma3.*Choose engine\.kind native"):
+    with pytest.raises(UserError, match=r"does not read images of a gemma3.*Choose engine native"):
         build_for_servers(load_model(str(write_vision_model("gemma3", tmp_path / "model"))))
 
 
@@ -180,7 +180,7 @@ def test_qwen3_vl_is_refused_without_the_setting_that_vllm_reads(tmp_path: Path)
 
 
 def publisher_of(model: Any, folder: Path) -> Publisher:
-    return build._publisher(model, EngineConfig(kind="vllm", weights_folder=str(folder)))
+    return build._publisher(model, Vllm(weights_folder=str(folder)))
 
 
 def published_tensors(published: PublishedWeights, *, has_frozen: bool = False) -> dict[str, torch.Tensor]:

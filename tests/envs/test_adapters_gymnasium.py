@@ -139,7 +139,7 @@ def test_blackjack_basic_play_beats_random_play() -> None:
 def test_gymnasium_start_states_fit_the_limits() -> None:
     ways = [len(begun(seed, max_turns=9).env.solve()) for seed in range(10)]
     assert max(ways) <= 9 < max(len(begun(seed).env.solve()) for seed in range(10))
-    with pytest.raises(UserError, match=r"^env\.params\.max_turns: .*: raise it$"):
+    with pytest.raises(UserError, match=r"^env\.params\.max_turns: .*: raise it\.$"):
         begun(id="CliffWalking-v1", max_turns=12)
 
 

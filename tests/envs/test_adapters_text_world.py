@@ -91,7 +91,7 @@ def test_text_world_progress_reward_is_optional() -> None:
 @pytest.mark.usefixtures("installed")
 def test_text_world_games_fit_the_limits() -> None:
     assert all(len(begun(seed, max_turns=3).env.solve()) <= 3 for seed in range(3))
-    with pytest.raises(UserError, match=r"^env\.params\.max_turns: .*: raise it$"):
+    with pytest.raises(UserError, match=r"^env\.params\.max_turns: .*: raise it\.$"):
         begun(max_turns=2)
 
 

@@ -91,7 +91,7 @@ def test_splits_share_no_puzzle():
 
 def test_unreachable_targets_raise_an_actionable_error(monkeypatch):
     monkeypatch.setattr("turnwise.envs.countdown.puzzle.GENERATION_ATTEMPTS", 100)
-    with pytest.raises(UserError, match="found no target from 10 to 99: widen the range of targets or raise largest"):
+    with pytest.raises(UserError, match="Found no target from 10 to 99: widen the range of targets or raise largest"):
         generate_puzzle(random_stream(0), fewest=2, most=2, largest=1, targets=(10, 99))
 
 

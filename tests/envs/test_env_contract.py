@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from generators_for_tests import CASES, Case
 
 import turnwise as tw
 from turnwise.core.messages import assistant
+from turnwise.envs.adapters.package_envs import GymnasiumEnv, PackageEnv, ReasoningGymEnv, TextArenaEnv, TextWorldEnv
 from turnwise.envs.registry import spec_of
 from turnwise.envs.seeds import seed_for
 from turnwise.testing import check_env
@@ -21,6 +23,20 @@ def test_environment_keeps_the_contract(case: Case) -> None:
     asyncio.run(runner.start())
     replies = [runner.random_answer(rng) or "<answer>1</answer>" for _ in range(8)]
     check_env(lambda: case.make("train", 0), replies)
+
+
+@pytest.mark.parametrize(
+    "cls", [GymnasiumEnv, ReasoningGymEnv, TextArenaEnv, TextWorldEnv], ids=lambda cls: cls.__name__
+)
+def test_adapter_keeps_the_contract(cls: type[PackageEnv], optional_part: Callable[..., None]) -> None:
+    spec = spec_of(cls)
+    if spec.install_command:
+        optional_part(f"a package is missing: {spec.install_command}", *cls.needs)
+    task = tw.Task(env=spec.name, seed=seed_for("train", 0), params=spec.check_params({}))
+    runner, rng = spec.make(task), random.Random(0)
+    asyncio.run(runner.start())
+    replies = [runner.env.random_answer(rng) or "<answer>7</answer>" for _ in range(4)]
+    check_env(lambda: spec.make(task), replies)
 
 
 class Coins:

@@ -12,7 +12,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.messages import assistant
 from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Task
-from turnwise.envs.catalogue import CATALOGUE, EnvEntry
+from turnwise.envs.catalogue import CATALOGUE, EnvEntry, split_target
 from turnwise.envs.registry import ENVIRONMENTS, load_spec, spec_of
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.text_env import TextEnv, goes_on
@@ -77,10 +77,23 @@ def test_built_in_environments_load_and_start(name):
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_catalogue_agrees_with_the_classes(name):
-    cls = load_spec(name).cls
+    cls, target = load_spec(name).cls, CATALOGUE[name].target
     assert CATALOGUE[name] == EnvEntry(
-        entry_point=f"{cls.__module__}:{cls.__qualname__}", summary=load_spec(name).summary, needs=dict(cls.needs)
+        entry_point=f"{cls.__module__}:{cls.__qualname__}",
+        summary=load_spec(name).summary,
+        needs=dict(cls.needs),
+        target=target,
     )
+    assert not target or target in load_spec(name).params_model.model_fields
+
+
+def test_split_target_reads_the_parameter_after_the_colon() -> None:
+    assert split_target("sokoban") == ("sokoban", {})
+    assert split_target("gymnasium:Taxi-v4") == ("gymnasium", {"id": "Taxi-v4"})
+    assert split_target("gymnasium:my_module:My-v0") == ("gymnasium", {"id": "my_module:My-v0"})
+    assert split_target("reasoning_gym:leg_counting") == ("reasoning_gym", {"task": "leg_counting"})
+    for other in ("gymnasium:", "sokoban:6", "my_env.py:Env", "sokban", ""):
+        assert split_target(other) is None
 
 
 def test_load_spec_loads_a_file_once(coin):
@@ -88,6 +101,14 @@ def test_load_spec_loads_a_file_once(coin):
     assert kind.name == "Coin" and kind.summary == "Say heads."
     assert kind.cls is load_spec(f"{coin}:Coin").cls
     assert opening(kind.make(Task(env="Coin", seed=0))) == "Heads or tails?"
+
+
+def test_load_spec_finds_modules_beside_the_file(coin, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (coin.parent / "rules_of_coin.py").write_text('SIDES = ("heads", "tails")')
+    (coin.parent / "json.py").write_text("1 / 0")  # a name of the standard library stays that
+    coin.write_text(f"import json\nfrom rules_of_coin import SIDES\n{FILE}")
+    assert load_spec(f"{coin}:Coin").summary == "Say heads."
 
 
 def test_spec_of_names_the_source_of_a_class(coin):
@@ -124,7 +145,7 @@ class NoAction(Word):
         ("FOLDER/no_such.py:Coin", "no_such.py does not exist"),
         ("FOLDER/my_env.py", "my_env.py:Class"),
         ("FOLDER/my_env.py:Coins", r'did you mean "Coin"\?'),
-        ("FOLDER/my_env.py:Qq", 'no class "Qq"'),
+        ("FOLDER/my_env.py:Qq", 'No class "Qq"'),
         ("FOLDER/my_env.py:NOT_A_CLASS", "is not an environment"),
         ("FOLDER/my_env.py:TextEnv", "is not an environment"),
         ("FOLDER/my_env.py:Half", "lacks step"),
@@ -151,7 +172,11 @@ def test_check_params_returns_plain_json_with_defaults():
 
 @pytest.mark.parametrize(
     ("params", "line"),
-    [({"siz": 5}, 'did you mean "size"'), ({"qqq": 1}, "choose from"), ({"size": 9}, "env.params.size: .*got 9")],
+    [
+        ({"siz": 5}, 'did you mean "size"'),
+        ({"qqq": 1}, "choose from"),
+        ({"size": 9}, "env.params.size = 9: must be less than"),
+    ],
 )
 def test_check_params_explains_errors_in_one_line(params, line):
     with pytest.raises(UserError, match=line) as caught:

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from turnwise.core.random_streams import random_stream
 from turnwise.envs.answers import format_answer
-from turnwise.envs.frozen_lake.env import FrozenLake
-from turnwise.envs.frozen_lake.lake import MOVES, Lake, generate_lake, shortest_path
+from turnwise.envs.frozen_lake.env import MOVES, FrozenLake, Lake, generate_lake, shortest_path
 
 
 def in_turns(actions, per_turn=5):

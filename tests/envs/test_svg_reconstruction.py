@@ -60,8 +60,8 @@ def run(optional_part: Callable[..., NoReturn]) -> Iterator[Run[Any]]:
         yield runner.run
 
 
-def answers() -> SvgRenderer:
-    return shared_renderers(5.0, 256).answers
+def answers(timeout_s: float = 5.0) -> SvgRenderer:
+    return shared_renderers(timeout_s, 256).answers
 
 
 def svg(inside: str, attributes: str = 'viewBox="0 0 64 64"') -> str:
@@ -345,7 +345,7 @@ def test_renderer_of_targets_reads_no_answer(run: Run[Any]) -> None:
 def test_cancelled_rendering_frees_its_slot(run: Run[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     async def cancel_and_render() -> None:
         monkeypatch.setattr(renderer, "NUM_SESSIONS", 1)
-        drawing = SvgRenderer(answers()._sandbox)
+        drawing = SvgRenderer(answers(timeout_s=60.0)._sandbox)
         endless = asyncio.create_task(drawing.render(ENDLESS, 16))
         await asyncio.sleep(0.05)
         endless.cancel()

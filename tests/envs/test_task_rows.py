@@ -38,7 +38,7 @@ WRONG = {
     "question,answer\n1?,2,3\n": "line 2 has more or fewer values than columns: fix it",
     "question,answer\n1?\n": "line 2 has more or fewer values than columns: fix it",
     'question,answer\n"1?,2\n': "is not valid CSV (unexpected end of data): fix it",
-    "q,answer\n1?,2\n": "line 2 has no question: add one of the columns question, prompt, problem, input",
+    "q,answer\n1?,2\n": "line 2 has no question: it has q, answer; add one of the columns question, prompt",
     "": "has no rows",
 }
 

@@ -278,7 +278,7 @@ def test_runner_rejects_rewards_out_of_range(episode, reward, shown):
             return won(reward=reward)
 
     with pytest.raises(
-        EnvironmentFailure, match=rf"^Broken.step returned the reward {shown}.*between -1e\+09 and 1e\+09$"
+        EnvironmentFailure, match=rf"^Broken.step returned {shown}.* as the reward.*between -1e\+09 and 1e\+09$"
     ):
         episode(make(Broken), ["<answer>1</answer>"])
 

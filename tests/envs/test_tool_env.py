@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from turnwise.cli.main import main
 from turnwise.config.load import build
 from turnwise.core.errors import InfrastructureFailure, UserError
-from turnwise.core.messages import Message, assistant, text_parts, user
+from turnwise.core.messages import Exchange, Message, assistant, text_parts, user
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.task import Split, Task
-from turnwise.data.demonstrations import Exchange, build_demonstration
+from turnwise.data.demonstrations import build_demonstration
 from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvSpec
@@ -283,11 +283,11 @@ def test_tools_env_accepts_short_settings(own: dict[str, Any]) -> None:
         ({"tasks": "missing.jsonl"}, "missing.jsonl does not exist"),
         ({"tools": ["own.txt:weather"]}, "FILE.py:function"),
         ({"reward": "nowhere.py:score"}, "nowhere.py does not exist"),
-        ({"tools": [3]}, "env.params.tools: must be a list of at least one tool"),
-        ({"tools": "python"}, r'env.params.tools: must be a list: tools = \["python"\]'),
-        ({"tools": {"use": "python"}}, r"env.params.tools: must be a list: tools = \[{ ... }\]"),
-        ({"reward": {"use": "f1"}}, r"env.params.reward: must be a list: reward = \[{ ... }\]"),
-        ({"reward": [3]}, "env.params.reward: must be a list of at least one reward"),
+        ({"tools": [3]}, r"env.params.tools = \[3\]: must be a list of at least one tool"),
+        ({"tools": "python"}, r'env.params.tools = .python.: must be a list: tools = \["python"\]'),
+        ({"tools": {"use": "python"}}, r"env.params.tools = {'use': 'python'}: must be a list: tools = \[{ ... }\]"),
+        ({"reward": {"use": "f1"}}, r"env.params.reward = {'use': 'f1'}: must be a list: reward = \[{ ... }\]"),
+        ({"reward": [3]}, r"env.params.reward = \[3\]: must be a list of at least one reward"),
         ({"tools": [{"use": "serch"}]}, "search"),
         (
             {"tools": [{"use": "python", "timeout": 3}]},
@@ -315,9 +315,9 @@ UNFIT: dict[str, tuple[list[Any], str]] = {
     "an object": (["shop"], "Shop is an object, not a function: write a function"),
     "a method": (["Shop.buy"], 'own.py:Shop.buy": methods cannot be used: move'),
     "a mistyped function": (["Shap"], 'no function "Shap" in .*own.py: did you mean "shop"'),
-    "a state that nobody keeps": (["owned"], "the tool owned takes a state, but Tools has none for its tools: remove"),
-    "two of one name": (["weather", "weather"], 'two tools are called "weather": rename one'),
-    "two tables of one name": ([{"use": "python"}, "python"], 'two tools are called "python": rename one'),
+    "a state that nobody keeps": (["owned"], "The tool owned takes a state, but Tools has none for its tools: remove"),
+    "two of one name": (["weather", "weather"], 'Two tools are called "weather": rename one'),
+    "two tables of one name": ([{"use": "python"}, "python"], 'Two tools are called "python": rename one'),
 }
 
 

@@ -3,8 +3,9 @@ import re
 import pytest
 
 from turnwise.envs.guessing.facts import UNKNOWN
-from turnwise.envs.twenty_questions.env import ATTRIBUTES, TwentyQuestions, load_things, parse_things
+from turnwise.envs.twenty_questions.env import TwentyQuestions, load_things, parse_things
 
+ATTRIBUTES = [topic.key for topic in load_things().topics]
 YES = {
     "cat": [
         "Is it alive?",
@@ -95,14 +96,14 @@ def test_all_answers_are_yes_or_no():
 
 def test_parse_things_follows_the_documented_format():
     text = "# head\n[alive animal]\na cat: meat\nan ox / bull: -alive\n\n[]\nthe sun: round\nice cream:\n"
-    cat, ox, sun, ice = parse_things(text)
+    cat, ox, sun, ice = parse_things(text, ATTRIBUTES)
     true = [sorted(key for key, fact in each.facts.items() if fact == "Yes") for each in (cat, ox, sun, ice)]
     assert true == [["alive", "animal", "meat"], ["animal"], ["round"], []]
     assert [each.article + each.name for each in (cat, ox, sun, ice)] == ["a cat", "an ox", "the sun", "ice cream"]
     assert ox.aliases == ("bull",)
     for wrong in ("[alive]\na cat: alive", "[alive]\na cat: -meat", "[]\na cat: purring", "[purring]\na cat:"):
         with pytest.raises(ValueError, match="cannot be set here"):
-            parse_things(wrong)
+            parse_things(wrong, ATTRIBUTES)
 
 
 def test_guesses_have_the_right_article():

@@ -9,23 +9,18 @@ prompt does.
 
 import asyncio
 import json
-import random
-import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from turnwise.core.messages import Message, assistant
-from turnwise.core.protocols import StepResult
 from turnwise.core.task import Task
-from turnwise.envs.answers import format_answer, read_answer
 from turnwise.envs.catalogue import CATALOGUE
 from turnwise.envs.registry import load_spec
-from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvSpec
 from turnwise.rewards.factory import REWARD_TYPES, build_rubric
@@ -33,48 +28,11 @@ from turnwise.rewards.rubric import Submission
 from turnwise.rewards.scoring import score_submission
 from turnwise.rewards.services import RewardServices
 from turnwise.sandbox.types import SandboxUnavailable
+from turnwise.testing.agents import IGNORANT, ignorant_episodes
 
 TASKS = 3
 """Tasks of each environment."""
-MAX_TEXTS = 8
-"""Things that an agent says in a task."""
-OPTIONS = 40
-LONG = 20_000
-"""Characters of the longest text."""
-FORMULA = re.compile(r"[-+*/^()\d\s.]*\d[-+*/^()\d\s.]*")
 ROWS = [{"question": f"What is {number} * 17?", "answer": str(17 * number)} for number in range(11, 31)]
-
-
-def questions(messages: tuple[Message, ...]) -> str:
-    return "\n".join(message.content for message in messages if message.role == "user")
-
-
-def echo(question: str, options: list[str]) -> Iterator[str]:
-    """The question, its lines, and its formulas."""
-    yield from dict.fromkeys([question, *question.splitlines(), *map(str.strip, FORMULA.findall(question))])
-
-
-def silent(question: str, options: list[str]) -> Iterator[str]:
-    yield from ("", " ", "\n", ".", "None")
-
-
-def all_options(question: str, options: list[str]) -> Iterator[str]:
-    for separator in (" ", ", ", " or ", "\n", "; "):
-        yield separator.join(options)
-    yield "</answer><answer>".join([*options, "none of them"])  # the last one counts
-
-
-def longest(question: str, options: list[str]) -> Iterator[str]:
-    text = f"{question}\n{', '.join(options)}\n"
-    yield (text * (LONG // len(text) + 1))[:LONG]
-
-
-AGENTS: dict[str, Callable[[str, list[str]], Iterator[str]]] = {
-    "echo": echo,
-    "silent": silent,
-    "all options": all_options,
-    "longest": longest,
-}
 
 
 def params_of(kind: EnvSpec, folder: Path) -> dict[str, Any]:
@@ -82,49 +40,10 @@ def params_of(kind: EnvSpec, folder: Path) -> dict[str, Any]:
     if kind.name == "tools":
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
         given = {"tasks": str(folder / "rows.jsonl"), "reward": "math"}
-    if kind.name == "code_tests":
-        given = {"max_tool_calls": 1}  # each program in a reply is an attempt, and an option may be right
     return kind.check_params(given)
 
 
-def options_of(runner: TextEnvRunner) -> list[str]:
-    """Different legal answers, more than one."""
-    rng, found = random.Random(0), dict[str, None]()
-    for _ in range(10 * OPTIONS):
-        reply = runner.env.random_answer(rng) or ""
-        found.update(dict.fromkeys(read_answer(reply, several=True).actions or [reply]))
-    names = list(runner.env.action_names)
-    return (names or [option for option in found if option])[:OPTIONS] or [str(number) for number in range(100)]
-
-
-async def play(kind: EnvSpec, params: dict[str, Any], index: int, agent: str) -> list[tuple[str, StepResult]]:
-    """Say everything that the agent may say, in as many episodes of a task as that takes."""
-    task = Task(env=kind.name, seed=seed_for("train", index), params=params, split="train")
-    results: list[tuple[str, StepResult]] = []
-    replies: list[str] | None = None
-    while replies is None or len(results) < len(replies):
-        runner = kind.make(task)
-        try:
-            opening = await runner.start()
-            if replies is None:
-                replies = replies_of(agent, questions(opening.messages), runner)
-            for reply in replies[len(results) :]:
-                results.append((reply, await runner.step(assistant(reply))))
-                if results[-1][1].over:
-                    break
-        finally:
-            await runner.close()
-    return results
-
-
-def replies_of(agent: str, question: str, runner: TextEnvRunner) -> list[str]:
-    """Return what an agent says as whole replies, which some environments read, and in answer tags."""
-    texts = list(AGENTS[agent](question, options_of(runner)))[:MAX_TEXTS]
-    texts = [text for text in texts if text not in runner.env.action_names]  # a move of a game is fair
-    return [*(text for text in texts if "<answer>" not in text), *(format_answer([text]) for text in texts)]
-
-
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("agent", IGNORANT)
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_environments_pay_no_agent_that_knows_nothing(
     name: str, agent: str, tmp_path: Path, optional_part: Callable[..., None]
@@ -135,7 +54,8 @@ def test_environments_pay_no_agent_that_knows_nothing(
     params = params_of(kind, tmp_path)
     slow = bool(kind.cls.needs) or name == "tools"  # packages and rewards run in processes that take seconds to start
     for index in range(1 if slow else TASKS):
-        for text, result in asyncio.run(play(kind, params, index, agent)):
+        task = Task(env=name, seed=seed_for("train", index), params=params, split="train")
+        for text, result in asyncio.run(ignorant_episodes(partial(kind.make, task), agent, step_s=600)):
             assert not result.success, f"task {index} pays for {text[:200]!r}"
 
 
@@ -167,7 +87,7 @@ def test_all_reward_types_are_attacked() -> None:
     assert {*PARTS, "judge"} == set(REWARD_TYPES)
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("agent", IGNORANT)
 @pytest.mark.parametrize("use", PARTS)
 def test_rewards_pay_no_agent_that_knows_nothing(
     use: str, agent: str, tmp_path: Path, optional_part: Callable[..., None]
@@ -184,7 +104,7 @@ def test_rewards_pay_no_agent_that_knows_nothing(
         try:
             return [
                 (text, (await score_submission(rubric, Submission(question=question, answer=text, row=row))).reward)
-                for text in AGENTS[agent](question, answers)
+                for text in IGNORANT[agent](question, answers)
             ]
         finally:
             await services.close()

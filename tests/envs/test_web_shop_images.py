@@ -24,8 +24,7 @@ from turnwise.core.task import Task
 from turnwise.envs.registry import load_spec
 from turnwise.envs.web_shop.catalogue import Product, make_catalogue
 from turnwise.envs.web_shop.env import WebShop
-from turnwise.envs.web_shop.pages import Page, ProductPage, ResultsPage, SearchPage
-from turnwise.envs.web_shop.screenshot import page_blocks
+from turnwise.envs.web_shop.pages import Page, ProductPage, ResultsPage, SearchPage, page_blocks
 from turnwise.pictures import web_page
 from turnwise.pictures.fonts import load_built_in_font
 from turnwise.pictures.glyphs import paste_text, text_width

@@ -96,11 +96,11 @@ def test_compare_corrects_p_values_for_several_comparisons() -> None:
 
 def test_metrics_of_several_tries_include_pass_at_k() -> None:
     found = several([[True, False, False, False], [False] * 4, [True] * 4]).metrics()
-    assert found["eval/success"] == pytest.approx(5 / 12)
-    assert found["eval/pass_at_2"] == pytest.approx((0.5 + 0 + 1) / 3)
-    assert found["eval/pass_at_4"] == pytest.approx(2 / 3)
-    assert "eval/pass_at_3" not in found
-    assert (found["eval/episodes"], found["eval/turns"], found["eval/sampled_tokens"]) == (12, 2, 4)
+    assert found["success"] == pytest.approx(5 / 12)
+    assert found["pass_at_2"] == pytest.approx((0.5 + 0 + 1) / 3)
+    assert found["pass_at_4"] == pytest.approx(2 / 3)
+    assert "pass_at_3" not in found
+    assert (found["episodes"], found["turns"], found["sampled_tokens"]) == (12, 2, 4)
 
 
 def test_metrics_drop_a_task_with_a_missing_try_from_the_largest_k_only() -> None:

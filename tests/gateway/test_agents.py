@@ -13,12 +13,12 @@ import pytest
 
 import turnwise as tw
 from processes_for_tests import start_process
-from turnwise.config.agent import AgentConfig
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, RewardFailure, UserError
 from turnwise.core.messages import Message, TextPart
 from turnwise.core.protocols import Sampling
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Sampler, Status, Stop, Trajectory, Turn
+from turnwise.envs.agent.settings import CallersAgent
 from turnwise.gateway.agent_episodes import AgentCollector, RecordedEpisodes, agents_folder
 from turnwise.gateway.agents import CommandAgent, FunctionAgent
 from turnwise.rollout.episode import Limits
@@ -72,7 +72,7 @@ def collector_of(
     agent: Any, episode: StubEpisode | None = None, reward: Any = None, scored: bool = False, **settings: Any
 ) -> AgentCollector:
     gateway: Any = StubGateway(episode or StubEpisode())
-    config = AgentConfig(**settings)
+    config = CallersAgent(**settings)
     sampling = Sampling(max_tokens=4, temperature=0.7, top_p=0.9)
     limits = Limits(sampling=sampling, max_tokens=64, timeout_s=60.0)
     host = RecordedEpisodes(gateway=gateway, limits=limits, settings=config, reward=reward, is_scored_later=scored)

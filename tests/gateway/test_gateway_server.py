@@ -62,7 +62,7 @@ def test_server_refuses_unknown_bearers_and_routes():
 @pytest.mark.parametrize("port", [-1, 65_536, 99_999])
 def test_server_refuses_numbers_that_are_not_ports(port: int):
     """A socket would listen on 99,999 modulo 65,536."""
-    with pytest.raises(UserError, match=f"port {port} is not a port: give one from 1024 to 65535"):
+    with pytest.raises(UserError, match=f"Port {port} is not a port: give one from 1024 to 65535"):
         listen("127.0.0.1", port)
 
 

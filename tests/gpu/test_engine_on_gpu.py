@@ -135,7 +135,7 @@ def samples_of_talks(said: list[list[Completion]]) -> list[Sample]:
                 ids=torch.tensor(ids),
                 mask=chosen,
                 turn_ids=torch.where(chosen, 0, -1),
-                logprobs=torch.tensor(logprobs),
+                sampler_logprobs=torch.tensor(logprobs),
                 temperatures=torch.ones(len(ids)),
             )
         )
@@ -151,10 +151,10 @@ def test_gpu_learner_agrees_with_the_sampler_in_bfloat16() -> None:
     learner = build_learner(Config(), model)
     batch = pack(samples)
     assert max(batch.parents) >= 0
-    (scores,) = learner.score([batch], Needs(logprobs=True))
+    (scores,) = learner.score([batch], Needs(policy_logprobs=True))
     sampler = torch.cat([samples[index].logprobs[samples[index].mask] for index in batch.order])
-    assert scores.logprobs is not None
-    assert float((scores.logprobs - sampler).abs().mean()) < 0.02
+    assert scores.policy_logprobs is not None
+    assert float((scores.policy_logprobs - sampler).abs().mean()) < 0.02
 
 
 def test_gpu_two_engines_run_side_by_side() -> None:
@@ -184,9 +184,9 @@ def test_gpu_engine_and_learner_logprobs_agree_with_images(name: str, tmp_path: 
     played = asyncio.run(play_all(engine_of(loaded, renderer, paged=True), renderer))
     batch = pack([sample for sample, _ in played])
     learner = build_learner(Config(), loaded.model)
-    (scores,) = learner.score([batch], Needs(logprobs=True))
-    assert scores.logprobs is not None
-    for (_, sampled), scored in zip(played, unpack(batch, scores.logprobs), strict=True):
+    (scores,) = learner.score([batch], Needs(policy_logprobs=True))
+    assert scores.policy_logprobs is not None
+    for (_, sampled), scored in zip(played, unpack(batch, scores.policy_logprobs), strict=True):
         torch.testing.assert_close(scored.cpu(), torch.tensor(sampled), atol=5e-3, rtol=5e-3)
     assert played[0][1] != played[2][1]  # the members see different first images
 
@@ -211,10 +211,10 @@ def test_gpu_constrained_turns_match_and_agree_with_the_learner(optional_part: C
     trajectories = [trajectory_of(each, number) for each, number in zip(said, prompts, strict=True)]
     samples = build_samples(trajectories, text_renderer().grammars.allowed_sets)
     batch = pack(samples)
-    (scores,) = build_learner(Config(), model).score([batch], Needs(logprobs=True, entropy=True))
-    assert scores.logprobs is not None and scores.entropy is not None
-    for sample, logprobs in zip(samples, unpack(batch, scores.logprobs), strict=True):
-        torch.testing.assert_close(logprobs, sample.logprobs[sample.mask], atol=5e-3, rtol=5e-3)
+    (scores,) = build_learner(Config(), model).score([batch], Needs(policy_logprobs=True, entropy=True))
+    assert scores.policy_logprobs is not None and scores.entropy is not None
+    for sample, logprobs in zip(samples, unpack(batch, scores.policy_logprobs), strict=True):
+        torch.testing.assert_close(logprobs, sample.sampler_logprobs[sample.mask], atol=5e-3, rtol=5e-3)
     assert bool(scores.entropy.isfinite().all())
     *_, gpu = gradients(model, batch)
     *_, cpu = gradients(trained_model(), batch)

@@ -32,7 +32,7 @@ def trained(*, on_host: bool, steps: int = 4) -> tuple[list[nn.Parameter], Optim
     """Chunks of 4,000 numbers: several per step; the third parameter is larger than one chunk."""
     chance = torch.Generator().manual_seed(0)
     own = [nn.Parameter(torch.randn(shape, generator=chance).cuda().bfloat16()) for shape in SHAPES]
-    settings = OptimizerSettings(learning_rate=0.01, betas=(0.9, 0.95), weight_decay=0.1, max_grad_norm=1.0)
+    settings = OptimizerSettings(learning_rate=0.01, weight_decay=0.1, max_grad_norm=1.0)
     optimizer = Optimizer(own, settings, lambda _: 1.0, on_host=on_host, chunk=4000)
     for step in range(steps):
         for each in own:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from processes_for_tests import forked_with_output
-from turnwise.models.memory.allocator import configure_allocator
+from turnwise.models.memory.host import configure_allocator
 
 BLOCK = 40 << 20
 """Bytes. glibc keeps smaller blocks by itself once some were freed: up to 32 MiB."""

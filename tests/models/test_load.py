@@ -147,10 +147,10 @@ def test_missing_or_broken_chat_template_is_an_error(tmp_path: Path) -> None:
 
 
 def test_unknown_name_suggests_the_nearest() -> None:
-    assert error_of("tinny").startswith('unknown model "tinny": did you mean "tiny"?')
+    assert error_of("tinny").startswith('Unknown model "tinny": did you mean "tiny"?')
     assert 'did you mean "smollm2-135m"?' in error_of("smollm2")
     assert "there are Qwen/" in error_of("xyzzy!")
-    assert error_of("").startswith('unknown model ""')
+    assert error_of("").startswith('Unknown model ""')
 
 
 def test_unreachable_hub_model_is_an_error() -> None:
@@ -158,7 +158,7 @@ def test_unreachable_hub_model_is_an_error() -> None:
 
 
 def test_missing_folder_or_non_model_folder_is_an_error(tmp_path: Path) -> None:
-    assert error_of(tmp_path / "none").startswith("no model folder")
+    assert error_of(tmp_path / "none").startswith("No model folder")
     assert "it has no config.json" in error_of(tmp_path)
     (tmp_path / "checkpoints").mkdir()
     assert "turnwise export" in error_of(tmp_path)
@@ -230,12 +230,12 @@ def test_quantized_model_is_an_error(copied: Path) -> None:
 
 
 def test_unknown_device_or_dtype_is_an_error() -> None:
-    assert "unknown device" in error_of("tiny", device="gpu")
-    assert 'unknown dtype "float23": did you mean "float32"?' in error_of("tiny", dtype="float23")
+    assert "Unknown device" in error_of("tiny", device="gpu")
+    assert 'Unknown dtype "float23": did you mean "float32"?' in error_of("tiny", dtype="float23")
     assert resolve_device("auto").type in ("cpu", "cuda")
     if not torch.cuda.is_available():
         assert resolve_device("auto").type == "cpu"
-        assert "no CUDA device" in error_of("tiny", device="cuda")
+        assert "No CUDA device" in error_of("tiny", device="cuda")
 
 
 def test_saved_folder_loads_with_plain_transformers(saved: Path) -> None:

@@ -65,7 +65,7 @@ def test_adapter_targets_both_parts_of_a_vision_model() -> None:
 
 
 def test_adapter_part_without_matching_layers_is_refused(base: Path) -> None:
-    with pytest.raises(UserError, match=r"no layers named q_proj in the vision part: set lora\.part both"):
+    with pytest.raises(UserError, match=r"No layers named q_proj in the vision part: set lora\.part both"):
         add_lora(load_model("tiny_vlm").model, "tiny_vlm", settings(part="vision", targets=("q_proj",)))
     with pytest.raises(UserError, match=r"lora\.part vision needs a model that reads images"):
         add_lora(load_model(str(base)).model, str(base), settings(part="vision"))
@@ -140,7 +140,7 @@ def test_add_lora_selects_targets_by_name(base: Path) -> None:
 def test_add_lora_lists_the_layers_for_an_unknown_target(base: Path, targets: tuple[str, ...]) -> None:
     model = load_model(str(base)).model
     layers = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head"
-    with pytest.raises(UserError, match=f"no layers named {targets[-1]} in .*: set lora.targets to some of {layers}$"):
+    with pytest.raises(UserError, match=f"No layers named {targets[-1]} in .*: set lora.targets to some of {layers}$"):
         add_lora(model, str(base), settings(targets=targets))
     assert not has_adapter(model)
 
@@ -169,7 +169,7 @@ def test_damaged_adapter_weights_are_a_one_line_error(base: Path, tmp_path: Path
     folder = tmp_path / "adapter"
     save_model(adapted(base), load_model(str(base)).tokenizer, folder)
     (folder / "adapter_model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match="Cannot read"):
         load_model(str(folder))
 
 

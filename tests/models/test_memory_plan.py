@@ -213,7 +213,7 @@ def test_load_config_by_name_or_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r'did you mean "qwen2\.5-7b"'):
         load_config("qwen2.5-7")
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match="Cannot read"):
         load_config(str(tmp_path))
 
 

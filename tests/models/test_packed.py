@@ -16,7 +16,7 @@ def make_sample(ids: list[int], first_sampled: int, trajectory: int = 0) -> Samp
         ids=torch.tensor(ids),
         mask=mask,
         turn_ids=torch.where(mask, 0, -1),
-        logprobs=torch.zeros(len(ids)),
+        sampler_logprobs=torch.zeros(len(ids)),
         temperatures=torch.ones(len(ids)),
     )
 

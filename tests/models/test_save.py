@@ -74,14 +74,14 @@ def test_save_model_never_overwrites_a_folder(tmp_path: Path) -> None:
     ],
 )
 def test_save_model_on_a_full_disk_leaves_nothing(tmp_path: Path, error: Exception) -> None:
-    with pytest.raises(UserError, match=r"no disk space left to write .*model: free some"):
+    with pytest.raises(UserError, match=r"No disk space left to write .*model: free some"):
         save_model(tiny_model(0), FailingTokenizer(error), tmp_path / "model")
     assert names_in(tmp_path) == []
 
 
 def test_save_model_without_permission_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="cannot write"):
+    with pytest.raises(UserError, match="Cannot write"):
         save_model(tiny_model(0), tiny_tokenizer(), tmp_path / "file" / "model")
 
 

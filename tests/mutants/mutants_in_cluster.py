@@ -13,7 +13,7 @@ IN_CLUSTER = (
             "range(first, first + settings.env_workers)",
             "range(settings.env_workers)",
         ),
-        ("GPUs are asked for where there are none", "float(has_gpus if count is None else count)", "1.0"),
+        ("GPUs are asked for where there are none", "float(gpus_per_engine > 0)", "1.0"),
     ),
     *mutants(
         "cluster/weights.py",

@@ -30,7 +30,7 @@ IN_DATA = (
         ("turn ids in another order", "[each.turn_ids for each in bare]", "[each.sample.turn_ids for each in samples]"),
         (
             "the sampler's log-probabilities are the old ones",
-            "[each.logprobs for each in bare]",
+            "[each.sampler_logprobs for each in bare]",
             "[each.old_logprobs for each in ordered]",
         ),
         (
@@ -149,7 +149,7 @@ IN_DATA = (
         "run/datasets.py",
         ("run/test_visual_data.py",),
         ("tokens of images are imitated", "min(turn.action_ids, default=0) < 0", "False"),
-        ("the placeholder of images is a token", " and each != placeholder", ""),
+        ("the placeholder of images is a token", " and token_id != placeholder", ""),
         ("a killed fill keeps its episodes", "        replay.discard_from(0)  # of a fill that was killed\n", ""),
         ("the buffer grows on disk", "            replay.prune(0)\n", ""),
     ),
@@ -161,7 +161,7 @@ IN_DATA = (
         ("evaluations of old runs count as training", 'if "evaluation" in row:', "if False:"),
     ),
     *mutants(
-        "user_code/failures.py",
+        "user_code/source_location.py",
         ("envs/test_picture_env.py",),
         ("a broken image ends the run", 'raise EnvironmentFailure(f"{where}: {error}") from error', "raise"),
     ),

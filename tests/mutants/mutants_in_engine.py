@@ -11,7 +11,7 @@ CONSTRAINED_TURNS = ("training/test_constrained_turns.py",)
 
 IN_ENGINE = (
     *mutants(
-        "engine/native/runner.py",
+        "engine/cpu/runner.py",
         CONSTRAINTS,
         ("constrained requests sample from free logits", "batch.rows[index] = len(logits) + len(sets)", "pass"),
         ("constraints do not advance", "request.matcher.accept(token)", "pass"),
@@ -61,7 +61,7 @@ IN_ENGINE = (
         ("the next turn begins where its index is", "(past, past + slot.shift) if known", "(past, past) if known"),
     ),
     *mutants(
-        "engine/native/sampling.py",
+        "engine/cpu/sampling.py",
         SAMPLING,
         (
             "log-probabilities without the temperature",
@@ -86,7 +86,7 @@ IN_ENGINE = (
         ),
     ),
     *mutants(
-        "engine/native/runner.py",
+        "engine/cpu/runner.py",
         ("engine/test_native.py",),
         ("values of rejected drafts are kept", "values[row : row + taken]", "values[row : row + each.read]"),
         ("values of another slot", "            row += each.read\n\n    def _take", "\n    def _take"),
@@ -145,7 +145,7 @@ IN_ENGINE = (
         ("a frozen tower trains", "parameter.requires_grad_(False)", "parameter.requires_grad_(True)"),
     ),
     *mutants(
-        "engine/native/runner.py",
+        "engine/cpu/runner.py",
         VISION,
         ("copies of a context forget its images' sizes", "= source.length, source.shift", "= source.length, 0"),
     ),
@@ -213,12 +213,12 @@ IN_ENGINE = (
         ("engine/test_vllm_images.py",),
         (
             "frozen vision towers are published again",
-            "if not all(self._seen.has(*each) for each in tower.items()):",
+            "if not all(self._seen.has(*item) for item in tower.items()):",
             "if True:",
         ),
         (
             "loaded vision towers are not published",
-            "if not all(self._seen.has(*each) for each in tower.items()):",
+            "if not all(self._seen.has(*item) for item in tower.items()):",
             "if not self.number:",
         ),
         (

@@ -106,7 +106,7 @@ IN_REWARDS = (
         ("reward weights are not read", "[weights[name] * reward for", "[reward for"),
         ("the recorded penalty has the wrong sign", "0.0 - sum(penalties)", "sum(penalties)"),
         ("a group of one goes on", "len(members) < min(MIN_MEMBERS, size)", "len(members) < 1"),
-        ("the environment's weight is not read", "and rewards.weights[ENV] == 1.0", ""),
+        ("The environment's weight is not read", "and rewards.weights[ENV] == 1.0", ""),
         (
             "the environment's reward is recorded with its penalty",
             "totals = {name: sum(turns) for name, turns in named.items()}",

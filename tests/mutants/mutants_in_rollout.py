@@ -64,16 +64,16 @@ IN_ROLLOUT = (
     *mutants(
         "rollout/context_modes.py",
         (*WINDOW, *CONTEXTS),
-        ("the window slides a turn early", "<= self._turns + self._slack", "< self._turns + self._slack"),
+        ("the window slides a turn early", "first_shown <= self._turns:", "first_shown < self._turns:"),
         (
             "observations before their actions",
             "for part in (turn.action_ids, shown.ids)",
             "for part in (shown.ids, turn.action_ids)",
         ),
         (
-            "the slack is kept when sliding",
+            "a turn too many is kept",
             "first_shown=len(turns) - self._turns)",
-            "first_shown=len(turns) - self._turns - self._slack)",
+            "first_shown=len(turns) - self._turns - 1)",
         ),
     ),
     *mutants(
@@ -96,11 +96,10 @@ IN_ROLLOUT = (
     *mutants(
         "rollout/context_modes.py",
         MEMORY,
-        ("all turns are remembered", "first = max(0, len(turns) - self.turns)", "first = 0"),
-        ("rewards are shown unasked", 'if self.rewards else ""', 'if not self.rewards else ""'),
+        ("all turns are remembered", "first = max(0, len(turns) - count)", "first = 0"),
         ("the oldest turns are remembered", "for entry in reversed(entries):", "for entry in entries:"),
         ("turns are numbered from 0", "enumerate(both, 1)", "enumerate(both, 0)"),
-        ("memory is longer than allowed", "left -= len(kept[-1]) + len(self._separator)", "left -= len(kept[-1])"),
+        ("memory is longer than allowed", "chars -= len(kept[-1]) + len(SEPARATOR)", "chars -= len(kept[-1])"),
     ),
     *mutants(
         "rollout/collect.py",
@@ -116,7 +115,7 @@ IN_ROLLOUT = (
         ("members share their randomness", "member=index, attempt=attempt", "member=0, attempt=attempt"),
     ),
     *mutants(
-        "user_code/failures.py",
+        "user_code/source_location.py",
         COLLECT,
         (
             "an environment's error is the run's",
@@ -165,8 +164,8 @@ IN_ROLLOUT = (
         "rollout/tasks.py",
         TASKS,
         ("solved tasks are drawn most", "4 * rate * (1 - rate)", "rate"),
-        ("the floor is a ceiling", "max(self.floor, 4", "min(self.floor, 4"),
-        ("old tries are never forgotten", "self.memory * tries + len(", "tries + len("),
+        ("the floor is a ceiling", "max(MIN_WEIGHT, 4", "min(MIN_WEIGHT, 4"),
+        ("old tries are never forgotten", "MEMORY * tries + len(", "tries + len("),
     ),
     *mutants(
         "rollout/failures.py",

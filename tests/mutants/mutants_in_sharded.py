@@ -51,7 +51,7 @@ IN_SHARDED = (
         "training/sharded_optimizer.py",
         SHARDED,
         ("master weights are not saved", "enumerate(self.parameters) if self.saves_weights else ()", "()"),
-        ("master weights are not loaded", "                each.copy_(tensors[name])", "                pass"),
+        ("master weights are not loaded", "                parameter.copy_(tensors[name])", "                pass"),
         ("rank 0 orthogonalises all matrices", "if owner == sharding.rank:", "if sharding.rank == 0:"),
         ("every matrix is that of rank 0", "sharding.scatter(matrix, owner)", "sharding.scatter(matrix, 0)"),
     ),

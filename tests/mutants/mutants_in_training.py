@@ -18,14 +18,14 @@ IN_TRAINING = (
         STEP,
         (
             "entropy bonus with the wrong sign",
-            "- self.algo.entropy_coef * entropy",
-            "+ self.algo.entropy_coef * entropy",
+            "- entropy_coef * entropy",
+            "+ entropy_coef * entropy",
         ),
         ("KL with the wrong sign", "tokens + kl_coef * kl", "tokens - kl_coef * kl"),
         (
             "KL of the other direction",
-            "self.kl_estimator(logprobs, batch.ref_logprobs)",
-            "self.kl_estimator(batch.ref_logprobs, logprobs)",
+            "self.kl_estimator(policy_logprobs, batch.ref_logprobs)",
+            "self.kl_estimator(batch.ref_logprobs, policy_logprobs)",
         ),
         ("entropy replaces the loss", "tokens = tokens + kl_coef * kl", "tokens = result.token_loss + kl_coef * kl"),
         (
@@ -38,7 +38,7 @@ IN_TRAINING = (
             "if not isinstance(self.correction, NoCorrection)",
             "if isinstance(self.correction, NoCorrection)",
         ),
-        ("value_coef is not read", "self.critic_settings.value_coef * (batch", "(batch"),
+        ("value_coef is not read", "settings.value_coef * (batch", "(batch"),
         ("the critic has the policy's weights", "batch.value_weights * token_loss", "batch.weights * token_loss"),
         (
             "the sampler is the old policy",
@@ -47,7 +47,7 @@ IN_TRAINING = (
         ),
         (
             "all segments share one ratio",
-            "torch.repeat_interleave(counts).to(logprobs.device)",
+            "torch.repeat_interleave(counts).to(policy_logprobs.device)",
             "torch.zeros_like(batch.turn_ids)",
         ),
     ),
@@ -56,7 +56,7 @@ IN_TRAINING = (
         (*STEP, "training/test_update.py"),
         ("skip_idle looks at the last token only", "bool(sample.advantages.any())", "bool(sample.advantages[-1])"),
         ("no step for the first mini-batch", "        if samples:\n", "        if samples and number:\n"),
-        ("metrics are sums", "float(value) / tokens for", "float(value) for"),
+        ("metrics are sums", "name: total / tokens for", "name: total for"),
         ("epochs in the same order", "settings.run_seed, step, epoch)", "settings.run_seed, step)"),
         (
             "the loss has the advantage's mask",
@@ -100,7 +100,7 @@ IN_TRAINING = (
         ("KL in the reward ignores its coefficient", "table.mask, coefficients.kl.value)", "table.mask, 1.0)"),
         (
             "old log-probabilities are always the sampler's",
-            'torch.cat(scores["logprobs"]) if "logprobs" in scores else sampler_logprobs',
+            'torch.cat(scores["policy_logprobs"]) if "policy_logprobs" in scores else sampler_logprobs',
             "sampler_logprobs",
         ),
         (
@@ -153,8 +153,8 @@ IN_TRAINING = (
         ("KL in the reward also in the loss", "if self._kl_in_loss else 0.0", "if True else 0.0"),
         (
             "adaptive coefficients stay as they were",
-            "            self.value = self.value.after(kl, len(estimate.trajectories), estimate.critic_fit)\n",
-            "",
+            "self.value.after(kl, entropy, len(estimate.trajectories), estimate.critic_fit)",
+            "self.value",
         ),
         ("adaptive coefficients are never restored", "self.value = self.value.restore(state)", "pass"),
     ),
@@ -204,8 +204,8 @@ IN_TRAINING = (
         ("entropy scores summed", "return totals / owners.bincount(minlength=len(trajectories))", "return totals"),
         (
             "groups ranked by the last turn",
-            "[each.total_reward for each in trajectories]",
-            "[each.turn_rewards[-1] for each in trajectories]",
+            "[trajectory.total_reward for trajectory in trajectories]",
+            "[trajectory.turn_rewards[-1] for trajectory in trajectories]",
         ),
         ("the filter keeps what it should drop", "strict=True) if keep]", "strict=True) if not keep]"),
     ),
@@ -219,8 +219,8 @@ IN_TRAINING = (
         ),
         (
             "the covariance of the old policy",
-            'torch.cat(score_samples(bare, learner, Needs(logprobs=True), micro_tokens)["logprobs"])',
-            "old_logprobs",
+            '        policy_logprobs = torch.cat(scores["policy_logprobs"])\n    return LossInputs(',
+            "        policy_logprobs = old_logprobs\n    return LossInputs(",
         ),
     ),
     *mutants(
@@ -247,7 +247,7 @@ IN_TRAINING = (
             "for reasoning in members for prompt in members",
             "for prompt in members for reasoning in members",
         ),
-        ("MI of means", "[each.sum() for each in scores]", "[each.mean() for each in scores]"),
+        ("MI of means", "[score.sum() for score in scores]", "[score.mean() for score in scores]"),
         ("the entropy's gradient holds the task's", '"entropy": without_task,', '"entropy": samples,'),
         ("the KL's gradient holds the task's", '"kl": without_task}', '"kl": samples}'),
     ),
@@ -289,10 +289,10 @@ IN_TRAINING = (
     *mutants(
         "models/sharding.py",
         ("training/test_sharded.py",),
-        ("gradients are averaged over the ranks", "            each.set_gradient_divide_factor(1.0)\n", ""),
+        ("gradients are averaged over the ranks", "            sharded_module.set_gradient_divide_factor(1.0)\n", ""),
         ("ranks keep their own sums", "        if self.ranks > 1:\n", "        if False:\n"),
         ("shards are read from the wrong rank", "src_data_rank=source)", "src_data_rank=0)"),
-        ("features outlive the shards of their tower", "sum(each._version + local_of(each)._version", "sum(0"),
+        ("features outlive the shards of their tower", "sum(shard._version + local_of(shard)._version", "sum(0"),
     ),
     *mutants(
         "run/build_learner.py",
@@ -416,11 +416,11 @@ IN_TRAINING = (
         "training/checkpoints.py",
         ("training/test_checkpoints.py",),
         ("the oldest checkpoints are kept", "<= step][-self.keep_last :]", "<= step][: self.keep_last]"),
-        ("damaged files are loaded", "if _digest(folder / name) != digest:", "if not (folder / name).exists():"),
+        ("damaged files are loaded", "if file_digest(folder / name) != digest:", "if not (folder / name).exists():"),
         (
             "the oldest checkpoint is the newest",
-            "for each in reversed(step_folders(folder)):",
-            "for each in step_folders(folder):",
+            "for step_folder in reversed(step_folders(folder)):",
+            "for step_folder in step_folders(folder):",
         ),
     ),
     *mutants(
@@ -449,15 +449,15 @@ IN_TRAINING = (
         ),
         (
             "samples are counted, not trajectories",
-            "{each.sample.trajectory for each in samples if",
-            "{id(each) for each in samples if",
+            "{sample.sample.trajectory for sample in samples if",
+            "{id(sample) for sample in samples if",
         ),
-        ("a step without pairs ends the update", "for each in steps if name in each]", "for each in steps]"),
+        ("a step without pairs ends the update", "for step in steps if name in step]", "for step in steps]"),
         ("one group", "group=estimated.group_ids[estimated.samples[index].trajectory]", "group=0"),
         (
             "the reference is the policy",
             "ref_logprobs=gather_sampled(bare, references)[trained]",
-            "ref_logprobs=logprobs[trained]",
+            "ref_logprobs=policy_logprobs[trained]",
         ),
     ),
     *mutants(
@@ -543,7 +543,7 @@ IN_TRAINING = (
             "        for critic in (self.critic, self.target):\n            critic.load_state_dict",
             "        for critic in (self.critic,):\n            critic.load_state_dict",
         ),
-        ("frozen parameters are averaged", " if each.requires_grad]", "]"),
+        ("frozen parameters are averaged", " if parameter.requires_grad\n", "\n"),
         ("the losses have no unit", "q_weights / self.std**2", "q_weights"),
         ("the averages are lost", '            average.copy_(parts["average"][str(index)])\n', "            pass\n"),
     ),
@@ -561,7 +561,6 @@ IN_TRAINING = (
             "self.trajectory.turns[: self.turn + 1]",
         ),
         ("a fresh utterance at the state of another decision", "decision=decision)", "decision=0)"),
-        ("the baseline is added", "per_token - baseline", "per_token + baseline"),
         ("fresh utterances repeat in every step", "round=step,", "round=0,"),
         (
             "a fresh utterance with temperature 1",
@@ -586,7 +585,7 @@ IN_TRAINING = (
             "[each.sample for each in new] + ([each.stored_sample()",
             "[each.stored_sample() for each in new] + ([each.sample",
         ),
-        ("the actor acts in old states", "if each.step == step]", "if each.step <= step]"),
+        ("the actor acts in old states", "if entry.step == step]", "if entry.step <= step]"),
         ("advantages in units of rewards", "else advantages / std", "else advantages"),
         ("the baseline of another state", "(dim=1))[at]", "(dim=1))[: len(at)]"),
         ("a cut episode ends with 0", "discounted_returns(of_played.q.amin(dim=1))", "discounted_returns()"),

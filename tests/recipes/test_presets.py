@@ -96,23 +96,24 @@ def test_images_without_a_recipe_have_the_size_of_the_models_tokens(tmp_path: Pa
 
 
 def test_tiny_models_see_the_current_turn_of_gymnasium_by_default(tmp_path: Path) -> None:
-    maze, full = "gymnasium:MiniGrid-Empty-5x5-v0", ("full", 4)
+    maze, full = "gymnasium:MiniGrid-Empty-5x5-v0", ("full", None)
 
-    def context(target: str, *overrides: tuple[str, str], **settings: Any) -> tuple[str, int]:
+    def context(target: str, *overrides: tuple[str, str], **settings: Any) -> tuple[str, int | None]:
         found = configure(target, overrides=overrides, **settings).context
-        return found.mode, found.turns
+        return found.kind, getattr(found, "turns", None)
 
     assert context(maze) == ("turn", 0)
     assert context(maze, ("env.params.observation", "image")) == ("turn", 0)
     assert context(maze, ("context.turns", "2")) == ("turn", 2)
-    assert context(maze, ("context.mode", "full")) == full
+    assert context(maze, ("context", "full")) == full
     assert context(maze, full_context=True) == full
     assert context(maze, ("env.mix.sokoban", "1")) == full
     assert context(maze, like="frozen_lake") == full
     assert context("sudoku") == context("taxi") == full
     assert context(maze, ("model.name", "Qwen/Qwen3-0.6B")) == full
     for saved in (full, ("turn", 1)):  # such as SFT, which shows whole episodes
-        run = build({"model": {"name": "tiny"}, "context": dict(zip(("mode", "turns"), saved, strict=True))})
+        kept = {name: value for name, value in zip(("kind", "turns"), saved, strict=True) if value is not None}
+        run = build({"model": {"name": "tiny"}, "context": kept})
         (tmp_path / "config.toml").write_text(to_toml(run), encoding="utf-8")
         assert context(maze, ("model.name", str(tmp_path))) == saved, "a run's model sees what it saw there"
 
@@ -123,7 +124,7 @@ def test_tiny_model_gets_smaller_batches_where_it_sees_one_turn_at_a_time() -> N
         return config.rollout.groups, config.rollout.group_size, config.train.mini_batch
 
     assert batch() == batch(("env.params.observation", "image")) == (8, 8, 16)
-    assert batch(("context.mode", "full")) == (32, 8, 64)
+    assert batch(("context", "full")) == (32, 8, 64)
     assert batch(("rollout.groups", "4")) == (4, 8, 16)
     assert batch(("model.name", "someone/7b")) == (8, 16, 32)
 
@@ -172,13 +173,15 @@ def test_reward_and_judge_files_are_relative_to_the_toml_file(tmp_path: Path, mo
         'rubric = "r"\nname = "two"\ncache = ""\n'
     )
     monkeypatch.chdir(elsewhere)
+    for folder in (own.parent, elsewhere):
+        (folder / "mine.py").write_text("def kind(trajectory):\n    return 0.0\n")
     reward = configure(str(own)).reward
-    assert reward.functions == (f"{tmp_path}/own/mine.py:kind",)
+    assert [function.kind for function in reward.functions] == [f"{tmp_path}/own/mine.py:kind"]
     first, second = reward.judges
     assert (first["key_file"], first["cache"]) == (f"{tmp_path}/own/key", f"{tmp_path}/own/kept")
     assert first["rubric"] == "writes notes.jsonl" and second["cache"] == "", "the rest is words"
     typed = configure("bandit", overrides=[("reward.functions", '["mine.py:kind"]')]).reward
-    assert typed.functions == (f"{elsewhere}/mine.py:kind",)
+    assert [function.kind for function in typed.functions] == [f"{elsewhere}/mine.py:kind"]
 
 
 def test_settings_file_with_another_suffix_is_reported(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_reference_plays_the_same_episodes(settings: Settings, warmed: LoadedMod
         for episode, trajectory in zip(own, group.trajectories, strict=True):
             assert episode.ids == [i for turn in trajectory.turns for i in (*turn.context_ids, *turn.action_ids)]
             assert episode.sampled == mask_of(trajectory)
-            logprobs = [p for p, sampled in zip(episode.logprobs, episode.sampled, strict=True) if sampled]
+            logprobs = [p for p, sampled in zip(episode.sampler_logprobs, episode.sampled, strict=True) if sampled]
             assert logprobs == pytest.approx([p for turn in trajectory.turns for p in turn.action_logprobs], abs=1e-4)
             assert episode.reward == pytest.approx(trajectory.total_reward)
             assert episode.success == trajectory.status.succeeded

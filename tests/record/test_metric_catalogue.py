@@ -8,7 +8,8 @@ import pytest
 from runs_for_tests import find_metric
 from turnwise.record.catalogue import METRICS
 from turnwise.record.jsonl import replace_nonfinite
-from turnwise.record.steps import EpisodeSource, IdleReason, StepRecord, is_step, list_rows, read_steps
+from turnwise.record.rows import list_records, read_record, read_records, select
+from turnwise.record.steps import EpisodeSource, IdleReason, StepRecord
 from turnwise.viewer.api import write_catalogue
 
 STEP = {"step": 3, "rollout/success": 0.5, "train/grad_norm": 1.0, "time/total_s": 2.0, "reward/env": 0.25}
@@ -54,9 +55,9 @@ def test_viewer_gets_titles_and_units() -> None:
 
 @pytest.mark.parametrize("row", OTHERS)
 def test_only_steps_are_steps(row: dict[str, Any]) -> None:
-    assert not is_step(row) and StepRecord.from_row(row) is None
-    assert [record.step for record in read_steps([row, STEP])] == [3]
-    assert list_rows([STEP, OTHERS[2]]) == "the rows of steps 3 and 1 of evaluations"
+    assert not isinstance(read_record(row), StepRecord)
+    assert [record.step for record in select(read_records([row, STEP]), StepRecord)] == [3]
+    assert list_records(read_records([STEP, OTHERS[2]])) == "the rows of steps 3 and 1 of evaluations"
 
 
 @pytest.mark.parametrize("source", EpisodeSource)
@@ -69,7 +70,7 @@ def test_step_record_survives_its_row(source: EpisodeSource) -> None:
     assert ("data/success" in row) == (source is EpisodeSource.STORED)
     assert row["train/grad_norm"] is None and row["train/idle_reason"] == "skipped"
     read = StepRecord.from_row(row)
-    assert read is not None and math.isnan(read.training["grad_norm"])
+    assert math.isnan(read.training["grad_norm"])
     assert (read.step, read.source, read.idle, read.dropped_reason) == (3, source, IdleReason.SKIPPED, "gone")
     assert (read.rollout, read.other, read.time) == (record.rollout, record.other, record.time)
     assert read.get("rollout/success") == (None if source is EpisodeSource.DEMONSTRATIONS else 0.5)

@@ -8,7 +8,7 @@ from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
 from turnwise.record.metrics import rollout_metrics
-from turnwise.record.numbers import finite_number
+from turnwise.record.steps import EpisodeSource, StepRecord, finite_number
 from turnwise.report.metric_charts import metric_points
 
 TASK = Task(env="bandit", seed=1)
@@ -83,6 +83,40 @@ def test_rollout_metrics_of_two_groups() -> None:
     assert metrics == pytest.approx(expected)
 
 
+def acting(*actions: str, state: str | None = None) -> Turn:
+    return replace(turn(), info={"actions": list(actions)} | ({} if state is None else {"state": state}))
+
+
+def action_entropy(*members: tuple[Turn, ...]) -> float | None:
+    """Return the metric of a group, beside a group of one, which cannot be compared."""
+    turns = [member(Status.FAILED, 0.0, *turns) for turns in members]
+    alone = group(member(Status.FAILED, 0.0, acting("Up"), acting("Down")))
+    return rollout_metrics([group(*turns), alone]).get("rollout/action_entropy")
+
+
+def test_action_entropy_ignores_spelling() -> None:
+    assert action_entropy((acting("Up"),), (acting("UP"),), (acting("up"),)) == 0.0
+    assert action_entropy((acting("Up"),), (acting("DOWN"),)) == pytest.approx(math.log(2))
+    three_to_one = 0.75 * math.log(4 / 3) + 0.25 * math.log(4)
+    assert action_entropy(*[(acting("Up"),)] * 3, (acting("Up", "Up"),)) == pytest.approx(three_to_one)
+
+
+def test_action_entropy_compares_actions_in_the_same_state() -> None:
+    """Two members meet in state b, at different turns; the others' later states are visited once."""
+    members = (
+        (acting("Up", state="a"), acting("Left", state="b")),
+        (acting("Up", state="a"), acting("Up", state="c"), acting("Right", state="b")),
+        (acting("Up", state="a"), acting("Down", state="d")),
+    )
+    assert action_entropy(*members) == pytest.approx(2 * math.log(2) / 5)
+
+
+def test_action_entropy_without_states_compares_first_turns() -> None:
+    assert action_entropy((acting("Up"), acting("Left")), (acting("Up"), acting("Right"))) == 0.0
+    assert action_entropy((turn(),), (turn(),)) is None, "an environment without actions"
+    assert action_entropy((replace(turn(), info={"actions": 3}),), (acting("Up"),)) is None
+
+
 def test_rollout_metrics_take_success_from_the_status() -> None:
     won = member(Status.SUCCEEDED, -3.0)
     lost = member(Status.FAILED, 100.0)
@@ -94,8 +128,8 @@ def test_rollout_metrics_count_a_missing_named_reward_as_0() -> None:
     silent = member(Status.TRUNCATED_TURNS, 0.0)
     some, none = rollout_metrics([group(answered, silent)]), rollout_metrics([group(silent, silent)])
     assert some["reward/judge"] == 0.25 and "reward/judge" not in none
-    rows = [{"step": 1, **some}, {"step": 2, **none}, {"step": 3, **some}]
-    assert metric_points(rows, "reward/judge") == [(1, 0.25), (3, 0.25)], "not drawn as 0"
+    steps = [StepRecord.of(step, EpisodeSource.PLAYED, values) for step, values in enumerate((some, none, some), 1)]
+    assert metric_points(steps, "reward/judge") == [(1, 0.25), (3, 0.25)], "not drawn as 0"
 
 
 def test_rollout_metrics_of_no_groups_have_no_nan() -> None:

@@ -16,6 +16,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.images import image_token_id
 from turnwise.files.disk import FolderLock
 from turnwise.record import run_folder
+from turnwise.record.rows import Record, read_records
 from turnwise.record.run_folder import RunFolder
 
 FULL = Path("/dev/full")
@@ -36,14 +37,18 @@ def row(step: int, group: int = 0, member: int = 0, text: str = "x") -> dict[str
     }
 
 
+def record(row: dict[str, object]) -> Record:
+    return read_records([row])[0]
+
+
 def filled(path: Path, steps: int) -> RunFolder:
     folder = RunFolder.create(path, "seed = 0\n")
     for step in range(steps):
         rows = [row(step, group, member) for group in range(2) for member in range(2)]
         folder.write_trajectories(step, rows, name_token)
-        folder.append_metrics({"step": step, "rollout/success": step / 10})
+        folder.append_metrics(record({"step": step, "rollout/success": step / 10}))
         folder.write_trajectories(step, [row(step) | {"evaluation": "validation"}], name_token, evaluation="validation")
-        folder.append_metrics({"step": step, "eval/name": "validation", "eval/success": step / 10})
+        folder.append_metrics(record({"step": step, "eval/name": "validation", "eval/success": step / 10}))
     return folder
 
 
@@ -98,7 +103,7 @@ def test_create_explains_an_impossible_path(tmp_path: Path) -> None:
 
 def test_remove_if_unused_frees_the_name(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "a", "seed = 3\n") as folder:
-        folder.append_metrics({"step": 0, "time/warmup_s": 1.0})
+        folder.append_metrics(record({"step": 0, "time/warmup_s": 1.0}))
         folder.remove_if_unused()
         assert not folder.path.exists()
         folder.remove_if_unused()
@@ -109,7 +114,7 @@ def test_remove_if_unused_frees_the_name(tmp_path: Path) -> None:
 def test_remove_if_unused_keeps_steps_and_foreign_files(tmp_path: Path, content: str) -> None:
     with RunFolder.create(tmp_path / "a", "") as folder:
         if content == "step":
-            folder.append_metrics({"step": 1})
+            folder.append_metrics(record({"step": 1}))
         elif content == "trajectories":
             folder.write_trajectories(1, [row(1)], name_token)
         else:
@@ -143,12 +148,12 @@ def test_open_refuses_other_folders(tmp_path: Path) -> None:
 
 def test_run_folder_has_one_writer_and_any_readers(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "") as first:
-        first.append_metrics({"step": 0})
+        first.append_metrics(record({"step": 0}))
         with pytest.raises(UserError, match=rf"another process \(pid {os.getpid()}\).*record.name"):
             RunFolder.open(tmp_path, writing=True)
         assert RunFolder.open(tmp_path).read_metrics() == [{"step": 0}]
     with RunFolder.open(tmp_path, writing=True) as second:
-        second.append_metrics({"step": 1})
+        second.append_metrics(record({"step": 1}))
 
 
 def test_create_checks_again_after_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +170,7 @@ def test_create_checks_again_after_the_lock(tmp_path: Path, monkeypatch: pytest.
 def test_writing_needs_the_lock(tmp_path: Path) -> None:
     RunFolder.create(tmp_path, "").close()
     with pytest.raises(RuntimeError, match="writing=True"):
-        RunFolder.open(tmp_path).append_metrics({"step": 0})
+        RunFolder.open(tmp_path).append_metrics(record({"step": 0}))
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
@@ -184,21 +189,19 @@ def test_lock_is_released_when_the_process_is_killed(tmp_path: Path) -> None:
     RunFolder.open(tmp_path, writing=True).close()
 
 
-def test_metrics_round_trip_and_need_a_step(tmp_path: Path) -> None:
+def test_metrics_round_trip(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "") as folder:
         assert folder.read_metrics() == []
         rows = [{"step": 0, "loss": 0.1 + 0.2}, {"step": 1, "loss": -1e-300, "phases": {"rollout": 1.5}}]
         for one in rows:
-            folder.append_metrics(one)
+            folder.append_metrics(record(one))
         assert folder.read_metrics() == rows
-        with pytest.raises(ValueError, match="step"):
-            folder.append_metrics({"loss": 1.0})
 
 
 def test_nonfinite_metrics_become_null_and_are_listed(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "") as folder:
         metrics = {"step": 0, "a": float("nan"), "b": 1.0, "c": float("-inf"), "phases": {"x": [float("inf"), 2.0]}}
-        folder.append_metrics(metrics)
+        folder.append_metrics(record(metrics))
         text = folder.metrics_path.read_text()
         read = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
         expected = {"step": 0, "a": None, "b": 1.0, "c": None, "phases": {"x": [None, 2.0]}}
@@ -213,13 +216,13 @@ def test_metrics_truncated_at_any_byte_lose_only_the_partial_row(
     rows = [{"step": step, "value": "é" * step} for step in range(4)]
     with RunFolder.create(path, "") as folder:
         for one in rows:
-            folder.append_metrics(one)
+            folder.append_metrics(record(one))
     data = folder.metrics_path.read_bytes()[:cut]
     folder.metrics_path.write_bytes(data)
     whole = data.count(b"\n")
     assert folder.read_metrics() == rows[:whole]
     with RunFolder.open(path, writing=True) as resumed:  # the next row must not be glued to the torn one
-        resumed.append_metrics({"step": 9})
+        resumed.append_metrics(record({"step": 9}))
         assert resumed.read_metrics() == [*rows[:whole], {"step": 9}]
 
 
@@ -287,7 +290,7 @@ def test_discard_from_drops_evaluations_without_metrics(tmp_path: Path) -> None:
     with filled(tmp_path / "whole", 3) as whole, filled(tmp_path / "killed", 3) as killed:
         for folder in (whole, killed):
             folder.write_trajectories(2, [episodes["before"]], name_token, evaluation="before")
-            folder.append_metrics({"step": 2, "eval/name": "before"})
+            folder.append_metrics(record({"step": 2, "eval/name": "before"}))
         killed.write_trajectories(2, [episodes["after"]], name_token, evaluation="after")
         killed.discard_from(3)
         assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
@@ -298,7 +301,7 @@ def test_discard_from_drops_evaluations_without_metrics(tmp_path: Path) -> None:
 def test_remove_if_unused_ignores_the_evaluation_before_training(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "a", "") as folder:
         folder.write_trajectories(0, [row(0) | {"evaluation": "before"}], name_token, evaluation="before")
-        folder.append_metrics({"step": 0, "eval/name": "before"})
+        folder.append_metrics(record({"step": 0, "eval/name": "before"}))
         folder.remove_if_unused()
         assert not folder.path.exists()
 
@@ -361,7 +364,7 @@ def test_full_disk_is_explained_and_loses_nothing(tmp_path: Path) -> None:
         folder.metrics_path.unlink()
         folder.metrics_path.symlink_to(FULL)
         with pytest.raises(UserError, match="No disk space"):
-            folder.append_metrics({"step": 2})
+            folder.append_metrics(record({"step": 2}))
 
 
 @needs_full
@@ -396,12 +399,12 @@ def test_failed_append_leaves_no_partial_line(tmp_path: Path, monkeypatch: pytes
         return Torn(file) if file.writable() else file
 
     with RunFolder.create(tmp_path, "") as folder:
-        folder.append_metrics({"step": 0})
+        folder.append_metrics(record({"step": 0}))
         with monkeypatch.context() as patch:
             patch.setattr(Path, "open", lambda path, *args, **kwargs: tear(real_open(path, *args, **kwargs)))
             with pytest.raises(UserError, match="No disk space"):
-                folder.append_metrics({"step": 1})
-        folder.append_metrics({"step": 2})
+                folder.append_metrics(record({"step": 1}))
+        folder.append_metrics(record({"step": 2}))
         assert folder.read_metrics() == [{"step": 0}, {"step": 2}]
 
 

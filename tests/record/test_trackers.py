@@ -14,6 +14,7 @@ import pytest
 
 from turnwise.core.errors import UserError
 from turnwise.record import trackers
+from turnwise.record.rows import EvaluationRecord, OtherRecord, read_records
 from turnwise.record.trackers import Trackers, check_trackers
 
 CONFIG = {"algo": {"advantage": "gae"}, "train": {"steps": 5}}
@@ -45,8 +46,8 @@ def track(name: str, folder: Path, rows: list[dict[str, Any]], resumed_after: in
     sink = Trackers(
         [name], config=CONFIG, name="lake", folder=folder, warn=warnings.append, resumed_after=resumed_after
     )
-    for row in rows:
-        sink.log(row)
+    for record in read_records(rows):
+        sink.log(record)
     sink.close()
     return warnings
 
@@ -54,14 +55,15 @@ def track(name: str, folder: Path, rows: list[dict[str, Any]], resumed_after: in
 PROGRAM = """
 import json, sys, time
 from pathlib import Path
+from turnwise.record.rows import read_records
 from turnwise.record.trackers import Trackers
 folder, names, config, parts = Path(sys.argv[1]), *map(json.loads, sys.argv[2:])
 for rows, resumed in parts:
     if resumed and "wandb" in names:
         time.sleep(1)  # it names folders by the second
     sink = Trackers(names, config=config, name="lake", folder=folder, warn=print, resumed_after=resumed)
-    for row in rows:
-        sink.log(row)
+    for record in read_records(rows):
+        sink.log(record)
     sink.close()
 """
 
@@ -197,7 +199,7 @@ def test_trackers_warn_once_and_drop_a_failing_tracker(tmp_path: Path) -> None:
     warnings: list[str] = []
     sink = Trackers(["json", "csv"], config={}, name="run", folder=tmp_path, warn=warnings.append)
     for step in range(4):
-        sink.log({"step": step, "x": 1.0})
+        sink.log(OtherRecord(step=step, row={"step": step, "x": 1.0}))
     sink.close()
     assert warnings == ["json failed to log (the server is gone) and is switched off; the run folder has all metrics"]
     assert Fragile.made[0].logged == [0] and not Fragile.made[0].closed
@@ -207,7 +209,7 @@ def test_trackers_warn_once_and_drop_a_failing_tracker(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("stand_ins")
 def test_trackers_skip_rows_without_numbers(tmp_path: Path) -> None:
     sink = Trackers(["csv"], config={}, name="run", folder=tmp_path, warn=print)
-    sink.log({"step": 3, "eval/name": "x", "y": None})
+    sink.log(EvaluationRecord(step=3, name="x", metrics={}))
     assert Sturdy.made[0].logged == []
 
 

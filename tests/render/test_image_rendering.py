@@ -16,7 +16,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 from turnwise.core.images import find_images
 from turnwise.core.messages import ImagePart, Message, TextPart, assistant
 from turnwise.core.trajectory import Stop
-from turnwise.models.loading.tiny_vlm import tiny_vlm_model
+from turnwise.models.loading.tiny import tiny_vlm_model
 from turnwise.models.vision.encoder import image_encoder
 from turnwise.models.vision.processor import ImageProcessor, decode_image
 from turnwise.render.renderer import Renderer

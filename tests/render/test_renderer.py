@@ -328,7 +328,7 @@ def test_renderer_reports_what_a_template_raises_in_one_line(raising: str, reaso
     whole = tokenizer.chat_template
     tokenizer.chat_template = raising + whole
     with pytest.raises(
-        UserError, match=rf"^the chat template refuses .*{reason}.*model.chat_template to the file of another$"
+        UserError, match=rf"^The chat template refuses .*{reason}.*model.chat_template to the file of another$"
     ):
         Renderer(tokenizer)
     tokenizer.chat_template = "{% if messages | length > 3 %}" + raising + "{% endif %}" + whole

@@ -4,6 +4,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from turnwise.record.catalogue import Metric
+from turnwise.record.rows import Record, read_records
 from turnwise.report.learning_curve import draw_learning_curve
 from turnwise.report.metric_charts import choose_levels, draw_metric_chart, thin_points, value_range
 from turnwise.report.success_chart import SuccessBar, draw_success_chart
@@ -12,13 +13,13 @@ from turnwise.report.svg import nice_ticks, rolling_mean
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def rows() -> list[dict[str, float | None]]:
+def records() -> list[Record]:
     train = [{"step": step, "time/total_s": 3.0, "rollout/success": step / 40} for step in range(41)]
     evaluations = [
         {"step": step, "time/total_s": 99.0, "eval/success": rate, "eval/success_low": low, "eval/success_high": high}
         for step, rate, low, high in [(0, 0.25, 0.2, 0.3), (20, 0.5, 0.45, 0.55), (40, 0.9, 0.85, 0.95)]
     ]
-    return [*train, *evaluations, {"step": 41, "time/total_s": 3.0, "rollout/success": None}]
+    return read_records([*train, *evaluations, {"step": 41, "time/total_s": 3.0, "rollout/success": None}])
 
 
 def parsed(svg: str) -> ElementTree.Element:
@@ -31,7 +32,7 @@ def points(root: ElementTree.Element) -> list[list[tuple[float, float]]]:
 
 
 def test_learning_curve_spans_its_frame() -> None:
-    raw, smooth = points(parsed(draw_learning_curve(rows(), "frozen_lake")))
+    raw, smooth = points(parsed(draw_learning_curve(records(), "frozen_lake")))
     assert len(raw) == len(smooth) == 41  # the step without a number is left out
     assert raw[0] == (64.0, 328.0)  # step 0, 0 %
     assert raw[-1] == (696.0, 64.0)  # the last step, 100 %
@@ -39,7 +40,7 @@ def test_learning_curve_spans_its_frame() -> None:
 
 
 def test_learning_curve_draws_evaluations_with_intervals() -> None:
-    root = parsed(draw_learning_curve(rows(), "t"))
+    root = parsed(draw_learning_curve(records(), "t"))
     bars = [line.attrib for line in root.iter(f"{SVG}line") if line.attrib["stroke-width"] == "2"]
     spines = [bar for bar in bars if bar["x1"] == bar["x2"]]
     # 264 pixels are 100 %, counted from 328 upwards
@@ -54,24 +55,24 @@ def test_learning_curve_draws_evaluations_with_intervals() -> None:
 
 
 def test_learning_curve_labels_its_axes() -> None:
-    texts = {text.text for text in parsed(draw_learning_curve(rows(), "t")).iter(f"{SVG}text")}
+    texts = {text.text for text in parsed(draw_learning_curve(records(), "t")).iter(f"{SVG}text")}
     assert {"training step", "success", "40", "100 %"} <= texts
 
 
 @pytest.mark.parametrize("data", [[], [{"step": 0, "rollout/success": 0.5}], [{"step": 3, "loss": 1.0}]])
 def test_learning_curve_accepts_few_or_no_rows(data: list[dict[str, float]]) -> None:
-    assert parsed(draw_learning_curve(data, "t")).tag == f"{SVG}svg"
+    assert parsed(draw_learning_curve(read_records(data), "t")).tag == f"{SVG}svg"
 
 
 def test_learning_curve_escapes_its_title() -> None:
     title = '</text><script>alert("x")</script>&\x00'
-    root = parsed(draw_learning_curve(rows(), title))
+    root = parsed(draw_learning_curve(records(), title))
     assert not list(root.iter(f"{SVG}script"))
     assert root.attrib["aria-label"] == title.replace("\x00", " ")
 
 
 def test_learning_curve_is_deterministic() -> None:
-    assert draw_learning_curve(rows(), "t") == draw_learning_curve(rows(), "t")
+    assert draw_learning_curve(records(), "t") == draw_learning_curve(records(), "t")
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from turnwise.record.steps import EpisodeSource, IdleReason, StepRecord, read_steps
-from turnwise.report.idle_steps import EXPLANATIONS
-from turnwise.report.progress import Progress
+from turnwise.record.rows import read_records, select
+from turnwise.record.steps import EpisodeSource, IdleReason, StepRecord
+from turnwise.report.progress import EXPLANATIONS, Progress
 from turnwise.report.terminal import make_console
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
@@ -182,7 +182,7 @@ def test_progress_of_a_resumed_run_shows_its_recorded_steps() -> None:
         {"step": 2, **metrics(0.375), "time/total_s": 1.0},
     ]
     with Progress(4, screen, clock=iter(range(100)).__next__) as progress:
-        progress.begin(2, recorded=read_steps(rows))
+        progress.begin(2, recorded=select(read_records(rows), StepRecord))
         progress.phase("rollout", 1, 8)
         shown = written(file)
     assert "37.5" in shown and "2/4" in shown and "90.0" not in shown

@@ -18,16 +18,16 @@ SUMMARY = {
 }
 
 METRICS = {
-    "eval/success": 0.5,
-    "eval/success_low": 0.4,
-    "eval/success_high": 0.6,
-    "eval/episodes": 256,
-    "eval/dropped": 2,
-    "eval/reward": 0.25,
-    "eval/turns": 3.21,
-    "eval/invalid": 0.125,
-    "eval/cut": 0.0,
-    "eval/sampled_tokens": 31.4,
+    "success": 0.5,
+    "success_low": 0.4,
+    "success_high": 0.6,
+    "episodes": 256,
+    "dropped": 2,
+    "reward": 0.25,
+    "turns": 3.21,
+    "invalid": 0.125,
+    "cut": 0.0,
+    "sampled_tokens": 31.4,
 }
 PAIR = {
     "tasks": 256,
@@ -91,7 +91,7 @@ def test_run_table_shows_dropped_episodes_and_the_last_failure() -> None:
 
 
 def test_evaluation_table_lists_one_models_results() -> None:
-    passes = {"eval/pass_at_2": 0.6, "eval/pass_at_10": 0.9}
+    passes = {"pass_at_2": 0.6, "pass_at_10": 0.9}
     assert shown(evaluation_table("runs/[red]a", "sokoban, 256 tasks", {**METRICS, **passes})) == [
         "model runs/[red]a",
         "tasks sokoban, 256 tasks",
@@ -109,7 +109,7 @@ def test_evaluation_table_lists_one_models_results() -> None:
 
 
 def test_models_table_has_one_row_per_model() -> None:
-    other = {**METRICS, "eval/success": 1.0, "eval/sampled_tokens": math.nan, "eval/dropped": 0}
+    other = {**METRICS, "success": 1.0, "sampled_tokens": math.nan, "dropped": 0}
     assert shown(models_table([("tiny", METRICS), ("gpt", other)], "sokoban")) == [
         "sokoban",
         "model success 95 % interval return turns invalid tokens dropped",
@@ -119,7 +119,7 @@ def test_models_table_has_one_row_per_model() -> None:
 
 
 def test_models_table_fits_a_narrow_terminal() -> None:
-    whole = {**METRICS, "eval/dropped": 0, "eval/pass_at_2": 0.6, "eval/pass_at_4": 0.75}
+    whole = {**METRICS, "dropped": 0, "pass_at_2": 0.6, "pass_at_4": 0.75}
     lines = shown(models_table([("a", whole), ("Qwen2.5-0.5B-Instruct", whole)], "sokoban"), width=80)
     assert lines[1:] == [
         "model success 95 % interval pass@4 return turns invalid tokens",

@@ -100,7 +100,7 @@ def test_split_by_font_finds_a_glyph_in_every_script(optional_part: Any) -> None
 
 
 def test_drawing_to_image_keeps_emoji_colours(optional_part: Any) -> None:
-    if fonts.find_font(fonts.EMOJI_FONTS[:3]) is None:
+    if not fonts.installed_fonts().keys() & set(fonts.font_names()["emoji"][:3]):
         optional_part("no font with colour emoji was found: install fonts-noto-color-emoji")
     image = drawing_to_image(draw_picture({"rows": [["🦊"]], "caption": "", "info": {}}))
     assert any(red > 200 and blue < 90 for _, (red, _, blue) in image.getcolors(1 << 20))  # type: ignore[misc]
@@ -121,19 +121,19 @@ def test_drawing_to_image_works_without_installed_fonts(monkeypatch: pytest.Monk
 
 def test_trajectory_images_are_written_beside_the_trajectories(tmp_path: Path) -> None:
     warnings: list[str] = []
-    files = TrajectoryImages(tmp_path, every=2, per_step=2, warn=warnings.append)
+    files = TrajectoryImages(tmp_path, every=2, warn=warnings.append)
     rows = [trajectory(group=group, member=member) for group in (0, 1, 2) for member in (0, 1)]
     assert files.write(1, rows) == []
     written = files.write(4, rows)
-    names = ["step_000004_group_0_member_0", "step_000004_group_1_member_0"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{n}.{end}" for n in names for end in ("gif", "png")]
+    name = "step_000004_group_0_member_0"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.gif", f"{name}.png"]
     assert {path.name for path in written} == {path.name for path in tmp_path.iterdir()}
-    assert load_image((tmp_path / f"{names[0]}.gif").read_bytes()).n_frames == 3
+    assert load_image((tmp_path / f"{name}.gif").read_bytes()).n_frames == 3
 
 
 def test_trajectory_images_warn_once_and_stop_after_a_failure(tmp_path: Path) -> None:
     warnings: list[str] = []
-    files = TrajectoryImages(tmp_path / "missing", every=1, per_step=1, warn=warnings.append)
+    files = TrajectoryImages(tmp_path / "missing", every=1, warn=warnings.append)
     warnings.clear()
     for step in (1, 2, 3):
         assert files.write(step, [trajectory()]) == []
@@ -144,5 +144,5 @@ def test_trajectory_images_name_the_missing_package(tmp_path: Path, monkeypatch:
     for name in ("PIL", "PIL.Image"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(UserError, match=r"pip install 'turnwise\[pictures\]'"):
-        TrajectoryImages(tmp_path, every=1, per_step=1, warn=print)
-    TrajectoryImages(tmp_path, every=0, per_step=1, warn=print)  # needs no Pillow
+        TrajectoryImages(tmp_path, every=1, warn=print)
+    TrajectoryImages(tmp_path, every=0, warn=print)  # needs no Pillow

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from turnwise.core.errors import UserError
+from turnwise.record.rows import read_records
 from turnwise.report.watch import RunMonitor, WatchFrame, remaining_s, watch
 
 
@@ -50,13 +51,13 @@ def test_run_monitor_reads_new_rows_and_alarms(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", steps=5)
     monitor = RunMonitor(folder)
     assert monitor.refresh()
-    assert [row["step"] for row in monitor.rows] == [1, 2, 3, 4, 5]
-    assert "not/shown" not in monitor.rows[0]
+    assert [record.step for record in monitor.records] == [1, 2, 3, 4, 5]
+    assert "not/shown" not in monitor.records[0].to_row() and "rollout/success" in monitor.records[0].to_row()
     assert not monitor.refresh()
     append(folder, training(6))
     append(folder, {"step": 6, "text": "gradient spike"}, name="alarms.jsonl")
     assert monitor.refresh()
-    assert [row["step"] for row in monitor.rows] == [1, 2, 3, 4, 5, 6]
+    assert [record.step for record in monitor.records] == [1, 2, 3, 4, 5, 6]
     assert monitor.alarms == [{"step": 6, "text": "gradient spike"}]
 
 
@@ -67,7 +68,7 @@ def test_run_monitor_drops_rows_that_a_resume_discarded(tmp_path: Path) -> None:
     kept = (folder / "metrics.jsonl").read_bytes().split(b"\n")[:3]
     (folder / "metrics.jsonl").write_bytes(b"\n".join(kept) + b"\n")
     monitor.refresh()
-    assert [row["step"] for row in monitor.rows] == [1, 2, 3]
+    assert [record.step for record in monitor.records] == [1, 2, 3]
 
 
 def test_watch_frame_shows_progress_plots_evaluation_and_alarms(tmp_path: Path) -> None:
@@ -131,10 +132,11 @@ def test_watch_frame_of_sft_has_no_total(tmp_path: Path) -> None:
 
 def test_remaining_s_uses_recent_steps() -> None:
     rows = [training(step, **{"time/total_s": 100.0 if step <= 10 else 2.0}) for step in range(1, 31)]
-    assert remaining_s(rows, 40) == 20.0
-    assert remaining_s(rows, None) is None
+    records = read_records(rows)
+    assert remaining_s(records, 40) == 20.0
+    assert remaining_s(records, None) is None
     assert remaining_s([], 40) is None
-    assert remaining_s(rows, 30) == 0.0
+    assert remaining_s(records, 30) == 0.0
 
 
 def test_watch_prints_one_frame_without_a_terminal(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ class Shop:
 
 WRONG_KIND = {
     two: r"must take one argument: write function\(trajectory\)",
-    of_answers: r"takes an answer, .*: name it in env.params.reward",
+    of_answers: r"takes an answer, .*: set env.params.reward",
     yields: r"is a generator: return a number",
     yields_later: r"is a generator: return a number",
     Shop: r"is a class: give a function",

@@ -73,7 +73,7 @@ def test_local_judge_reads_images_if_its_model_does(tmp_path: Path) -> None:
 
     counts = JudgeCounts()
     shown = [user([Image(np.zeros((8, 16, 3), np.uint8)), "What is this?"])]
-    with pytest.raises(UserError, match="the judge tiny reads text only, but observations contain images"):
+    with pytest.raises(UserError, match="The judge tiny reads text only, but observations contain images"):
         asyncio.run(model_of("tiny")(shown))
     assert counts.calls == 0
     asyncio.run(model_of("tiny_vlm")(shown))

@@ -100,7 +100,7 @@ def test_missing_column_error_suggests_the_closest() -> None:
         UserError, match=r'"answer", which a task row lacks: did you mean "answers"\? \(there are answers\)'
     ):
         score("exact_match", "x", {"answers": "x"})
-    with pytest.raises(UserError, match="holds no answer"):
+    with pytest.raises(UserError, match="has no answer"):
         score("exact_match", "x", {"answer": []})
 
 
@@ -181,15 +181,15 @@ def test_sql_reward_compares_row_order_if_the_query_is_ordered(database: str) ->
 
 
 TABLES: list[tuple[Any, str]] = [
-    ("exact_macth", 'no reward "exact_macth": did you mean "exact_match"? (or give FILE.py:function)'),
-    ([], "reward is an empty list"),
-    ([{"weight": 1}], "a reward does not say what it uses"),
-    (["f1", "f1"], 'two rewards are called "f1": rename one of them with name'),
-    ([{"use": "f1", "name": "env"}], 'the reward name "env" is reserved'),
-    ([{"use": "f1", "name": "format"}], 'the reward name "format" is reserved'),
-    ([{"use": "f1", "weight": "much"}], 'the weight of the reward "f1" is not a number'),
-    ([{"use": "f1", "weight": True}], 'the weight of the reward "f1" is not a number'),
-    ([{"use": "f1", "weight": float("nan")}], 'the weight of the reward "f1" is not a number'),
+    ("exact_macth", 'No reward "exact_macth": did you mean "exact_match"? (or give FILE.py:function)'),
+    ([], "The list of rewards is empty"),
+    ([{"weight": 1}], "A reward does not say what it uses"),
+    (["f1", "f1"], 'Two rewards are called "f1": rename one of them with name'),
+    ([{"use": "f1", "name": "env"}], 'The reward name "env" is reserved'),
+    ([{"use": "f1", "name": "format"}], 'The reward name "format" is reserved'),
+    ([{"use": "f1", "weight": "much"}], 'The weight of the reward "f1" is not a number'),
+    ([{"use": "f1", "weight": True}], 'The weight of the reward "f1" is not a number'),
+    ([{"use": "f1", "weight": float("nan")}], 'The weight of the reward "f1" is not a number'),
     ([{"use": "f1", "agianst": "x"}], 'the reward "f1" has no option "agianst": did you mean "against"?'),
     ([{"use": "f1", "weigth": 2}], 'the reward "f1" has no option "weigth": did you mean "weight"?'),
     ([{"use": "f1", "zzz": 2}], ", name, "),
@@ -199,7 +199,7 @@ TABLES: list[tuple[Any, str]] = [
     ([{"use": "repetition", "n": 0}], 'the reward "repetition", n: input should be greater than or equal to 1'),
     (
         [{"use": "my.py:f", "scale": 2}],
-        'the reward "my.py:f" has no option "scale": functions take only name and weight',
+        'The reward "my.py:f" has no option "scale": functions take only name and weight',
     ),
     ([{"use": "judge", "model": "m", "rubric": "r", "mode": "pairwise"}], "put it into [reward] judges"),
 ]
@@ -270,7 +270,7 @@ WRONG_KIND: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("function", "message"), WRONG_KIND, ids=[message[:30] for _, message in WRONG_KIND])
 def test_answer_reward_rejects_wrong_signatures(function: Any, message: str) -> None:
-    with pytest.raises(UserError, match=f'^the reward "a.py:f" {message}'):
+    with pytest.raises(UserError, match=f'^[Tt]he reward "a.py:f" {message}'):
         build_rubric("a.py:f", lambda given: function, RewardServices())
 
 

@@ -1,10 +1,14 @@
 """exact_match ignores punctuation; a sign, an operator or a bracket is not punctuation."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.rewards.text_answers import exact_match, normalise_answer
+from turnwise.rewards import text_answers
+from turnwise.rewards.text_answers import exact_match, f1, normalise_answer, thresholded_f1
 from work_for_tests import hang_guard
 
 DIFFERENT = [
@@ -91,3 +95,13 @@ def test_normalise_answer_takes_linear_time() -> None:
     with hang_guard():
         for text in ("(" * 10**6, "(a " * 10**5, "[a " * 10**5, "*a " * 10**5, "**" * 10**5, "a-" * 10**5):
             normalise_answer(text)
+
+
+@pytest.mark.parametrize("score", [exact_match, f1, partial(thresholded_f1, at_least=0.0, precision=0.0)])
+def test_endless_answer_is_wrong_without_being_read(
+    score: Callable[[str, str], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = "word " * 30_000
+    assert score(reference, reference) == 1, "a long answer to a long reference is read"
+    monkeypatch.setattr(text_answers, "normalise_answer", lambda text: pytest.fail("normalising it takes long"))
+    assert score("7" * 100_010, "7") == 0

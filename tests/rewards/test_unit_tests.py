@@ -111,7 +111,7 @@ def test_unit_tests_raise_when_the_sandbox_breaks(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("tests", [None, [], "", "x = 1", 7, [1, 2], [{"input": 1}], "assert ((", ["assert 1"] * 501])
 def test_parse_tests_rejects_columns_without_tests(tests: Any) -> None:
-    with pytest.raises(UserError, match='the column "tests"'):
+    with pytest.raises(UserError, match='The column "tests"'):
         parse_tests(tests, GOOD, "", "tests")
 
 

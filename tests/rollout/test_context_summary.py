@@ -13,7 +13,7 @@ from turnwise.core.trajectory import Group, Status, Stop
 from turnwise.evaluation.episodes import Evaluation
 from turnwise.record.metrics import rollout_metrics
 from turnwise.rewards.scoring import score_trajectory
-from turnwise.rollout.context_modes import HOOK_CHARS
+from turnwise.rollout.context_modes import HOOK_CHARS, SUMMARY_PROMPT
 
 STEPS = Talk(
     opening=(system("Rules."), user("Find it.")),
@@ -35,7 +35,7 @@ def test_summary_replaces_the_history() -> None:
     contexts = texts(summed(turns=2))
     assert contexts[2] == (
         "<|system|>Rules.<|end|><|user|>Find it.<|end|><|assistant|>a0<|end|>"
-        "<|user|>room 1<|end|><|assistant|>a1<|end|><|user|>Sum up.<|end|><|assistant|>"
+        f"<|user|>room 1<|end|><|assistant|>a1<|end|><|user|>{SUMMARY_PROMPT}<|end|><|assistant|>"
     )
     assert contexts[3] == (
         "<|system|>Rules.<|end|><|user|>Summary of the turns so far:\nin short, 1\n\nroom 2<|end|><|assistant|>"
@@ -61,7 +61,7 @@ def test_metrics_do_not_count_summaries_as_turns() -> None:
     metrics = rollout_metrics([Group(task=scored.task, trajectories=(scored,))])
     assert metrics["rollout/turns"] == 5.0
     assert metrics["rollout/sampled_tokens"] == scored.num_sampled
-    assert Evaluation(trajectories=(scored,), dropped=0).metrics()["eval/turns"] == 5.0
+    assert Evaluation(trajectories=(scored,), dropped=0).metrics()["turns"] == 5.0
 
 
 def test_summary_threshold_counts_the_observation() -> None:

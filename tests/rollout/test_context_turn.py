@@ -1,15 +1,14 @@
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexts_for_tests import TEMPLATE_NAMES, TEXTS, Played, Talk, memory, play, renderer_of, talks
+from contexts_for_tests import TEMPLATE_NAMES, TEXTS, Played, Talk, play, renderer_of, talks
 from episodes_for_tests import turn_of
 from turnwise.core.messages import ImagePart, assistant, system, text_parts, user
 from turnwise.models.loading.tiny import tiny_pieces
-from turnwise.rollout.context_modes import TurnContext, action_text, clip_middle, observation_text
+from turnwise.rollout.context_modes import TurnContext, action_text, clip_middle, observation_text, render_memory
 
 STEPS = Talk(
     opening=(system("Rules."), user("A lake.")),
@@ -18,9 +17,9 @@ STEPS = Talk(
 )
 
 
-def remember(talk: Talk, keep_opening: bool = False, template: str = "tiny", **form: Any) -> Played:
+def remember(talk: Talk, keep_opening: bool = False, template: str = "tiny", turns: int = 4) -> Played:
     renderer = renderer_of(template)
-    return play(talk, TurnContext(renderer, memory=memory(**form), keep_opening=keep_opening), renderer)
+    return play(talk, TurnContext(renderer, turns=turns, keep_opening=keep_opening), renderer)
 
 
 def last_context(played: Played, template: str = "tiny") -> str:
@@ -53,21 +52,9 @@ def test_turn_memory_has_no_empty_lines_in_place_of_images() -> None:
     assert observation_text([user("a\n"), user([image])]) == "a\n\n", "text stays as it is"
 
 
-def test_turn_memory_of_actions_has_one_line_per_action() -> None:
-    text = "<|user|>Turn 1: Left\nTurn 2: I give up\n\nTurn 3, now:\n\nInvalid action.<|end|>"
-    assert text in last_context(remember(STEPS, form="actions"))
-
-
-def test_turn_memory_includes_rewards_only_if_set() -> None:
-    assert "reward" not in last_context(remember(STEPS))
-    assert "Turn 1: Left (reward 1)\nTurn 2: I give up (reward 2)" in last_context(
-        remember(STEPS, form="actions", rewards=True)
-    )
-
-
 def test_turn_memory_marks_invalid_turns() -> None:
     turn = replace(turn_of([1], [2]), invalid=True, message=assistant("what?"))
-    assert memory(form="actions").render(["seen"], [turn]) == "Turn 1: what? (invalid)\n\nTurn 2, now:"
+    assert render_memory(["seen"], [turn], 4) == "Turn 1\nseen\nYou: what? (invalid)\n\nTurn 2, now:"
 
 
 def test_turn_memory_keeps_the_last_turns_only() -> None:
@@ -86,8 +73,7 @@ def test_turn_memory_does_not_repeat_a_kept_opening() -> None:
 @given(observations=st.lists(TEXTS, min_size=1, max_size=6), chars=st.integers(1, 80), turns=st.integers(0, 6))
 def test_turn_memory_is_bounded_in_length(observations: list[str], chars: int, turns: int) -> None:
     made = [turn_of([1], [2]) for _ in observations]
-    form = memory(chars=chars, turns=turns)
-    text = form.render(observations, made)
+    text = render_memory(observations, made, turns, chars)
     if turns:
         memory_text, _, now = text.rpartition("\n\n")
         assert now == f"Turn {len(made) + 1}, now:"
@@ -99,9 +85,9 @@ def test_turn_memory_is_bounded_in_length(observations: list[str], chars: int, t
 def test_turn_memory_drops_oldest_turns_then_clips_the_newest() -> None:
     turns = [replace(turn_of([1], [2]), message=assistant(f"go {number}")) for number in range(3)]
     entry = len("Turn 3\nc\nYou: go 2")
-    assert memory(chars=2 * entry + 2).render(["a", "b", "c"], turns).startswith("Turn 2\nb\nYou: go 1\n\nTurn 3\nc\n")
-    assert memory(chars=2 * entry + 1).render(["a", "b", "c"], turns).startswith("Turn 3\nc\nYou: go 2\n\nTurn 4")
-    cut = memory(chars=40).render(["a", "b", "c" * 500], turns).partition("\n\n")[0]
+    assert render_memory(["a", "b", "c"], turns, 4, 2 * entry + 2).startswith("Turn 2\nb\nYou: go 1\n\nTurn 3\nc\n")
+    assert render_memory(["a", "b", "c"], turns, 4, 2 * entry + 1).startswith("Turn 3\nc\nYou: go 2\n\nTurn 4")
+    cut = render_memory(["a", "b", "c" * 500], turns, 4, 40).partition("\n\n")[0]
     assert len(cut) == 40 and cut.startswith("Turn 3\nccc") and " [...] " in cut and cut.endswith("You: go 2")
 
 

@@ -36,30 +36,30 @@ def full_history(
 
 
 @settings(max_examples=40)
-@given(talk=talks(), spare=st.integers(0, 3), slack=st.integers(0, 2))
-def test_window_as_long_as_the_episode_equals_full_history(talk: Talk, spare: int, slack: int) -> None:
+@given(talk=talks(), spare=st.integers(0, 3))
+def test_window_as_long_as_the_episode_equals_full_history(talk: Talk, spare: int) -> None:
     renderer = renderer_of("tiny")
-    turns = max(0, len(talk.answers) - 1 + spare - slack)
+    turns = max(0, len(talk.answers) - 1 + spare)
     full = play(talk, FullContext(renderer), renderer)
-    windowed = play(talk, window(renderer, turns, slack=slack), renderer)
+    windowed = play(talk, window(renderer, turns), renderer)
     assert windowed.trajectory.turns == full.trajectory.turns
     assert windowed.witness.contexts == full.witness.contexts
 
 
 @pytest.mark.parametrize("template", ["tiny", *TEMPLATE_NAMES])
 @settings(max_examples=12)
-@given(talk=talks(), keep=st.integers(0, 4), slack=st.integers(0, 2), keep_opening=st.booleans())
+@given(talk=talks(), keep=st.integers(0, 4), keep_opening=st.booleans())
 def test_window_equals_full_history_of_an_episode_that_began_later(
-    template: str, talk: Talk, keep: int, slack: int, keep_opening: bool
+    template: str, talk: Talk, keep: int, keep_opening: bool
 ) -> None:
-    """Whole turns are dropped, between `keep` and `keep + slack` of them stay, and their sampled ids are spliced in."""
+    """Whole turns are dropped, `keep` of them stay, and their sampled ids are spliced in."""
     renderer = renderer_of(template)
-    played = play(talk, window(renderer, keep, slack=slack, keep_opening=keep_opening), renderer)
+    played = play(talk, window(renderer, keep, keep_opening=keep_opening), renderer)
     turns, oldest = list(played.trajectory.turns), 0
     has_rules = talk.opening[0].role == "system"
     stays = talk.opening[:1] if has_rules and not keep_opening else talk.opening
     for number, context in enumerate(played.witness.contexts):
-        if number - oldest > keep + slack:
+        if number - oldest > keep:
             oldest = number - keep
             assert not turns[number].extends
         else:
@@ -86,16 +86,3 @@ def test_window_keeps_the_opening_if_asked_or_without_system_message() -> None:
     )
     bare = play(Talk(opening=(user("Rules."),), answers=STEPS.answers, said=STEPS.said), window(renderer, 1), renderer)
     assert renderer.decode(bare.witness.contexts[3]).startswith("<|user|>Rules.<|end|><|user|>room 2<|end|>")
-
-
-def test_window_slack_makes_slides_rarer() -> None:
-    renderer = renderer_of("tiny")
-    new = [
-        [not turn.extends for turn in play(STEPS, window(renderer, 1, slack=slack), renderer).trajectory.turns]
-        for slack in (0, 1, 2)
-    ]
-    assert new == [
-        [True, False, True, True, True, True],
-        [True, False, False, True, False, True],
-        [True, False, False, False, True, False],
-    ]

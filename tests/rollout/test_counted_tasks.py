@@ -31,7 +31,7 @@ def test_evaluation_uses_each_row_at_most_once() -> None:
 
 
 def chosen(train_rows: int, pool: int, seed: int = 0) -> TaskSource:
-    curriculum = Curriculum(pool=pool, floor=0.1, memory=0.5)
+    curriculum = Curriculum(pool=pool)
     mix = (EnvMixEntry(env="rows", sizes={"train": train_rows, "test": 4}),)
     return TaskSource(mix=mix, run_seed=seed, curriculum=curriculum)
 

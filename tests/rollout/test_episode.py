@@ -21,7 +21,7 @@ from turnwise.core.trajectory import Status, Stop, Trajectory
 from turnwise.data.samples import build_samples
 from turnwise.engine.scripted import ScriptedEngine, ScriptedSession
 from turnwise.envs.registry import load_spec
-from turnwise.models.loading.tiny_vlm import tiny_vlm_model
+from turnwise.models.loading.tiny import tiny_vlm_model
 from turnwise.models.vision.encoder import image_encoder
 from turnwise.render.codec import Codec
 from turnwise.render.renderer import Renderer

@@ -14,7 +14,7 @@ def source(run_seed: int = 0, **others: object) -> TaskSource:
 
 
 MIXED = (EnvMixEntry(env="a", weight=1.0), EnvMixEntry(env="b", weight=3.0, params={"x": 1}))
-POOL = Curriculum(pool=40, floor=0.1, memory=0.5)
+POOL = Curriculum(pool=40)
 
 
 def test_task_source_is_deterministic_per_step() -> None:

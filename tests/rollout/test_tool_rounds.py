@@ -139,8 +139,8 @@ def check_masks(trajectory: Trajectory, witness: Witness) -> None:
     assert sample.mask.tolist() == mask
     assert sample.turn_ids.tolist() == turns
     numbers = [-number / 8 for number in range(1, witness.count + 1)]
-    assert sample.logprobs[sample.mask].tolist() == numbers
-    assert not sample.logprobs[~sample.mask].any()
+    assert sample.sampler_logprobs[sample.mask].tolist() == numbers
+    assert not sample.sampler_logprobs[~sample.mask].any()
 
 
 TEXTS = st.one_of(

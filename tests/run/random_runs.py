@@ -30,7 +30,7 @@ from turnwise.config.keys import all_keys
 from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.engine.native.kernels import optional_kernels
+from turnwise.engine.cpu.kernels import optional_kernels
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.run.build import load_policy
 from turnwise.run.environment_mix import build_environment_mix
@@ -93,6 +93,7 @@ def draw_settings(rng: random.Random, rewards: Path) -> Settings:
         "algo.entropy_coef": pick([0.0, 0.01]),
         "algo.loss_tokens": pick(["sampled", "sampled", "answer", "think"]),
         "algo.advantage_tokens": pick(["sampled", "sampled", "answer"]),
+        "algo.entropy_tokens": pick(["sampled", "sampled", "answer"]),
         "algo.advantage.gamma_turn": pick([1.0, 0.9, "adaptive"]),
         "algo.advantage.lam": pick([1.0, 0.9]),
         "critic.kind": pick(["trunk", "head"]),
@@ -115,8 +116,9 @@ def draw_settings(rng: random.Random, rewards: Path) -> Settings:
             "algo.kl_in": pick(["loss", "reward"]),
             "algo.kl_estimator": pick(["k1", "k2", "k3", "abs"]),
             "algo.kl_target": pick([None, 0.01]),
-            "algo.kl_horizon": 20.0,
         }
+    if maybe() < 0.2:
+        given |= {"algo.entropy_coef": 0.01, "algo.entropy_target": pick([0.1, 5.0])}
     if maybe() < 0.3:
         given |= {
             "lora.rank": rng.randint(1, 4),
@@ -129,14 +131,14 @@ def draw_settings(rng: random.Random, rewards: Path) -> Settings:
         given |= {
             "selfplay.opponent": pick(["self", "past"]),
             "selfplay.random_moves": pick([0, 2]),
-            "selfplay.snapshot_every": rng.randint(1, 2),
-            "selfplay.snapshots": rng.randint(1, 3),
-            "selfplay.ladder_games": pick([0, 2]),
+            "selfplay.opponent.snapshot_every": rng.randint(1, 2),
+            "selfplay.opponent.snapshots": rng.randint(1, 3),
+            "selfplay.opponent.ladder_games": pick([0, 2]),
         }
     if kind == "bandit" and maybe() < 0.5:
         given |= {f"env.mix.{pick(MIXED)}": pick([0.5, 1.0]), "rollout.max_tokens": 700}
     if maybe() < 0.3:
-        given |= {"curriculum.pool": pick([2, 4, 8]), "curriculum.floor": pick([0.1, 0.5])}
+        given |= {"curriculum.pool": pick([2, 4, 8])}
     if maybe() < 0.3:
         names = rng.sample(["brief", "by_turn"], rng.randint(1, 2))
         given |= {
@@ -160,10 +162,8 @@ def draw_settings(rng: random.Random, rewards: Path) -> Settings:
         "eval.temperature": pick([0.0, 0.5]),
         "eval.top_k": pick([0, 0, 5]),
         "checkpoint.every": rng.randint(1, 3),
-        "checkpoint.keep_last": rng.randint(1, 3),
-        "checkpoint.keep_best": pick([True, False]),
         "record.trajectories": pick([1, 1, 2]),
-        "diagnose.rollback": pick([False, False, False, True]),
+        "diagnose.rollbacks": pick([0, 0, 0, 3]),
         "diagnose.information_every": pick([0, 0, 0, 2]),
         "diagnose.gradients_every": pick([0, 0, 0, 2]),
     }
@@ -183,10 +183,10 @@ def draw_context(rng: random.Random) -> Settings:
     mode, turns = rng.choice(["window", "turn", "summary"]), {"context.turns": rng.randint(0, 2)}
     settings: dict[str, Settings] = {
         "window": turns,
-        "turn": turns | {"context.memory": rng.choice(["exchanges", "actions"])},
-        "summary": {"context.summary_every": rng.choice([1, 2]), "context.summary_tokens": 6},
+        "turn": turns,
+        "summary": {"context.every": rng.choice([1, 2]), "context.tokens": 6},
     }
-    return {"context.mode": mode, "context.keep_opening": rng.choice([True, False]), **settings[mode]}
+    return {"context": mode, "context.keep_opening": rng.choice([True, False]), **settings[mode]}
 
 
 def draw_moments(rng: random.Random) -> list[Moment]:
@@ -224,7 +224,7 @@ def raise_alarms(number: int) -> AbstractContextManager[object]:
     steps = {step for step in range(1, 6) if rng.random() < 0.4}
 
     def raise_some(rows: Sequence[dict[str, Any]], active: frozenset[str], settings: object) -> AlarmState:
-        step = int(rows[-1]["step"])
+        step = rows[-1].step
         raised = (Alarm(kind="test", step=step, message=f"at step {step}"),) if step in steps else ()
         return AlarmState(raised=raised, active=frozenset())
 
@@ -240,7 +240,7 @@ def run_case(number: int, folder: Path) -> str | None:
     settings, moments = draw_case(number, folder)
     environment = tuple((name, value) for name, value in settings.items() if name.startswith(("env.p", "env.m")))
     warm_up(settings["env.kind"], environment)
-    with raise_alarms(number) if settings["diagnose.rollback"] else nullcontext():
+    with raise_alarms(number) if settings["diagnose.rollbacks"] else nullcontext():
         return compare(settings, moments, folder)
 
 

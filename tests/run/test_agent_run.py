@@ -251,7 +251,7 @@ def test_doctor_explains_an_agent_without_calls(project: Path, capsys: pytest.Ca
         ({"agent.reward": "agent.py:nothing"}, "agent.py"),
         ({"agent.command": "python x.py"}, "both name the agent"),
         ({"env.kind": "frozen_lake"}, "which agent.command or agent.function replaces"),
-        ({"context.mode": "window"}, "decides itself what it sends"),
+        ({"context": "window"}, "decides itself what it sends"),
         ({"agent.pass_env": "HOME"}, "agent.pass_env has no effect"),
         ({"agent.tasks": "missing.jsonl"}, "agent.tasks: .*missing.jsonl does not exist"),
     ],
@@ -375,7 +375,7 @@ def test_trainer_explains_wrong_calls(tmp_path: Path, monkeypatch: pytest.Monkey
 
     async def program() -> None:
         trainer = tw.Trainer("tiny", name="wrong", **TRAINER)
-        with pytest.raises(UserError, match="the trainer is not open"):
+        with pytest.raises(UserError, match="The trainer is not open"):
             await trainer.gather(count_letters, ["one"])
         async with trainer:
             with pytest.raises(UserError, match="not a JSON value"):
@@ -500,7 +500,7 @@ def test_agent_begins_with_the_replies_of_its_warm_up(project: Path) -> None:
 @pytest.mark.parametrize(
     ("reply", "problem"),
     [
-        ("broken", r"the agent failed during the warm-up of tiny: .*KeyError: 'reply' at agent\.py"),
+        ("broken", r"The agent failed during the warm-up of tiny: .*KeyError: 'reply' at agent\.py"),
         ("short", r"agent\.random_reply .*:short must take two arguments: write function\(text, rng\)"),
         ("missing", "missing"),
     ],

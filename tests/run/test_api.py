@@ -28,7 +28,6 @@ SMALL: dict[str, Any] = {
     "rollout__group_size": 2,
     "train__mini_batch": 4,
     "eval__episodes": 2,
-    "record__report": False,
     "quiet": True,
 }
 
@@ -78,7 +77,7 @@ def centred(inputs: tw.AdvantageInputs) -> torch.Tensor:
 
 def plain(inputs: tw.LossInputs) -> torch.Tensor:
     CALLS.append("loss")
-    return -inputs.advantages * inputs.logprobs
+    return -inputs.advantages * inputs.policy_logprobs
 
 
 def keep_all(scores: torch.Tensor) -> torch.Tensor:
@@ -222,6 +221,17 @@ def test_tiny_has_defaults_that_learn_in_any_environment(tmp_path: Path) -> None
         (lambda: tw.evaluate("tiny", "bandit", tries=0), "tries 0: must be 1 or more."),
         (lambda: tw.evaluate("tiny", "bandit", seeds="x"), "seeds: "),
         (lambda: tw.train("bandit", algo__estimator="archer_offline", quiet=True), "data.sources"),
+        (lambda: tw.train(config={"train": {"steps": 1}}), "config is a dict. Give a tw.Config(train="),  # type: ignore[arg-type]
+        (lambda: tw.train("bandit", on_step=5), "on_step is 5. Give a function"),  # type: ignore[arg-type]
+        (lambda: tw.train("bandit", on_step=lambda: None), "on_step must take one argument"),  # type: ignore[arg-type,misc]
+        (lambda: tw.train("bandit", model=torch.nn.Linear(2, 2)), "Model is a value of type Linear"),  # type: ignore[arg-type]
+        (lambda: tw.sft(data=[{"messages": []}]), "tw.sft: data is a list, not the path"),  # type: ignore[arg-type]
+        (lambda: tw.train(env=lambda task, rng: None), "a lambda is not a class or a function with a name"),  # type: ignore[arg-type,return-value]
+        (lambda: tw.train(env=Larger()), "give Larger itself, not Larger()"),  # type: ignore[arg-type]
+        (lambda: tw.train(), "tw.train needs an environment"),
+        (lambda: tw.train("bandit", algo={"advantage": "gae"}), "algo is a section: give one of its keys"),
+        (lambda: tw.train("bandit", algo_advantage="gae"), 'did you mean "algo__advantage"?'),
+        (lambda: tw.load_run("nowhere"), 'No run "nowhere"'),
     ],
 )
 def test_errors_of_the_python_api_name_keywords(call: Callable[[], object], text: str) -> None:
@@ -308,7 +318,7 @@ def test_command_line_takes_an_advantage_from_a_file(tmp_path: Path) -> None:
     [
         ("broken", r"algo.advantage broken failed: AttributeError: .*nothing.* at \w+.py:\d+"),
         ("short", r"returned the shape \[\d+, 1\] instead of \[\d+, \d+\]"),
-        ("text", "returned str"),
+        ("text", "returned the text"),
     ],
 )
 def test_faulty_advantage_is_one_line(name: str, message: str, folder: dict[str, Any]) -> None:

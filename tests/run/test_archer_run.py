@@ -43,10 +43,10 @@ def lake(folder: Path, **settings: Any) -> Config:
         "algo.estimator": "archer",
         "algo.loss": "reinforce",
         "algo.estimator.gamma_turn": 0.9,
-        "algo.estimator.critic_updates": 2,
-        "algo.estimator.critic_batch": 4,
+        "critic": "utterances",
+        "critic.updates": 2,
+        "critic.batch": 4,
         "algo.estimator.states": 8,
-        "algo.estimator.token_baseline": True,
         "critic.warmup_steps": 1,
         "eval.every": 0,
         "eval.episodes": 1,
@@ -115,7 +115,7 @@ def test_archer_replay_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Archer, "sample", counted)
     train(
-        lake(tmp_path, algo__estimator__replay=10, algo__estimator__token_baseline=False, train__steps=2),
+        lake(tmp_path, algo__estimator__replay=10, train__steps=2),
         console=quiet(),
     )
     assert sizes == [8, 10]
@@ -150,9 +150,25 @@ def test_archer_refuses_settings_that_contradict_it(tmp_path: Path, settings: di
     assert message in str(error.value)
 
 
+def test_estimator_and_critic_fit_each_other() -> None:
+    for overrides, message in (
+        (
+            {"algo.estimator": "archer"},
+            "archer needs a critic of utterances, and critic trunk is one of tokens. Choose",
+        ),
+        (
+            {"algo.advantage": "gae", "critic": "utterances"},
+            "gae needs the values of tokens, and critic utterances is one of utterances. Choose critic trunk or head.",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_settings_fit(build({}, list(overrides.items())))
+    check_settings_fit(build({}, [("critic", "utterances")]))  # grpo has no critic
+
+
 @pytest.mark.parametrize("estimator", ["archer_offline", "awac"])
 def test_offline_estimators_need_stored_episodes(estimator: str) -> None:
-    overrides = [("algo.estimator", estimator)]
+    overrides = [("algo.estimator", estimator), ("critic", "utterances")]
     with pytest.raises(
         UserError, match=r"trains on stored episodes alone, .* Name stored episodes \(data\.sources\), or"
     ):
@@ -171,5 +187,10 @@ def test_offline_estimators_need_stored_episodes(estimator: str) -> None:
 
 def test_archer_does_not_need_what_its_replaced_advantage_does() -> None:
     """It neither compares members of a group nor filters groups, and its environments may be in actors."""
-    alone = [("algo.estimator", "archer"), ("rollout.group_size", 1), ("algo.filter", "quarter")]
+    alone = [
+        ("algo.estimator", "archer"),
+        ("critic", "utterances"),
+        ("rollout.group_size", 1),
+        ("algo.filter", "quarter"),
+    ]
     check_settings_fit(build({}, [*alone, ("algo.advantage", "remax"), ("cluster.env_workers", 2)]))

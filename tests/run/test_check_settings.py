@@ -1,6 +1,7 @@
 """Choices and their settings: as overrides, from the configurations of older runs, and from the user's files."""
 
 import json
+import re
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -11,7 +12,7 @@ from runs_for_tests import metrics
 from turnwise.cli.main import main
 from turnwise.config.keys import all_keys
 from turnwise.config.load import build, read_run, to_toml
-from turnwise.config.old_names import RENAMED
+from turnwise.config.old_names import REMOVED, RENAMED
 from turnwise.core.errors import UserError
 from turnwise.run.configure import configure
 
@@ -41,12 +42,51 @@ def test_another_kind_drops_the_settings_of_the_chosen_one() -> None:
     assert same.algo.loss.model_dump() == {"kind": "ppo", "clip_low": 0.1, "clip_high": 0.4, "dual_clip": 5.0}
 
 
+@pytest.mark.parametrize(
+    ("settings", "overrides", "kind"),
+    [
+        ({}, [], "none"),
+        ({"command": "python a.py"}, [], "command"),
+        ({"timeout_s": 9.0}, [("agent.pass-env", "HOME"), ("agent.command", "a")], "command"),
+        ({"kind": "none", "timeout_s": 9.0}, [("agent.function", "a.py:chat")], "function"),
+        ({"kind": "function", "function": "a.py:chat"}, [("agent.function", "b.py:chat")], "function"),
+    ],
+)
+def test_setting_that_names_an_agent_chooses_its_kind(
+    settings: dict[str, Any], overrides: list[tuple[str, Any]], kind: str
+) -> None:
+    config = build({"agent": settings}, overrides)
+    assert config.agent.kind == kind and (config.env.kind == "agent") == (kind != "none")
+    assert build(config.model_dump()).agent == config.agent
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error"),
+    [
+        (
+            [("agent.command", "a"), ("agent.function", "a.py:f")],
+            "agent.command and agent.function both name the agent. Remove one of them.",
+        ),
+        (
+            [("agent", "function"), ("agent.command", "a")],
+            "agent.command contradicts agent function. Remove one of them.",
+        ),
+        (
+            [("agent.tasks", "a.csv")],
+            "agent.tasks has no effect with agent none. Remove it, or set agent.command or agent.function.",
+        ),
+    ],
+)
+def test_contradicting_settings_of_an_agent_are_refused(overrides: list[tuple[str, Any]], error: str) -> None:
+    assert refused(*overrides) == error
+
+
 def test_error_for_a_setting_of_other_kinds_names_them() -> None:
     assert refused(("algo.loss.share", 0.1)) == (
-        "algo.loss.share has no effect with algo.loss ppo. Leave it out, or choose clip_cov, kl_cov."
+        "algo.loss.share has no effect with algo.loss ppo. Remove it, or choose clip_cov, kl_cov."
     )
     assert refused(("algo.loss", "reinforce"), ("algo.loss.clip_low", 0.1)) == (
-        "algo.loss.clip_low has no effect with algo.loss reinforce. Leave it out, or choose ppo, gspo, cispo, "
+        "algo.loss.clip_low has no effect with algo.loss reinforce. Remove it, or choose ppo, gspo, cispo, "
         "geo_mean, clip_cov."
     )
 
@@ -63,6 +103,15 @@ def test_value_error_describes_the_setting_of_the_chosen_kind() -> None:
 def test_old_name_gets_the_new_one(old: str) -> None:
     assert RENAMED[old] in all_keys() and old not in all_keys()
     assert refused((old, "1")) == f"unknown key {old}: it is now {RENAMED[old]}"
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_removed_setting_gets_what_happens_now(name: str) -> None:
+    assert name not in all_keys()
+    assert refused((name, "1")) == f"{name} no longer exists. {REMOVED[name][1]}"
+    assert all(
+        word in all_keys() for word in re.findall(r"(?:algo|train|eval|diagnose)\.[a-z_.]*[a-z_]", REMOVED[name][1])
+    )
 
 
 def migrated(folder: Path, **changes: str | float) -> dict[str, Any]:
@@ -103,13 +152,9 @@ def test_older_run_is_read_with_the_same_meaning(tmp_path: Path) -> None:
         "level": "turn",
         "low": 0.0,
         "high": 3.0,
-        "pool": "product",
-        "statistic": "k3",
-        "token_weights": True,
     }
     assert algo["rejection"] == {
         "kind": "sequence",
-        "veto": 1e-4,
         "statistic": "k2",
         "low": 0.0,
         "high": 5.0,
@@ -118,7 +163,7 @@ def test_older_run_is_read_with_the_same_meaning(tmp_path: Path) -> None:
     assert algo["normalise"] == {"kind": "mean_std", "over": "batch"}
     assert algo["aggregation"] == {"kind": "seq-mean-token-sum-norm", "constant_length": 200}
     assert (settings["critic"]["value_clip"], settings["critic"]["value_coef"]) == (0.3, 0.7)
-    assert train["optimizer"] == {"kind": "muon", "betas": (0.8, 0.9), "weight_decay": 0.1, "learning_rate": 0.01}
+    assert train["optimizer"] == {"kind": "muon", "weight_decay": 0.1, "learning_rate": 0.01}
     assert train["schedule"] == {"kind": "cosine", "final_share": 0.2}
     assert algo["old_logprobs"] == "learner" and algo["preset"] is None
 
@@ -129,22 +174,15 @@ def test_older_run_is_read_with_the_same_meaning(tmp_path: Path) -> None:
         ({"loss": "awr"}, "loss", {"kind": "awr", "beta": 0.5, "max_weight": 20.0}),
         ({"loss": "dpo"}, "loss", {"kind": "dpo", "beta": 0.2, "sft_coef": 0.0}),
         ({"loss": "gpg"}, "loss", {"kind": "reinforce"}),
-        ({"loss": "kl_cov"}, "loss", {"kind": "kl_cov", "share": 2e-4, "coef": 1.0}),
-        ({"reject": "none"}, "rejection", {"kind": "veto", "veto": 1e-4}),
+        ({"loss": "kl_cov"}, "loss", {"kind": "kl_cov", "share": 2e-4}),
+        ({"reject": "none"}, "rejection", {"kind": "veto"}),
         ({"reject": "none", "reject_veto": 0.0}, "rejection", {"kind": "none"}),
         ({"filter": "none"}, "filter", {"kind": "none"}),
         ({"correction": "decoupled"}, "correction", {"kind": "decoupled", "normalise": False}),
         (
-            {"advantage": "gigpo", "epsilon": 0.1},
+            {"advantage": "gigpo", "step_weight": 0.5},
             "advantage",
-            {
-                "kind": "gigpo",
-                "gamma_turn": 0.9,
-                "episode_weight": 1.0,
-                "step_weight": 1.0,
-                "by_std": True,
-                "epsilon": 0.1,
-            },
+            {"kind": "gigpo", "gamma_turn": 0.9, "by_std": True},
         ),
     ],
     ids=str,
@@ -156,10 +194,11 @@ def test_alternative_of_an_older_run_gets_its_own_settings(
 
 
 CRITIC = {
-    "gamma_turn": 0.9,
-    "whiten": True,
-    "critic_updates": 5,
-    "critic_batch": 32,
+    "kind": "utterances",
+    "learning_rate": 1e-5,
+    "warmup_steps": 0,
+    "updates": 5,
+    "batch": 32,
     "encoder": "own",
     "target_rate": 0.1,
 }
@@ -168,14 +207,18 @@ CRITIC = {
 @pytest.mark.parametrize(
     ("method", "own"),
     [
-        ("archer", {"states": 48, "replay": 500, "correction": "returns", "token_baseline": True}),
+        ("archer", {"states": 48, "replay": 500, "correction": "returns"}),
         ("archer_offline", {"expectile": 0.7}),
         ("awac", {"states": 48}),
     ],
 )
-def test_archer_settings_of_an_older_run_go_to_the_estimator(method: str, own: dict[str, Any], tmp_path: Path) -> None:
-    algo = migrated(tmp_path, method=method)["algo"]
-    assert algo["estimator"] == {"kind": method, **CRITIC, **own}
+def test_archer_settings_of_an_older_run_go_to_estimator_and_critic(
+    method: str, own: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = migrated(tmp_path, method=method)
+    algo = settings["algo"]
+    assert algo["estimator"] == {"kind": method, "gamma_turn": 0.9, "whiten": True, **own}
+    assert settings["critic"] == CRITIC
     assert algo["advantage"]["kind"] == "turn_gae"
 
 
@@ -190,7 +233,7 @@ OWN = """
         dual_clip: float | None = None
 
         def compute(self, inputs):
-            ratio = (inputs.logprobs - inputs.old_logprobs).exp()
+            ratio = (inputs.policy_logprobs - inputs.old_logprobs).exp()
             metrics = {"own_scale": torch.full_like(ratio, self.scale), "own_advantage": inputs.advantages}
             return tw.LossResult(token_loss=-self.scale * ratio * inputs.advantages, metrics=metrics)
 
@@ -217,7 +260,7 @@ def own(tmp_path: Path) -> Path:
 
 def test_own_loss_advantage_and_filter_train_with_their_settings(own: Path, tmp_path: Path) -> None:
     small = ["--model.warmup_steps=2", "--rollout.groups=3", "--rollout.group_size=4", "--train.mini_batch=12"]
-    small += ["--train.steps=2", "--eval.episodes=2", "--record.report=false", "--rollout.max_new_tokens=12"]
+    small += ["--train.steps=2", "--eval.episodes=2", "--rollout.max_new_tokens=12"]
     chosen = [f"--algo.loss={own}:Scaled", "--algo.loss.scale=0.5", "--algo.advantage.shift=0.25"]
     chosen += [f"--algo.advantage={own}:Shifted", "--algo.filter.count=2", f"--algo.filter={own}:Last"]
     assert main(["train", "bandit", "--name=run", f"--record.folder={tmp_path}", *small, *chosen]) == 0

@@ -101,7 +101,7 @@ def test_engine_runs_fewer_episodes_if_the_cache_is_small() -> None:
 @pytest.mark.parametrize("gpus", [8, 64])
 def test_every_division_fits_and_uses_at_most_the_gpus(gpus: int) -> None:
     gpu = GPUS["H100"]
-    divisions = list(find_divisions(job_of(*SEVEN_B, ("engine.kind", "vllm")), gpu, gpus))
+    divisions = list(find_divisions(job_of(*SEVEN_B, ("engine", "vllm")), gpu, gpus))
     assert {each.layout.colocated for each in divisions} == {True, False}
     for each in divisions:
         assert each.gpus <= gpus
@@ -120,7 +120,7 @@ def test_plan_cluster_puts_the_fastest_first() -> None:
 
 
 def test_engines_of_70b_are_split_over_gpus(folder_70b: Path) -> None:
-    job = job_of(("model.name", str(folder_70b)), ("engine.kind", "vllm"))
+    job = job_of(("model.name", str(folder_70b)), ("engine", "vllm"))
     divisions: list[Division] = list(find_divisions(job, GPUS["H100"], 64))
     assert divisions and all(each.tensor_parallel >= 2 and not each.layout.colocated for each in divisions)
     with pytest.raises(UserError, match=r"70\.6B parameters does not fit 8 x H100.*use \d+ GPUs.*lora\.rank 16"):

@@ -14,7 +14,8 @@ from turnwise.config.schema import DataConfig
 from turnwise.core.errors import UserError
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import open_replay, trajectory_from_row
-from turnwise.run.datasets import from_dataset_row, open_source, to_dataset_row
+from turnwise.run.dataset_rows import from_dataset_row, to_dataset_row
+from turnwise.run.datasets import open_source
 from turnwise.run.train import train
 
 
@@ -158,7 +159,7 @@ def test_dataset_files_need_pyarrow(tmp_path: Path, ending: str, capsys: pytest.
     assert main(["data", "inspect", str(folder)]) == 2
     error = capsys.readouterr().err
     assert str(file) in error
-    assert "needs pyarrow: pip install 'turnwise[datasets]'" in error or "is damaged" in error
+    assert "needs pyarrow. Run `pip install 'turnwise[datasets]'`" in error or "is damaged" in error
 
 
 def collect_types(value: Any, path: str, found: dict[str, set[type]]) -> None:

@@ -71,10 +71,10 @@ FUNCTIONS = """
         return torch.rand(inputs.mask.shape) - 0.5
 
     def nan_loss(inputs):
-        return -inputs.advantages * inputs.logprobs * torch.nan
+        return -inputs.advantages * inputs.policy_logprobs * torch.nan
 
     def steady_loss(inputs):
-        return -inputs.advantages * inputs.logprobs
+        return -inputs.advantages * inputs.policy_logprobs
 
     def failing_loss(inputs):
         global calls
@@ -84,7 +84,7 @@ FUNCTIONS = """
         return steady_loss(inputs)
 
     def nan_gradient(inputs):
-        return (inputs.logprobs - inputs.logprobs.detach()).sqrt()
+        return (inputs.policy_logprobs - inputs.policy_logprobs.detach()).sqrt()
 """
 
 Train = Callable[..., int]
@@ -95,7 +95,7 @@ def train_with(tmp_path: Path) -> Train:
     """Train on the bandit by the command line, with functions of a file."""
     (tmp_path / "my.py").write_text(dedent(FUNCTIONS), encoding="utf-8")
     small = ["--model.warmup_steps=2", "--rollout.groups=2", "--rollout.group_size=4", "--eval.episodes=2"]
-    small += ["--record.report=false", "--rollout.max_new_tokens=12"]
+    small += ["--rollout.max_new_tokens=12"]
 
     def train_with(*words: str, run: str = "run", **functions: str) -> int:
         given = [f"--algo.{name}={tmp_path}/my.py:{function}" for name, function in functions.items()]

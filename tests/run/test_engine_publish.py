@@ -9,8 +9,9 @@ import torch
 from engines_for_tests import CopyEngine, ForgetfulEngine, PlainEngine
 from runs_for_tests import learnt, metrics, quiet, small
 from turnwise.core.protocols import Engine
-from turnwise.engine.engines import ENGINES, EngineKind
+from turnwise.engine.engines import ENGINES
 from turnwise.engine.options import EngineOptions
+from turnwise.engine.settings import EngineSettings
 from turnwise.record.run_folder import RunFolder
 from turnwise.render.renderer import Renderer
 from turnwise.run.train import train
@@ -20,12 +21,13 @@ def run_with(engine: Any, monkeypatch: pytest.MonkeyPatch, folder: Path, **setti
     """Train with this engine; returns the engines that were built."""
     built: list[Engine] = []
 
-    def build(model: Any, renderer: Renderer, options: EngineOptions) -> Engine:
-        built.append(engine(model, renderer, options))
-        return built[-1]
+    class TestedEngine(EngineSettings, kind="test"):
+        def build(self, model: Any, renderer: Renderer, options: EngineOptions) -> Engine:
+            built.append(engine(model, renderer, options))
+            return built[-1]
 
-    monkeypatch.setitem(ENGINES, "test", EngineKind(build=build, reads_images=lambda settings: False))
-    train(small(folder, engine__kind="test", **settings), console=quiet())
+    monkeypatch.setitem(ENGINES, "test", TestedEngine)
+    train(small(folder, engine="test", **settings), console=quiet())
     return built
 
 
@@ -64,3 +66,29 @@ def test_plain_engine_with_its_own_weights_trains_through_the_loop(
         for turn in folder.read_trajectory(entry)["turns"]
     }
     assert versions == {(1, 0), (2, 1)}
+
+
+OWN = """
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import turnwise as tw
+from turnwise.engine.engines import Native
+
+class Narrow(tw.EngineSettings):
+    shares_weights: ClassVar[bool] = True
+    sessions: int = 8
+
+    def build(self, model, renderer, options):
+        Path(__file__).with_name("built").write_text(f"{self.sessions} of {options.slots}")
+        return Native().build(model, renderer, replace(options, slots=self.sessions))
+"""
+
+
+def test_engine_of_a_users_file_trains_with_its_settings(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    own = {"engine": f"{tmp_path}/own.py:Narrow", "engine__sessions": 2, "rollout__in_flight": 5}
+    assert train(small(tmp_path, **own, train__steps=1, eval__episodes=1), console=quiet())["finished"]
+    assert (tmp_path / "built").read_text() == "2 of 5"
+    assert "sessions = 2" in (tmp_path / "run/config.toml").read_text()

@@ -59,7 +59,7 @@ def test_sft_reports_a_bug_in_solve(tmp_path: Path, capsys: pytest.CaptureFixtur
     typed = ["sft", env, "--sft.count", "2", "--record.folder", str(tmp_path), "--model.warmup_steps", "0"]
     assert main(typed) == 2
     line = (
-        "turnwise: Buggy's solver or random answer raised KeyError: 'missing' at buggy_solve.py:24; --traceback shows"
+        "turnwise: Buggy's solver or random answer raised KeyError: 'missing' at buggy_solve.py:24. --traceback shows"
     )
     assert line in capsys.readouterr().err
 
@@ -78,7 +78,7 @@ def test_traceback_option_shows_the_whole_traceback(
     code, shown = play(env, capsys)
     assert code == 2
     line = "turnwise: Buggy.step raised KeyError: 'missing' at buggy_step.py:24"
-    assert shown == f"{line}; --traceback shows the traceback\n"
+    assert shown == f"{line}. --traceback shows the traceback.\n"
     code, shown = play(env, capsys, "--traceback")
     assert code == 2 and shown.startswith("Traceback (most recent call last):") and shown.endswith(f"\n{line}\n")
     assert 'buggy_step.py", line 24, in fail' in shown

@@ -95,8 +95,8 @@ def test_every_seed_is_evaluated_once_whatever_the_endpoint_does(env: str, tmp_p
     solved = sum(start % 3 != 0 for start in starts)
     assert 0 < solved < 24
     metrics = results.evaluations[0].metrics()
-    assert (metrics["eval/success"], metrics["eval/dropped"]) == (solved / 24, 0)
-    assert (metrics["eval/turns"], metrics["eval/sampled_tokens"]) == (2, 10)
+    assert (metrics["success"], metrics["dropped"]) == (solved / 24, 0)
+    assert (metrics["turns"], metrics["sampled_tokens"]) == (2, 10)
     assert server.most_busy <= 4 + 2, "the concurrency, and requests that were given up"
     sent_again = sum(turn["info"]["chat_usage"]["retries"] for row in saved(tmp_path / "out") for turn in row["turns"])
     assert sent_again == sum(server.met.values())
@@ -378,7 +378,7 @@ def test_evaluation_on_training_tasks_is_reported(env: str, tmp_path: Path) -> N
 
 MISTAKES = [
     ("", "There is nothing to evaluate"),
-    ("tiny", 'No run "tiny". If it is a model, give the environment as well: turnwise eval tiny ENV'),
+    ("tiny", 'No run "tiny". If it is a model, give the environment as well: `turnwise eval tiny ENV`'),
     ("tiny sokobn", 'Unknown recipe or environment "sokobn": did you mean "sokoban"?'),
     ("tny bandit", 'Unknown model "tny": did you mean "tiny"?'),
     ("tiny tiny bandit", "tiny is given twice"),
@@ -396,7 +396,7 @@ MISTAKES = [
     ("bandit --endpoint h --model m", "endpoint must be a URL such as"),
     ("bandit --endpoint http://h/v1 --model m --concurrency 0", "concurrency 0: must be 1 or more"),
     ("bandit --endpoint http://h/v1 --model m --timeout 0", "timeout 0: must be above 0"),
-    ("bandit --endpoint http://h/v1 --model m --api-key-env NOT_SET", "the variable that api_key_env names is not"),
+    ("bandit --endpoint http://h/v1 --model m --api-key-env NOT_SET", "The variable that api_key_env names is not"),
     ("bandit --endpoint http://h/v1 --model m --model.device cpu", "model.device has no effect on an endpoint"),
     ("tiny bandit --rollout.groups 3", "rollout.groups has no effect on an evaluation"),
     ("tiny bandit --temperature 0 --eval.top_p 0.5", "eval.top_p has no effect with eval.temperature 0"),

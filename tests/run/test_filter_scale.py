@@ -19,7 +19,7 @@ from turnwise.training.checkpoints import last_checkpoint, read_state, restore
 
 HALF = {"algo__filter": "top_count", "algo__filter__count": 1}
 """One of two groups passes."""
-ONE_STEP = {"train__steps": 1, "train__mini_batch": 8, "eval__every": 0, "record__report": False}
+ONE_STEP = {"train__steps": 1, "train__mini_batch": 8, "eval__every": 0}
 
 
 def change_of_a_step(config: Config) -> dict[str, Tensor]:

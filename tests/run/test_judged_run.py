@@ -135,7 +135,7 @@ def test_judge_budget_survives_kills(tmp_path: Path) -> None:
         killed.set()
         with Forked(train_judged, tmp_path, url, True, stderr=stderr.fileno()):
             pass
-    assert "the judge's budget of 5 calls is spent" in (tmp_path / "stderr").read_text()
+    assert "The judge's budget of 5 calls is spent" in (tmp_path / "stderr").read_text()
     asked = [json.dumps(request["messages"]) for request in server.requests]
     assert len(asked) == 5, "what was spent before the kill stays spent"
     assert asked[3] == asked[2] and len(set(asked)) == 4, "verdicts that were given before the kill are not paid again"
@@ -146,7 +146,7 @@ def test_step_without_verdicts_stops_the_run_untrained(tmp_path: Path) -> None:
     with serving(JudgeServer(lambda messages: next(answers)(messages))) as url:
         judges = (judge_table(url, tmp_path, mode="relative", asks=1, retries=0),)
         config = small(tmp_path, reward__judges=judges, train__steps=50, rollout__groups=2, eval__every=0)
-        with pytest.raises(UserError, match=r"no group of this step could be scored .* --resume"):
+        with pytest.raises(UserError, match=r"No group of this step could be scored .* --resume"):
             train(config, console=quiet())
     assert len(steps_of(tmp_path / "run")) < 50
 

@@ -46,7 +46,6 @@ def test_readme_example_learns(tmp_path: Path) -> None:
         train__mini_batch=32,
         eval__episodes=1,
         record__folder=str(tmp_path),
-        record__report=False,
         system__threads=1,
         on_step=lambda row: successes.append(row["rollout/success"]),
         quiet=True,

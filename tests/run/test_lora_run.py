@@ -71,7 +71,7 @@ def test_lora_run_is_evaluated_exported_and_merged(tmp_path: Path, run: Path) ->
 
 def test_adapter_is_trained_further_without_a_second_one(tmp_path: Path, run: Path) -> None:
     adapter = str(run / LAST)
-    with pytest.raises(UserError, match=r"Leave out lora\.rank"):
+    with pytest.raises(UserError, match=r"Remove lora\.rank"):
         train(settings(tmp_path / "second", model__name=adapter), console=quiet())
     train(small(tmp_path / "third", model__name=adapter, train__steps=1, eval__episodes=1), console=quiet())
     (third,) = (tmp_path / "third").iterdir()

@@ -49,8 +49,8 @@ def test_memory_request_follows_the_settings() -> None:
     more = memory_request(settled(**other))
     assert (more.critic, more.reference, more.muon, more.engines) == (True, True, True, 2)
     assert not memory_request(settled(algo__advantage="gae", critic__kind="head")).critic
-    archer = {"algo__estimator": "archer", "algo__advantage": "gae"}
-    requests = [memory_request(settled(**archer, algo__estimator__encoder=each)) for each in ("own", "policy")]
+    archer = {"algo__estimator": "archer", "algo__advantage": "gae", "critic": "utterances"}
+    requests = [memory_request(settled(**archer, critic__encoder=each)) for each in ("own", "policy")]
     assert [(each.critic, each.reference) for each in requests] == [(True, True), (False, False)]
     imitating = memory_request(settled(**other), sft=True)
     assert (imitating.critic, imitating.reference, imitating.muon, imitating.engines) == (False, False, False, 1)

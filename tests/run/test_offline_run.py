@@ -24,16 +24,18 @@ METHODS: dict[str, dict[str, Any]] = {
     "archer_offline": {
         "algo__estimator": "archer_offline",
         "algo__loss": "awr",
-        "algo__estimator__critic_updates": 2,
-        "algo__estimator__critic_batch": 4,
+        "critic": "utterances",
+        "critic__updates": 2,
+        "critic__batch": 4,
         "critic__learning_rate": 1e-3,
     },
     "awac": {
         "algo__estimator": "awac",
         "algo__loss": "awr",
-        "algo__estimator__encoder": "policy",
-        "algo__estimator__critic_updates": 2,
-        "algo__estimator__critic_batch": 4,
+        "critic__encoder": "policy",
+        "critic": "utterances",
+        "critic__updates": 2,
+        "critic__batch": 4,
         "algo__estimator__states": 4,
         "critic__learning_rate": 1e-3,
     },
@@ -74,7 +76,8 @@ def test_filter_that_keeps_no_stored_group_is_reported_everywhere(tmp_path: Path
     assert line is not None and float(line[1]) == 50.0 and float(line[2]) == 0.5 and float(line[3]) > 0
     rows = [row for row in metrics(tmp_path / "run") if "data/episodes" in row]
     assert [row["train/idle_reason"] for row in rows] == ["filtered", "filtered"]
-    assert dict(run_context(tmp_path / "run")["numbers"])["steps"] == "2"
+    report = run_context(tmp_path / "run")
+    assert dict(report["numbers"])["steps"] == "2" and "stored episodes, rolling mean" in report["learning_curve"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -179,7 +182,7 @@ def test_foreign_tokens_are_refused(tmp_path: Path, played: Path) -> None:
     ("settings", "message"),
     [
         ({"data__sources": ["nowhere"]}, "data.sources: nowhere does not exist"),
-        ({"data__min_reward": 99.0}, "no episode is left to train on"),
+        ({"data__keep": 99.0}, "no episode is left to train on"),
         ({"rollout__max_tokens": 13}, "and rollout.max_tokens is 13. Set rollout.max_tokens to"),
         ({"rollout__max_staleness": 1}, "rollout.max_staleness needs episodes that are played"),
         ({"data__episodes": "evaluation", "data__keep": "all"}, None),

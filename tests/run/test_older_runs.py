@@ -9,7 +9,8 @@ import pytest
 import turnwise as tw
 from runs_for_tests import quiet, rewind, small, unknown_metrics
 from turnwise.core.errors import UserError
-from turnwise.record.steps import read_steps
+from turnwise.record.rows import read_records, select
+from turnwise.record.steps import StepRecord
 from turnwise.report.html_report import write_report
 from turnwise.report.run_report import run_context
 from turnwise.run.train import train
@@ -29,7 +30,7 @@ def test_older_run_has_a_report(tmp_path: Path) -> None:
 def test_older_run_is_read_by_the_api() -> None:
     run = tw.load_run(OLDER)
     assert unknown_metrics(OLDER) == []
-    assert run.finished and [record.step for record in read_steps(run.metrics())] == [1, 2]
+    assert run.finished and [record.step for record in select(read_records(run.metrics()), StepRecord)] == [1, 2]
 
 
 def as_older(checkpoint: Path) -> None:

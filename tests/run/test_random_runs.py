@@ -35,7 +35,7 @@ def test_draws_reach_every_environment_and_section(tmp_path: Path) -> None:
         return {settings[name] for settings in drawn if name in settings}
 
     assert values("env.kind") == set(ENVIRONMENTS)
-    assert values("context.mode") == {"window", "turn", "summary"}
+    assert values("context") == {"window", "turn", "summary"}
     assert values("selfplay.opponent") == {"self", "past"}
     for name in ("lora.rank", "curriculum.pool", "reward.functions", "algo.kl_coef", "algo.filter", "env.mix."):
         assert any(key.startswith(name) for settings in drawn for key in settings), name

@@ -12,12 +12,12 @@ from turnwise.run.train import train
 
 
 def test_run_writes_pictures_report_and_tracker_metrics(tmp_path: Path) -> None:
-    given = {"record__pictures_every": 2, "record__pictures_per_step": 2, "record__trackers": ("tensorboard",)}
+    given = {"record__pictures_every": 2, "record__trackers": ("tensorboard",)}
     train(small(tmp_path, train__steps=2, eval__every=0, eval__episodes=1, **given), console=quiet())
     run = tmp_path / "run"
     pictures = sorted(path.name for path in (run / "trajectories").glob("*.png"))
-    assert len(pictures) == 2 and all(name.startswith("step_000002_group_") for name in pictures)
-    assert len(list((run / "trajectories").glob("*.gif"))) == 2
+    assert len(pictures) == 1 and pictures[0].startswith("step_000002_group_")
+    assert len(list((run / "trajectories").glob("*.gif"))) == 1
     assert "</html>" in (run / "report.html").read_text()
     assert scalars(run)["rollout/success"] == [
         (row["step"], pytest.approx(row["rollout/success"], abs=1e-6))
@@ -39,11 +39,6 @@ def test_sft_is_tracked_and_reported(tmp_path: Path) -> None:
     given = {"sft__demos": "solver", "sft__count": 8, "sft__batch": 4, "record__trackers": ("tensorboard",)}
     sft(small(tmp_path, **given), console=quiet())
     assert (tmp_path / "run/report.html").exists() and scalars(tmp_path / "run")
-
-
-def test_report_can_be_disabled(tmp_path: Path) -> None:
-    train(small(tmp_path, train__steps=1, record__report=False), console=quiet())
-    assert not (tmp_path / "run/report.html").exists()
 
 
 def test_environment_without_pictures_is_reported_once(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ async def train(trainer: tw.Trainer, steps: int = 2) -> list[dict[str, Any]]:
         for _ in range(steps):
             groups = await trainer.gather(count_letters, TASKS, group_size=2)
             rows.append(await trainer.step(groups))
-        rows.append({"eval": (await trainer.evaluate(count_letters, ["three"])).metrics()["eval/reward"]})
+        rows.append({"eval": (await trainer.evaluate(count_letters, ["three"])).metrics()["reward"]})
     return rows
 
 

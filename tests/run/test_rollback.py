@@ -12,6 +12,7 @@ from runs_for_tests import learnt, metrics, printed, quiet, small
 from turnwise.algos.alarms import Alarm, AlarmSettings, AlarmState
 from turnwise.config.schema import Config
 from turnwise.files.disk import remove_folder
+from turnwise.run import restore
 from turnwise.run.train import train
 from turnwise.training import checkpoints, diagnostics, loop
 from turnwise.training.checkpoints import read_state
@@ -36,7 +37,7 @@ def settings(folder: Path) -> Config:
         eval__every=0,
         checkpoint__every=2,
         train__max_grad_norm=MAX_GRAD_NORM,
-        diagnose__rollback=True,
+        diagnose__rollbacks=3,
         rollout__max_new_tokens=6,
         eval__episodes=2,
     )
@@ -44,7 +45,7 @@ def settings(folder: Path) -> Config:
 
 def alarm_at(*steps: int) -> Callable[..., AlarmState]:
     def check_alarms(rows: Any, active: frozenset[str], bounds: AlarmSettings) -> AlarmState:
-        step = int(rows[-1]["step"])
+        step = rows[-1].step
         raised = (Alarm(kind="test", step=step, message=f"at step {step}"),) if step in steps else ()
         return AlarmState(raised=raised, active=frozenset())
 
@@ -118,7 +119,8 @@ def test_kill_before_old_checkpoints_are_deleted_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before step 1's is deleted, which step 3 would go back to, and before the last deletion of the run."""
-    few = {"train__steps": 3, "checkpoint__keep_last": 1, "diagnose__rollback": True, "eval__every": 0}
+    few = {"train__steps": 3, "diagnose__rollbacks": 3, "eval__every": 0}
+    monkeypatch.setattr(restore, "KEEP_LAST", 1)
     configs = {name: small(tmp_path / name, **few, eval__episodes=1) for name in ("plain", "killed")}
     monkeypatch.setattr(diagnostics, "check_alarms", alarm_at(3))
     train(configs["plain"], console=quiet())

@@ -590,7 +590,7 @@ def evaluated(*words: str, overrides: Any = ()) -> EvaluationResults:
 def test_evaluating_a_run_reproduces_its_last_evaluation(run: Path) -> None:
     found = evaluated(str(run))
     after = next(row for row in metrics(run) if row.get("eval/name") == "after")
-    assert {name: after[name] for name in found.evaluations[0].metrics()} == found.evaluations[0].metrics()
+    assert {name: after[f"eval/{name}"] for name in found.evaluations[0].metrics()} == found.evaluations[0].metrics()
     assert (found.environment, found.split) == ("bandit", "test")
     other = evaluated(str(run), overrides=[("eval.episodes", 3), ("eval.split", "validation")])
     assert (other.evaluations[0].episodes, other.split) == (3, "validation")
@@ -600,7 +600,7 @@ def test_named_checkpoint_can_be_evaluated_and_exported(run: Path, tmp_path: Pat
     settings = [("eval.episodes", 8), ("eval.split", "validation")]
     (found,) = evaluated(f"{run}/checkpoints/step_{STEPS - 1:06d}", overrides=settings).evaluations
     then = next(row for row in metrics(run) if row["step"] == STEPS - 1 and row.get("eval/name") == "validation")
-    assert {name: then[name] for name in found.metrics()} == found.metrics()
+    assert {name: then[f"eval/{name}"] for name in found.metrics()} == found.metrics()
     export(f"{run}/checkpoints/best/", tmp_path / "model")
     ours, best = (load_file(each / "model.safetensors") for each in (tmp_path / "model", run / "checkpoints/best"))
     assert all(torch.equal(ours[name], tensor) for name, tensor in best.items())

@@ -22,6 +22,7 @@ from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.loading.save import write_model
 from turnwise.models.loading.tiny import tiny_model, tiny_tokenizer
 from turnwise.record.run_folder import RunFolder
+from turnwise.run import restore
 from turnwise.run import train as run_train
 from turnwise.run.train import train
 from turnwise.run.validate import check_environment, check_settings
@@ -45,7 +46,8 @@ def check(config: Config, override_keys: Iterable[str] = ()) -> None:
 
 
 def config(folder: Path, opponent: str, **settings: Any) -> Config:
-    given = {**GAME, "selfplay__opponent": opponent, "selfplay__ladder_games": 0, **settings}
+    quick = {} if opponent == "none" else {"selfplay__opponent__ladder_games": 0}
+    given = {**GAME, "selfplay__opponent": opponent, **quick, **settings}
     return small(folder, **given)
 
 
@@ -78,7 +80,11 @@ def test_selfplay_trains_both_players_and_resumes_identically(tmp_path: Path) ->
     assert same(whole, play(tmp_path / "cut", "self", resume=True, rollout__in_flight=4))
 
 
-LADDER = {"selfplay__snapshot_every": 1, "selfplay__snapshots": 2, "selfplay__ladder_games": 2}
+LADDER = {
+    "selfplay__opponent__snapshot_every": 1,
+    "selfplay__opponent__snapshots": 2,
+    "selfplay__opponent__ladder_games": 2,
+}
 
 
 def test_past_opponents_train_one_player_and_resume_identically(tmp_path: Path) -> None:
@@ -108,8 +114,9 @@ def test_snapshots_follow_from_checkpoints_when_resumed(tmp_path: Path, monkeypa
     def kill(*_: object) -> None:
         raise Killed
 
-    few = {"selfplay__snapshot_every": 1, "selfplay__snapshots": 1, "checkpoint__keep_last": 1}
+    few = {"selfplay__opponent__snapshot_every": 1, "selfplay__opponent__snapshots": 1}
     few |= {"rollout__groups": 1, "train__mini_batch": 2, "rollout__max_new_tokens": 4, "eval__episodes": 1}
+    monkeypatch.setattr(restore, "KEEP_LAST", 1)
     past = tmp_path / "run/past"
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(run_train, "draw_learning_curve", kill)
@@ -249,6 +256,6 @@ def test_selfplay_rejects_other_environments_and_unused_settings() -> None:
     for opponent in ("self", "past"):
         with pytest.raises(UserError, match="needs a two-player game, and bandit is not one"):
             train(config(Path("x"), opponent, env__kind="bandit"), console=quiet())
-    check(config(Path("x"), "past", rollout__groups=3, rollout__in_flight=1), ["selfplay.snapshots"])
-    with pytest.raises(UserError, match=r"selfplay\.ladder_games has no effect with selfplay\.opponent none"):
-        check(config(Path("x"), "none"), ["selfplay.ladder_games"])
+    check(config(Path("x"), "past", rollout__groups=3, rollout__in_flight=1), ["selfplay.opponent.snapshots"])
+    with pytest.raises(UserError, match=r"ladder_games has no effect with selfplay\.opponent none.*choose self, past"):
+        config(Path("x"), "none", selfplay__opponent__ladder_games=1)

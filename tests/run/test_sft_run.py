@@ -195,14 +195,14 @@ def test_jsonl_demonstrations_render_tools_as_episodes_do(tmp_path: Path) -> Non
     assert "The room of a person." in renderer.decode(shown)
 
 
-FILE_ONLY = {"env__kind": "none", "sft__epochs": 2, "sft__held_out": 0.2, "rollout__max_new_tokens": 4}
+FILE_ONLY = {"env__kind": "none", "sft__epochs": 2, "rollout__max_new_tokens": 4}
 
 
 def test_sft_without_an_environment_measures_the_held_out_loss(tmp_path: Path) -> None:
-    file = talks(tmp_path, *[f"<answer>Up and {number % 2}</answer>" for number in range(10)])
+    file = talks(tmp_path, *[f"<answer>Up and {number % 2}</answer>" for number in range(9)])
     console = quiet()
     summary = sft(settings(tmp_path, sft__demos=str(file), **FILE_ONLY), console=console)
-    assert summary["finished"] and (summary["demonstrations"], summary["held_out"], summary["steps"]) == (8, 2, 4)
+    assert summary["finished"] and (summary["demonstrations"], summary["held_out"], summary["steps"]) == (8, 1, 4)
     assert summary["loss_after"] < summary["loss_before"]
     run = tmp_path / "run"
     named = [key for row in metrics(run) for key in row if key.startswith("held_out/")]
@@ -216,7 +216,7 @@ def test_sft_without_an_environment_measures_the_held_out_loss(tmp_path: Path) -
 
 
 def test_sft_without_an_environment_resumes_with_the_same_bits(tmp_path: Path) -> None:
-    file = talks(tmp_path, *[f"<answer>Up and {number}</answer>" for number in range(10)])
+    file = talks(tmp_path, *[f"<answer>Up and {number}</answer>" for number in range(9)])
     given = {"sft__demos": str(file), **FILE_ONLY}
     sft(settings(tmp_path / "whole", **given), console=quiet())
     stopped = sft(settings(tmp_path / "cut", train__max_minutes=1e-9, **given), console=quiet())
@@ -241,7 +241,6 @@ def test_sft_on_a_single_conversation_holds_nothing_out(tmp_path: Path) -> None:
         ("env.params.size", "none", "has no effect without an environment"),
         ("eval.episodes", "none", "has no effect without an environment"),
         ("rollout.max_new_tokens", "none", "has no effect without an environment"),
-        ("sft.held_out", "frozen_lake", "has no effect with an environment"),
     ],
 )
 def test_setting_without_effect_on_a_file_alone_is_refused(tmp_path: Path, key: str, kind: str, problem: str) -> None:
@@ -281,7 +280,7 @@ def test_sft_trains_an_adapter_if_set(tmp_path: Path) -> None:
         ({"sft__demos": "nowhere"}, "nowhere"),
         ({"sft__demos": "none.jsonl"}, "does not exist"),
         ({"env__kind": QUIZ}, "Quiz has no solver. Name a run"),
-        ({"context__mode": "turn"}, "context.mode"),
+        ({"context": "turn"}, "context"),
     ],
 )
 def test_sft_rejects_bad_input_in_one_line_and_leaves_no_folder(

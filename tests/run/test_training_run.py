@@ -11,6 +11,8 @@ import pytest
 from turnwise.config.load import build
 from turnwise.core.errors import LearnerLost
 from turnwise.core.task import Task
+from turnwise.record.rows import EvaluationRecord, Record, select
+from turnwise.run import training_run
 from turnwise.run.training_run import TrainingRun
 from turnwise.training.checkpoints import State
 
@@ -18,14 +20,22 @@ START = State(step=0, skipped_steps=0)
 STEPS = 3
 
 
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_run, "write_report", lambda path, summary: None)
+
+
 class StagedRun(TrainingRun):
     """A run whose folder is a list of metrics. Its loop trains in one call and loses the learner at some calls."""
 
     def __init__(self, losses: Sequence[str]) -> None:
-        self.config, self.steps = build({}, [("record.report", False)]), STEPS
-        self.rows: list[dict[str, Any]] = []
+        self.config, self.steps = build({}), STEPS
+        self.records: list[Record] = []
         self.folder = SimpleNamespace(  # type: ignore[assignment]
-            read_metrics=lambda: self.rows, write_summary=lambda summary: None, discard_results=lambda: None
+            path=None,
+            read_records=lambda: self.records,
+            write_summary=lambda summary: None,
+            discard_results=lambda: None,
         )
         self.losses, self.calls, self.saved = list(losses), list[tuple[str, int]](), START
 
@@ -36,7 +46,7 @@ class StagedRun(TrainingRun):
 
     async def evaluate(self, name: str, step: int) -> None:
         self._do(name, step)
-        self.rows.append({"eval/name": name})
+        self.records.append(EvaluationRecord(step=step, name=name, metrics={}))
 
     async def run(self, state: State) -> State:
         self._do("train", state.step)
@@ -51,8 +61,8 @@ class StagedRun(TrainingRun):
 
     def build(self, *_: Any) -> Any: ...
 
-    def summarise(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return {"evaluations": [row["eval/name"] for row in rows]}
+    def summarise(self, records: Sequence[Record]) -> dict[str, Any]:
+        return {"evaluations": [record.name for record in select(records, EvaluationRecord)]}
 
 
 @pytest.mark.parametrize(

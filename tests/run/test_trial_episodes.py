@@ -140,6 +140,20 @@ def test_trial_episodes_that_hang_end_at_their_time_limit(
     )
 
 
+def test_trial_episode_whose_reward_hangs_ends_at_its_time_limit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reward of a row runs in a task of its own."""
+    (tmp_path / "reward.py").write_text("import time\n\ndef score(answer, row):\n    time.sleep(1000)\n")
+    rows = "".join(f'{{"question": "{number}?", "answer": "1"}}\n' for number in range(40))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    params = {"tasks": str(tmp_path / "rows.jsonl"), "reward": f"{tmp_path / 'reward.py'}:score"}
+    config = small(tmp_path / "runs", env__kind="tools", env__params=params, rollout__trial_s=0.5)
+    with caplog.at_level(logging.WARNING):
+        try_environments(config, build_environment_mix(config), ignore)
+    assert "the trial episodes of tools did not end within rollout.trial_s 0.5" in caplog.text
+
+
 def test_trial_episodes_can_be_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EnvSpec, "make", lambda *given: pytest.fail("plays an episode"))
     config = small(tmp_path, env__kind=f"{write_env(tmp_path)}:Mine", rollout__trial_s=0)

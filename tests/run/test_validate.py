@@ -17,7 +17,8 @@ from turnwise.run.validate import check_settings
 
 def refused(**settings: Any) -> str:
     with pytest.raises(UserError) as caught:
-        check_settings(build({}, [(name.replace("__", "."), value) for name, value in settings.items()]))
+        given = [(name.replace("__", "."), value) for name, value in settings.items()]
+        check_settings(build({}, given, load_code=True))
     return str(caught.value)
 
 
@@ -31,17 +32,17 @@ def test_unknown_names_are_refused_with_a_suggestion() -> None:
     """An unknown estimator must never fall through to something that trains on zeros."""
     assert refused(algo__advantage="grop") == 'Unknown algo.advantage "grop": did you mean "grpo"?'
     assert refused(algo__loss="pppo") == 'Unknown algo.loss "pppo": did you mean "ppo"?'
-    assert refused(engine__kind="nativ") == 'Unknown engine.kind "nativ": did you mean "native"?'
+    assert refused(engine="nativ") == 'Unknown engine "nativ": did you mean "native"?'
     assert "did you mean" in refused(algo__aggregation="tokenmean")
     assert "there are" in refused(algo__advantage="xyz")
 
 
 def test_archer_needs_a_state_for_each_critic_update() -> None:
     error = refused(
-        algo__estimator="archer", algo__estimator__states=7, algo__estimator__critic_updates=8, train__mini_batch=4
+        algo__estimator="archer", algo__estimator__states=7, critic="utterances", critic__updates=8, train__mini_batch=4
     )
-    assert error.startswith("algo.estimator.states 7 is less than critic_updates 8: ")
-    assert error.endswith("Set it to at least 8.")
+    assert error.startswith("algo.estimator.states 7 is less than critic.updates 8: ")
+    assert error.endswith("Set algo.estimator.states to at least 8.")
 
 
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
@@ -113,7 +114,7 @@ def test_check_asks_for_the_judges_of_the_registry_it_is_given(tmp_path: Path) -
 def test_reward_of_the_wrong_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def kind(answer, row):\n    return 0.0\n")
     error = refused(reward__functions=(f"{tmp_path}/mine.py:kind",))
-    assert error == "the reward kind must take one argument: write function(trajectory)"
+    assert error == "the reward kind must take one argument: write function(trajectory)."
 
 
 def test_check_refuses_more_threads_than_the_machine_allows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,7 @@ from runs_for_tests import printed, quiet, small
 from turnwise.cli.main import main
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.models.loading.tiny import tiny_config
-from turnwise.models.loading.tiny_vlm import tiny_vlm_config
+from turnwise.models.loading.tiny import tiny_config, tiny_vlm_config
 from turnwise.run import train as train_module
 from turnwise.run import training_run, validate
 from turnwise.run.environment_mix import build_environment_mix, describe_rows
@@ -74,12 +73,12 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "two servers whose tools have one name": (
         {"tools": [{"mcp": RAW}, {"mcp": RAW}]},
-        'two tools are called "do": rename one with name = "...", or set prefix for a server',
+        'Two tools are called "do": rename one with name = "...", or set prefix for a server',
     ),
     "an MCP server that is not there": ({"tools": [{"mcp": f"{NOBODY}/mcp"}]}, "start that server, or correct the URL"),
     "a search server that is not there": (
         {"tools": [{"use": "search", "url": NOBODY}]},
-        "start it with turnwise search",
+        "start it with `turnwise search",
     ),
     "a judge that is not there": (
         {"reward": [judge(endpoint=f"{NOBODY}/v1")]},
@@ -263,7 +262,11 @@ def test_eval_accepts_a_toml_file_as_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "module", "message"),
     [
-        ({"record__pictures_every": 1}, "PIL", r"record\.pictures_every needs .*: pip install 'turnwise\[pictures\]'"),
+        (
+            {"record__pictures_every": 1},
+            "PIL",
+            r"record\.pictures_every needs .*\. Run `pip install 'turnwise\[pictures\]'`",
+        ),
         ({"lora__rank": 4}, "peft", r"lora\.rank needs .*'turnwise\[lora\]'"),
     ],
 )

@@ -53,11 +53,11 @@ LAKE: dict[str, Any] = {
     "algo__kl_coef": 0.0,
     "algo__entropy_coef": 0.0,
 }
-CRITIC = {"algo__estimator__critic_updates": 1, "algo__estimator__critic_batch": 4, "critic__learning_rate": 1e-3}
+CRITIC = {"critic": "utterances", "critic__updates": 1, "critic__batch": 4, "critic__learning_rate": 1e-3}
 AWAC = {
     "algo__estimator": "awac",
     "algo__advantage": "gae",
-    "algo__estimator__encoder": "policy",
+    "critic__encoder": "policy",
     "algo__estimator__states": 4,
     **CRITIC,
 }
@@ -126,7 +126,7 @@ def test_stored_images_give_the_logprobs_of_the_sampler(played: Path, policy: Lo
     renderer = Renderer(policy.tokenizer, policy.stop_ids, images=policy.images)
     samples = build_samples([each.trajectory for each in read(played, renderer, images)])
     images.keep()
-    sampled = torch.cat([sample.logprobs[sample.mask] for sample in samples])
+    sampled = torch.cat([sample.sampler_logprobs[sample.mask] for sample in samples])
     assert torch.allclose(torch.cat(_score(policy.model, samples, 4096)), sampled, atol=1e-4)
     assert not any((sample.mask & (sample.ids < 0)).any() for sample in samples)
     assert evaluate_offline(str(played), [str(played)], "training").effective_size == pytest.approx(8, abs=1e-2)
@@ -138,7 +138,7 @@ def test_logprobs_depend_on_the_stored_pixels(played: Path, policy: LoadedModel)
     assert model.images is not None
     samples = build_samples([each.trajectory for each in read(played, renderer_of(policy))])
     model.images.store.get = lambda key: png(32, 32, seed=int(key, 16))  # type: ignore[method-assign]
-    sampled = torch.cat([sample.logprobs[sample.mask] for sample in samples])
+    sampled = torch.cat([sample.sampler_logprobs[sample.mask] for sample in samples])
     assert (torch.cat(_score(model.model, samples, 4096)) - sampled).abs().max() > 1e-3
 
 
@@ -161,7 +161,7 @@ def test_offline_visual_run_resumes_exactly_without_its_source(tmp_path: Path, p
     kept = {image: image.read_bytes() for image in images.iterdir()}
     for image in kept:
         image.write_bytes(png(32, 32))
-    with pytest.raises(UserError, match=r"the image .* has changed since it was recorded"):
+    with pytest.raises(UserError, match=r"The image .* has changed since it was recorded"):
         train(offline(tmp_path / "cut", [source], "awr", **config), resume=True, console=quiet())
     for image, data in kept.items():
         image.write_bytes(data)
@@ -291,9 +291,12 @@ def test_damaged_image_is_named_with_its_row(tmp_path: Path, played: Path, polic
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"images": []}, "line 2: turn 1: its list of images is not that of its ids"),
-        ({"images": [{"hash": "../../x", "start": 0, "end": 1}]}, "its list of images is not that of its ids"),
-        ({"images": [{"hash": 3, "start": "0", "end": None}]}, "its list of images is not that of its ids"),
+        ({"images": []}, "line 2: turn 1: The episode's list of images is not that of its ids"),
+        (
+            {"images": [{"hash": "../../x", "start": 0, "end": 1}]},
+            "The episode's list of images is not that of its ids",
+        ),
+        ({"images": [{"hash": 3, "start": "0", "end": None}]}, "The episode's list of images is not that of its ids"),
         ({"action_ids": [image_token_id("0" * 13, 0)] * 2}, "line 2: turn 1 has sampled ids that are not tokens"),
         (
             {"context_ids": [-(1 << 70)], "images": [{"hash": f"{(1 << 70) - 1 >> 14:x}", "start": 0, "end": 1}]},
@@ -324,14 +327,14 @@ def test_image_that_cannot_be_decoded_is_named(tmp_path: Path, played: Path, pol
     key = image_hash(b"not a PNG")
     (tmp_path / "images" / f"{key}.png").write_bytes(b"not a PNG")
     change_turn(file, context_ids=[1, image_token_id(key, 0)], images=[{"hash": key, "start": 1, "end": 2}])
-    assert f"line 2: turn 1: the image {tmp_path}/images/{key}.png cannot be shown" in refused(
+    assert f"line 2: turn 1: The image {tmp_path}/images/{key}.png cannot be shown" in refused(
         file, renderer_of(policy)
     )
 
 
 def test_other_models_are_refused(tmp_path: Path, played: Path, policy: LoadedModel) -> None:
     text_only = Renderer(policy.tokenizer, policy.stop_ids)
-    assert "line 1: turn 1: it has images, and the model reads text only" in refused(played, text_only)
+    assert "line 1: turn 1: The episode has images, and the model reads text only" in refused(played, text_only)
     processor = VISION_MODELS["llava"]()[1]
     placeholder = processor.tokenizer.convert_tokens_to_ids("<image>")
     other = Renderer(policy.tokenizer, policy.stop_ids, images=ImageProcessor(processor, placeholder))
@@ -342,14 +345,14 @@ def test_other_models_are_refused(tmp_path: Path, played: Path, policy: LoadedMo
     ("settings", "message"),
     [
         ({"model__name": "tiny", "env__params__observation": "text"}, "the model reads text only"),
-        ({**AWAC, "engine__kind": "vllm", "engine__urls": ["http://a"]}, "engine.kind vllm .* reads text only"),
+        ({**AWAC, "engine": "vllm", "engine__urls": ["http://a"]}, "engine vllm .* reads text only"),
     ],
 )
 def test_run_that_cannot_see_stored_images_is_refused(
     tmp_path: Path, played: Path, policy: LoadedModel, settings: dict[str, Any], message: str
 ) -> None:
     config = offline(tmp_path, [played], "awr", **settings)
-    renderer = renderer_of(policy) if "engine__kind" in settings else Renderer(policy.tokenizer)
+    renderer = renderer_of(policy) if "engine" in settings else Renderer(policy.tokenizer)
     with pytest.raises(UserError, match=rf"line 1.* has images, and {message}"):
         fill_replay(open_replay(tmp_path / "replay", 10), config, renderer, 100_000, lambda note: None)
 
@@ -385,7 +388,7 @@ def test_export_without_an_image_is_refused(tmp_path: Path, played: Path, capsys
     ]
     (run / "images" / f"{image['hash']}.png").unlink()
     assert main(["data", "export", str(run), "--to", str(tmp_path / "dataset")]) == 2
-    assert f"step_000001.jsonl line 1: the image {run}/images/{image['hash']}.png" in capsys.readouterr().err
+    assert f"step_000001.jsonl line 1: The image {run}/images/{image['hash']}.png" in capsys.readouterr().err
     assert not (tmp_path / "dataset").exists()
 
 
@@ -429,7 +432,7 @@ def test_conversations_with_images_are_trained_on(tmp_path: Path, policy: Loaded
 
 
 def test_sft_trains_on_conversations_with_images(tmp_path: Path) -> None:
-    given = {"model__name": "tiny_vlm", "rollout__max_tokens": 512, "eval__every": 0, "sft__held_out": 0.5}
+    given = {"model__name": "tiny_vlm", "rollout__max_tokens": 512, "eval__every": 0}
     file = write_conversations(tmp_path)
     assert sft(small(tmp_path, **given, env__kind="none", sft__demos=str(file)), console=quiet())["finished"]
     assert files_in(tmp_path / "run" / "images") == {image_hash(png(32, 32))}
@@ -444,8 +447,8 @@ def test_sft_trains_on_a_run_with_images(tmp_path: Path, played: Path, policy: L
     samples = build_demos(loaded=loaded, renderer=renderer_of(policy))
     assert len(samples) == 4
     logprobs = torch.cat(_score(loaded.model, samples, 4096))
-    assert torch.allclose(logprobs, torch.cat([each.logprobs[each.mask] for each in samples]), atol=1e-4)
+    assert torch.allclose(logprobs, torch.cat([each.sampler_logprobs[each.mask] for each in samples]), atol=1e-4)
     for image in (run / "images").iterdir():
         image.write_bytes(png(32, 32))
-    with pytest.raises(UserError, match=r"step_000001.jsonl line 1: turn 1: the image .* has changed"):
+    with pytest.raises(UserError, match=r"step_000001.jsonl line 1: turn 1: The image .* has changed"):
         build_demos(loaded=loaded, renderer=renderer_of(policy))

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from runs_for_tests import learnt, metrics, quiet, rewind, small
 from turnwise.core.errors import UserError
-from turnwise.core.messages import user
-from turnwise.data.demonstrations import Exchange, build_demonstration
+from turnwise.core.messages import Exchange, user
+from turnwise.data.demonstrations import build_demonstration
 from turnwise.data.packing import pack, unpack
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import load_model

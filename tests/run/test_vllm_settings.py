@@ -1,7 +1,6 @@
 """Settings of the vLLM engine, and a training run through a fake server."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +8,12 @@ import torch
 
 from runs_for_tests import learnt, quiet, small
 from turnwise.config.load import build
-from turnwise.config.resources import EngineConfig
 from turnwise.core.errors import UserError
-from turnwise.engine.engines import ENGINES
+from turnwise.engine.engines import Native
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.run.api import evaluate
 from turnwise.run.build import check_engine_reads_images
+from turnwise.run.check_settings import check_settings_fit
 from turnwise.run.configure import configure
 from turnwise.run.environment_mix import build_environment_mix
 from turnwise.run.resources import memory_request
@@ -23,7 +22,7 @@ from turnwise.run.validate import check_run, check_settings
 from vllm_server_for_tests import fake_vllm
 
 SERVER = ("engine.urls", "http://localhost:8000")
-KIND = ("engine.kind", "vllm")
+KIND = ("engine", "vllm")
 
 
 def test_other_engines_get_a_default_correction() -> None:
@@ -31,18 +30,21 @@ def test_other_engines_get_a_default_correction() -> None:
     assert (corrected.correction.kind, corrected.old_logprobs) == ("truncated", "learner")
     chosen = configure("bandit", overrides=[KIND, SERVER, ("algo.correction", "none")]).algo
     assert (chosen.correction.kind, chosen.old_logprobs) == ("none", "sampler")
-    assert configure("bandit", overrides=[("engine.kind", "native")]).algo.correction.kind == "none"
+    assert configure("bandit", overrides=[("engine", "native")]).algo.correction.kind == "none"
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ([SERVER], "engine.urls has no effect with engine.kind native"),
-        ([KIND, SERVER, ("system.decode_steps", "2")], "system.decode_steps has no effect with engine.kind vllm"),
-        ([KIND, SERVER, ("system.cache_share", "0.2")], "system.cache_share has no effect with engine.kind vllm"),
+        ([SERVER], "engine.urls has no effect with engine native"),
+        ([("engine.tensor_parallel", "2")], "engine.tensor_parallel has no effect with engine native"),
+        ([KIND, SERVER, ("engine.gpu_memory_utilization", "0.2")], "has no effect with engine.urls"),
         ([KIND, SERVER, ("engine.tensor_parallel", "2")], "engine.tensor_parallel has no effect with engine.urls"),
         ([KIND, SERVER, ("selfplay.opponent", "past")], "engine.urls names servers that hold one"),
-        ([KIND, SERVER, ("selfplay.opponent", "self")], "choose selfplay.opponent self with selfplay.ladder_games 0"),
+        (
+            [KIND, SERVER, ("selfplay.opponent", "self")],
+            "self with selfplay.opponent.ladder_games 0",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_the_engine_are_refused(settings: list[tuple[str, str]], message: str) -> None:
@@ -55,7 +57,7 @@ def test_settings_that_do_not_fit_the_engine_are_refused(settings: list[tuple[st
 def test_images_are_refused_by_engines_that_read_text_only() -> None:
     pixels = ("env.params.observation", "image")
     config = configure("frozen_lake", overrides=[KIND, SERVER, pixels])
-    refusal = r"engine\.kind vllm with engine\.urls reads text only\. Choose engine\.kind native"
+    refusal = r"engine vllm with these settings reads text only\. Choose engine native or vllm without engine\.urls"
     with pytest.raises(UserError, match=refusal):
         check_run(config, build_environment_mix(config))
     in_process = configure("frozen_lake", overrides=[KIND, pixels])
@@ -63,20 +65,27 @@ def test_images_are_refused_by_engines_that_read_text_only() -> None:
 
 
 def test_engine_of_its_own_is_planned_with_a_copy_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENGINES, "other", replace(ENGINES["native"], shares_weights=False))
-    request = memory_request(build({}, [("engine.kind", "other")]))
+    monkeypatch.setattr(Native, "shares_weights", False)
+    request = memory_request(build({}, [("engine", "native")]))
     assert (request.engine_share, request.weights_copy) == (None, True)
+    monkeypatch.undo()
     assert not memory_request(build({}, [])).weights_copy
 
 
-def test_every_setting_of_engines_is_read_by_one() -> None:
-    read = {name for kind in ENGINES.values() for name in kind.reads}
-    assert {f"engine.{name}" for name in EngineConfig.model_fields} - {"engine.kind"} <= read
+def test_unknown_engine_is_an_error() -> None:
+    with pytest.raises(UserError, match=r'Unknown engine "vlm": did you mean "vllm"'):
+        build({}, [("engine", "vlm")])
 
 
-def test_unknown_engine_is_an_error_wherever_it_is_looked_up() -> None:
-    with pytest.raises(UserError, match=r'Unknown engine\.kind "vlm": did you mean "vllm"'):
-        memory_request(build({}, [("engine.kind", "vlm")]))
+def test_engine_on_several_gpus_needs_them_for_itself() -> None:
+    several = [KIND, ("engine.tensor_parallel", "2"), ("cluster.engines", "1"), ("cluster.learners", "1")]
+    with pytest.raises(UserError) as raised:
+        check_settings_fit(configure("bandit", overrides=several))
+    assert str(raised.value) == (
+        "engine.tensor_parallel 2 splits the model over as many GPUs, and cluster.placement colocated puts an engine "
+        "and a learner on one GPU. Set cluster.placement disaggregated, or set engine.tensor_parallel to 1."
+    )
+    check_settings_fit(configure("bandit", overrides=[*several, ("cluster.placement", "disaggregated")]))
 
 
 def test_memory_plan_leaves_the_engine_its_share() -> None:
@@ -96,7 +105,7 @@ def test_run_trains_on_the_tokens_of_a_server(tmp_path: Path) -> None:
     with fake_vllm(sample) as server:
         config = small(
             tmp_path,
-            engine__kind="vllm",
+            engine="vllm",
             engine__urls=(server.url,),
             algo__advantage="grpo",
             algo__kl_coef=0.0,

@@ -233,7 +233,7 @@ def test_too_long_code_is_rejected(box: SyncSandbox) -> None:
 @pytest.mark.parametrize(("code", "what"), [("x = 1\0", "a null character"), ("'\ud800'", "an unpaired surrogate")])
 def test_code_with_an_invalid_character_is_rejected(box: SyncSandbox, code: str, what: str) -> None:
     first, second, third = box.run("x = 5", code, "x")
-    assert (second.error, second.status) == (f"the code holds {what}: leave it out", "error")
+    assert (second.error, second.status) == (f"the code holds {what}: remove it", "error")
     assert (third.value, third.output) == ("5", first.output)
 
 

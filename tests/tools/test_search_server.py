@@ -132,7 +132,7 @@ def test_public_server_requires_a_key() -> None:
         ({"host": "0.0.0.0"}, "set a key first"),
         ({"host": "0.0.0.0", "key": "short"}, "too short"),
         ({"port": 99999}, "not a port"),
-        ({"host": "no.such.host.invalid", "key": KEY}, "cannot listen"),
+        ({"host": "no.such.host.invalid", "key": KEY}, "not an address of this machine"),
     ):
         with pytest.raises(UserError, match=said):
             SearchServer(Scripted(), **options)  # type: ignore[arg-type]
@@ -246,7 +246,7 @@ def test_check_server_reports_unusable_server(tmp_path: Path) -> None:
             else:
                 asyncio.run(tool.check_server())
     with pytest.raises(
-        UserError, match=r"no answer from the search server .*: start it with turnwise search INDEX --serve"
+        UserError, match=r"no answer from the search server .*: start it with `turnwise search INDEX --serve`"
     ):
         asyncio.run(SearchTool(RemoteIndex(server.url, KEY)).check_server())
     asyncio.run(SearchTool(Scripted()).check_server())

@@ -257,7 +257,7 @@ def test_make_search_tool_from_options(tmp_path: Path) -> None:
     ("options", "said"),
     [
         ({}, "needs an index or a url"),
-        ({"index": "x", "url": "http://127.0.0.1:1"}, "an index or a url, not both: leave one of them out"),
+        ({"index": "x", "url": "http://127.0.0.1:1"}, "an index or a url, not both: remove one of them"),
         ({"index": "nowhere"}, "nowhere does not exist: build an index"),
         ({"indx": "x"}, 'no option "indx": did you mean "index"'),
         ({"index": "x", "top": 0}, "top: input should be greater"),
@@ -267,7 +267,7 @@ def test_make_search_tool_from_options(tmp_path: Path) -> None:
         ({"url": "http://me:secret@x"}, "contains a password"),
         ({"url": "http://127.0.0.1:1", "mode": "dense"}, "sets the mode"),
         ({"url": "http://127.0.0.1:1/?api_key=secret"}, "contains a key after its"),
-        ({"url": "http://127.0.0.1:1", "key_env": "hf_secret"}, "the variable that key_env names is not set"),
+        ({"url": "http://127.0.0.1:1", "key_env": "hf_secret"}, "The variable that key_env names is not set"),
         ({"url": "http://127.0.0.1:1", "key_env": "sk-proj-secret"}, "key_env: .*not the name of a variable"),
         ({"index": "x", "name": "two words"}, "name: "),
     ],

@@ -1,5 +1,6 @@
 """The contract of `Tool` over the tools of turnwise, and over tools that break it."""
 
+import asyncio
 import itertools
 import sqlite3
 from contextlib import closing
@@ -8,9 +9,11 @@ from pathlib import Path
 import pytest
 from search_for_tests import make_index
 
+from mcp_tools_for_tests import SERVER
 from turnwise.sandbox.types import SandboxLimits
-from turnwise.testing import check_tool
+from turnwise.testing import check_open_tool, check_tool
 from turnwise.tools.function import from_function, tool
+from turnwise.tools.mcp.factory import make_mcp_source
 from turnwise.tools.python import PythonTool
 from turnwise.tools.search.index import open_index
 from turnwise.tools.search.tool import SearchTool
@@ -54,6 +57,16 @@ def test_sql_tool_keeps_the_contract(tmp_path: Path) -> None:
         database.commit()
     sql = make_sql_tool({"database": str(tmp_path / "animals.db")})
     check_tool(sql, {"query": "select count(*) from animals"}, refused=[{}])
+
+
+def test_mcp_tool_keeps_the_contract(quick_guard: None) -> None:
+    async def check() -> None:
+        source = make_mcp_source({"mcp": SERVER})
+        async with source.open_tools(0, None) as opened:
+            tool, _ = opened.tools["add"]
+            await check_open_tool(tool, {"a": 1, "b": 2}, refused=[{}, {"a": "x", "b": 2}])
+
+    asyncio.run(check())
 
 
 def test_check_tool_names_the_broken_rule() -> None:

@@ -133,6 +133,16 @@ def test_broken_image_of_a_function_fails_the_episode_alone() -> None:
         answers([photo], call("photo", "{}"))
 
 
+@pytest.mark.parametrize("make", [object, lambda: {"note": [object()]}])
+def test_function_that_returns_an_object_fails_with_its_line(make: Callable[[], Any]) -> None:
+    def look() -> Any:
+        """Look."""
+        return make()
+
+    with pytest.raises(InfrastructureFailure, match=r"test_tool_functions\.py:\d+: .*type object, of which the agent"):
+        answers([look], call("look", "{}"))
+
+
 @pytest.mark.parametrize(
     ("make", "problem"),
     [

@@ -14,6 +14,7 @@ from turnwise.algos.alarms import AlarmSettings
 from turnwise.core.learner import StepSettings
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.record.jsonl import replace_nonfinite
+from turnwise.record.rows import read_records
 from turnwise.record.steps import StepRecord
 from turnwise.training.checkpoints import Checkpoints, State
 from turnwise.training.diagnostics import Alarms, Rollback
@@ -33,7 +34,7 @@ class Watched:
         self.alarms: list[tuple[int, str]] = []
         self.notes: list[str] = []
         folder: Any = SimpleNamespace(
-            read_metrics=lambda: list(rows), append_alarm=lambda *alarm: self.alarms.append(alarm)
+            read_records=lambda: read_records(rows), append_alarm=lambda *alarm: self.alarms.append(alarm)
         )
         self.part = Alarms(folder, self.notes.append, AlarmSettings(), rollback or SimpleNamespace(at_most=0))
         self.part.load_state(self.part.state() | state)
@@ -41,7 +42,6 @@ class Watched:
 
     def alarms_at(self, row: dict[str, Any]) -> bool:
         before, record = len(self.alarms), StepRecord.from_row(row)
-        assert record is not None
         self.part.after(record)
         return len(self.alarms) > before
 

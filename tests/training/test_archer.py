@@ -40,7 +40,7 @@ from turnwise.training.step import Estimate
 from turnwise.training.update import update
 from turnwise.training.utterance_critic import UtteranceCriticLearner
 
-SETTINGS = OptimizerSettings(learning_rate=1e-3, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
+SETTINGS = OptimizerSettings(learning_rate=1e-3, weight_decay=0.0, max_grad_norm=1.0)
 
 
 def talk(index: int, *, status: Status = Status.FAILED) -> Trajectory:
@@ -61,9 +61,15 @@ def groups(count: int = 4) -> list[Group]:
 
 
 def actor_settings(*, needs: Needs | None = None, **settings: Any) -> ActorSettings:
-    config = settings_of(algo__estimator="archer", algo__kl_coef=0.0, algo__estimator__gamma_turn=0.9, **settings)
+    archer = {"algo__estimator": "archer", "algo__estimator__gamma_turn": 0.9, "critic__kind": "utterances"}
+    config = settings_of(algo__kl_coef=0.0, **archer, **settings)
     return ActorSettings(
-        archer=config.algo.estimator, algo=config.algo, needs=needs or Needs(), micro_tokens=1000, run_seed=config.seed
+        archer=config.algo.estimator,
+        critic=config.critic,
+        algo=config.algo,
+        needs=needs or Needs(),
+        micro_tokens=1000,
+        run_seed=config.seed,
     )
 
 
@@ -80,8 +86,8 @@ def make_archer(folder: Path, policy: Any, **settings: Any) -> Archer:
         policy=policy, sampling=Sampling(max_tokens=6, temperature=0.8), summary_tokens=2, max_tokens=12, run_seed=0
     )
     given = {
-        "algo__estimator__critic_updates": 2,
-        "algo__estimator__critic_batch": 3,
+        "critic__updates": 2,
+        "critic__batch": 3,
         "algo__estimator__states": 5,
         "algo__estimator__whiten": False,
     }
@@ -140,7 +146,7 @@ def test_stored_sample_is_the_state_and_its_utterance() -> None:
         [13, 14, 23],
     ]
     assert second.ids[second.mask].tolist() == [22]
-    assert first.logprobs.tolist() == [0.0, 0.0, -0.5, -1.5]
+    assert first.sampler_logprobs.tolist() == [0.0, 0.0, -0.5, -1.5]
     assert second.temperatures[second.mask].tolist() == [0.5]
 
 
@@ -298,7 +304,12 @@ def test_update_without_trust_changes_nothing() -> None:
     learner = make_learner(config)
     samples = [replace(utterance_sample([3, 4], [20], [-4.0], 1.0), trajectory=0)]
     estimated = build_estimate(
-        [talk(0)], samples, torch.ones(1), {}, actor_settings(needs=Needs(logprobs=True, ref_logprobs=True)), learner
+        [talk(0)],
+        samples,
+        torch.ones(1),
+        {},
+        actor_settings(needs=Needs(policy_logprobs=True, ref_logprobs=True)),
+        learner,
     )
     before = weights(learner.model)
     updated = update(learner, estimated, update_settings(config), 0, 0.0)
@@ -333,18 +344,6 @@ def test_critic_has_the_learning_rate_of_its_training_step(tmp_path: Path) -> No
     assert set(scheduled) == {0}, "counted from 0, as for the policy"
 
 
-def test_token_baseline_is_subtracted_and_learns_the_advantage() -> None:
-    learner = make_learner(settings_of("trunk", algo__kl_coef=0.0), moved=0.05)
-    settings = actor_settings(needs=Needs(values=True))
-    samples = [replace(utterance_sample([3, 4], [20, 21], [-1.0, -2.0], 0.8), trajectory=0)]
-    found = build_estimate([talk(0)], samples, torch.tensor([0.7]), {}, settings, learner)
-    assert found.old_values is not None and found.returns is not None
-    mask = samples[0].mask
-    assert found.returns[0][mask].tolist() == pytest.approx([0.7, 0.7])
-    torch.testing.assert_close(found.advantages[0][mask], 0.7 - found.old_values[0][mask])
-    assert found.old_values[0][mask].abs().min() > 0
-
-
 def test_actor_raises_the_probability_of_advantageous_utterances() -> None:
     config = settings_of(algo__kl_coef=0.0, algo__entropy_coef=0.0, algo__loss="reinforce", algo__estimator="archer")
     learner = make_learner(config)
@@ -355,7 +354,7 @@ def test_actor_raises_the_probability_of_advantageous_utterances() -> None:
 
     def logprobs() -> torch.Tensor:
         found = build_estimate(
-            [talk(0)] * 2, samples, torch.zeros(2), {}, actor_settings(needs=Needs(logprobs=True)), learner
+            [talk(0)] * 2, samples, torch.zeros(2), {}, actor_settings(needs=Needs(policy_logprobs=True)), learner
         )
         return torch.stack([each[2] for each in found.old_logprobs])
 

@@ -40,7 +40,8 @@ OFFLINE, AWAC = (
         algo__estimator__gamma_turn=GAMMA,
         algo__kl_coef=0.0,
         algo__entropy_coef=0.0,
-        algo__estimator__critic_batch=6,
+        critic__kind="utterances",
+        critic__batch=6,
     )
     for estimator in ("archer_offline", "awac")
 )
@@ -58,15 +59,16 @@ def groups() -> list[Group]:
 
 def make_offline(folder: Path, sampler: UtteranceSampler | None = None, critic_updates: int = 2) -> OfflineArcher:
     critic = UtteranceCritic(random_model("llama", ATTENTION, layers=1), seed=1)
-    settings = OptimizerSettings(learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
-    optimizer = Optimizer(list(critic.parameters()), settings, lambda step: 0.1**step)  # the noise of the last updates
+    rates = OptimizerSettings(learning_rate=1e-2, weight_decay=0.0, max_grad_norm=1.0)
+    optimizer = Optimizer(list(critic.parameters()), rates, lambda step: 0.1**step)  # the noise of the last updates
     replay = open_replay(folder, 100)
     for group in groups():
         assert replay.add(group.trajectories[0])
-    algo = (OFFLINE if sampler is None else AWAC).algo
-    archer: Any = algo.estimator.model_copy(update={"critic_updates": critic_updates})
+    config = OFFLINE if sampler is None else AWAC
+    algo, archer = config.algo, config.algo.estimator
+    settings = config.critic.model_copy(update={"updates": critic_updates})
     return OfflineArcher(
-        settings=ActorSettings(archer=archer, algo=algo, needs=Needs(), micro_tokens=1000, run_seed=0),
+        settings=ActorSettings(archer=archer, critic=settings, algo=algo, needs=Needs(), micro_tokens=1000, run_seed=0),
         critic=UtteranceCriticLearner(critic, optimizer, target_rate=0.5, expectile=EXPECTILE, micro_tokens=1000),
         replay=replay,
         sampler=sampler,

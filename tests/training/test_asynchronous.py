@@ -149,7 +149,7 @@ def test_failure_of_a_later_step_is_raised_when_it_is_due() -> None:
 
 def test_resumed_curriculum_draws_the_started_tasks_again() -> None:
     """Tasks of a started step were drawn with the results of that time, not with those of the checkpoint."""
-    curriculum = Curriculum(pool=40, floor=0.001, memory=0.5)
+    curriculum = Curriculum(pool=40)
     solved = {
         task_name(task.env, task.seed): (10.0, 10.0)
         for step in range(STEPS)

@@ -273,7 +273,7 @@ def test_damaged_checkpoint_is_skipped_for_an_older_one(
     (warning,) = caplog.messages
     assert "step_000002 is damaged" in warning and "step_000001 is used instead" in warning
     DAMAGES[damage](folder / "step_000001" / name)
-    with pytest.raises(UserError, match=r"no checkpoint in .* is complete .*: start a new run with its settings"):
+    with pytest.raises(UserError, match=r"No checkpoint in .* is complete .*: start a new run with its settings"):
         last_checkpoint(folder)
 
 

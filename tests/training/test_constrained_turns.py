@@ -64,13 +64,13 @@ def make_learner() -> LocalLearner:
 
 def test_learner_scores_what_the_sampler_reported() -> None:
     batch = packed()
-    (scores,) = make_learner().score([batch], Needs(logprobs=True, entropy=True, ref_logprobs=True))
-    for name in ("logprobs", "ref_logprobs"):
+    (scores,) = make_learner().score([batch], Needs(policy_logprobs=True, entropy=True, ref_logprobs=True))
+    for name in ("policy_logprobs", "ref_logprobs"):
         found = unpack(batch, getattr(scores, name))
         for trajectory, logprobs in zip(trajectories(), found, strict=True):
             assert logprobs.tolist() == pytest.approx(list(trajectory.turns[0].action_logprobs), abs=1e-5)
-    (free,) = make_learner().score([replace(batch, allowed=None)], Needs(logprobs=True, entropy=True))
-    bound = unpack(batch, scores.logprobs - free.logprobs)
+    (free,) = make_learner().score([replace(batch, allowed=None)], Needs(policy_logprobs=True, entropy=True))
+    bound = unpack(batch, scores.policy_logprobs - free.policy_logprobs)
     assert [float(each.max()) > 1 for each in bound] == [turn_is_bound(each) for each in trajectories()]
 
 
@@ -81,9 +81,9 @@ def test_free_samples_beside_constrained_ones_keep_all_tokens() -> None:
         for sample in build_samples(trajectories(), renderer().grammars.allowed_sets)
     ]
     batch = pack(samples)
-    (scores,) = make_learner().score([batch], Needs(logprobs=True))
-    assert scores.logprobs is not None
-    for trajectory, logprobs in zip(trajectories(), unpack(batch, scores.logprobs), strict=True):
+    (scores,) = make_learner().score([batch], Needs(policy_logprobs=True))
+    assert scores.policy_logprobs is not None
+    for trajectory, logprobs in zip(trajectories(), unpack(batch, scores.policy_logprobs), strict=True):
         if not turn_is_bound(trajectory):
             assert logprobs.tolist() == pytest.approx(list(trajectory.turns[0].action_logprobs), abs=1e-5)
 
@@ -94,9 +94,9 @@ def test_packed_constraints_follow_their_samples() -> None:
     shortest_first = [trajectory_of(each, number) for each, number in zip(said, [5, 6], strict=True)]
     batch = packed(shortest_first)
     assert batch.order == (1, 0)
-    (scores,) = make_learner().score([batch], Needs(logprobs=True))
-    assert scores.logprobs is not None
-    for trajectory, logprobs in zip(shortest_first, unpack(batch, scores.logprobs), strict=True):
+    (scores,) = make_learner().score([batch], Needs(policy_logprobs=True))
+    assert scores.policy_logprobs is not None
+    for trajectory, logprobs in zip(shortest_first, unpack(batch, scores.policy_logprobs), strict=True):
         assert logprobs.tolist() == pytest.approx(list(trajectory.turns[0].action_logprobs), abs=1e-5)
 
 

@@ -22,7 +22,6 @@ def make(own: list[nn.Parameter], *, on_host: bool, muon: bool = False, chunk: i
     """Pieces of 20 numbers: the first parameter is larger than one, the next two make one."""
     settings = OptimizerSettings(
         learning_rate=0.01,
-        betas=(0.9, 0.95),
         weight_decay=0.1,
         max_grad_norm=1.0,
         muon_learning_rate=0.02 if muon else None,
@@ -124,7 +123,7 @@ def test_small_steps_accumulate_in_offloaded_master_weights() -> None:
 
     def after(steps: int) -> Tensor:
         own = [nn.Parameter(torch.ones(4, dtype=torch.bfloat16))]
-        settings = OptimizerSettings(learning_rate=1e-3, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
+        settings = OptimizerSettings(learning_rate=1e-3, weight_decay=0.0, max_grad_norm=1.0)
         optimizer = Optimizer(own, settings, lambda _: 1.0, on_host=True)
         for step in range(steps):
             own[0].float().sum().backward()

@@ -196,9 +196,9 @@ def test_reference_stays_the_initial_policy() -> None:
     start, batch = weights(learner.model), pack(build_samples(random_groups()[0].trajectories))
 
     def reference() -> torch.Tensor:
-        (scores,) = learner.score([batch], Needs(logprobs=True, ref_logprobs=True))
-        assert scores.ref_logprobs is not None and scores.logprobs is not None
-        assert torch.equal(scores.ref_logprobs, scores.logprobs) == (learner.settings.step == 0)
+        (scores,) = learner.score([batch], Needs(policy_logprobs=True, ref_logprobs=True))
+        assert scores.ref_logprobs is not None and scores.policy_logprobs is not None
+        assert torch.equal(scores.ref_logprobs, scores.policy_logprobs) == (learner.settings.step == 0)
         return scores.ref_logprobs
 
     first = reference()
@@ -224,7 +224,7 @@ def test_kl_term_pulls_towards_the_reference() -> None:
 def test_learner_scores_only_what_is_needed() -> None:
     batch = pack(build_samples(random_groups()[0].trajectories))
     (scores,) = make_learner(settings_of("trunk")).score([batch], Needs(values=True))
-    assert scores.logprobs is None and scores.entropy is None and scores.ref_logprobs is None
+    assert scores.policy_logprobs is None and scores.entropy is None and scores.ref_logprobs is None
     (scores,) = make_learner(settings_of("trunk")).score([batch], Needs(entropy=True))
     assert scores.values is None and scores.entropy is not None
     assert (scores.entropy > 0).all()
@@ -237,9 +237,12 @@ def test_values_of_a_head_and_log_probabilities_share_a_forward_pass() -> None:
     torch.nn.init.normal_(learner.critic.head.weight)
     passes = list[int]()
     learner.model.base_model.register_forward_hook(lambda *_: passes.append(1))
-    (both,) = learner.score([batch], Needs(logprobs=True, values=True))
+    (both,) = learner.score([batch], Needs(policy_logprobs=True, values=True))
     assert len(passes) == 1
-    (scores,), (values,) = learner.score([batch], Needs(logprobs=True)), learner.score([batch], Needs(values=True))
+    (scores,), (values,) = (
+        learner.score([batch], Needs(policy_logprobs=True)),
+        learner.score([batch], Needs(values=True)),
+    )
     assert both.values is not None and values.end_values is not None and values.end_values.std() > 0
-    torch.testing.assert_close((both.logprobs, both.entropy), (scores.logprobs, scores.entropy))
+    torch.testing.assert_close((both.policy_logprobs, both.entropy), (scores.policy_logprobs, scores.entropy))
     torch.testing.assert_close((both.values, both.end_values), (values.values, values.end_values))

@@ -40,7 +40,12 @@ def train_too_early(learner: LocalLearner) -> None:
 def score_everything(learner: LocalLearner) -> None:
     score = learner.score
     learner.score = lambda batches, needs: [  # type: ignore[method-assign]
-        Scores(logprobs=row.logprobs, entropy=row.entropy, ref_logprobs=row.ref_logprobs, values=row.logprobs)
+        Scores(
+            policy_logprobs=row.policy_logprobs,
+            entropy=row.entropy,
+            ref_logprobs=row.ref_logprobs,
+            values=row.policy_logprobs,
+        )
         for row in score(batches, needs)
     ]
 

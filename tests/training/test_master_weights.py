@@ -9,7 +9,7 @@ from torch import nn
 from turnwise.training.master_weights import MasterWeights
 from turnwise.training.optimizer import Optimizer, OptimizerSettings
 
-SETTINGS = OptimizerSettings(learning_rate=1e-3, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1e9)
+SETTINGS = OptimizerSettings(learning_rate=1e-3, weight_decay=0.0, max_grad_norm=1e9)
 
 
 def layer(dtype: torch.dtype) -> nn.Linear:
@@ -92,7 +92,7 @@ def test_master_weights_continue_after_save_and_load(on_host: bool) -> None:
 
 def test_gradient_norm_is_of_the_gradients_before_clipping() -> None:
     model = layer(torch.bfloat16)
-    settings = OptimizerSettings(learning_rate=1e-3, betas=(0.0, 0.0), weight_decay=0.0, max_grad_norm=1.0)
+    settings = OptimizerSettings(learning_rate=1e-3, weight_decay=0.0, max_grad_norm=1.0)
     optimizer = Optimizer(list(model.parameters()), settings, lambda _: 1.0)
     model(torch.full((1, 8), 100.0).bfloat16()).float().sum().backward()
     norm, _ = optimizer.step(0)

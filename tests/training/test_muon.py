@@ -38,8 +38,6 @@ def test_muon_multiplies_in_float32() -> None:
 
 
 def test_optimizer_uses_cpu_muon_for_cpu_matrices() -> None:
-    settings = OptimizerSettings(
-        learning_rate=1e-3, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0, muon_learning_rate=0.02
-    )
+    settings = OptimizerSettings(learning_rate=1e-3, weight_decay=0.0, max_grad_norm=1.0, muon_learning_rate=0.02)
     optimizer = Optimizer([nn.Parameter(torch.ones(4, 4))], settings, lambda step: 1.0)
     assert [type(part) for part in optimizer._parts] == [CpuMuon]

@@ -202,7 +202,7 @@ def test_score_rendered_stores_the_initial_policys_logprobs(tmp_path: Path) -> N
         replay.add(trajectory, sampled=number % 2 == 0)
     assert score_rendered(replay, learner, 40, lambda done, total: None) == len(given) // 2
     samples = build_samples(given)
-    expected = score_samples(samples, learner, Needs(logprobs=True), 10_000)["logprobs"]
+    expected = score_samples(samples, learner, Needs(policy_logprobs=True), 10_000)["policy_logprobs"]
     for number, entry in enumerate(replay.entries):
         scores = torch.cat(
             [part for sample, part in zip(samples, expected, strict=True) if sample.trajectory == number]

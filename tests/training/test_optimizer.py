@@ -49,7 +49,7 @@ def parameters() -> list[nn.Parameter]:
 
 
 def optimizer(given: list[nn.Parameter], share: float = 1.0, max_grad_norm: float = 1.0) -> Optimizer:
-    settings = OptimizerSettings(learning_rate=0.1, betas=(0.9, 0.95), weight_decay=0.01, max_grad_norm=max_grad_norm)
+    settings = OptimizerSettings(learning_rate=0.1, weight_decay=0.01, max_grad_norm=max_grad_norm)
     return Optimizer(given, settings, lambda step: share if step else 1.0)
 
 
@@ -120,7 +120,6 @@ def test_optimizer_raises_when_a_step_makes_weights_non_finite(
     given = [nn.Parameter(each.detach().to(dtype)) for each in parameters()]
     settings = OptimizerSettings(
         learning_rate=0.1 if muon else 1e308,
-        betas=(0.9, 0.95),
         weight_decay=0.01,
         max_grad_norm=1.0,
         muon_learning_rate=muon,

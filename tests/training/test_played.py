@@ -129,7 +129,7 @@ def test_rollout_counts_members_without_a_reward() -> None:
     found = gathered(FakeCollector(), rewards=judged_unless(lambda each: each.total_reward > 0))
     assert found.metrics()["rollout/dropped_no_reward"] == 2.0 and len(found.kept) == 4
     assert found.dropped == DroppedEpisodes(dropped=2, total=12, reason="the reward taste: the judge is gone")
-    with pytest.raises(Outage, match=r"no group of this step could be scored .*taste: the judge is gone"):
+    with pytest.raises(Outage, match=r"No group of this step could be scored .*taste: the judge is gone"):
         gathered(FakeCollector(), rewards=judged_unless(lambda each: True))
 
 

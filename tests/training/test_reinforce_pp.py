@@ -38,7 +38,7 @@ def by_loops(found: Estimate, gamma: float) -> list[list[float]]:
     assert found.ref_logprobs is not None
     rows = []
     for trajectory, sample, reference in zip(found.trajectories, found.samples, found.ref_logprobs, strict=True):
-        own, other = sample.logprobs[sample.mask].tolist(), reference[sample.mask].tolist()
+        own, other = sample.sampler_logprobs[sample.mask].tolist(), reference[sample.mask].tolist()
         rewards = [-BETA * (a - b) for a, b in zip(own, other, strict=True)]
         rewards[-1] += sum(turn.reward for turn in trajectory.turns)
         row, later = [], 0.0

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from learners_for_tests import gradients, make_learner, random_groups, settings_of
 from turnwise.algos.alarms import AlarmSettings
+from turnwise.algos.entropy import EntropyCoefficient
 from turnwise.algos.kl import KlCoefficient
 from turnwise.algos.turn_discount import AdaptiveDiscount, CriticFit
 from turnwise.config.schema import Config
@@ -25,6 +26,7 @@ from turnwise.core.protocols import WeightSource
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group
 from turnwise.engine.scripted import ScriptedEngine
+from turnwise.record.rows import read_records
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.tasks import Curriculum, EnvMixEntry, TaskSource, task_name
@@ -77,6 +79,7 @@ class Taken:
     rate: float
     """The learning rate that it was taken with."""
     kl_coef: float
+    entropy_coef: float
 
     def length(self) -> float:
         """Return the length of a step of plain gradient descent."""
@@ -91,7 +94,8 @@ def watch_steps(learner: LocalLearner) -> list[Taken]:
         found = {f"policy.{name}": each.grad.clone() for name, each in learner.model.named_parameters()}
         result = step(*arguments, **named)
         rate = learner.optimizer._parts[0].param_groups[0]["lr"]
-        taken.append(Taken(gradients=found, rate=rate, kl_coef=learner.settings.kl_coef))
+        settings = learner.settings
+        taken.append(Taken(gradients=found, rate=rate, kl_coef=settings.kl_coef, entropy_coef=settings.entropy_coef))
         return result
 
     learner.optimizer.step = watched  # type: ignore[method-assign]
@@ -159,7 +163,9 @@ def run(
         refill=0,
         show=lambda phase, done, total: None,
     )
-    folder: Any = SimpleNamespace(read_metrics=lambda: rows, append_metrics=rows.append)
+    folder: Any = SimpleNamespace(
+        read_records=lambda: read_records(rows), append_metrics=lambda record: rows.append(record.to_row())
+    )
     rollback = Rollback(FakeStore(), learner, lambda folder, state: None, at_most=0)  # type: ignore[arg-type]
     parts: list[Part] = [results, coefficients, RunFiles(folder)]
     parts.append(Alarms(folder, lambda text: None, AlarmSettings(), rollback))
@@ -218,11 +224,11 @@ def test_kl_in_the_reward_is_not_in_the_loss() -> None:
 
 
 def test_adaptive_kl_coefficient_moves_from_step_to_step() -> None:
-    config = settings_of(algo__kl_coef=0.1, algo__kl_target=1e-6, algo__kl_horizon=100.0, algo__kl_estimator="k2")
+    config = settings_of(algo__kl_coef=0.1, algo__kl_target=1e-6, algo__kl_estimator="k2")
     ran = run(config, steps=2)
-    raised = 0.1 * (1 + 0.2 * 12 / 100)  # far above the target: the largest change, over twelve trajectories
-    assert [each.kl_coef for each in ran.taken] == pytest.approx([0.1, raised])
-    assert ran.state.parts["coefficients"]["kl_coef"] == pytest.approx(raised * (1 + 0.2 * 12 / 100))
+    raised = 0.1 * (1 + 0.2 * 12 / 10_000)  # far above the target: the largest change, over twelve trajectories
+    assert [each.kl_coef for each in ran.taken] == pytest.approx([0.1, raised], rel=1e-9)
+    assert ran.state.parts["coefficients"]["kl_coef"] == pytest.approx(raised * (1 + 0.2 * 12 / 10_000), rel=1e-9)
     assert [row["train/kl_coef"] for row in ran.rows] == pytest.approx(
         [raised, ran.state.parts["coefficients"]["kl_coef"]]
     )
@@ -246,14 +252,39 @@ def test_loop_uses_restored_coefficients() -> None:
         assert_same_gradients(run(adaptive).taken[0].gradients, run(fixed).taken[0].gradients)
 
 
-def test_kl_coefficient_and_discount_move_in_the_same_step() -> None:
+def test_all_adaptive_coefficients_move_in_the_same_step() -> None:
     before = AdaptiveCoefficients(
-        kl=KlCoefficient(value=1.0, target=0.1, horizon=10.0), discount=AdaptiveDiscount(gamma=1.0)
+        kl=KlCoefficient(value=1.0, target=0.1, horizon=10.0),
+        entropy=EntropyCoefficient(value=0.01, least=0.001, target=0.4),
+        discount=AdaptiveDiscount(gamma=1.0),
     )
-    after = before.after(5.0, 5, {0: CriticFit(explained=0.9, count=20), 1: CriticFit(explained=0.81, count=20)})
+    after = before.after(5.0, 0.3, 5, {0: CriticFit(explained=0.9, count=20), 1: CriticFit(explained=0.81, count=20)})
     assert after.kl.value == pytest.approx(1.1)
+    assert after.entropy.value == pytest.approx(0.01 * math.exp(0.025))
     assert after.discount is not None and after.discount.gamma == pytest.approx(0.9 + 0.1 * 0.9)
     assert before.restore(after.numbers()) == after
+
+
+def test_entropy_coefficient_of_a_step_follows_the_entropy_before_it() -> None:
+    """The policy is nearly uniform over its vocabulary: below one target, above the other."""
+    coefs = []
+    for target in (100.0, 1.0):
+        ran = run(settings_of(algo__entropy_coef=0.02, algo__entropy_target=target), steps=3)
+        coefs.append([taken.entropy_coef for taken in ran.taken])
+        assert [row["train/entropy_coef"] for row in ran.rows][:2] == coefs[-1][1:]
+    rising, resting = coefs
+    assert rising[0] == 0.02 and rising[0] < rising[1] < rising[2] < 0.025
+    assert resting == [0.02] * 3, "it is not lowered below algo.entropy_coef"
+    assert run(settings_of(algo__entropy_coef=0.02)).taken[0].entropy_coef == 0.02
+
+
+def test_restored_entropy_coefficient_is_used_in_the_loss() -> None:
+    adaptive = settings_of(algo__entropy_coef=0.02, algo__entropy_target=1.0)
+    restored = replace(START, parts={"coefficients": {"kl_coef": 0.1, "entropy_coef": 0.09}})
+    ran = run(adaptive, start=restored)
+    assert_same_gradients(ran.taken[0].gradients, run(settings_of(algo__entropy_coef=0.09)).taken[0].gradients)
+    with pytest.raises(AssertionError):
+        assert_same_gradients(run(adaptive).taken[0].gradients, ran.taken[0].gradients)
 
 
 def test_learning_rate_follows_the_step_and_the_rollbacks() -> None:
@@ -300,7 +331,7 @@ def test_best_checkpoint_replaces_a_recorded_nan() -> None:
 
 
 def test_curriculum_measures_groups_that_were_filtered_out() -> None:
-    config, curriculum = settings_of(**FILTER), Curriculum(pool=GROUPS, floor=0.1, memory=0.5)
+    config, curriculum = settings_of(**FILTER), Curriculum(pool=GROUPS)
     ran = run(config, curriculum=curriculum)
     source = TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0, curriculum=curriculum)
     assert set(ran.state.parts["curriculum"]) == {task_name("test", task.seed) for task in source.draw(0, GROUPS)}
@@ -324,8 +355,8 @@ def test_restarted_learner_publishes_the_version_that_the_engine_had() -> None:
 
 def test_parts_start_anew_if_a_lost_learner_had_no_checkpoint() -> None:
     """A restart from step 0 does not continue with the counts and coefficients of the lost steps."""
-    config = settings_of(algo__kl_coef=0.1, algo__kl_target=1e-6, algo__kl_horizon=100.0, algo__kl_estimator="k2")
-    ran = run(config, steps=2, curriculum=Curriculum(pool=GROUPS, floor=0.1, memory=0.5))
+    config = settings_of(algo__kl_coef=0.1, algo__kl_target=1e-6, algo__kl_estimator="k2")
+    ran = run(config, steps=2, curriculum=Curriculum(pool=GROUPS))
     asyncio.run(ran.loop.begin(START))
     states = {part.name: part.state() for part in ran.loop.parts if part.name}
     assert states["coefficients"] == {"kl_coef": 0.1} and states["curriculum"] == {}

@@ -70,13 +70,13 @@ BY_HAND: dict[str, tuple[str, dict[str, Any], list[list[float]]]] = {
     "bi_level_gae": ("head", GAE | {"gamma": 0.5}, [[0.5, 2.0, -0.5, 0.0, 1.0, 3.0], [0.0, 0.0, 1.0]]),
     # 1 + 0.5 * 4 and 4; 0 + 0.5 * 2 and 2
     "reinforce": ("no critic", {"gamma_turn": 0.5}, [[3.0] * 2 + [4.0] * 4, [1.0, 2.0, 2.0]]),
-    # 1 against 0 in the first turn, 4 against 2 in the second
-    "turn_grpo": ("no critic", GROUP | {"outcome_weight": 0.0}, [[0.5] * 2 + [1.0] * 4, [-0.5, -1.0, -1.0]]),
-    # from "start" on 3 against 1, from "door" on 4 against 2
+    # half of 1 against 0 in the first turn, 4 against 2 in the second; half of the outcomes 5 against 2
+    "turn_grpo": ("no critic", GROUP, [[1.0] * 2 + [1.25] * 4, [-1.0, -1.25, -1.25]]),
+    # from "start" on 3 against 1, from "door" on 4 against 2; outcomes 5 against 2
     "gigpo": (
         "no critic",
-        GROUP | {"gamma_turn": 0.5, "episode_weight": 0.0},
-        [[1.0] * 6, [-1.0] * 3],
+        GROUP | {"gamma_turn": 0.5},
+        [[2.5] * 6, [-2.5] * 3],
     ),
 }
 

@@ -26,14 +26,14 @@ def test_rows_have_logprob_and_entropy_of_every_token(critic: str) -> None:
     learner, groups, seen = make_learner(config), random_groups(groups=3), TokenStatistics()
     estimated = estimate_of(groups, learner, config)
     assert estimated is not None
-    scores = score_samples(estimated.samples, learner, Needs(logprobs=True, entropy=True), 10_000)
+    scores = score_samples(estimated.samples, learner, Needs(policy_logprobs=True, entropy=True), 10_000)
     update(learner, estimated, update_settings(config), 0, statistics=seen)
     rows: Any = trajectory_rows(1, groups, estimated, str, seen)
     checked = 0
     for index, sample in enumerate(estimated.samples):
         turns = row_of(estimated.trajectories[sample.trajectory], rows, groups)["turns"]
         own = [turns[number] for number in sorted(set(sample.turn_ids[sample.mask].tolist()))]
-        for name, column in (("learner_logprobs", "logprobs"), ("entropies", "entropy")):
+        for name, column in (("learner_logprobs", "policy_logprobs"), ("entropies", "entropy")):
             recorded = torch.tensor([value for turn in own for value in turn[name]])
             torch.testing.assert_close(recorded, scores[column][index], atol=1e-5, rtol=1e-5)
         assert [len(turn["loss_mask"]) for turn in own] == [len(turn["action_ids"]) for turn in own]

@@ -134,7 +134,9 @@ def test_old_logprobs_are_the_samplers_or_the_learners() -> None:
         config = settings_of(algo__old_logprobs=choice)
         found = estimate_of(groups, make_learner(config), config)
         assert found is not None
-        same = [torch.equal(old, each.logprobs) for old, each in zip(found.old_logprobs, found.samples, strict=True)]
+        same = [
+            torch.equal(old, each.sampler_logprobs) for old, each in zip(found.old_logprobs, found.samples, strict=True)
+        ]
         assert all(same) == (choice == "sampler")
         assert ("mismatch" in found.metrics) == (choice == "learner")
         metrics = learn(make_learner(config), groups, config)

@@ -22,7 +22,7 @@ from turnwise.training.utterance_critic import (
     utterance_lengths,
 )
 
-SETTINGS = OptimizerSettings(learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1e9)
+SETTINGS = OptimizerSettings(learning_rate=1e-2, weight_decay=0.0, max_grad_norm=1e9)
 GAMMA = 0.9
 
 

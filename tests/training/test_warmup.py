@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from contexts_for_tests import Talk, memory, play
+from contexts_for_tests import Talk, play
 from episodes_for_tests import renderer
 from turnwise.core.errors import UserError
 from turnwise.core.images import find_images
@@ -26,8 +26,7 @@ from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, TextEnv, goes_on, won
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import LoadedModel, load_model
-from turnwise.models.loading.tiny import tiny_tokenizer
-from turnwise.models.loading.tiny_vlm import PIXELS
+from turnwise.models.loading.tiny import PIXELS, tiny_tokenizer
 from turnwise.models.vision.encoder import vision_parameters
 from turnwise.pictures.observation import draw_observation
 from turnwise.render.renderer import Renderer
@@ -154,7 +153,7 @@ def test_warm_up_of_single_turns_has_the_contexts_of_the_run() -> None:
     opening, *later = (each.messages for each in exchanges)
     last = (user("The end."),)
     talk = Talk(opening=opening, answers=(*later, last), said=tuple(each.answer for each in exchanges))
-    played = play(talk, TurnContext(renderer(), memory=memory(turns=0), keep_opening=False), renderer())
+    played = play(talk, TurnContext(renderer(), turns=0, keep_opening=False), renderer())
     samples = [build_demonstration(0, each, renderer()) for each in split_turns(exchanges)]
     assert len(samples) == kind.cls.max_turns == len(played.witness.contexts)
     for sample, context in zip(samples, played.witness.contexts, strict=True):
@@ -206,6 +205,56 @@ def test_warm_up_keeps_the_first_turn_at_least(single_turns: bool, monkeypatch: 
     monkeypatch.setitem(warmup.WARMUPS, "tiny", Warmup(action_tokens=1))
     samples = first_step(monkeypatch, spec_of(Steps), single_turns)
     assert [len(turns_of(each)) for each in samples] == [1] * warmup.EPISODES_PER_STEP
+
+
+class Verbose(Steps):
+    """Shows megabytes after the first turn, or at once."""
+
+    start = "Now."
+
+    def reset(self, rng: random.Random) -> str:
+        return self.start
+
+    def step(self, action: str) -> Outcome:
+        return goes_on("word " * 500_000)
+
+
+class VerboseStart(Verbose):
+    """Shows megabytes at once."""
+
+    start = "word " * 500_000
+
+
+def test_warm_up_encodes_no_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = first_step(monkeypatch, spec_of(Verbose))
+    assert [len(turns_of(each)) for each in samples] == [1] * warmup.EPISODES_PER_STEP
+    with pytest.raises(UserError, match=r"The first observation of VerboseStart has 2,5\d\d,\d\d\d characters"):
+        first_step(monkeypatch, spec_of(VerboseStart))
+
+
+class Hanging(Steps):
+    """Never returns from a step."""
+
+    def step(self, action: str) -> Outcome:
+        while True:
+            pass
+
+
+class Waiting(Steps):
+    """Waits for ever in a step."""
+
+    async def step(self, action: str) -> Outcome:  # type: ignore[override]
+        await asyncio.Event().wait()
+        return won()
+
+
+@pytest.mark.parametrize(
+    ("cls", "cause"), [(Hanging, r"without a pause, at test_warmup\.py:\d+"), (Waiting, "Timed out")]
+)
+def test_random_episode_that_hangs_ends_at_its_time_limit(cls: type[TextEnv], cause: str) -> None:
+    kind = spec_of(cls)
+    with pytest.raises(UserError, match=rf"{cause}.*rollout\.timeout_s"):
+        asyncio.run(random_episode(kind, kind.check_params({}), 0, 0, timeout_s=0.2))
 
 
 @torch.no_grad()

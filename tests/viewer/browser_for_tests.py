@@ -1,22 +1,19 @@
-"""Runs for the tests of the page, a server over them, and helpers to drive the page."""
+"""Runs for the tests of the page, and a server over them."""
 
 import json
-import re
 import shutil
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any
 
+from opened_page_for_tests import OpenedPage, serving_app
 from runs_for_tests import quiet, small
 from turnwise.core.images import image_hash, image_token_id
 from turnwise.core.trajectory import TokenName
 from turnwise.pictures.image_store import ImageStore
 from turnwise.record.run_folder import RunFolder
+from turnwise.record.steps import EpisodeSource, StepRecord
 from turnwise.run.train import train
 
 if TYPE_CHECKING:
@@ -27,8 +24,6 @@ STEPS = 4
 LOST, GAINED = (2, 5), (4, 5, 7)
 """Tasks that OTHER solves before and after training."""
 LONG_TOKENS = 120_000
-PATIENCE_MS = 60_000
-"""Timeout for anything to appear, generous because the machine may be busy."""
 NASTY = (
     '<script>window.ran=1</script><img src=x onerror="window.ran=1"> \x1b[31mred\x1b[0m \u202egnp.exe '
     "漢字 かな 한글 🙂 ┌─┐\n│中│\n└─┘"
@@ -107,7 +102,8 @@ def write_run(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     config = '[env]\nkind = "<script>window.ran=1</script>"\n[model]\nname = "<img src=x onerror=window.ran=1>"\n'
     texts = {0: "<|end|>", 1: "<script>", 2: " \u202ea", 3: "\x1b[0m", 4: "漢", 5: "\n"}
     with RunFolder.create(path, config) as folder:
-        folder.append_metrics({"step": 1, "rollout/success": 0.5, "rollout/<img src=x onerror=window.ran=1>": 1.0})
+        metrics = {"success": 0.5, "<img src=x onerror=window.ran=1>": 1.0}
+        folder.append_metrics(StepRecord(step=1, source=EpisodeSource.PLAYED, rollout=metrics))
         folder.write_trajectories(1, rows, lambda each: TokenName(id=each, text=texts[each], special=each == 0))
 
 
@@ -175,86 +171,19 @@ def turn(ids: Sequence[int], *, extends: bool) -> dict[str, Any]:
 @contextmanager
 def serving(root: Path) -> Iterator[str]:
     """Serve the folder from a thread and yield the address."""
-    import uvicorn
-
-    from turnwise.network.ports import listen
     from turnwise.viewer.access import AccessPolicy
     from turnwise.viewer.api import make_app
 
-    listening = listen("127.0.0.1", 0)
-    port = listening.getsockname()[1]
-    settings = uvicorn.Config(make_app(root, AccessPolicy(host="127.0.0.1", port=port, token=None)), log_level="error")
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{port}/"
-    server.should_exit = True
-    thread.join()
+    with serving_app(lambda port: make_app(root, AccessPolicy(host="127.0.0.1", port=port, token=None))) as address:
+        yield address
 
 
-def expect(what: Any) -> Any:
-    """Call Playwright's `expect`, imported here because tests are skipped where Playwright is missing."""
-    from playwright.sync_api import expect as wait_until
-
-    wait_until.set_options(timeout=PATIENCE_MS)
-    return wait_until(what)
-
-
-class Viewer:
-    """A page of the viewer, and the errors that it logged."""
+class Viewer(OpenedPage):
+    """A page of the viewer over a folder of runs."""
 
     def __init__(self, page: "Page", root: Path, address: str) -> None:
-        self.page, self.root, self.address = page, root, address
-        self.problems: list[str] = []
-        self.requests: list[str] = []
-        self._listeners: dict[Any, Callable[[Any], Any]] = {
-            "pageerror": lambda error: self.problems.append(str(error)),
-            "console": lambda message: self.problems.extend([message.text] if message.type == "error" else []),
-            "request": lambda request: self.requests.append(request.url),
-        }
-
-    def __enter__(self) -> Self:
-        self.page.set_default_timeout(PATIENCE_MS)
-        for event, listener in self._listeners.items():
-            self.page.on(event, listener)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Leave the page empty and idle, but loaded, for the next test."""
-        if self.page.url.startswith(self.address):
-            self.page.evaluate(
-                "localStorage.clear(); delete document.documentElement.dataset.theme; location.hash = '#/none'"
-            )
-        self.page.mouse.move(0, 0)
-        for event, listener in self._listeners.items():
-            self.page.remove_listener(event, listener)
-
-    def open(self, view: str, **entries: Any) -> None:
-        """Open a view by its address and wait for it."""
-        pairs = [
-            (name, each) for name, value in entries.items() for each in (value if isinstance(value, list) else [value])
-        ]
-        query = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in pairs)
-        self.page.evaluate("document.querySelector('main')?.setAttribute('aria-busy', 'true')")
-        self.page.goto(f"{self.address}#/{view}?{query}")
-        self.page.wait_for_selector(f".view-{view}")
-        self.page.wait_for_selector("main[aria-busy=false]")
-
-    def texts(self, selector: str) -> list[str]:
-        return self.page.locator(selector).all_inner_texts()
-
-    def entries(self) -> dict[str, str]:
-        """Return the parameters in the address, without lists."""
-        found = re.findall(r"[?&]([^=&]+)=([^&]*)", self.page.url)
-        return dict(found)
-
-    def saved(self, selector: str) -> bytes:
-        """Return the file that a click downloads."""
-        with self.page.expect_download() as download:
-            self.page.locator(selector).click()
-        return Path(download.value.path()).read_bytes()
+        super().__init__(page, address)
+        self.root = root
 
     def metrics(self, run: str) -> list[dict[str, Any]]:
         return RunFolder.open(self.root / run).read_metrics()

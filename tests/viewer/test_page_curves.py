@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import pytest
-from browser_for_tests import CRITIC_METRICS, ONE, OTHER, STEPS, TWO, Viewer, expect
+from browser_for_tests import CRITIC_METRICS, ONE, OTHER, STEPS, TWO, Viewer
 
+from opened_page_for_tests import expect
 from turnwise.files.disk import FolderLock
 
 if TYPE_CHECKING:
@@ -255,5 +256,5 @@ def test_axis_leaves_the_range_of_values_only_if_they_do(
     viewer: Viewer, low: float, high: float, share: bool, axis: list[float]
 ) -> None:
     viewer.open("runs")
-    padded = "(m, low, high, share) => m.padded(low, high, {share})"
+    padded = """(m, low, high, share) => m.padded(low, high, {unit: share ? "share" : ""})"""
     assert evaluate(viewer, "scale", padded, low, high, share) == pytest.approx(axis)

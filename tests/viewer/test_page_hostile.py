@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from browser_for_tests import HOSTILE, NASTY, Viewer, expect
+from browser_for_tests import HOSTILE, NASTY, Viewer
+
+from opened_page_for_tests import expect
 
 VISIBLE = NASTY.replace("\x1b", "⟦ESC⟧").replace("\u202e", "⟦RLO⟧")
 VIEWS: list[tuple[str, dict[str, Any]]] = [

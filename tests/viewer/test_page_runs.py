@@ -3,8 +3,9 @@
 import json
 import tomllib
 
-from browser_for_tests import HOSTILE, LONG, ONE, OTHER, STEPS, TWO, Viewer, expect
+from browser_for_tests import HOSTILE, LONG, ONE, OTHER, STEPS, TWO, Viewer
 
+from opened_page_for_tests import expect
 from turnwise.config.schema import Config
 
 NAMES = "table.runs td.col-id"
@@ -110,9 +111,9 @@ def test_run_page_shows_results_curves_and_changed_settings(viewer: Viewer) -> N
     changed = viewer.page.locator(".differences > .scroll tbody tr")
     steps = changed.filter(has_text="train.steps").locator("> *")
     expect(steps).to_have_text(["train.steps", str(STEPS), str(Config().train.steps)])
-    expect(changed.filter(has_text="context.mode")).to_have_count(0)
+    expect(changed.filter(has_text="context")).to_have_count(0)
     viewer.page.locator(".differences summary").click()
-    expect(viewer.page.locator(".differences details tr").filter(has_text="context.mode")).to_be_visible()
+    expect(viewer.page.locator(".differences details tr").filter(has_text="context")).to_be_visible()
     viewer.page.locator("main").get_by_role("link", name="Trajectories").click()
     viewer.page.wait_for_selector(".view-trajectories")
     assert viewer.entries()["run"] == ONE

@@ -4,8 +4,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from browser_for_tests import HOSTILE, LONG, LONG_TOKENS, ONE, ONE_PIXEL, Viewer, expect
+from browser_for_tests import HOSTILE, LONG, LONG_TOKENS, ONE, ONE_PIXEL, Viewer
 
+from opened_page_for_tests import expect
 from turnwise.core.images import image_hash
 
 if TYPE_CHECKING:

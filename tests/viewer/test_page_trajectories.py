@@ -4,8 +4,9 @@ import re
 from urllib.parse import unquote
 
 import pytest
-from browser_for_tests import GAINED, HOSTILE, LOST, ONE, OTHER, STEPS, TWO, Viewer, expect
+from browser_for_tests import GAINED, HOSTILE, LOST, ONE, OTHER, STEPS, TWO, Viewer
 
+from opened_page_for_tests import expect
 from turnwise.pictures.picture import draw_picture_svg
 
 ROWS = "table.list tbody tr"

@@ -6,8 +6,9 @@ import pytest
 from server_for_tests import client, make_run
 
 from turnwise.core.errors import UserError
+from turnwise.network.http_headers import host_name
 from turnwise.network.ports import listen
-from turnwise.viewer.access import AccessPolicy, host_name
+from turnwise.viewer.access import AccessPolicy
 from turnwise.viewer.server import page_address, resolve_token
 
 TOKEN = "correct-horse-battery"

@@ -142,6 +142,12 @@ def test_metrics_columns_have_null_for_missing_values(tmp_path: Path) -> None:
     assert set(ask(tmp_path, "metrics", run="a", keys="eval/success")["columns"]) == {"step", "eval/success"}
 
 
+def test_metrics_of_stored_episodes_are_named_as_of_played_ones(tmp_path: Path) -> None:
+    rows = [{"step": 1, "data/success": 0.25}, {"step": 2, "data/success": 0.5, "rollout/success": 0.75}]
+    make_run(tmp_path / "a", metrics=rows)
+    assert ask(tmp_path, "metrics", run="a")["columns"] == {"step": [1, 2], "rollout/success": [0.25, 0.5]}
+
+
 def test_metrics_returns_only_new_rows(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", metrics=ROWS)
     asked = client(tmp_path)

@@ -69,7 +69,7 @@ def test_view_prints_its_address_and_serves_until_sigint(
 def test_view_names_the_missing_package() -> None:
     code = "import sys; sys.modules['fastapi'] = None; from turnwise.cli.view import view; view()"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "UserError: The viewer needs fastapi: pip install 'turnwise[view]'" in found.stderr
+    assert "UserError: The viewer needs fastapi. Run `pip install 'turnwise[view]'`." in found.stderr
 
 
 def test_handlers_run_in_threads(tmp_path: Path) -> None:

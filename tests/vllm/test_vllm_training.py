@@ -15,7 +15,7 @@ from turnwise.run.train import train
 from vllm_engines_for_tests import wide_config
 
 SETTINGS = {
-    "engine.kind": "vllm",
+    "engine": "vllm",
     "model.warmup_steps": 15,
     "rollout.groups": 4,
     "rollout.group_size": 4,

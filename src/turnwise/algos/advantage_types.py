@@ -31,6 +31,7 @@ from turnwise.settings.needs import (
     SUMMED_REWARDS,
     Need,
 )
+from turnwise.text.truncation import describe_value
 
 if TYPE_CHECKING:
     import torch
@@ -62,10 +63,13 @@ class AdvantageInputs:
 
     def __post_init__(self) -> None:
         tokens = (self.token_rewards, self.turn_ids, self.values, self.state_ids)
-        if any(each is not None and each.shape != self.mask.shape for each in tokens) or self.mask.dtype != torch.bool:
+        if (
+            any(token is not None and token.shape != self.mask.shape for token in tokens)
+            or self.mask.dtype != torch.bool
+        ):
             raise ValueError("The mask must be bool, and rewards, turn ids, values and state ids must have its shape.")
         rows = (self.group_ids, self.bootstrap, self.greedy_returns)
-        if any(each is not None and each.shape != self.mask.shape[:1] for each in rows):
+        if any(row is not None and row.shape != self.mask.shape[:1] for row in rows):
             raise ValueError("Group ids, bootstrap and greedy returns must have the shape [B]: one number per row.")
 
 
@@ -141,16 +145,16 @@ class Advantage(Choice):
 
 def compute_advantages(advantage: Advantage, inputs: AdvantageInputs) -> AdvantageResult:
     """Compute the advantages, and check those of the user's code; a tensor alone is a result without returns."""
-    with naming(advantage, "algo.advantage"):
+    with naming(advantage, "algo.advantage") as label:
         returned: Any = advantage.compute(inputs)
     result = AdvantageResult(advantages=returned) if isinstance(returned, torch.Tensor) else returned
     if not isinstance(result, AdvantageResult):
-        raise UserError(f"algo.advantage returned {type(returned).__name__}: return a tensor or AdvantageResult")
+        raise UserError(f"{label} returned {describe_value(returned)}: return a tensor or AdvantageResult.")
     if result.advantages.shape != inputs.mask.shape:
         shapes = f"{list(result.advantages.shape)} instead of {list(inputs.mask.shape)}"
-        raise UserError(f"algo.advantage returned the shape {shapes}: one advantage per token, as in inputs.mask")
+        raise UserError(f"{label} returned the shape {shapes}: one advantage per token, as in inputs.mask.")
     if advantage.needs_critic and result.returns is None:
-        raise UserError("algo.advantage needs a critic but returns no AdvantageResult.returns to train it on")
+        raise UserError("algo.advantage needs a critic but returns no AdvantageResult.returns to train it on.")
     return replace(result, advantages=torch.where(inputs.mask, result.advantages, 0.0))
 
 

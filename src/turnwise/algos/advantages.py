@@ -20,6 +20,7 @@ from turnwise.algos.advantage_types import (
 from turnwise.algos.gae import BiLevelGae, Gae, StepGae, TurnGae, discounted_returns
 from turnwise.algos.offline import Clone, Preference
 from turnwise.algos.stats import (
+    STD_FLOOR,
     GroupStatistics,
     group_statistics,
     pair_ids,
@@ -29,7 +30,7 @@ from turnwise.algos.stats import (
     whiten,
 )
 from turnwise.settings.choice import choices
-from turnwise.settings.section import NonNegative, Share
+from turnwise.settings.section import Share
 
 if TYPE_CHECKING:
     import torch
@@ -42,11 +43,9 @@ class Grpo(Advantage, kind="grpo"):
     """(R - mean) / (std + epsilon) within the group (Shao et al. 2024)."""
 
     needs_groups: ClassVar[bool] = True
-    epsilon: NonNegative = 1e-6
-    """Added to standard deviations before dividing by them."""
 
     def compute(self, inputs: AdvantageInputs) -> AdvantageResult:
-        return broadcast_to_tokens(_returns(inputs).standardised(self.epsilon), inputs)
+        return broadcast_to_tokens(_returns(inputs).standardised(), inputs)
 
 
 class DrGrpo(Advantage, kind="dr_grpo"):
@@ -120,8 +119,6 @@ class PassAtK(Advantage, kind="pass_at_k"):
     needs_groups: ClassVar[bool] = True
     by_std: bool = True
     """Divide by the standard deviation of the compared values."""
-    epsilon: NonNegative = 1e-6
-    """Added to standard deviations before dividing by them."""
 
     def compute(self, inputs: AdvantageInputs) -> AdvantageResult:
         group, numbers = _returns(inputs), inputs.group_ids.unique(return_inverse=True)[1]
@@ -130,7 +127,7 @@ class PassAtK(Advantage, kind="pass_at_k"):
         second = reduce_by_group(torch.where(best, -torch.inf, scores), numbers, "amax")
         alone_on_top = best & (reduce_by_group(best.double(), numbers, "sum") == 1)
         gap = torch.where(alone_on_top, scores - second, 0.0)
-        return broadcast_to_tokens(gap / (group.std + self.epsilon) if self.by_std else gap, inputs)
+        return broadcast_to_tokens(gap / (group.std + STD_FLOOR) if self.by_std else gap, inputs)
 
 
 def _returns(inputs: AdvantageInputs) -> GroupStatistics:
@@ -138,7 +135,7 @@ def _returns(inputs: AdvantageInputs) -> GroupStatistics:
 
 
 class Gigpo(Advantage, kind="gigpo"):
-    """episode_weight norm_G(R) + step_weight norm_S(R_k) on the tokens of turn k (GiGPO, Feng et al. 2025).
+    """norm_G(R) + step_weight norm_S(R_k) on the tokens of turn k (GiGPO, Feng et al. 2025).
 
     R_k is the return from turn k on, discounted by gamma_turn; S are the group's turns that acted in the same state,
     revisits included. norm is (x - mean) / (std + epsilon), or x - mean without `by_std`. An episode counts once in
@@ -149,14 +146,10 @@ class Gigpo(Advantage, kind="gigpo"):
     needs_states: ClassVar[bool] = True
     gamma_turn: Share = 1.0
     """Discount per turn."""
-    episode_weight: NonNegative = 1.0
-    """Weight of the episode's advantage."""
-    step_weight: NonNegative = 1.0
-    """Weight of the advantage among steps from the same state."""
+    step_weight: ClassVar[float] = 1.0
+    """Weight of the advantage among steps from the same state, as in the paper; that of the episode's is 1."""
     by_std: bool = True
     """Divide by the standard deviation of the compared values."""
-    epsilon: NonNegative = 1e-6
-    """Added to standard deviations before dividing by them."""
 
     def compute(self, inputs: AdvantageInputs) -> AdvantageResult:
         if inputs.state_ids is None:
@@ -168,7 +161,7 @@ class Gigpo(Advantage, kind="gigpo"):
         rewards = inputs.token_rewards
         onwards, sizes = (_onwards(turns.sums(each), turns, self.gamma_turn) for each in (rewards, rewards.abs()))
         steps = _compared_turns(onwards, sizes, compared, states, inputs, self)
-        mixed = self.episode_weight * _norm(episodes, self)[:, None] + self.step_weight * steps
+        mixed = _norm(episodes, self)[:, None] + self.step_weight * steps
         return _on_turns(mixed, turns, inputs)
 
 
@@ -182,12 +175,10 @@ class TurnGrpo(Advantage, kind="turn_grpo"):
     """
 
     needs_groups: ClassVar[bool] = True
-    outcome_weight: Share = 0.5
+    outcome_weight: ClassVar[float] = 0.5
     """Share of the trajectory's advantage; the turn's own advantage has the rest."""
     by_std: bool = True
     """Divide by the standard deviation of the compared values."""
-    epsilon: NonNegative = 1e-6
-    """Added to standard deviations before dividing by them."""
 
     def compute(self, inputs: AdvantageInputs) -> AdvantageResult:
         turns = find_turns(inputs.mask, inputs.turn_ids)
@@ -218,7 +209,7 @@ def _compared_turns(
 
 
 def _norm(found: GroupStatistics, advantage: Gigpo | TurnGrpo) -> Tensor:
-    return found.standardised(advantage.epsilon) if advantage.by_std else found.centred
+    return found.standardised() if advantage.by_std else found.centred
 
 
 def _on_turns(per_turn: Tensor, turns: TurnLayout, inputs: AdvantageInputs) -> AdvantageResult:
@@ -290,12 +281,9 @@ class Brpo(Advantage, kind="brpo"):
     Assumes similar tasks: all trajectories of an easy task look good beside those of a hard one.
     """
 
-    epsilon: NonNegative = 1e-6
-    """Added to standard deviations before dividing by them."""
-
     def compute(self, inputs: AdvantageInputs) -> AdvantageResult:
         batch = return_statistics(inputs.token_rewards, inputs.mask, torch.zeros_like(inputs.group_ids))
-        return broadcast_to_tokens(batch.standardised(self.epsilon), inputs)
+        return broadcast_to_tokens(batch.standardised(), inputs)
 
 
 ADVANTAGES: dict[str, type[Advantage]] = choices(

@@ -7,9 +7,9 @@ to be clipped.
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 REWARD_STD = "rollout/reward_group_std"
 FLAT_GROUPS = "rollout/zero_std_groups"
@@ -22,8 +22,17 @@ ENTROPY = "train/entropy"
 GRAD_NORM = "train/grad_norm"
 INFORMATION = "diagnostics/mutual_information"
 
-History = Sequence[Mapping[str, Any]]
-"""Rows of metrics, oldest first, each with a "step"; a row may lack any other key."""
+
+class StepMetrics(Protocol):
+    """Metrics of a training step, of which any may be missing."""
+
+    @property
+    def step(self) -> int: ...
+    def get(self, name: str) -> float | None: ...
+
+
+History = Sequence[StepMetrics]
+"""Steps, oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +124,7 @@ def check_alarms(history: History, active: frozenset[str], settings: AlarmSettin
             continue
         holding.add(kind)
         if kind not in active:
-            step = int(history[-1]["step"])
+            step = history[-1].step
             raised.append(Alarm(kind=kind, step=step, message=f"{message}; step {step}"))
     return AlarmState(raised=tuple(raised), active=frozenset(holding))
 
@@ -266,8 +275,8 @@ def _trend(
 
 
 def _series(history: History, key: str) -> list[tuple[int, float]]:
-    """(step, value) of the rows that have this metric."""
-    return [(int(row["step"]), float(row[key])) for row in history if isinstance(row.get(key), int | float)]
+    """Return (step, value) of the steps that have this metric."""
+    return [(metrics.step, value) for metrics in history if (value := metrics.get(key)) is not None]
 
 
 DETECTORS: dict[str, Callable[[History, AlarmSettings, float], str | None]] = {

@@ -4,9 +4,9 @@ on_policy computes algo.advantage on the episodes of the step. The others train 
 and an actor on the tokens of utterances (ArCHer, Zhou et al. 2024); their formulas are in `archer.py`.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from turnwise.settings.choice import Choice, choices
 from turnwise.settings.needs import (
@@ -21,6 +21,7 @@ from turnwise.settings.needs import (
     STEP_GROUPS,
     STORED,
     SUMMED_REWARDS,
+    UTTERANCE_CRITIC,
     Lack,
     Need,
 )
@@ -28,15 +29,19 @@ from turnwise.settings.section import Positive, Share
 
 
 class EstimatorSettings(Choice):
-    """Settings of an estimator."""
+    """Settings of an estimator.
+
+    An estimator of your own, algo.estimator FILE.py:Name, is a class derived from `tw.EstimatorSettings` with `build`.
+    """
 
     uses_advantage: ClassVar[bool] = False
     """Computes algo.advantage, on the groups that algo.filter keeps."""
+    trains_critic: ClassVar[bool] = False
+    """Trains a critic of its own."""
 
-    @property
-    def needs_token_critic(self) -> bool:
-        """Needs a critic of tokens, whatever algo.advantage."""
-        return False
+    def build(self, run: Any) -> Any:
+        """Return the user's `tw.Estimator`, given `tw.RunParts`. `run/build_loop.py` builds the built-in ones."""
+        raise NotImplementedError
 
 
 class OnPolicySettings(EstimatorSettings, kind="on_policy"):
@@ -45,25 +50,20 @@ class OnPolicySettings(EstimatorSettings, kind="on_policy"):
     uses_advantage: ClassVar[bool] = True
 
 
-class UtteranceCriticSettings(EstimatorSettings):
+class UtteranceEstimator(EstimatorSettings):
     """A critic of whole utterances. It replaces algo.advantage, algo.filter and the token masks."""
+
+    trains_critic: ClassVar[bool] = True
 
     gamma_turn: Share = 1.0
     """Discount per turn."""
     whiten: bool = True
     """Whiten the advantages of the utterances; false: divide them by the standard deviation of the returns."""
-    critic_updates: Positive = 8
-    """Critic updates per step, before the actor's."""
-    critic_batch: Positive = 32
-    """Trajectories per critic update, with all of their turns."""
-    encoder: Literal["own", "policy"] = "own"
-    """Trunk below the critic's heads: own, a trained copy of the policy's, or policy, the policy's hidden states."""
-    target_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Polyak averaging: share of the critic in its target copy after each update."""
 
     def needs(self) -> list[Need]:
         name = f"algo.estimator {self.kind}"
         return [
+            Need(UTTERANCE_CRITIC, f"{name} needs a critic of utterances"),
             Need(IN_TURN, f"{name} trains its critic between rollout and update"),
             Need(LOCAL_ENGINE, f"{name} runs in this process"),
             Need(LOCAL_LEARNER, f"{name} trains its critic in this process"),
@@ -78,23 +78,14 @@ class UtteranceCriticSettings(EstimatorSettings):
         return {STEP_GROUPS: Lack(name, "trains on turns of many steps", "choose algo.estimator on_policy")}
 
 
-class ActingCriticSettings(UtteranceCriticSettings):
-    """A critic whose V is trained at turns where the policy acts again."""
+class ActingEstimator(UtteranceEstimator):
+    """An estimator that trains V at turns where the policy acts again."""
 
     states: Positive = 64
     """Turns per step at which the policy acts again, of stored episodes; archer: as many of new ones for itself."""
 
-    @model_validator(mode="after")
-    def _check_states(self) -> "ActingCriticSettings":
-        if self.states < self.critic_updates:
-            raise ValueError(
-                f"states {self.states} is less than critic_updates {self.critic_updates}: some updates would have no "
-                f"state to train V at. Set it to at least {self.critic_updates}."
-            )
-        return self
 
-
-class ArcherSettings(ActingCriticSettings, kind="archer"):
+class ArcherSettings(ActingEstimator, kind="archer"):
     """ArCHer on episodes that are played, with a replay of them."""
 
     def needs(self) -> list[Need]:
@@ -105,15 +96,9 @@ class ArcherSettings(ActingCriticSettings, kind="archer"):
     """Newest trajectories that the critic's updates are drawn from."""
     correction: Literal["returns", "none"] = "returns"
     """returns: the actor also learns what the critic missed (Q-Prop); none: the critic alone, as far as it is right."""
-    token_baseline: bool = False
-    """Subtract a learnt baseline of the utterance's advantage from that of each of its tokens."""
-
-    @property
-    def needs_token_critic(self) -> bool:
-        return self.token_baseline
 
 
-class ArcherOfflineSettings(UtteranceCriticSettings, kind="archer_offline"):
+class ArcherOfflineSettings(UtteranceEstimator, kind="archer_offline"):
     """ArCHer on stored episodes (implicit Q-learning, Kostrikov et al. 2021)."""
 
     expectile: Annotated[float, Field(gt=0, lt=1)] = 0.9
@@ -123,7 +108,7 @@ class ArcherOfflineSettings(UtteranceCriticSettings, kind="archer_offline"):
         return [_stored(self.kind), *super().needs()]
 
 
-class AwacSettings(ActingCriticSettings, kind="awac"):
+class AwacSettings(ActingEstimator, kind="awac"):
     """AWAC (Nair et al. 2020) on stored episodes: V is that of the policy, which acts at stored states."""
 
     def needs(self) -> list[Need]:

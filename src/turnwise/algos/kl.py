@@ -32,24 +32,24 @@ def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+def k1(policy_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """x: unbiased, high variance, may be negative."""
-    return logprobs - ref_logprobs
+    return policy_logprobs - ref_logprobs
 
 
-def absolute(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+def absolute(policy_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """|x|: a distance, not an estimate of the KL."""
-    return (logprobs - ref_logprobs).abs()
+    return (policy_logprobs - ref_logprobs).abs()
 
 
-def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+def k2(policy_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """x^2 / 2: biased, low variance."""
-    return 0.5 * (logprobs - ref_logprobs).square()
+    return 0.5 * (policy_logprobs - ref_logprobs).square()
 
 
-def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+def k3(policy_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """exp(-x) - 1 + x: unbiased, low variance, never negative."""
-    x = clamp_log_ratio(logprobs - ref_logprobs)
+    x = clamp_log_ratio(policy_logprobs - ref_logprobs)
     return ((-x).exp() - 1 + x).clamp(-MAX_K3, MAX_K3)
 
 

@@ -1,6 +1,6 @@
-"""Types of the policy losses, and sums over the tokens of a turn or sequence.
+"""Types of the policy losses, and sums over the tokens of a turn or segment.
 
-Ratios are per token, per turn or per sequence (a sequence is a segment here); all tokens of a segment are in one
+Ratios are per token, per turn or per segment (the level "sequence"); all tokens of a segment are in one
 micro-batch, so a ratio does not depend on how the step is split:
 
     segment_ids   0 0 0 0 0 | 1 1 1 1
@@ -18,6 +18,7 @@ from turnwise.algos.kl import clamp_log_ratio
 from turnwise.algos.user_code import check_arguments, naming
 from turnwise.core.errors import UserError
 from turnwise.settings.choice import Choice
+from turnwise.text.truncation import describe_value
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,7 @@ RATIO_LEVELS: tuple[RatioLevel, ...] = ("token", "turn", "sequence")
 class LossInputs:
     """The M sampled tokens of a packed micro-batch."""
 
-    logprobs: Tensor  # [M] of the current policy: the only ones with a gradient
+    policy_logprobs: Tensor  # [M] of the current policy: the only ones with a gradient
     old_logprobs: Tensor  # [M] denominator of the ratio
     sampler_logprobs: Tensor  # [M] of the policy that sampled the tokens
     advantages: Tensor  # [M]
@@ -45,7 +46,7 @@ class LossInputs:
     def __post_init__(self) -> None:
         given = (self.old_logprobs, self.sampler_logprobs, self.advantages, self.segment_ids, self.turn_ids)
         tensors = [each for each in (*given, self.selected, self.factors) if each is not None]
-        if self.logprobs.dim() != 1 or any(tensor.shape != self.logprobs.shape for tensor in tensors):
+        if self.policy_logprobs.dim() != 1 or any(tensor.shape != self.policy_logprobs.shape for tensor in tensors):
             raise ValueError("Log-probabilities, advantages, ids and selected tokens must have the same shape [M].")
 
 
@@ -63,7 +64,7 @@ class LossResult:
 class PairInputs:
     """All trained tokens of an optimizer step, for losses that compare the members of a group."""
 
-    logprobs: Tensor  # [M] of the current policy, without gradient
+    policy_logprobs: Tensor  # [M] of the current policy, without gradient
     ref_logprobs: Tensor  # [M] of the reference
     advantages: Tensor  # [M]
     group_ids: Tensor  # [M] int64, equal on the tokens of one group
@@ -121,17 +122,17 @@ class Loss(Choice):
 
 def compute_loss(loss: Loss, inputs: LossInputs) -> LossResult:
     """Compute the token losses, and check those of the user's code; a tensor alone gets the metrics of every loss."""
-    with naming(loss, "algo.loss"):
+    with naming(loss, "algo.loss") as label:
         returned: Any = loss.compute(inputs)
     is_tensor = isinstance(returned, torch.Tensor)
     result = LossResult(token_loss=returned, metrics=loss_metrics(inputs)) if is_tensor else returned
     if not isinstance(result, LossResult):
-        raise UserError(f"algo.loss returned {type(returned).__name__}: return a tensor [M] or LossResult")
-    if result.token_loss.shape != inputs.logprobs.shape:
-        shapes = f"{list(result.token_loss.shape)} instead of {list(inputs.logprobs.shape)}"
-        raise UserError(f"algo.loss returned the shape {shapes}: one loss per token, not yet averaged")
-    if inputs.logprobs.requires_grad and not result.token_loss.requires_grad:
-        raise UserError("algo.loss returned a loss without a gradient: compute it from inputs.logprobs")
+        raise UserError(f"{label} returned {describe_value(returned)}: return a tensor [M] or LossResult.")
+    if result.token_loss.shape != inputs.policy_logprobs.shape:
+        shapes = f"{list(result.token_loss.shape)} instead of {list(inputs.policy_logprobs.shape)}"
+        raise UserError(f"{label} returned the shape {shapes}: one loss per token, not yet averaged.")
+    if inputs.policy_logprobs.requires_grad and not result.token_loss.requires_grad:
+        raise UserError(f"{label} returned a loss without a gradient: compute it from inputs.policy_logprobs.")
     return result
 
 
@@ -165,6 +166,6 @@ def mean_over(values: Tensor, units: Tensor) -> Tensor:
 
 def loss_metrics(inputs: LossInputs, **extra: Tensor) -> dict[str, Tensor]:
     """Return the metrics of every loss, the ratio and an estimate of KL(pi_old | pi), and the extra ones of a loss."""
-    log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).detach()
+    log_ratio = clamp_log_ratio(inputs.policy_logprobs - inputs.old_logprobs).detach()
     shared = {"ratio": log_ratio.exp(), "approx_kl": -log_ratio}
     return shared | {name: value.to(log_ratio.dtype) for name, value in extra.items()}

@@ -4,7 +4,7 @@ A policy loss gives one number per sampled token; the total is the sum over toke
 r = pi / pi_old at a token, A its advantage.
 
 Aggregation weights are computed once over all tokens of an optimizer step, so micro-batches, packing and ranks cannot
-change the result. A sequence is a trajectory there; one without sampled tokens does not count.
+change the result. Their names call a trajectory a sequence (seq); one without sampled tokens does not count.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class Ppo(ClippedLoss, kind="ppo"):
 
 
 class Gspo(Ppo, kind="gspo"):
-    """ppo with s = exp(mean of log r over the sequence) for r, the gradient through the token (Zheng et al. 2025).
+    """ppo with s = exp(mean of log r over the segment) for r, the gradient through the token (Zheng et al. 2025).
 
-    s_t = stop(s) pi / stop(pi): a whole sequence (or turn) is clipped, and each token keeps its own advantage. With
+    s_t = stop(s) pi / stop(pi): a whole segment (or turn) is clipped, and each token keeps its own advantage. With
     level "token" this is ppo.
     """
 
@@ -92,8 +92,8 @@ class Gspo(Ppo, kind="gspo"):
 
     def compute(self, inputs: LossInputs) -> LossResult:
         units = unit_ids(inputs.segment_ids, inputs.turn_ids, self.level)
-        mean = mean_over((inputs.logprobs - inputs.old_logprobs).detach(), units)
-        through_token = inputs.logprobs - inputs.logprobs.detach()
+        mean = mean_over((inputs.policy_logprobs - inputs.old_logprobs).detach(), units)
+        through_token = inputs.policy_logprobs - inputs.policy_logprobs.detach()
         return self._clipped((clamp_log_ratio(mean) + through_token).exp(), inputs)
 
 
@@ -107,7 +107,7 @@ class Cispo(ClippedLoss, kind="cispo"):
     def compute(self, inputs: LossInputs) -> LossResult:
         ratio = _ratio(inputs).detach()
         weight = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        token_loss = -weight * inputs.advantages * inputs.logprobs
+        token_loss = -weight * inputs.advantages * inputs.policy_logprobs
         return LossResult(token_loss=token_loss, metrics=loss_metrics(inputs, clip_fraction=weight != ratio))
 
 
@@ -115,13 +115,12 @@ class Sapo(Loss, kind="sapo"):
     """-(4 / tau) sigmoid(tau (r - 1)) A, tau by the sign of A (soft adaptive policy optimisation, Gao et al. 2025).
 
     A soft gate instead of the clip: the gradient decays smoothly on both sides of ratio 1, where it equals the policy
-    gradient.
+    gradient. The temperatures are the paper's; that of negative advantages, whose gradient raises every other token, is
+    higher.
     """
 
-    tau_positive: Annotated[float, Field(gt=0)] = 1.0
-    """Temperature of the soft gate for positive advantages."""
-    tau_negative: Annotated[float, Field(gt=0)] = 1.05
-    """Temperature of the soft gate for negative advantages, whose gradient raises every other token."""
+    tau_positive: ClassVar[float] = 1.0
+    tau_negative: ClassVar[float] = 1.05
 
     def compute(self, inputs: LossInputs) -> LossResult:
         ratio = _ratio(inputs)
@@ -131,11 +130,11 @@ class Sapo(Loss, kind="sapo"):
 
 
 class GeoMean(Loss, kind="geo_mean"):
-    """-A exp(mean over the sequence of clipped log r) (geometric-mean policy optimisation, Zhao et al. 2025).
+    """-A exp(mean over the segment of clipped log r) (geometric-mean policy optimisation, Zhao et al. 2025).
 
     log r is clipped to [-clip_low, clip_high] where that lowers the objective, by the sign of A. The gradient flows
-    through the mean, so a token's advantage moves its whole sequence. With the aggregation seq-mean-token-mean this is
-    the paper's loss: one term per sequence.
+    through the mean, so a token's advantage moves its whole segment. With the aggregation seq-mean-token-mean this is
+    the paper's loss: one term per segment.
     """
 
     clip_low: NonNegative = 0.2
@@ -144,12 +143,12 @@ class GeoMean(Loss, kind="geo_mean"):
     """Upper clip range: the log-ratio is clipped at clip_high."""
 
     def compute(self, inputs: LossInputs) -> LossResult:
-        log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs)
+        log_ratio = clamp_log_ratio(inputs.policy_logprobs - inputs.old_logprobs)
         clipped = log_ratio.clamp(-self.clip_low, self.clip_high)
         sign = inputs.advantages.sign()
         pessimistic = sign * torch.minimum(sign * log_ratio, sign * clipped)
-        sequences = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
-        ratio = mean_over(pessimistic, sequences).exp()
+        segments = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
+        ratio = mean_over(pessimistic, segments).exp()
         outside = clipped != log_ratio
         clips = {"clip_fraction": outside & (sign > 0), "clip_fraction_low": outside & (sign < 0)}
         metrics = loss_metrics(inputs, **clips, ratio=ratio.detach())
@@ -167,35 +166,32 @@ class Reinforce(Loss, kind="reinforce"):
         return [Need(ONE_PASS, why, "choose algo.loss ppo")]
 
     def compute(self, inputs: LossInputs) -> LossResult:
-        return LossResult(token_loss=-inputs.advantages * inputs.logprobs, metrics=loss_metrics(inputs))
+        return LossResult(token_loss=-inputs.advantages * inputs.policy_logprobs, metrics=loss_metrics(inputs))
 
 
 class Vespo(Loss, kind="vespo"):
-    """-stop(phi) A log pi, phi = exp(lambda + k log w - lambda w), w the sequence's ratio (VESPO, Shen et al. 2026).
+    """-stop(phi) A log pi, phi = exp(lambda + k log w - lambda w), w the segment's ratio (VESPO, Shen et al. 2026).
 
     w is the product of a segment's token ratios, not their mean. phi is 1 at w = 1 and falls to 0 on both sides of its
-    maximum at k / lambda: it bounds the variance of w instead of a clip. k and lambda depend on the sign of A.
+    maximum at k / lambda: it bounds the variance of w instead of a clip. k and lambda depend on the sign of A; their
+    values are the paper's.
     """
 
-    k_positive: NonNegative = 2.0
-    """Exponent k of the weight for advantages of 0 or more."""
-    lambda_positive: NonNegative = 3.0
-    """Decay lambda of the weight for advantages of 0 or more: it peaks at w = k / lambda."""
-    k_negative: NonNegative = 3.0
-    """Exponent k for negative advantages."""
-    lambda_negative: NonNegative = 2.0
-    """Decay lambda for negative advantages."""
+    k_positive: ClassVar[float] = 2.0
+    lambda_positive: ClassVar[float] = 3.0
+    k_negative: ClassVar[float] = 3.0
+    lambda_negative: ClassVar[float] = 2.0
 
     def compute(self, inputs: LossInputs) -> LossResult:
-        sequences = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
-        log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).detach()
-        log_w = clamp_log_ratio(sum_over(log_ratio, sequences))
+        segments = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
+        log_ratio = clamp_log_ratio(inputs.policy_logprobs - inputs.old_logprobs).detach()
+        log_w = clamp_log_ratio(sum_over(log_ratio, segments))
         good = inputs.advantages >= 0
         k = torch.full_like(log_w, self.k_negative).masked_fill(good, self.k_positive)
         decay = torch.full_like(log_w, self.lambda_negative).masked_fill(good, self.lambda_positive)
         phi = (decay + k * log_w - decay * log_w.exp()).exp()
         metrics = loss_metrics(inputs, vespo_weight=phi)
-        return LossResult(token_loss=-phi * inputs.advantages * inputs.logprobs, metrics=metrics)
+        return LossResult(token_loss=-phi * inputs.advantages * inputs.policy_logprobs, metrics=metrics)
 
 
 CovarianceShare = Annotated[float, Field(gt=0, le=1)]
@@ -205,22 +201,14 @@ class ClipCov(ClippedLoss, kind="clip_cov"):
     """ppo without dual clip and without gradients on selected tokens (Clip-Cov, Cui et al. 2025, arXiv 2505.22617).
 
     A few tokens cause most of the entropy loss: likely ones with a high advantage, whose covariance
-    (A - mean A)(log pi - mean log pi) is far above the others'.
+    (A - mean A)(log pi - mean log pi) is far above the others'. Tokens are selected between low and high, the paper's.
     """
 
     selects: ClassVar[bool] = True
     share: CovarianceShare = 2e-4
-    """Largest share of the trained tokens that is selected; at least one token."""
-    low: float = 1.0
-    """Lowest covariance of advantage and log-probability that tokens are selected from."""
-    high: float = 5.0
-    """Highest covariance that tokens are selected from."""
-
-    @model_validator(mode="after")
-    def _check_band(self) -> ClipCov:
-        if self.low >= self.high:
-            raise ValueError(f"low {self.low} is not below high {self.high}: no token would be selected. Lower it.")
-        return self
+    """Share of the trained tokens that is selected, at most; at least one token."""
+    low: ClassVar[float] = 1.0
+    high: ClassVar[float] = 5.0
 
     def compute(self, inputs: LossInputs) -> LossResult:
         selected = _selected(inputs)
@@ -246,18 +234,18 @@ class ClipCov(ClippedLoss, kind="clip_cov"):
 class KlCov(Loss, kind="kl_cov"):
     """-A r, plus coef |log pi - log pi_old| on the selected tokens (KL-Cov, Cui et al. 2025).
 
-    No clip. The penalty's gradient is 0 where pi = pi_old, so it acts from the second optimizer step on.
+    No clip. The penalty's gradient is 0 where pi = pi_old, so it acts from the second optimizer step on. coef is the
+    paper's 1.
     """
 
     selects: ClassVar[bool] = True
     adds_penalty: ClassVar[bool] = True
     share: CovarianceShare = 2e-4
-    """Share of the trained tokens that is selected: those with the largest covariance; at least one token."""
-    coef: NonNegative = 1.0
-    """Coefficient of the penalty on the selected tokens."""
+    """Share of the trained tokens that is selected, at most; at least one token."""
+    coef: ClassVar[float] = 1.0
 
     def compute(self, inputs: LossInputs) -> LossResult:
-        log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs)
+        log_ratio = clamp_log_ratio(inputs.policy_logprobs - inputs.old_logprobs)
         selected = _selected(inputs)
         penalty = torch.where(selected, self.coef * log_ratio.abs(), 0.0)
         metrics = loss_metrics(inputs, cov_fraction=selected)
@@ -270,22 +258,22 @@ class KlCov(Loss, kind="kl_cov"):
 
 
 def _ratio(inputs: LossInputs) -> Tensor:
-    return clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).exp()
+    return clamp_log_ratio(inputs.policy_logprobs - inputs.old_logprobs).exp()
 
 
 def _covariance(inputs: LossInputs) -> Tensor:
     """(A - mean A)(log pi - mean log pi) of each token, float64 and without gradient. [M]"""
-    advantages, logprobs = inputs.advantages.double(), inputs.logprobs.detach().double()
-    return (advantages - advantages.mean()) * (logprobs - logprobs.mean())
+    advantages, policy_logprobs = inputs.advantages.double(), inputs.policy_logprobs.detach().double()
+    return (advantages - advantages.mean()) * (policy_logprobs - policy_logprobs.mean())
 
 
 def _count(inputs: LossInputs, share: float) -> int:
-    return max(1, int(share * len(inputs.logprobs)))
+    return max(1, int(share * len(inputs.policy_logprobs)))
 
 
 def _mark(tokens: Tensor, inputs: LossInputs) -> Tensor:
     """Indices -> [M] bool."""
-    return torch.zeros_like(inputs.logprobs, dtype=torch.bool).index_fill(0, tokens, value=True)
+    return torch.zeros_like(inputs.policy_logprobs, dtype=torch.bool).index_fill(0, tokens, value=True)
 
 
 def _selected(inputs: LossInputs) -> Tensor:
@@ -311,9 +299,9 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float)
 class Aggregation(Choice):
     """How the token losses of an optimizer step make one loss: a weight per token."""
 
-    def weights(self, sequences: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def weights(self, trajectories: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return weights [M] from the trajectory index [M] int64 of each sampled token of the optimizer step."""
-        return torch.ones_like(sequences, dtype=dtype or torch.float32) / self.divisors(sequences)
+        return torch.ones_like(trajectories, dtype=dtype or torch.float32) / self.divisors(trajectories)
 
     def lacks(self) -> dict[str, Lack]:
         if self.kind == SeqMeanTokenSum.name:
@@ -321,7 +309,7 @@ class Aggregation(Choice):
         choose = "choose algo.aggregation seq-mean-token-sum"
         return {TOKEN_SUMS: Lack(f"algo.aggregation {self.kind}", "does not", choose)}
 
-    def divisors(self, sequences: Tensor) -> Tensor | float:
+    def divisors(self, trajectories: Tensor) -> Tensor | float:
         """Return the number that each token's loss is divided by."""
         raise NotImplementedError
 
@@ -329,23 +317,23 @@ class Aggregation(Choice):
 class TokenMean(Aggregation, kind="token-mean"):
     """Mean over tokens: long trajectories weigh more."""
 
-    def divisors(self, sequences: Tensor) -> float:
-        return max(1, sequences.shape[0])
+    def divisors(self, trajectories: Tensor) -> float:
+        return max(1, trajectories.shape[0])
 
 
 class SeqMeanTokenSum(Aggregation, kind="seq-mean-token-sum"):
     """Mean over trajectories of the sum over their tokens."""
 
-    def divisors(self, sequences: Tensor) -> float:
-        return max(1, sequences.unique().shape[0])
+    def divisors(self, trajectories: Tensor) -> float:
+        return max(1, trajectories.unique().shape[0])
 
 
 class SeqMeanTokenMean(Aggregation, kind="seq-mean-token-mean"):
     """Mean over trajectories of the mean over their tokens: trajectories weigh the same."""
 
-    def divisors(self, sequences: Tensor) -> Tensor:
-        _, sequence, lengths = sequences.unique(return_inverse=True, return_counts=True)
-        return lengths[sequence] * max(1, lengths.shape[0])
+    def divisors(self, trajectories: Tensor) -> Tensor:
+        _, trajectory, lengths = trajectories.unique(return_inverse=True, return_counts=True)
+        return lengths[trajectory] * max(1, lengths.shape[0])
 
 
 class SeqMeanTokenSumNorm(SeqMeanTokenSum, kind="seq-mean-token-sum-norm"):
@@ -357,8 +345,8 @@ class SeqMeanTokenSumNorm(SeqMeanTokenSum, kind="seq-mean-token-sum-norm"):
     constant_length: Positive = 1024
     """Number that a trajectory's sum is divided by, in tokens."""
 
-    def weights(self, sequences: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        return super().weights(sequences, dtype) / self.constant_length
+    def weights(self, trajectories: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return super().weights(trajectories, dtype) / self.constant_length
 
 
 AGGREGATIONS: dict[str, type[Aggregation]] = choices(TokenMean, SeqMeanTokenSum, SeqMeanTokenMean, SeqMeanTokenSumNorm)

@@ -2,7 +2,7 @@
 
 rho = pi_old / mu, where mu is the sampler: another engine's rounding, or older weights. A correction weighs each
 token's loss; the loss keeps its own ratio pi / pi_old, and weights carry no gradient. Rejection removes tokens, turns
-or sequences on which sampler and old policy disagree too much; it works with any correction. Removed tokens, also those
+or segments on which sampler and old policy disagree too much; it works with any correction. Removed tokens, also those
 that `masked` drops, contribute nothing to the policy's loss, neither entropy nor KL. They stay in the aggregation's
 denominator.
 
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import model_validator
 
-from turnwise.algos.kl import clamp_log_ratio, k2, k3
+from turnwise.algos.kl import clamp_log_ratio
 from turnwise.algos.loss_types import LossInputs, LossResult, RatioLevel, max_over, mean_over, sum_over, unit_ids
 from turnwise.settings.choice import Choice, choices
 from turnwise.settings.needs import LEARNER_LOGPROBS, Need
-from turnwise.settings.section import Idle, NonNegative, Share
+from turnwise.settings.section import Idle, NonNegative
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,7 @@ class WeightCorrection(Correction):
         """Return 1 / the mean weight of the step's trained tokens [M] bool with `normalise`, else 1.
 
         The corrected loss then keeps the scale of the uncorrected one (self-normalised importance sampling). A turn or
-        sequence counts once where it is the unit of the weights.
+        segment counts once where it is the unit of the weights.
         """
         if not self.normalise or not trained.any():
             return 1.0
@@ -112,20 +112,17 @@ def check_bounds(low: float, high: float, consequence: str) -> None:
         raise ValueError(f"low {low} is above high {high}, so {consequence}. Swap them.")
 
 
-AT_TOKENS = ("algo.correction.level token", "choose turn or sequence")
-
-
 class Truncated(WeightCorrection, kind="truncated"):
-    """clamp(rho, low, high), rho of a token, turn or sequence: truncated importance sampling (Yao et al. 2025)."""
+    """clamp(rho, low, high), rho of a token, turn or segment: truncated importance sampling (Yao et al. 2025)."""
 
     level: RatioLevel = "token"
     """Unit whose ratio to the sampler is bounded; "sequence" is a segment."""
     low: NonNegative = 0.0
-    """Lowest weight."""
+    """Lowest ratio."""
     high: NonNegative = 2.0
-    """Highest weight."""
+    """Highest ratio."""
     pool: Literal["product", "mean"] = "product"
-    """How the tokens of a turn or sequence make one ratio: product (exact, high variance) or geometric mean."""
+    """How the tokens of a turn or segment make one ratio: product (exact, high variance) or geometric mean."""
 
     @property
     def unit(self) -> RatioLevel:
@@ -137,7 +134,8 @@ class Truncated(WeightCorrection, kind="truncated"):
         return self
 
     def idle(self) -> Idle:
-        return {"pool": AT_TOKENS} if self.level == "token" else {}
+        unused = ("algo.correction.level token", "choose turn or sequence")
+        return {"pool": unused} if self.level == "token" else {}
 
     def compute(self, inputs: LossInputs) -> CorrectionResult:
         rho = _unit_rho(inputs, self.level, self.pool)
@@ -146,50 +144,29 @@ class Truncated(WeightCorrection, kind="truncated"):
 
 
 class Masked(Correction, kind="masked"):
-    """rho where the statistic is in [low, high], else dropped (IcePop, Ling team 2025; at sequences: Liu et al. 2025).
+    """rho where that of the token, turn or segment is in [low, high], else dropped (IcePop, Ling team 2025).
 
-    Dropped tokens stay in the aggregation's denominator: fewer trained tokens mean a smaller step, not larger shares
-    for the others.
+    `decoupled` with algo.rejection drops by other statistics. Dropped tokens stay in the aggregation's denominator:
+    fewer trained tokens mean a smaller step, not larger shares for the others.
     """
 
     level: RatioLevel = "token"
-    """Unit whose statistic is bounded; "sequence" is a segment."""
+    """Unit whose ratio to the sampler is bounded; "sequence" is a segment."""
     low: NonNegative = 0.0
-    """Lowest statistic that is kept."""
+    """Lowest ratio."""
     high: NonNegative = 2.0
-    """Highest statistic that is kept."""
-    pool: Literal["product", "mean"] = "product"
-    """How the tokens of a turn or sequence make one ratio: product (exact, high variance) or geometric mean."""
-    statistic: Literal["ratio", "k2", "k3"] = "ratio"
-    """Statistic that is compared with the bounds: rho, or the k2 or k3 estimate of KL(mu | pi_old)."""
-    token_weights: bool = True
-    """Weigh kept tokens by their own ratio; false: by that of their turn or sequence."""
+    """Highest ratio."""
 
     @model_validator(mode="after")
     def _check(self) -> Masked:
         check_bounds(self.low, self.high, "no token would be trained")
         return self
 
-    def idle(self) -> Idle:
-        if self.level == "token":
-            return dict.fromkeys(("pool", "token_weights"), AT_TOKENS)
-        if self.statistic != "ratio" and self.token_weights:
-            return {"pool": (f"algo.correction.statistic {self.statistic}", "choose ratio")}
-        return {}
-
     def compute(self, inputs: LossInputs) -> CorrectionResult:
-        statistic = self._statistic(inputs)
-        outside = (statistic < self.low) | (statistic > self.high)
-        rho = _log_rho(inputs).exp() if self.token_weights else _unit_rho(inputs, self.level, self.pool)
-        return CorrectionResult(weights=rho.masked_fill(outside, 0.0), outside=outside, dropped=outside)
-
-    def _statistic(self, inputs: LossInputs) -> Tensor:
-        if self.statistic == "ratio":
-            return _unit_rho(inputs, self.level, self.pool)
-        estimator = {"k2": k2, "k3": k3}[self.statistic]
-        units = unit_ids(inputs.segment_ids, inputs.turn_ids, self.level)
-        # The tokens are samples of mu, so KL(mu | pi_old) is what they can estimate: k3 = rho - 1 - log rho.
-        return mean_over(estimator(inputs.sampler_logprobs, inputs.old_logprobs), units)
+        rho = _unit_rho(inputs, self.level, "product")
+        outside = (rho < self.low) | (rho > self.high)
+        weights = _log_rho(inputs).exp().masked_fill(outside, 0.0)
+        return CorrectionResult(weights=weights, outside=outside, dropped=outside)
 
 
 class TwoSided(Correction, kind="two_sided"):
@@ -200,11 +177,11 @@ class TwoSided(Correction, kind="two_sided"):
     """
 
     compares_learner: ClassVar[bool] = False
-    difference: NonNegative = 0.2
+    difference: ClassVar[float] = 0.2
     """Largest change of a token's probability from the sampler's before the token is dropped."""
 
     def compute(self, inputs: LossInputs) -> CorrectionResult:
-        moved = inputs.logprobs.detach().exp() - inputs.sampler_logprobs.exp()
+        moved = inputs.policy_logprobs.detach().exp() - inputs.sampler_logprobs.exp()
         too_high = (inputs.advantages > 0) & (moved > self.difference)
         too_low = (inputs.advantages < 0) & (moved < -self.difference)
         outside = too_high | too_low
@@ -243,7 +220,7 @@ POOLS = {"sum": sum_over, "mean": mean_over, "max": max_over}
 
 
 class Rejection(Choice):
-    """Rejection of tokens, turns or sequences on which the old policy and the sampler disagree."""
+    """Rejection of tokens, turns or segments on which the old policy and the sampler disagree."""
 
     def rejected(self, inputs: LossInputs) -> Tensor:
         """Mark the tokens that are not trained on. [M] bool"""
@@ -257,27 +234,28 @@ class NoRejection(Rejection, kind="none"):
         return torch.zeros_like(inputs.turn_ids, dtype=torch.bool)
 
 
-class Veto(Rejection, kind="veto"):
-    """Reject a sequence (a segment) in which any token's rho is below `veto`."""
-
-    veto: Share = 1e-4
-    """Lowest rho of a token that does not reject its sequence; 0 disables it."""
+class RatioRejection(Rejection):
+    """Rejection by the ratio of the learner's to the sampler's probability."""
 
     def needs(self) -> list[Need]:
         why = f"algo.rejection {self.kind} uses the ratio of the learner's to the sampler's probability"
         return [Need(LEARNER_LOGPROBS, why)]
 
+
+class Veto(RatioRejection, kind="veto"):
+    """Reject a segment in which any token's rho is below 1e-4."""
+
+    lowest: ClassVar[float] = 1e-4
+
     def rejected(self, inputs: LossInputs) -> Tensor:
         log_rho = _log_rho(inputs)
-        sequences = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
-        return max_over((log_rho.exp() < self.veto).to(log_rho.dtype), sequences) > 0
+        segments = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
+        return max_over((log_rho.exp() < self.lowest).to(log_rho.dtype), segments) > 0
 
 
-class RejectTokens(Veto, kind="token"):
+class RejectTokens(RatioRejection, kind="token"):
     """Reject tokens whose statistic is outside [low, high]."""
 
-    veto: Share = 0.0
-    """Reject a sequence in which any token's rho is below this (1e-4 is usual); 0 disables it."""
     statistic: Literal["ratio", "k2", "k3"] = "ratio"
     """Statistic that the bounds apply to: rho, k2 = log(rho)^2 / 2 or k3 = rho - 1 - log rho."""
     low: NonNegative = 0.0
@@ -294,7 +272,7 @@ class RejectTokens(Veto, kind="token"):
 
     def rejected(self, inputs: LossInputs) -> Tensor:
         statistic = self._pooled(_log_rho(inputs), unit_ids(inputs.segment_ids, inputs.turn_ids, self.level))
-        return super().rejected(inputs) | (statistic < self.low) | (statistic > self.high)
+        return (statistic < self.low) | (statistic > self.high)
 
     def _pooled(self, log_rho: Tensor, units: Tensor) -> Tensor:
         return self._statistic(log_rho, units, "mean")
@@ -311,7 +289,7 @@ class RejectTurns(RejectTokens, kind="turn"):
     """Reject turns whose statistic is outside [low, high]."""
 
     pool: Literal["sum", "mean", "max"] = "mean"
-    """How the tokens of a turn or sequence make one statistic. Log-ratios are pooled: sum gives the exact ratio."""
+    """How the tokens of a turn or segment make one statistic. Log-ratios are pooled: sum gives the exact ratio."""
 
     level: ClassVar[RatioLevel] = "turn"
 
@@ -327,13 +305,13 @@ class RejectTurns(RejectTokens, kind="turn"):
         return self._statistic(log_rho, units, self.pool)
 
 
-class RejectSequences(RejectTurns, kind="sequence"):
+class RejectSegments(RejectTurns, kind="sequence"):
     """Reject segments whose statistic is outside [low, high]."""
 
     level: ClassVar[RatioLevel] = "sequence"
 
 
-REJECTIONS: dict[str, type[Rejection]] = choices(NoRejection, Veto, RejectTokens, RejectTurns, RejectSequences)
+REJECTIONS: dict[str, type[Rejection]] = choices(NoRejection, Veto, RejectTokens, RejectTurns, RejectSegments)
 
 
 def apply_rejection(result: LossResult, rejected: Tensor) -> LossResult:
@@ -353,28 +331,30 @@ OFF_POLICY_METRICS = (
 )
 
 
-def compute_off_policy_metrics(logprobs: Tensor, sampler_logprobs: Tensor, sequences: Tensor, count: int) -> Tensor:
+def compute_off_policy_metrics(
+    policy_logprobs: Tensor, sampler_logprobs: Tensor, segments: Tensor, count: int
+) -> Tensor:
     """Return the metrics in the order of OFF_POLICY_METRICS, from one entry [M] per sampled token.
 
-    `sequences` [M] are sequence indices below `count`. With d = log pi - log mu:
+    `segments` [M] are segment indices below `count`. With d = log pi - log mu:
 
     kl_k1, kl_k3     mean of -d, and of exp(d) - 1 - d: estimates of KL(mu | pi)
-    ppl, ppl_sampler mean over sequences of exp(-mean log-probability) of pi, and of mu
-    ppl_ratio        mean over sequences of pi's perplexity over mu's
-    chi2             mean of rho^2 minus 1, rho = exp(d) of a token or exp(sum of d) of a sequence: an unbiased
+    ppl, ppl_sampler mean over segments of exp(-mean log-probability) of pi, and of mu
+    ppl_ratio        mean over segments of pi's perplexity over mu's
+    chi2             mean of rho^2 minus 1, rho = exp(d) of a token or exp(sum of d) of a segment: an unbiased
                      estimate of chi^2(pi | mu), which may be negative in a small batch
 
-    Log-ratios are bounded, so that all metrics are finite. Sequences without tokens do not count.
+    Log-ratios are bounded, so that all metrics are finite. Segments without tokens do not count.
     """
-    policy, sampler = logprobs.double(), sampler_logprobs.double()
+    policy, sampler = policy_logprobs.double(), sampler_logprobs.double()
     d = clamp_log_ratio(policy - sampler)
     empty = d.new_zeros(count)
-    lengths = empty.index_add(0, sequences, torch.ones_like(d))
+    lengths = empty.index_add(0, segments, torch.ones_like(d))
     sampled = lengths > 0
     log_ppl, log_ppl_sampler = (
-        -empty.index_add(0, sequences, each)[sampled] / lengths[sampled] for each in (policy, sampler)
+        -empty.index_add(0, segments, each)[sampled] / lengths[sampled] for each in (policy, sampler)
     )
-    rho_sequence = clamp_log_ratio(empty.index_add(0, sequences, d)[sampled]).exp()
+    rho_segment = clamp_log_ratio(empty.index_add(0, segments, d)[sampled]).exp()
     return torch.stack(
         [
             -d.mean(),
@@ -383,6 +363,6 @@ def compute_off_policy_metrics(logprobs: Tensor, sampler_logprobs: Tensor, seque
             clamp_log_ratio(log_ppl_sampler).exp().mean(),
             clamp_log_ratio(log_ppl - log_ppl_sampler).exp().mean(),
             d.exp().square().mean() - 1,
-            rho_sequence.square().mean() - 1,
+            rho_segment.square().mean() - 1,
         ]
     )

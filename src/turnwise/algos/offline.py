@@ -26,7 +26,7 @@ else:
 class Clone(Advantage, kind="clone"):
     """1 on every sampled token: with the loss `reinforce`, the log-likelihood of the data (behaviour cloning).
 
-    Filtered behaviour cloning is the same on the episodes that `data.keep` and `data.min_reward` leave.
+    Filtered behaviour cloning is the same on the episodes that `data.keep` leaves.
     """
 
     uses_rewards: ClassVar[bool] = False
@@ -77,7 +77,7 @@ class Awr(Loss, kind="awr"):
     def compute(self, inputs: LossInputs) -> LossResult:
         weights = (inputs.advantages / self.beta).exp().clamp(max=self.max_weight)
         metrics = loss_metrics(inputs, awr_weight=weights, awr_clipped=weights == self.max_weight)
-        return LossResult(token_loss=-weights * inputs.logprobs, metrics=metrics)
+        return LossResult(token_loss=-weights * inputs.policy_logprobs, metrics=metrics)
 
 
 class Dpo(Loss, kind="dpo"):
@@ -96,7 +96,7 @@ class Dpo(Loss, kind="dpo"):
     def compute(self, inputs: LossInputs) -> LossResult:
         if inputs.factors is None:
             raise ValueError("This loss needs LossInputs.factors, from Loss.weigh over the whole optimizer step.")
-        return LossResult(token_loss=-inputs.factors * inputs.logprobs, metrics=loss_metrics(inputs))
+        return LossResult(token_loss=-inputs.factors * inputs.policy_logprobs, metrics=loss_metrics(inputs))
 
     def needs(self) -> list[Need]:
         return [
@@ -122,7 +122,10 @@ class Dpo(Loss, kind="dpo"):
             """Sum [M] values over the chosen or the rejected trajectory of each pair. [P]"""
             return torch.zeros(len(groups), dtype=torch.float64).index_add(0, pairs, torch.where(member, values, 0.0))
 
-        logprobs, moved = inputs.logprobs.double(), inputs.logprobs.double() - inputs.ref_logprobs.double()
+        policy_logprobs, moved = (
+            inputs.policy_logprobs.double(),
+            inputs.policy_logprobs.double() - inputs.ref_logprobs.double(),
+        )
         chosen, rejected = self.beta * sums(moved, is_chosen), self.beta * sums(moved, is_rejected)
         margins = chosen - rejected
         metrics = {
@@ -131,14 +134,14 @@ class Dpo(Loss, kind="dpo"):
             "dpo_margin": margins,
             "dpo_reward_chosen": chosen,
             "dpo_reward_rejected": rejected,
-            "dpo_logprob_chosen": sums(logprobs, is_chosen),
-            "dpo_logprob_rejected": sums(logprobs, is_rejected),
+            "dpo_logprob_chosen": sums(policy_logprobs, is_chosen),
+            "dpo_logprob_rejected": sums(policy_logprobs, is_rejected),
         }
-        likelihood = self.sft_coef / sums(torch.ones_like(logprobs), is_chosen).clamp(min=1)
+        likelihood = self.sft_coef / sums(torch.ones_like(policy_logprobs), is_chosen).clamp(min=1)
         factors = (self.beta * (-margins).sigmoid())[pairs] * inputs.advantages + likelihood[pairs] * is_chosen
         is_pair = sums((is_chosen | is_rejected).double(), is_chosen | is_rejected) > 0
         scale = inputs.num_trajectories / max(1, int(is_pair.sum()))
         return PairResult(
-            factors=(scale * factors).to(inputs.logprobs.dtype),
+            factors=(scale * factors).to(inputs.policy_logprobs.dtype),
             metrics={name: float(values[is_pair].mean()) for name, values in metrics.items() if is_pair.any()},
         )

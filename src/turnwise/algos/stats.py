@@ -16,7 +16,7 @@ else:
 
 
 STD_FLOOR = 1e-6
-"""Smaller standard deviations are rounding errors or ties and are not divided by."""
+"""Smaller standard deviations are rounding errors or ties and are not divided by. Added to the others as epsilon."""
 
 
 ROUNDING = 8
@@ -39,9 +39,9 @@ class GroupStatistics:
     size: Tensor
     """[N] number of members that count."""
 
-    def standardised(self, epsilon: float = STD_FLOOR) -> Tensor:
-        """(x - mean) / (std + epsilon), 0 where the std is at most STD_FLOOR."""
-        return torch.where(self.std <= STD_FLOOR, 0.0, self.centred / (self.std + epsilon))
+    def standardised(self) -> Tensor:
+        """(x - mean) / (std + epsilon), 0 where the std is at most epsilon, which is STD_FLOOR."""
+        return torch.where(self.std <= STD_FLOOR, 0.0, self.centred / (self.std + STD_FLOOR))
 
 
 def group_statistics(values: Tensor, groups: Tensor, rounding: Tensor | None = None) -> GroupStatistics:

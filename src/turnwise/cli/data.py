@@ -48,14 +48,14 @@ def data(
         _print_summary(run, episodes)
     elif action == "export":
         if to is None:
-            raise UserError("turnwise data export needs --to FOLDER")
+            raise UserError("`turnwise data export` needs --to FOLDER.")
         find_run_folder(run)  # before torch is imported
         from turnwise.run.data_tools import export_data
 
         print_line(f"wrote {export_data(run, to, episodes):,} episodes to {to}")
     else:
         if on is None:
-            raise UserError("turnwise data evaluate needs --on RUN, the episodes to evaluate on")
+            raise UserError("`turnwise data evaluate` needs --on RUN, the episodes to evaluate on.")
         find_run_folder(run)
         _print_estimate(run, on, episodes)
 

@@ -53,7 +53,7 @@ def doctor(
         _print_findings(check_agent(agent, merge_settings(overrides)))
         return
     if of_plan or overrides:
-        raise UserError("A model, a GPU size and settings apply only to a memory plan: add --plan")
+        raise UserError("A model, a GPU size and settings apply only to a memory plan: add --plan.")
     findings = check_machine(Path(RecordConfig().folder))
     _print_findings(findings)
     broken = [finding.name for finding in findings if finding.fix and finding.required]

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from turnwise.cli.output import print_line, print_table
 from turnwise.cli.parsing import Settings, command_app, merge_settings
@@ -14,10 +14,12 @@ from turnwise.envs.catalogue import CATALOGUE, install_command
 from turnwise.envs.starter.write import write_starter
 from turnwise.text.command_line import spell_command
 
-envs_app = command_app("envs", "[NAME | new NAME]")
+envs_app = command_app("envs", "[NAME | new NAME | check NAME [--env.params.NAME VALUE]...]")
 recipes_app = command_app("recipes", "[NAME]")
 play_app = command_app("play", "ENV [--seed N] [--env.params.NAME VALUE]...")
 
+CHECK_LIMITS = 20
+"""Seconds that a whole check may take, in limits of a call."""
 MAX_PREVIEW_COLUMNS = 80
 """Width of images in the terminal."""
 
@@ -40,13 +42,51 @@ def envs(name: str | None = None, new_name: Annotated[str | None, Parameter(show
         print_line(f"      {spell_command('train', f'{file}:{new_name}')}")
         return
     if new_name is not None:
-        raise UserError(f'Unexpected argument "{new_name}": give one environment')
+        raise UserError(f'Unexpected argument "{new_name}": give one environment.')
     if name is not None:
         print_parameters(name)
         return
     rows = [(listed, summarize(entry.summary, install_command(entry.needs))) for listed, entry in CATALOGUE.items()]
     print_table(("environment", "description"), rows)
     print_line(f"\n{spell_command('envs', 'NAME')} lists the parameters; {spell_command('play', 'NAME')} starts a game")
+
+
+@envs_app.command(name="check")
+def check(
+    environment: Annotated[str, Parameter(name="ENV")],
+    /,
+    *,
+    tasks: Annotated[int, Parameter(validator=validators.Number(gte=2, lte=1000))] = 6,
+    step_seconds: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 30.0,
+    overrides: Settings = (),
+) -> None:
+    """Check whether an environment is sound; the exit status is not 0 if a check fails.
+
+    Parameters
+    ----------
+    environment
+        Recipe, environment (`turnwise envs` lists them), FILE.toml with your own settings, or FILE.py:Class.
+    tasks
+        Training tasks that each agent plays. Default: 6.
+    step_seconds
+        Longest time of a call of the environment. Default: 30.
+    """
+    from turnwise.run.configure import configure
+    from turnwise.run.environment_mix import build_environment_mix
+    from turnwise.testing.soundness import CHECKS, Verdict
+    from turnwise.testing.supervised import check_environment
+
+    config = configure(environment, overrides=merge_settings(overrides, ("env",)))
+    ((spec, params),) = build_environment_mix(config).with_params[:1]
+    print_line(f"{spec.name}: {tasks} tasks")
+    width, failed = max(map(len, CHECKS)), 0
+    for finding in check_environment(
+        spec.id, params, num_tasks=tasks, step_s=step_seconds, check_s=CHECK_LIMITS * step_seconds
+    ):
+        failed += finding.verdict is Verdict.FAILED
+        print_line(f"{finding.verdict:7} {finding.check:{width}}  {finding.detail}")
+    if failed:
+        raise UserError(f"{failed} of {len(CHECKS)} checks failed. Fix the environment before you train on it.")
 
 
 def print_parameters(name: str) -> None:

@@ -83,11 +83,14 @@ def evaluate(
         eval__temperature=tasks.temperature,
         eval__split=tasks.split,
     )
+    from turnwise.files.run_folders import refuse_foreign
     from turnwise.run.evaluation.arguments import RemoteModels, check_arguments
 
     remote = RemoteModels(url=endpoint.endpoint, models=endpoint.model) if endpoint.endpoint is not None else None
     if resume is None:
         check_arguments(sources, remote, settings)  # before torch is imported
+    if out is not None:
+        refuse_foreign(out)
     from turnwise.run.evaluation.evaluate import evaluate_into_folder, resume_evaluation
     from turnwise.run.evaluation.models import read_endpoint_options
     from turnwise.run.evaluation.plan import plan_evaluation
@@ -122,12 +125,12 @@ def check_resume_alone(
 def check_combinations(tasks: TaskArguments, endpoint: EndpointArguments) -> None:
     """Reject options that lack the option they need, and options that contradict each other."""
     if (endpoint.endpoint is None) != (not endpoint.model):
-        raise UserError("--endpoint URL and --model NAME must be given together; a local model is given as SOURCE")
+        raise UserError("--endpoint URL and --model NAME must be given together; a local model is given as SOURCE.")
     connection = {name: value for name, value in asdict(endpoint).items() if name not in ("endpoint", "model")}
     if endpoint.endpoint is None and (typed := typed_options(connection)):
-        raise UserError(f"{typed[0]} has no effect without --endpoint: remove it")
+        raise UserError(f"{typed[0]} has no effect without --endpoint: remove it.")
     if tasks.episodes is not None and tasks.seeds is not None:
-        raise UserError("--episodes and --seeds both select the tasks: remove one of them")
+        raise UserError("--episodes and --seeds both select the tasks: remove one of them.")
 
 
 def typed_options(values: Mapping[str, object]) -> list[str]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Group
 
 from turnwise.cli.commands import COMMANDS
+from turnwise.cli.output import print_line
 from turnwise.cli.parsing import DEFAULTS, explain, split_overrides
 from turnwise.cli.signals import StopSignals
 from turnwise.core.errors import EnvironmentFailure, UserError
@@ -30,7 +31,9 @@ turnwise view                            browse runs down to single tokens
 turnwise play sokoban                    play an environment in the terminal
 
 turnwise COMMAND --help shows the options of a command.
-turnwise COMMAND --traceback shows the traceback of an error, such as a bug in your environment."""
+turnwise COMMAND --traceback shows the traceback of an error, such as a bug in your environment.
+turnwise --version --full shows versions and hardware, for a bug report."""
+VERSION, FULL = "--version", "--full"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,8 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if shows_traceback:
             traceback.print_exception(error)
         is_bug = isinstance(error, EnvironmentFailure) or isinstance(error.__cause__, EnvironmentFailure)
-        hint = f"; {TRACEBACK} shows the traceback" if is_bug else ""
-        sys.stderr.write(f"turnwise: {' '.join(str(error).split())}{hint * (not shows_traceback)}\n")
+        message = " ".join(str(error).split())
+        if is_bug and not shows_traceback:
+            message = f"{message.removesuffix('.')}. {TRACEBACK} shows the traceback."
+        sys.stderr.write(f"turnwise: {message}\n")
         return 2
     except KeyboardInterrupt as stop:
         sys.stderr.write(f"turnwise: {str(stop) or 'stopped'}\n")
@@ -82,6 +87,9 @@ def log_to_stderr() -> None:
 
 def run(tokens: Sequence[str]) -> None:
     """Parse the tokens, import the command's module and call it."""
+    if tokens[:1] == [VERSION]:
+        print_version(tokens[1:])
+        return
     rest, overrides = split_overrides(tokens)
     try:
         command, bound, ignored = make_app().parse_args(rest)
@@ -90,7 +98,7 @@ def run(tokens: Sequence[str]) -> None:
     if "overrides" in ignored:
         bound.arguments["overrides"] = overrides
     elif overrides:
-        raise UserError(f"Unknown option --{overrides[0][0]}: this command takes no settings")
+        raise UserError(f"Unknown option --{overrides[0][0]}: this command takes no settings.")
     command(*bound.args, **bound.kwargs)
 
 
@@ -99,7 +107,7 @@ def make_app() -> App:
         name="turnwise",
         help=HELP,
         help_format="plaintext",
-        version=_version,
+        version="",  # printed by `print_version`; named here for the help text
         group_commands=Group("Other", sort_key=3),
         default_parameter=DEFAULTS,
         exit_on_error=False,
@@ -110,7 +118,16 @@ def make_app() -> App:
     return app
 
 
-def _version() -> str:
+def print_version(options: Sequence[str]) -> None:
+    """Print the version; with --full, also versions of other packages and the hardware."""
+    if options and list(options) != [FULL]:
+        raise UserError(f"Unexpected {options[0]}: {VERSION} takes only {FULL}")
+    if options:
+        from turnwise.run.versions import report_versions
+
+        for name, found in report_versions():
+            print_line(f"{name:<13} {found}")
+        return
     from turnwise import __version__
 
-    return f"turnwise {__version__}"
+    print_line(f"turnwise {__version__}")

@@ -36,9 +36,10 @@ def export(run: str, /, *, to: Annotated[Path, Parameter(metavar="FOLDER")]) -> 
     to
         New folder, readable by `from_pretrained`.
     """
-    from turnwise.run.find_source import find_source
+    from turnwise.run.find_source import check_free, find_source
 
     find_source(run)  # before torch is imported
+    check_free(to)
     from turnwise.run.export import export as export_run
 
     export_run(run, to)
@@ -56,10 +57,11 @@ def merge(adapter: str, /, *, into: Annotated[Path, Parameter(metavar="FOLDER")]
     into
         New folder, readable by `from_pretrained`.
     """
-    from turnwise.run.find_source import find_source
+    from turnwise.run.find_source import check_free, find_source
 
     if not Path(adapter).expanduser().is_dir():
         find_source(adapter)  # before torch is imported
+    check_free(into)
     from turnwise.run.export import merge as merge_adapter
 
     merge_adapter(adapter, into)

@@ -27,6 +27,9 @@ INFORMATION = Group("Information", sort_key=2)
 Settings = Annotated[Sequence[tuple[str, str]], Parameter(parse=False)]
 """Dotted options as (key, text) pairs. `main.run` splits them from the other options and passes them on."""
 
+UNDOTTED = ("engine", "context", "critic")
+"""Settings without a section that no command has an option of its own for. (The configuration is not imported here.)"""
+
 RENAMED_OPTIONS: dict[tuple[str, ...], str] = {
     ("sft", "--from"): "--demos",
     ("merge", "--to"): "--into",
@@ -50,7 +53,7 @@ def command_app(name: str, usage: str, epilogue: str | None = None) -> App:
 
 
 def split_overrides(tokens: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Split dotted options from the other tokens and return both, in the order typed.
+    """Split settings, which are dotted options and UNDOTTED, from the other tokens; return both, in the order typed.
 
     train frozen_lake --algo.loss.clip_high 0.28 --seed 3 --train.steps=50
     -> [train frozen_lake --seed 3], [(algo.loss.clip_high, 0.28), (train.steps, 50)]
@@ -62,13 +65,13 @@ def split_overrides(tokens: Sequence[str]) -> tuple[list[str], list[tuple[str, s
         name, equals, text = token.partition("=")
         if token == "--":
             return [*rest, token, *remaining], overrides
-        if not (name.startswith("--") and "." in name):
+        if not (name.startswith("--") and ("." in name or name.removeprefix("--") in UNDOTTED)):
             rest.append(token)
             continue
         if not equals:
             text = next(remaining, "--")
             if text.startswith("--"):
-                raise UserError(f"{name} needs a value: {name} VALUE, or {name}=VALUE if the value starts with --")
+                raise UserError(f"{name} needs a value: {name} VALUE, or {name}=VALUE if the value starts with --.")
         overrides.append((name.removeprefix("--"), text))
     return rest, overrides
 
@@ -86,7 +89,7 @@ def merge_settings(
     for key, _ in [*overrides, *by_shortcut]:
         name = key if key.startswith(("env.params.", "env.mix.")) else key.replace("-", "_")
         if name in seen:
-            raise UserError(f"{name} is given twice: remove one of them")
+            raise UserError(f"{name} is given twice: remove one of them.")
         seen.add(name)
     for key, _ in overrides:
         if sections is not None and key.partition(".")[0] not in sections:

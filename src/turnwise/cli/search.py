@@ -55,11 +55,11 @@ def index(
     from turnwise.tools.search.storage import DenseSettings
 
     if not files:
-        raise UserError("No files given: turnwise index FILES --to FOLDER")
+        raise UserError("No files given. Run `turnwise index FILES --to FOLDER`.")
     if not MIN_CHARS <= characters <= MAX_CHARS:
         raise UserError(f"--characters {characters}: must be from {MIN_CHARS} to {MAX_CHARS}")
     if dense is None and (query_prefix or passage_prefix):
-        raise UserError("Prefixes need an encoder: give --dense MODEL, or remove them")
+        raise UserError("Prefixes need an encoder: give --dense MODEL, or remove them.")
     settings = dense and DenseSettings(
         model=encoder_name(dense), dtype=dtype, query_prefix=query_prefix, passage_prefix=passage_prefix
     )
@@ -116,7 +116,7 @@ def search(
         Address to serve on. Default: 127.0.0.1, this machine only. Others need a key in TURNWISE_SEARCH_KEY.
     """
     if serve == (query is not None):
-        raise UserError("Give a query, or --serve: turnwise search INDEX QUERY")
+        raise UserError("Give a query, `turnwise search INDEX QUERY`, or --serve.")
     check_port(port)
     if not 1 <= top <= MAX_RESULTS:
         raise UserError(f"--top {top}: must be from 1 to {MAX_RESULTS}")

@@ -54,14 +54,18 @@ def serve(
     out
         SQLite file of the recorded calls; their images are in images/ beside it. Default: runs/serve/calls.sqlite.
     """
-    check_port(port)  # before torch is imported
+    check_port(port)
+    if not train:
+        from turnwise.run.setting_names import check_served_model
+
+        check_served_model(overrides)
     try:
         from turnwise.run.serving import CALLS, SECTIONS, serve_training
         from turnwise.run.serving import serve as serve_model
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in OPTIONAL_PACKAGES:
             raise
-        raise UserError(f"The gateway needs {error.name}: pip install 'turnwise[gateway]'") from error
+        raise UserError(f"The gateway needs {error.name}. Run `pip install 'turnwise[gateway]'`.") from error
     listen: dict[str, Any] = {"host": host, "port": port, "admin_token": admin_token, "write": print_now}
     if train:
         _refuse("only without --train", {"--api-key": api_key, "--out": out})
@@ -74,4 +78,4 @@ def serve(
 def _refuse(when: str, options: Mapping[str, object]) -> None:
     for option, value in options.items():
         if value is not None:
-            raise UserError(f"{option} has an effect {when}: leave it out")
+            raise UserError(f"{option} has an effect {when}: remove it.")

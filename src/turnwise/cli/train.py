@@ -1,5 +1,6 @@
 """`turnwise train` and `turnwise sft`."""
 
+import json
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -97,6 +98,7 @@ def train(
     run: RunArguments = NO_RUN_ARGUMENTS,
     seeds: Annotated[str | None, Parameter(metavar="0,1,2")] = None,
     dry_run: Annotated[bool, Parameter(group=INFORMATION)] = False,
+    json_output: Annotated[bool, Parameter(name="--json", group=INFORMATION)] = False,
     help_all: Annotated[bool, Parameter(group=INFORMATION)] = False,
     overrides: Settings = (),
 ) -> None:
@@ -114,8 +116,10 @@ def train(
         Random seeds for several runs, one after another, with one table over them.
     dry_run
         Check and print all settings, without training. Also checks that servers respond, that a model on the Hugging
-        Face hub exists, and that optional packages are installed. With engines and learners on a cluster, also prints
-        their memory per GPU.
+        Face hub exists, and that optional packages are installed. Also prints the plan: the number of episodes, the
+        time if a run with the same work was measured, and the memory of the GPU or of each GPU of a cluster.
+    json_output
+        With --dry-run: print settings and plan as one JSON object.
     help_all
         Describe all settings.
     """
@@ -124,20 +128,26 @@ def train(
         return
     from turnwise.config.load import parse_seeds
     from turnwise.run.configure import configure
-    from turnwise.run.setting_names import check_model_name
+    from turnwise.run.setting_names import check_before_torch
 
+    if json_output and not dry_run:
+        raise UserError("--json has an effect with --dry-run. Add it, or remove --json.")
     resume = run.resume is not None
     if seeds is not None and (other := "--seed" if run.seed is not None else "--resume" if resume else None):
-        raise UserError(f"--seeds starts one run per seed and cannot be combined with {other}: remove one of them")
+        raise UserError(f"--seeds starts one run per seed and cannot be combined with {other}: remove one of them.")
     settings = merge_settings(
         overrides, seed=run.seed, data__sources=data, train__max_minutes=run.max_minutes, record__name=run.name
     )
     config = configure(recipe, like=run.like, start_from=start_from, resume=run.resume, overrides=settings)
-    check_model_name(config)  # before torch is imported
+    check_before_torch(config, resume=resume)
     override_keys = [key for key, _ in overrides]
     several_seeds = parse_seeds(seeds) if seeds is not None else ()
+    from turnwise.run.run_name import check_run_name, configs_of_seeds
+
+    for one in configs_of_seeds(config, several_seeds) if several_seeds else [] if resume else [config]:
+        check_run_name(one)
     if dry_run:
-        _print_plan(config, several_seeds, override_keys, resume=resume)
+        _print_plan(config, override_keys, resume=resume, as_json=json_output)
         return
     from turnwise.run.train import train as train_run
     from turnwise.run.train import train_seeds
@@ -148,24 +158,27 @@ def train(
         train_run(config, resume=resume, override_keys=override_keys)
 
 
-def _print_plan(config: "Config", seeds: Sequence[int], override_keys: Sequence[str], *, resume: bool) -> None:
-    """Check and print the settings of a run, and the memory per GPU of one on a cluster."""
-    from turnwise.config.keys import describe
+def _print_plan(config: "Config", override_keys: Sequence[str], *, resume: bool, as_json: bool) -> None:
+    """Check and print the settings of a run, and what it will need."""
+    from turnwise.config.keys import describe, settings_of
     from turnwise.run.environment_mix import build_environment_mix
-    from turnwise.run.run_name import check_run_name, configs_of_seeds
+    from turnwise.run.plan import plan_run
     from turnwise.run.validate import check_hub, check_run
 
-    for one in configs_of_seeds(config, seeds) if seeds else [] if resume else [config]:
-        check_run_name(one)
     check_run(config, build_environment_mix(config), override_keys, resume=resume)
     check_hub(config.model)
+    plan = plan_run(config)
+    if as_json:
+        settings = {setting.key: setting.value for setting in settings_of(config)}
+        print_line(json.dumps({"settings": settings, "plan": plan.to_json()}))
+        return
     print_line(describe(config))
-    if config.cluster.engines and config.cluster.learners:
-        from turnwise.run.cluster_report import report_memory
-
-        memory = report_memory(config)
+    print_line()
+    for line in plan.lines:
+        print_line(f"# {line}")
+    if plan.memory_rows:
         print_line()
-        print_table(memory.headers, memory.rows)
+        print_table(plan.memory_headers, plan.memory_rows)
 
 
 @sft_app.default
@@ -197,7 +210,7 @@ def sft(
         Passes over the demonstrations (sft.epochs).
     """
     if data is not None and demos is not None:
-        raise UserError("--data and --demos both name the demonstrations: remove one of them")
+        raise UserError("--data and --demos both name the demonstrations: remove one of them.")
     resume = run.resume is not None
     if recipe is None and not resume and data is None:
         raise UserError("Name a recipe or an environment, or give --data FILE to train on conversations alone.")
@@ -212,11 +225,14 @@ def sft(
     )
     from turnwise.config.schema import NO_ENV
     from turnwise.run.configure import configure
-    from turnwise.run.setting_names import check_model_name
+    from turnwise.run.demo_source import check_demos_source
+    from turnwise.run.setting_names import check_before_torch
 
     target = NO_ENV if recipe is None and not resume else recipe
     config = configure(target, like=run.like, resume=run.resume, overrides=settings, full_context=True)
-    check_model_name(config)  # before torch is imported
+    check_before_torch(config, resume=resume)
+    if config.sft.demos is not None:
+        check_demos_source(config.sft.demos, has_environment=config.env.kind != NO_ENV)
     from turnwise.run.sft import sft as run_sft
 
     of_task = [(key, value) for key, value in overrides if key.partition(".")[0] in TASK_SECTIONS]

@@ -11,7 +11,7 @@ from turnwise.core.errors import UserError
 
 OPTIONAL_PACKAGES = ("fastapi", "starlette", "uvicorn")
 
-view_app = command_app("view", "[FOLDER] [--port N] [--open]")
+view_app = command_app("view", "[FOLDER] [--port N] [--open] [--play]")
 watch_app = command_app("watch", "RUN")
 report_app = command_app("report", "RUN [--out FILE]")
 
@@ -25,6 +25,8 @@ def view(
     host: Annotated[str, Parameter(metavar="ADDRESS")] = "127.0.0.1",
     token: Annotated[str | None, Parameter(metavar="TEXT")] = None,
     open_browser: Annotated[bool, Parameter(name="--open")] = False,
+    play: bool = False,
+    jobs: Annotated[int | None, Parameter(metavar="N")] = None,
 ) -> None:
     """Browse runs in a web browser.
 
@@ -40,13 +42,26 @@ def view(
         Access token. Default: a random one where a token is required.
     open_browser
         Open the page in the browser.
+    play
+        Open the studio: also start, stop, resume and fork runs, label episodes and talk to checkpoints. Always
+        requires the token.
+    jobs
+        With --play: runs that train at the same time. Default: 1.
     """
+    if jobs is not None and not play:
+        raise UserError("--jobs has an effect with --play. Add it, or remove --jobs.")
     try:
         from turnwise.viewer.server import serve
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in OPTIONAL_PACKAGES:
             raise
-        raise UserError(f"The viewer needs {error.name}: pip install 'turnwise[view]'") from error
+        raise UserError(f"The viewer needs {error.name}. Run `pip install 'turnwise[view]'`.") from error
+    if play:
+        from turnwise.studio.server import serve_studio
+
+        slots = 1 if jobs is None else jobs
+        serve_studio(folder, host=host, port=port, token=token, open_browser=open_browser, slots=slots, write=print_now)
+        return
     serve(folder, host=host, port=port, token=token, open_browser=open_browser, write=print_now)
 
 
@@ -79,7 +94,9 @@ def report(run: str, /, *, out: Annotated[Path | None, Parameter(metavar="FILE")
     out
         HTML file to write. Default: report.html in the folder.
     """
-    from turnwise.record.run_folder import find_folder
+    from turnwise.files.run_folders import find_run_or_evaluation
+
+    folder = find_run_or_evaluation(run)  # before torch is imported
     from turnwise.report.html_report import write_report
 
-    print_line(f"wrote {write_report(find_folder(run), out)}")
+    print_line(f"wrote {write_report(folder, out)}")

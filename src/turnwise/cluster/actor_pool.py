@@ -80,14 +80,14 @@ class ActorPool(ABC, Generic[Pooled]):
         """Start the actors and wait until they are ready."""
         self._session, self._build, self._actors, self._note = session, build, actors, note
         self._waiting: list[asyncio.Future[None]] = []
-        for each in actors:
-            each.actor = self._launch(each.slot)
+        for actor in actors:
+            actor.actor = self._launch(actor.slot)
         try:
-            started = ray.get([each.actor.start.remote(build) for each in actors], timeout=START_S)
+            started = ray.get([actor.actor.start.remote(build) for actor in actors], timeout=START_S)
         except (*LOSSES, RayTaskError, GetTimeoutError) as error:
             raise start_error(f"An {self.kind}", error) from error
-        for each, info in zip(actors, started, strict=True):
-            self._accept(each, info)
+        for actor, info in zip(actors, started, strict=True):
+            self._accept(actor, info)
 
     @abstractmethod
     def _launch(self, slot: ActorSlot) -> Any:
@@ -108,10 +108,10 @@ class ActorPool(ABC, Generic[Pooled]):
 
     async def _choose(self) -> Pooled:
         """Return the live actor with the fewest episodes; wait for one if none is live."""
-        while not (live := [each for each in self._actors if each.live]):
-            for each in self._actors:
-                self._revive(each)
-            if all(each.given_up for each in self._actors):
+        while not (live := [actor for actor in self._actors if actor.live]):
+            for actor in self._actors:
+                self._revive(actor)
+            if all(actor.given_up for actor in self._actors):
                 raise Outage(f"All {self.kind}s are lost. Last failure: {self._actors[-1].given_up}")
             self._check_hope()
             await self._wait_for_change()
@@ -179,10 +179,10 @@ class ActorPool(ABC, Generic[Pooled]):
 
     def close(self) -> None:
         """End the actors; live ones close their services first."""
-        closing = [each.actor.close.remote() for each in self._actors if each.live]
+        closing = [actor.actor.close.remote() for actor in self._actors if actor.live]
         ray.wait(closing, num_returns=len(closing), timeout=5) if closing else None
-        for each in self._actors:
-            ray.kill(each.actor)
+        for actor in self._actors:
+            ray.kill(actor.actor)
 
 
 async def _wait_for(ref: Awaitable[Result]) -> Result:

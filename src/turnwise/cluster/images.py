@@ -21,7 +21,7 @@ from turnwise.pictures.image_store import MEMORY_BYTES, ImageStore
 
 def shown_images(trajectories: Iterable[Trajectory]) -> set[str]:
     """Return the hashes of all images in the contexts of the episodes."""
-    return {image.hash for each in trajectories for turn in each.turns for image in turn.images}
+    return {image.hash for trajectory in trajectories for turn in trajectory.turns for image in turn.images}
 
 
 class EpisodeImages(ImageStore):
@@ -77,7 +77,7 @@ class ImagePacker:
 
     def pack(self, batches: Sequence[Batch]) -> PackedImages | None:
         """Return the images that the ranks need for the batches and do not hold; None if they hold all."""
-        needed = set(chain.from_iterable(hashes_in(each.ids) for each in batches))
+        needed = set(chain.from_iterable(hashes_in(batch.ids) for batch in batches))
         missing = needed.difference(*(keys for keys, _ in self._held))
         if not missing:
             return None

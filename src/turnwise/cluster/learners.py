@@ -145,12 +145,12 @@ class RemoteLearner:
         self._packer = None if self._images is None else ImagePacker(self._images)
         ranks = len(self.actors)
         host, port = ray.get(self.actors[0].open_store.remote(ranks), timeout=START_S)
-        joining = [each.join.remote(rank, ranks, host, port) for rank, each in enumerate(self.actors)]
+        joining = [actor.join.remote(rank, ranks, host, port) for rank, actor in enumerate(self.actors)]
         found: list[ProcessInfo] = ray.get(joining, timeout=START_S)
         for info in found:
             check_versions(info)
         self.pids = [info.pid for info in found]
-        self._max_grad_norm, *_ = ray.get([each.build.remote(self._build) for each in self.actors], timeout=START_S)
+        self._max_grad_norm, *_ = ray.get([actor.build.remote(self._build) for actor in self.actors], timeout=START_S)
 
     def _launch(self, slot: ActorSlot) -> Any:
         return self._session.launch(LearnerRank, slot, slot.threads)
@@ -186,21 +186,21 @@ class RemoteLearner:
 
     def forward_backward(self, batches: Iterable[TrainBatch], *, tokens: bool = False) -> list[dict[str, Tensor]]:
         batches = list(batches)
-        self._send_images([each.batch for each in batches])
+        self._send_images([batch.batch for batch in batches])
         return self._call("forward_backward", batches, tokens=tokens)
 
     def step(self, *, rate_scale: float = 1.0) -> dict[str, float]:
         return self._call("step", rate_scale=rate_scale)
 
     def gradient_norm(self, batches: Sequence[TrainBatch], term: LossTerm) -> float:
-        self._send_images([each.batch for each in batches])
+        self._send_images([batch.batch for batch in batches])
         return self._call("gradient_norm", list(batches), term)
 
     def _send_images(self, batches: Sequence[Batch]) -> None:
         packed = None if self._packer is None else self._packer.pack(batches)
         if packed is not None:
             stored = ray.put(packed)
-            self._wait([each.receive_images.remote(stored) for each in self.actors])
+            self._wait([actor.receive_images.remote(stored) for actor in self.actors])
 
     def weights(self) -> WeightSource:
         """Collect the weights on rank 0. They stay in the object store until someone reads them."""
@@ -209,7 +209,7 @@ class RemoteLearner:
         return RemoteWeights(trained=self._collect_weights(trained=True), frozen=self._frozen)
 
     def _collect_weights(self, *, trained: bool) -> StoredWeights:
-        calls = [each.pack_weights.options(num_returns=2).remote(trained=trained) for each in self.actors]
+        calls = [actor.pack_weights.options(num_returns=2).remote(trained=trained) for actor in self.actors]
         self._wait([done for _, done in calls])
         return StoredWeights(calls[0][0])
 
@@ -219,7 +219,7 @@ class RemoteLearner:
     def load_weights(self, weights: WeightSource) -> None:
         """Load the weights on rank 0, which distributes them."""
         self._frozen, packed = None, put_weights(weights.named_parameters()).ref
-        self._wait([each.load_weights.remote(None if rank else packed) for rank, each in enumerate(self.actors)])
+        self._wait([actor.load_weights.remote(None if rank else packed) for rank, actor in enumerate(self.actors)])
 
     def check_finite(self, when: str) -> None:
         self._call("check_finite", when)
@@ -235,8 +235,8 @@ class RemoteLearner:
 
     def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call all ranks; large arguments go through the object store once."""
-        stored = [ray.put(each) for each in arguments]
-        results = self._wait([each.call.remote(method, *stored, **options) for each in self.actors])
+        stored = [ray.put(argument) for argument in arguments]
+        results = self._wait([actor.call.remote(method, *stored, **options) for actor in self.actors])
         result, self._skipped_steps = results[0]
         return result
 
@@ -256,7 +256,7 @@ class RemoteLearner:
 
     def _check_alive(self) -> None:
         """Raise LearnerLost if a rank is dead. One that does not answer may only be waiting for the others."""
-        answers = [each.ping.remote() for each in self.actors]
+        answers = [actor.ping.remote() for actor in self.actors]
         for done in ray.wait(answers, num_returns=len(answers), timeout=PING_S)[0]:
             try:
                 ray.get(done)

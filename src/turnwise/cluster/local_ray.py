@@ -42,7 +42,7 @@ def session_folder() -> Iterator[str]:
     The folder is locked as long as this process lives, so that only those of dead ones are removed.
     """
     places = (os.environ.get("RAY_TMPDIR"), tempfile.gettempdir(), "/tmp")
-    parent = next(each for each in places if each is not None and len(each) <= LONGEST)
+    parent = next(place for place in places if place is not None and len(place) <= LONGEST)
     remove_abandoned_bases(FOLDER, parent)
     base, lock = create_base(FOLDER, parent)
     try:

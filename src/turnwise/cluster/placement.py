@@ -36,9 +36,12 @@ class Placement:
     env_workers: tuple[ActorSlot, ...] = ()
 
 
-def plan_placement(settings: ClusterConfig, *, has_gpus: bool) -> Placement:
-    """Place engines and learners, and each environment worker in a bundle of its own."""
-    others = _place_models(settings, has_gpus=has_gpus)
+def plan_placement(settings: ClusterConfig, *, gpus_per_engine: int) -> Placement:
+    """Place engines and learners, and each environment worker in a bundle of its own.
+
+    `gpus_per_engine`: 0 on a cluster without GPUs; else a learner rank has one.
+    """
+    others = _place_models(settings, gpus_per_engine)
     first = len(others.bundles)
     bundles = range(first, first + settings.env_workers)
     return replace(
@@ -48,10 +51,9 @@ def plan_placement(settings: ClusterConfig, *, has_gpus: bool) -> Placement:
     )
 
 
-def _place_models(settings: ClusterConfig, *, has_gpus: bool) -> Placement:
+def _place_models(settings: ClusterConfig, gpus_per_engine: int) -> Placement:
     """Place learner i and engine i in one bundle (colocated), or each actor in its own (disaggregated)."""
-    gpus = {"engine": settings.gpus_per_engine, "learner": settings.gpus_per_learner}
-    needs = {kind: float(has_gpus if count is None else count) for kind, count in gpus.items()}
+    needs = {"engine": float(gpus_per_engine), "learner": float(gpus_per_engine > 0)}
     if settings.placement == "disaggregated":
         kinds = ["engine"] * settings.engines + ["learner"] * settings.learners
         bundles = [_bundle(settings.cpus, needs[kind]) for kind in kinds]
@@ -101,7 +103,7 @@ def check_capacity(settings: ClusterConfig, placement: Placement, nodes: Mapping
     placed = count_placeable(placement.bundles, list(nodes.values()))
     if placed == len(placement.bundles):
         return
-    counts = Counter(_describe(each) for each in placement.bundles)
+    counts = Counter(_describe(bundle) for bundle in placement.bundles)
     wanted = {"engines": settings.engines, "learners": settings.learners, "env_workers": settings.env_workers}
     actors = [f"cluster.{name} {count}" for name, count in wanted.items() if count]
     fixes = ["lower them", "add machines"]

@@ -201,7 +201,7 @@ def _describe_misfit(job: TrainingJob, gpu: Gpu, gpus: int) -> str:
     fixes = [f"use {enough} GPUs"] if enough <= MAX_GPUS else []
     if not job.splits_engines:
         kinds = " or ".join(name for name, kind in ENGINES.items() if kind.splits_models)
-        fixes.append(f"split engines over GPUs (engine.kind {kinds})")
+        fixes.append(f"split engines over GPUs (engine {kinds})")
     if not shape.adapter:
         fixes.append("train an adapter (lora.rank 16)")
     fixes += ["choose a GPU with more memory", "lower rollout.max_tokens", "choose a smaller model"]

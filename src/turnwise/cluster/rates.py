@@ -127,7 +127,7 @@ def read_rates(path: Path) -> MeasuredRates:
         name = ".".join(str(part) for part in first["loc"] if part != "[key]")
         raise UserError(f"{path}: {name}: {first['msg']}. {_describe_keys()}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{read_failure(path, error)}: give a TOML file of rates") from None
+        raise UserError(f"{read_failure(path, error)}: give a TOML file of rates.") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
 

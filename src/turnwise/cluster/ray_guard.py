@@ -14,6 +14,7 @@ POLL_MS = 1000
 PATIENCE_S = 30.0
 """Seconds in which a GCS on another machine may be restarted. Ray itself waits for a minute."""
 CONNECT_S = 5.0
+RAYLET = "raylet"
 LOST = 3
 """Exit status if Ray was lost."""
 
@@ -49,28 +50,35 @@ class Address:
 
 
 def watch(driver: int, targets: dict[str, str]) -> str | None:
-    """Wait until a target or the driver ends; return the name of a target that ended first."""
+    """Wait until a target or the driver ends; return the name of a target that ended first.
+
+    A lost raylet takes the driver with it at once, and the driver the GCS, while a lost GCS leaves both running for a
+    minute. So if several have ended by the time this process runs again, the raylet was the first.
+    """
     try:
-        parts = [Address(name, each) if ":" in each else Process(name, int(each)) for name, each in targets.items()]
+        parts = [
+            Address(name, target) if ":" in target else Process(name, int(target))
+            for name, target in sorted(targets.items(), key=lambda target: target[0] != RAYLET)
+        ]
         ended = os.pidfd_open(driver)
     except OSError:  # the driver has ended, or the system has no such descriptors
         return None
     poller = select.poll()
-    for descriptor in (ended, *(each.descriptor for each in parts)):
+    for descriptor in (ended, *(part.descriptor for part in parts)):
         if descriptor is not None:
             poller.register(descriptor, select.POLLIN)
     while True:
         ready = {descriptor for descriptor, _ in poller.poll(POLL_MS)}
-        for each in parts:
-            if each.is_lost(ready, ended in ready):
-                return each.name
+        for part in parts:
+            if part.is_lost(ready, ended in ready):
+                return part.name
         if ended in ready:
             return None
 
 
 def main(driver: str, advice: str, *targets: str) -> int:
     """Watch targets of the form NAME=PID or NAME=HOST:PORT."""
-    lost = watch(int(driver), dict(each.split("=", 1) for each in targets))
+    lost = watch(int(driver), dict(target.split("=", 1) for target in targets))
     if lost is None:
         return 0
     cursor = "\n\x1b[?25h" if os.isatty(2) else ""  # a progress display hides it

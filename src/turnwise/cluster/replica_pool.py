@@ -229,7 +229,7 @@ class ReplicaPool(ActorPool[_Replica]):
 
     def stats(self) -> EngineStats:
         """Return the totals of the replicas as of their last answers; `busy_s` and `active_s` are means."""
-        found, counts = [*self._past_stats, *(each.stats for each in self.replicas)], Counter[str]()
+        found, counts = [*self._past_stats, *(replica.stats for replica in self.replicas)], Counter[str]()
         for each in found:
             counts.update(each.counts)
         return EngineStats(

@@ -31,6 +31,8 @@ from turnwise.config.version import installed_version
 from turnwise.core.errors import UserError
 from turnwise.text.truncation import first_line
 
+WAIT_S = 60.0
+"""Seconds to wait until the cluster has room for all actors."""
 CONNECT_S = 10.0
 """Seconds to wait for an answer of cluster.address."""
 NICENESS = "RAY_worker_niceness"
@@ -59,14 +61,14 @@ class ClusterSession:
 
 
 @contextmanager
-def open_session(settings: ClusterConfig, *, uses_gpus: bool, advice: str = "") -> Iterator[ClusterSession]:
+def open_session(settings: ClusterConfig, *, gpus_per_engine: int, advice: str = "") -> Iterator[ClusterSession]:
     """Connect to cluster.address, or start a cluster on this machine; leave or stop it at the end.
 
-    `uses_gpus`: actors get a GPU each if the cluster has any. `advice`: printed if Ray itself is lost.
+    `gpus_per_engine`: where the cluster has any; 0 uses none. `advice`: printed if Ray itself is lost.
     """
     with _connect(settings.address or os.environ.get("RAY_ADDRESS"), advice) as is_own:
-        has_gpus = uses_gpus and any(node.get("GPU", 0) for node in _nodes().values())
-        placement = plan_placement(settings, has_gpus=has_gpus)
+        has_gpus = any(node.get("GPU", 0) for node in _nodes().values())
+        placement = plan_placement(settings, gpus_per_engine=gpus_per_engine if has_gpus else 0)
         if is_own:
             check_capacity(settings, placement, _nodes())
         group = placement_group([*placement.bundles], strategy="PACK")
@@ -148,12 +150,12 @@ def _nodes() -> dict[str, dict[str, float]]:
 
 def _wait_until_placed(settings: ClusterConfig, placement: Placement, group: PlacementGroup) -> None:
     try:
-        ray.get(group.ready(), timeout=settings.wait_s)
+        ray.get(group.ready(), timeout=WAIT_S)
     except GetTimeoutError:
         check_capacity(settings, placement, _nodes())
         raise UserError(
             f"The cluster has room for the {len(placement.bundles)} actors, but others have used it for "
-            f"cluster.wait_s {settings.wait_s:g} s. Stop them, or raise cluster.wait_s."
+            f"{WAIT_S:g} s. Stop them, or start again when they have ended."
         ) from None
 
 

@@ -262,7 +262,7 @@ class _Simulation:
         """Start the steps that the staleness bound allows."""
         while self.admitted <= self.version + self.layout.max_staleness:
             episodes = self._draw_episodes(self.admitted)
-            tokens = sum(sum(each.actions) + sum(each.observations) for each in episodes)
+            tokens = sum(sum(episode.actions) + sum(episode.observations) for episode in episodes)
             self.steps[self.admitted] = _Step(remaining=len(episodes), tokens=tokens)
             self.waiting.extend(episodes)
             self.admitted += 1

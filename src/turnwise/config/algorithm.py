@@ -1,9 +1,9 @@
-"""Settings of rewards, algorithm and critic."""
+"""Settings of rewards and algorithm."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_serializer, model_validator
 
 from turnwise.algos.advantage_types import Advantage
 from turnwise.algos.advantages import ADVANTAGES, Grpo
@@ -12,8 +12,9 @@ from turnwise.algos.filters import FILTERS, Filter, GroupFilter, NoFilter
 from turnwise.algos.loss_types import Loss
 from turnwise.algos.losses import AGGREGATIONS, LOSSES, Aggregation, Ppo, TokenMean
 from turnwise.algos.off_policy import CORRECTIONS, REJECTIONS, Correction, NoCorrection, NoRejection, Rejection
+from turnwise.algos.reward_functions import RewardFunction
 from turnwise.algos.rewards import NORMALISATIONS, Identity, Normalisation
-from turnwise.settings.choice import OneOf
+from turnwise.settings.choice import KIND, OneOf
 from turnwise.settings.needs import (
     CRITIC,
     GROUPS,
@@ -28,7 +29,7 @@ from turnwise.settings.needs import (
     Lack,
     Need,
 )
-from turnwise.settings.section import Idle, LearningRate, NonNegative, Section
+from turnwise.settings.section import Idle, NonNegative, Section
 
 DAPO = " DAPO is several settings: set algo.preset dapo."
 NOT_ADVANTAGES = {"ppo": " PPO is a loss, and the default one. Its advantage is gae.", "dapo": DAPO}
@@ -39,6 +40,8 @@ NOT_LOSSES = {
     "dapo": DAPO,
 }
 """Names of the field that belong to another setting."""
+TOKEN_RULES = ("loss_tokens", "advantage_tokens", "entropy_tokens")
+"""Settings of AlgoConfig that select tokens."""
 
 
 class RewardConfig(Section):
@@ -46,8 +49,10 @@ class RewardConfig(Section):
 
     format_penalty: NonNegative = 0.1
     """Penalty for each turn whose answer cannot be parsed."""
-    functions: tuple[str, ...] = ()
-    """Reward functions, each FILE.py:function from a trajectory to a number or to one number per turn."""
+    functions: tuple[
+        Annotated[RewardFunction, OneOf(setting="reward.functions", table={}, base=RewardFunction)], ...
+    ] = ()
+    """Rewards of trajectories, each FILE.py:function, or a table with the kind FILE.py:Class and its settings."""
     weights: tuple[float, ...] = ()
     """Weights of the environment's reward (with its format penalty) and of each function; default: all 1."""
     judges: tuple[dict[str, Any], ...] = ()
@@ -57,12 +62,18 @@ class RewardConfig(Section):
 
     uses: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"format_penalty": PLAYED, "weights": PLAYED}
 
+    @field_serializer("functions")
+    def _write_functions(self, functions: tuple[RewardFunction, ...]) -> list[Any]:
+        """Write a function, which has no settings, as its reference alone."""
+        tables = [function.model_dump() for function in functions]
+        return [table if len(table) > 1 else table[KIND] for table in tables]
+
     @model_validator(mode="after")
     def _check_weights(self) -> "RewardConfig":
         if len(self.weights) not in (0, 1 + len(self.functions)):
             raise ValueError(
                 "reward.weights needs one number for the environment's reward and one for each of reward.functions. "
-                "Give as many, or leave it out."
+                "Give as many, or remove it."
             )
         return self
 
@@ -84,7 +95,7 @@ class RewardConfig(Section):
         names = [f"reward.{name}" for name in ("functions", "judges") if getattr(self, name)]
         return [
             *needs,
-            *(Need(PLAYED, f"{name} score episodes that are played", f"leave out {name}") for name in names),
+            *(Need(PLAYED, f"{name} score episodes that are played", f"remove {name}") for name in names),
         ]
 
     def lacks(self) -> dict[str, Lack]:
@@ -101,7 +112,9 @@ class RewardConfig(Section):
 class AlgoConfig(Section):
     """Algorithm: advantages, policy loss, off-policy correction, filter and KL penalty."""
 
-    estimator: Annotated[EstimatorSettings, OneOf(setting="algo.estimator", table=ESTIMATORS)] = OnPolicySettings()
+    estimator: Annotated[
+        EstimatorSettings, OneOf(setting="algo.estimator", table=ESTIMATORS, base=EstimatorSettings)
+    ] = OnPolicySettings()
     """on_policy, or with a critic of utterances: archer on a replay, archer_offline or awac on stored episodes."""
     advantage: Annotated[
         Advantage, OneOf(setting="algo.advantage", table=ADVANTAGES, base=Advantage, hints=NOT_ADVANTAGES)
@@ -127,6 +140,10 @@ class AlgoConfig(Section):
     """Sampled tokens that get advantages, chosen as for loss_tokens; the others get 0."""
     entropy_coef: NonNegative = 0.001
     """Coefficient of the entropy bonus."""
+    entropy_tokens: str = "sampled"
+    """Tokens of the loss that get the entropy bonus, chosen as for loss_tokens."""
+    entropy_target: Annotated[float, Field(gt=0)] | None = None
+    """Target entropy of these tokens, in nats; entropy_coef rises while theirs is lower. None keeps it constant."""
     kl_coef: NonNegative = 0.0
     """Coefficient of the KL divergence from the reference, the initial policy; 0 keeps no reference."""
     kl_estimator: Literal["k1", "k2", "k3", "abs"] | None = None
@@ -135,8 +152,6 @@ class AlgoConfig(Section):
     """Place of the KL term, loss or reward; none uses the reward for reinforce_pp and the loss otherwise."""
     kl_target: Annotated[float, Field(gt=0)] | None = None
     """Target KL per token that kl_coef is adapted to; none keeps kl_coef constant."""
-    kl_horizon: Annotated[float, Field(gt=0)] = 10000.0
-    """Number of trajectories in which an adaptive kl_coef changes by a factor of about 1.2 at most."""
     truncated: Literal["zero", "bootstrap", "drop"] = "zero"
     """Value after the end of episodes cut by a token or time limit (imported ones: bootstrap); drop leaves them out."""
     old_logprobs: Literal["sampler", "learner"] = "sampler"
@@ -148,12 +163,12 @@ class AlgoConfig(Section):
     @property
     def needs_critic(self) -> bool:
         """Trains a critic of tokens."""
-        return self.estimator.needs_token_critic or (self.estimator.uses_advantage and self.advantage.needs_critic)
+        return self.estimator.uses_advantage and self.advantage.needs_critic
 
     @property
     def has_any_critic(self) -> bool:
         """Trains a critic, of tokens or of whole utterances."""
-        return self.needs_critic or not self.estimator.uses_advantage
+        return self.needs_critic or self.estimator.trains_critic
 
     @property
     def needs_groups(self) -> bool:
@@ -193,7 +208,12 @@ class AlgoConfig(Section):
         return f"algo.estimator {self.estimator.kind}"
 
     @model_validator(mode="after")
-    def _check_kl(self) -> "AlgoConfig":
+    def _check_coefficients(self) -> "AlgoConfig":
+        if self.entropy_target is not None and self.entropy_coef == 0:
+            raise ValueError(
+                "algo.entropy_target adapts algo.entropy_coef, which is 0. Set algo.entropy_coef to its least value, "
+                "such as 0.001."
+            )
         if self.kl_target is not None and self.kl_coef == 0:
             raise ValueError(
                 "algo.kl_target adapts algo.kl_coef, which is 0. Set algo.kl_coef to an initial value, such as 0.001."
@@ -206,17 +226,15 @@ class AlgoConfig(Section):
         return self
 
     def needs(self) -> list[Need]:
+        needs = [Need(TOKEN_CRITIC, f"algo.advantage {self.advantage.kind} needs the values of tokens")]
         bootstraps = Need(CRITIC, "algo.truncated bootstrap uses the critic's value", "choose zero or drop")
-        return [bootstraps] if self.truncated == "bootstrap" else []
+        return needs * self.needs_critic + [bootstraps] * (self.truncated == "bootstrap")
 
     def lacks(self) -> dict[str, Lack]:
         source, lacks = self.source_of_advantages, dict[str, Lack]()
         choose = "choose algo.advantage gae, turn_gae, step_gae or bi_level_gae"
         if not self.has_any_critic:
             lacks[CRITIC] = Lack(source, "has no critic", choose)
-        if not self.needs_critic:
-            choose = choose if self.estimator.uses_advantage else "choose algo.estimator on_policy"
-            lacks[TOKEN_CRITIC] = Lack(source, "has no critic of tokens", choose)
         if not self.compares_pairs:
             lacks[PAIRS] = Lack(source, "does not say which is better", "choose algo.advantage preference")
         if self.old_logprobs == "sampler":
@@ -229,31 +247,12 @@ class AlgoConfig(Section):
     def idle(self) -> Idle:
         found: dict[str, tuple[str, str]] = {}
         if self.kl_coef == 0:
-            without = ("algo.kl_coef 0", "raise algo.kl_coef")
-            found |= dict.fromkeys(("kl_estimator", "kl_in", "kl_target", "kl_horizon"), without)
-        elif self.kl_target is None:
-            found["kl_horizon"] = ("algo.kl_target none", "set algo.kl_target")
+            found |= dict.fromkeys(("kl_estimator", "kl_in", "kl_target"), ("algo.kl_coef 0", "raise algo.kl_coef"))
+        if self.entropy_coef == 0:
+            found |= dict.fromkeys(
+                ("entropy_tokens", "entropy_target"), ("algo.entropy_coef 0", "raise algo.entropy_coef")
+            )
         if not self.estimator.uses_advantage:
-            replaced = ("advantage", "filter", "loss_tokens", "advantage_tokens", "placement")
+            replaced = ("advantage", "filter", "loss_tokens", "advantage_tokens", "entropy_tokens", "placement")
             found |= dict.fromkeys(replaced, (f"algo.estimator {self.estimator.kind}", "choose on_policy"))
         return found
-
-
-class CriticConfig(Section):
-    """Critic, for advantage estimators that need one."""
-
-    uses: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
-        **dict.fromkeys(("learning_rate", "warmup_steps"), CRITIC),
-        **dict.fromkeys(("kind", "value_clip", "value_coef"), TOKEN_CRITIC),
-    }
-
-    kind: Literal["trunk", "head"] = "trunk"
-    """"trunk": a separate model, initialised from the policy; "head": a value head on the policy."""
-    learning_rate: LearningRate = 1e-5
-    """Learning rate of the critic."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps at the start in which only the critic is trained."""
-    value_clip: Annotated[float, Field(gt=0)] = 0.5
-    """Clip range of the value loss around the old value."""
-    value_coef: NonNegative = 1.0
-    """Coefficient of the value loss."""

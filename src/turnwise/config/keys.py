@@ -1,20 +1,18 @@
 """Settings by dotted name (`algo.clip_high`): default, help text and allowed values."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Any
 
 from turnwise.config.foreign_names import find_foreign_name
-from turnwise.config.old_names import RENAMED
+from turnwise.config.old_names import REMOVED, RENAMED
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.settings.choice import KIND, Choice, OneOf
-from turnwise.settings.section import Section, quoted_numbers
-from turnwise.text.suggestions import closest_match, suggest
+from turnwise.settings.section import Section
+from turnwise.text.suggestions import closest_match
 
 FREE_TABLES = ("env.params", "env.mix")
 """Tables with free keys: parameters of the environment, and further environments."""
@@ -68,7 +66,8 @@ class Key:
 
     @property
     def is_list_of_tables(self) -> bool:
-        return bool(self.schema.get("items", {}).get("type") == "object")
+        items = self.schema.get("items", {})
+        return any(choice.get("type") == "object" for choice in items.get("anyOf", (items,)))
 
     @property
     def allowed(self) -> str:
@@ -130,6 +129,8 @@ def unknown_key_message(name: str, spell: Callable[[str], str] = str) -> str:
     """Return `unknown key algo.clip_hi: did you mean ...?`, or for a name of another library the setting here."""
     if name in RENAMED:
         return f"unknown key {name}: it is now {spell(RENAMED[name])}"
+    if name in REMOVED:
+        return f"{name} no longer exists. {REMOVED[name][1]}"
     is_ours = "." in name and any(key.last == name.rpartition(".")[2] for key in all_keys().values())
     if not is_ours and (found := find_foreign_name(name)) is not None:
         return f"unknown key {name}: use {spell(found[0])} ({found[1]})"
@@ -191,58 +192,6 @@ def _number(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-SECRETS = ("key", "api_key", "token", "secret", "password")
-"""Names that are never options: recipes are saved and shown, so secrets are given by environment variables."""
-Options = TypeVar("Options")
-
-
-def read_options(
-    options_type: type[Options], table: Mapping[str, Any], owner: str, other_keys: Iterable[str] = ()
-) -> Options:
-    """Validate a table as a pydantic model or a dataclass; raise a UserError of one line that starts with `owner`.
-
-    The error never repeats a value: it may be an API key written where the name of its variable belongs. `other_keys`:
-    keys of the same table that are read elsewhere, for the suggestions.
-    """
-    known = option_names(options_type)
-    for name in table:
-        if name not in known:
-            raise UserError(_unknown_option(name, owner, [*known, *other_keys]))
-    problem, options = "", None
-    try:
-        options = TypeAdapter(options_type).validate_python(dict(table))
-    except ValidationError as error:
-        problem = _describe_invalid(error, owner)
-    if options is None:  # raised here, so that no traceback contains pydantic's error, which repeats the value
-        raise UserError(problem)
-    for name, _ in quoted_numbers(table, {name: getattr(options, name) for name in table}):
-        raise UserError(f"{owner}, {name}: give the value without quotes")
-    return options
-
-
-def _describe_invalid(error: ValidationError, owner: str) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    name = ".".join(map(str, first["loc"]))
-    if first["type"] == "missing":
-        return f'{owner} lacks its option "{name}": give {name} = ...'
-    reason = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
-    return f"{owner}{f', {name}' if name else ''}: {reason[:1].lower()}{reason[1:]}"
-
-
-def option_names(options_type: Any) -> list[str]:
-    return (
-        [field.name for field in fields(options_type)]
-        if is_dataclass(options_type)
-        else list(options_type.model_fields)
-    )
-
-
-def _unknown_option(name: str, owner: str, known: Iterable[str]) -> str:
-    if name.lower() in SECRETS:
-        return f'{owner} takes no "{name}": recipes are saved; name its variable with key_env'
-    return f'{owner} has no option "{name}":{suggest(name, known)}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

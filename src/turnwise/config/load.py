@@ -3,7 +3,6 @@
 import copy
 import json
 import logging
-import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -23,13 +22,15 @@ from turnwise.config.keys import (
     in_free_table,
     unknown_key_message,
 )
+from turnwise.config.old_names import REMOVED
 from turnwise.config.older_runs import migrate, old_settings
 from turnwise.config.schema import Config
 from turnwise.config.version import installed_version
 from turnwise.core.errors import UserError, read_failure
 from turnwise.files.run_folders import CONFIG_FILE, find_run_folder
 from turnwise.settings.choice import KIND, LOAD_CODE, ChoiceError
-from turnwise.settings.section import is_plain, quoted_numbers
+from turnwise.settings.section import Section, quoted_numbers
+from turnwise.settings.values import NONE_WORDS, decode_none, encode_none, parse_free, parse_list
 from turnwise.text.suggestions import suggest
 from turnwise.user_code.references import is_reference
 
@@ -40,8 +41,6 @@ Overrides = Sequence[tuple[str, Any]]
 
 PROVENANCE_FILE = "provenance.json"
 """File of a run folder with the version that wrote it."""
-RETIRED = ("system.deterministic", "rollout.top_p", "rollout.top_k")
-"""Keys that earlier versions wrote into every config.toml, and that no longer exist."""
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +99,7 @@ def _put_on(path: str, below: Any, above: Any) -> Any:
 
 
 def drop_misfits(below: Settings, above: Settings) -> dict[str, Any]:
-    """Leave out settings of alternatives that `above` does not choose and `below` has not chosen."""
+    """Omit settings of alternatives that `above` does not choose and `below` has not chosen."""
     kept = copy.deepcopy(dict(above))
     for key in all_keys().values():
         table = _find_table(kept, key.section) if key.kinds else None
@@ -116,7 +115,7 @@ def _check_quotes(settings: Settings, config: Config, overridden: Sequence[str])
     for name, _ in quoted_numbers(settings, config.model_dump()):
         if not f"{name}.".startswith(tuple(f"{each}." for each in overridden)):
             key = all_keys().get(name) or find_key(name.rpartition(".")[0])
-            raise UserError(f"{name} is a text in quotes: must be {key.allowed}, without quotes")
+            raise UserError(f"{name} is a text in quotes: must be {key.allowed}, without quotes.")
 
 
 def _apply_override(settings: dict[str, Any], name: str, value: Any) -> None:
@@ -136,7 +135,7 @@ def _apply_override(settings: dict[str, Any], name: str, value: Any) -> None:
     for depth, part in enumerate(path[:-1]):
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise UserError(f"{name} cannot be set: {'.'.join(path[: depth + 1])} is a value, not a table")
+            raise UserError(f"{name} cannot be set: {'.'.join(path[: depth + 1])} is a value, not a table.")
     table[path[-1]] = parse(value) if isinstance(value, str) else value
 
 
@@ -164,25 +163,23 @@ def read_settings(path: Path) -> dict[str, Any]:
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise UserError(f"{read_failure(path, error)}: give a TOML file of settings") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{read_failure(path, error)}: give a TOML file of settings.") from None
     except ValueError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
-    return expand_choices(settings)
+    settings = expand_choices(settings)
+    for name, field in Config.model_fields.items():
+        if isinstance(field.default, Section) and not isinstance(value := settings.get(name, {}), dict):
+            raise UserError(f"{path}: {name} = {value!r}: must be a section of settings, under [{name}].")
+    return settings
 
 
 def read_saved_settings(path: Path) -> dict[str, Any]:
     """Read settings written by `to_toml`, perhaps by an earlier version, without the keys that no longer exist."""
-    settings = _convert_none(migrate(_read_toml(path)), decode_none)
-    retired = []
-    for name in RETIRED:
-        section, _, key = name.partition(".")
-        table = settings.get(section)
-        if isinstance(table, dict) and key in table:
-            del table[key]
-            retired.append(name)
-    if retired:
-        _report_retired(path, ", ".join(retired))
+    settings = _read_toml(path)
+    if removed := [name for name in old_settings(settings) if name in REMOVED]:
+        _report_removed(path, ", ".join(removed))
+    settings = _convert_none(migrate(settings), decode_none)
     if unknown := _unknown_keys(settings):
         raise UserError(
             f"{path} has the setting {unknown[0]}, which turnwise {installed_version()} does not know. "
@@ -218,7 +215,7 @@ def _describe_writer(path: Path) -> str:
 
 
 @cache  # one file may be read several times by one command
-def _report_retired(path: Path, names: str) -> None:
+def _report_removed(path: Path, names: str) -> None:
     log.warning("note: ignored settings that no longer exist in %s: %s", path, names)
 
 
@@ -242,7 +239,7 @@ def to_toml(config: Config) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise UserError(
-            f"a setting contains text that is not valid Unicode: {error.object[error.start : error.end]!r}"
+            f"A setting contains text that is not valid Unicode: {error.object[error.start : error.end]!r}"
         ) from None
     return text
 
@@ -290,8 +287,8 @@ def _explain_choice(error: ChoiceError, detail: Mapping[str, Any]) -> str:
     if detail["type"] == "value_error":
         return f"{error.setting}.{detail['ctx']['error']}"
     if detail["type"] == "extra_forbidden" and name in all_keys():
-        kinds = ", ".join(all_keys()[name].kinds)
-        return f"{name} has no effect with {error.setting} {error.kind}. Leave it out, or choose {kinds}."
+        choose = error.one_of.spell(all_keys()[name].kinds)
+        return f"{name} has no effect with {error.setting} {error.kind}. Remove it, or {choose}."
     if detail["type"] == "extra_forbidden":
         known = [f"{error.setting}.{each}" for each in error.chosen.model_fields]
         return unknown_key_message(name) if error.chosen.name else f"unknown key {name}:{suggest(name, known)}"
@@ -308,10 +305,6 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= MAX_VALUE_CHARS else text[:MAX_VALUE_CHARS] + "..."
 
 
-NONE_WORDS = ("none", "null")
-NONE = NONE_WORDS[0]
-
-
 def parse_value(key: Key, text: str) -> Any:
     """Parse the value of `--KEY TEXT`. Text of the wrong type is returned as it is, for validation to report."""
     if key.optional and text.lower() in NONE_WORDS:
@@ -323,64 +316,9 @@ def parse_value(key: Key, text: str) -> Any:
     return text
 
 
-def parse_free(text: str) -> Any:
-    """Parse none, or a TOML or JSON value (8, 0.5, true, [1, 2], {a = 1}, "8"); anything else is a string."""
-    if text.lower() in NONE_WORDS:
-        return None
-    for parse in (_parse_toml, json.loads):
-        found, value = _try_parse(parse, text)
-        if found and is_plain(value):
-            return value
-    return text
-
-
-def parse_list(text: str) -> Any:
-    """Parse `a,b`, or a TOML or JSON list."""
-    stripped = text.strip()
-    if stripped.startswith("["):
-        return parse_free(stripped)
-    return [part.strip() for part in stripped.split(",")] if stripped else []
-
-
-def _parse_toml(text: str) -> Any:
-    document = tomllib.loads(f"value = {text}")
-    if len(document) > 1:
-        raise ValueError("more than one value")
-    return document["value"]
-
-
-def _try_parse(parse: Callable[[str], Any], text: str) -> tuple[bool, Any]:
-    try:
-        return True, parse(text)
-    except (ValueError, RecursionError):
-        return False, None
-
-
 def parse_seeds(text: str) -> tuple[int, ...]:
     """Parse `0,1,2`, the seeds of several runs."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
-        raise UserError(f"seeds {text}: must be distinct whole numbers separated by commas, such as 0,1,2")
+        raise UserError(f"seeds {text}: must be distinct whole numbers separated by commas, such as 0,1,2.")
     return tuple(int(part) for part in parts)
-
-
-def encode_none(value: Any) -> Any:
-    """Replace None by the string "none" for TOML, which has no null, and quote strings that read "none"."""
-    if isinstance(value, dict):
-        return {key: encode_none(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [encode_none(item) for item in value]
-    if isinstance(value, str) and re.fullmatch(f"'*{NONE}'*", value):
-        return f"'{value}'"
-    return NONE if value is None else value
-
-
-def decode_none(value: Any) -> Any:
-    """Undo `encode_none`."""
-    if isinstance(value, dict):
-        return {key: decode_none(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [decode_none(item) for item in value]
-    if isinstance(value, str) and re.fullmatch(f"'+{NONE}'+", value):
-        return value[1:-1]
-    return None if value == NONE else value

@@ -1,43 +1,68 @@
-"""Configurations of runs of earlier versions: their settings get the names of today."""
+"""Configurations of runs of earlier versions: their settings get the names of today, or are dropped."""
 
 from typing import Any
 
+from turnwise.algos.estimators import ESTIMATORS, OnPolicySettings
 from turnwise.config.keys import all_keys, choice_of
-from turnwise.config.old_names import RENAMED
+from turnwise.config.old_names import REMOVED, RENAMED
 from turnwise.settings.choice import KIND
+from turnwise.settings.values import NONE
+from turnwise.user_code.references import is_reference
 
 Settings = dict[str, Any]
 
 
 def old_settings(settings: Settings) -> dict[str, Any]:
-    """Return the settings with names of earlier versions, by these names."""
-    old = {}
-    for name in RENAMED:
-        section, _, last = name.partition(".")
-        table = settings.get(section)
+    """Return the settings with names of earlier versions, by these names; not those that all runs have now."""
+    found = {name: table[last] for name, table, last in _find(settings)}
+    return {name: value for name, value in found.items() if name in RENAMED or value != REMOVED[name][0]}
+
+
+def _find(settings: Settings) -> list[tuple[str, Settings, str]]:
+    """Return the settings of earlier versions: name, table that contains it, and its name there."""
+    found = []
+    for name in (*RENAMED, *REMOVED):
+        *path, last = name.split(".")
+        table: Any = settings
+        for part in path:
+            table = table.get(part) if isinstance(table, dict) else None
         if isinstance(table, dict) and last in table and not isinstance(table[last], dict):
-            old[name] = table[last]
-    return old
+            found.append((name, table, last))
+    return [each for each in found if not is_reference(each[1].get(KIND))]
 
 
 def migrate(settings: Settings) -> Settings:
-    """Rename the settings in place. Those that the chosen alternatives do not have are dropped: they had no effect."""
-    old = old_settings(settings)
-    for name in old:
-        section, _, last = name.partition(".")
-        del settings[section][last]
-    _adapt(settings, old)
+    """Rename the settings in place, and drop those that were removed.
+
+    Those that the chosen alternatives do not have are dropped, too: they had no effect.
+    """
+    found = {name: table.pop(last) for name, table, last in _find(settings)}
+    _adapt(settings, found)
+    old = {name: value for name, value in found.items() if name in RENAMED}
     chosen = {name: value for name, value in old.items() if choice_of(RENAMED[name])}
     for name, value in [*chosen.items(), *((name, value) for name, value in old.items() if name not in chosen)]:
         if _applies(settings, name):
             _set(settings, RENAMED[name], value)
     if settings.get("archer") == {}:
         del settings["archer"]
+    for key in all_keys().values():
+        kind = _kind(settings, key.section) if key.kinds else ""
+        if key.kinds and kind not in key.kinds and not is_reference(kind):
+            _table(settings, key.section).pop(key.last, None)
     return settings
 
 
 def _adapt(settings: Settings, old: dict[str, Any]) -> None:
     """Change what was said otherwise."""
+    for name in ("command", "function"):
+        if _table(settings, "agent").get(name) == NONE:
+            del settings["agent"][name]
+    if old.get("data.min_reward", NONE) != NONE:
+        _set(settings, "data.keep", old["data.min_reward"])
+    if not old.pop("diagnose.rollback", True):
+        old.pop("diagnose.max_rollbacks", None)
+    if _kind(settings, "engine") != all_keys()["engine"].default:
+        old.pop("system.cache_share", None)
     if old.get("algo.reject") == "none" and old.get("algo.reject_veto"):
         old["algo.reject"] = "veto"
     if _kind(settings, "algo.loss") == "gpg":
@@ -49,6 +74,8 @@ def _adapt(settings: Settings, old: dict[str, Any]) -> None:
         for name in ("gamma_turn", "whiten"):
             if f"algo.{name}" in old:
                 _set(settings, f"algo.estimator.{name}", old[f"algo.{name}"])
+    if ESTIMATORS.get(_kind(settings, "algo.estimator"), OnPolicySettings).trains_critic:
+        _set(settings, "critic", "utterances")
 
 
 def _applies(settings: Settings, name: str) -> bool:
@@ -61,15 +88,19 @@ def _applies(settings: Settings, name: str) -> bool:
     return kind in key.kinds and kind == owner
 
 
-def _kind(settings: Settings, name: str) -> str:
+def _table(settings: Settings, path: str) -> Settings:
     table: Any = settings
-    for part in name.split("."):
+    for part in path.split("."):
         table = table.get(part, {})
-    return str(table.get(KIND, all_keys()[name].default))
+    return table
+
+
+def _kind(settings: Settings, name: str) -> str:
+    return str(_table(settings, name).get(KIND, all_keys()[name].default))
 
 
 def _set(settings: Settings, name: str, value: Any) -> None:
     key, table = all_keys()[name], settings
-    for part in key.section.split("."):
+    for part in key.section.split(".") if key.section else []:
         table = table.setdefault(part, {})
     table[key.last] = {**table.get(key.last, {}), KIND: value} if key.choice is not None else value

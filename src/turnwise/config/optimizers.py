@@ -1,20 +1,12 @@
 """Settings of the optimizers and of the learning rate's schedule."""
 
-from typing import Annotated
-
-from pydantic import Field
-
 from turnwise.settings.choice import Choice, choices
 from turnwise.settings.section import LearningRate, NonNegative, Share
-
-Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class AdamW(Choice, kind="adamw"):
     """AdamW (Loshchilov and Hutter 2019)."""
 
-    betas: tuple[Beta, Beta] = (0.9, 0.95)
-    """Decay rates of the averages of gradients and of their squares."""
     weight_decay: NonNegative = 0.0
     """Weight decay."""
 

@@ -1,14 +1,11 @@
 """Settings of alarms, evaluations, checkpoints and the run folder."""
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from turnwise.settings.needs import (
     STEP_GROUPS,
-    VALIDATION,
-    Lack,
     Need,
 )
 from turnwise.settings.section import Idle, NonNegative, Positive, Section
@@ -17,36 +14,12 @@ from turnwise.settings.section import Idle, NonNegative, Positive, Section
 class DiagnoseConfig(Section):
     """Alarms about a run that goes wrong, and diagnostic measurements."""
 
-    alarms: bool = True
-    """Report when a run goes wrong: echo trap, entropy collapse, gradient spikes, endless answers."""
-    rollback: bool = False
-    """At an alarm, return to the oldest kept checkpoint with half the learning rate."""
-    max_rollbacks: Positive = 3
-    """Maximum number of rollbacks; later alarms are only reported."""
+    rollbacks: Annotated[int, Field(ge=0)] = 0
+    """Alarms at which a run returns to its oldest kept checkpoint with half the learning rate; later ones do not."""
     information_every: Annotated[int, Field(ge=0)] = 0
     """Steps between measurements of how much the reasoning depends on the prompt; 0 disables them."""
-    information_prompts: Annotated[int, Field(ge=2)] = 8
-    """Trajectories per measurement, which scores every pair of prompt and reasoning."""
     gradients_every: Annotated[int, Field(ge=0)] = 0
     """Steps between measurements of the gradient norm by reward spread; 0 disables them."""
-    gradient_buckets: Annotated[int, Field(ge=2)] = 4
-    """Quantiles of reward spread per measurement."""
-
-    @model_validator(mode="after")
-    def check_alarms(self) -> "DiagnoseConfig":
-        if self.rollback and not self.alarms:
-            raise ValueError("diagnose.rollback reacts to alarms, and diagnose.alarms is false. Set it to true.")
-        return self
-
-    def idle(self) -> Idle:
-        found: dict[str, tuple[str, str]] = {}
-        if not self.rollback:
-            found["max_rollbacks"] = ("diagnose.rollback false", "set diagnose.rollback to true")
-        if not self.information_every:
-            found["information_prompts"] = ("diagnose.information_every 0", "raise diagnose.information_every")
-        if not self.gradients_every:
-            found["gradient_buckets"] = ("diagnose.gradients_every 0", "raise diagnose.gradients_every")
-        return found
 
     def needs(self) -> list[Need]:
         why, without = (
@@ -76,25 +49,12 @@ class EvalConfig(Section):
         greedy = ("eval.temperature 0", "raise eval.temperature, because 0 is greedy")
         return {} if self.temperature else dict.fromkeys(("top_p", "top_k"), greedy)
 
-    def lacks(self) -> dict[str, Lack]:
-        return (
-            {}
-            if self.every
-            else {VALIDATION: Lack("eval.every 0", "evaluates only before and after training", "raise eval.every")}
-        )
-
 
 class CheckpointConfig(Section):
-    """Checkpoints, which a stopped run resumes from."""
+    """Checkpoints, which a stopped run resumes from. The two latest are kept, and the best on the validation split."""
 
     every: Positive = 10
     """Steps between checkpoints."""
-    keep_last: Positive = 2
-    """Number of latest checkpoints kept besides the best."""
-    keep_best: bool = True
-    """Keep the checkpoint with the highest success on the validation split; needs eval.every."""
-
-    uses: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"keep_best": VALIDATION}
 
 
 class RecordConfig(Section):
@@ -104,20 +64,15 @@ class RecordConfig(Section):
     """Folder of all run folders."""
     name: str | None = None
     """Name of the run folder; none builds one from environment, model and seed."""
+    parent: str | None = None
+    """Run whose settings this run started from; `--from RUN` sets it."""
     trajectories: Annotated[int, Field(ge=0)] = 1
     """Steps between steps whose trajectories are written, beside those of evaluations; 0 writes none."""
     pictures_every: Annotated[int, Field(ge=0)] = 0
-    """Steps between steps whose trajectories are drawn, as a strip (PNG) and a film (GIF); 0 draws none."""
-    pictures_per_step: Positive = 1
-    """Number of trajectories drawn per step."""
+    """Steps between steps that a trajectory is drawn of, as a strip (PNG) and a film (GIF); 0 draws none."""
     trackers: tuple[str, ...] = ()
     """Trackers that get the metrics too: wandb (offline unless WANDB_MODE is set), tensorboard, trackio."""
-    report: bool = True
-    """Write report.html, a single file, when the run ends."""
 
     def idle(self) -> Idle:
-        if not self.trajectories:
-            none = ("record.trajectories 0", "raise record.trajectories")
-            return dict.fromkeys(("pictures_every", "pictures_per_step"), none)
-        never = ("record.pictures_every 0", "raise record.pictures_every")
-        return {} if self.pictures_every else {"pictures_per_step": never}
+        none = ("record.trajectories 0", "raise record.trajectories")
+        return {} if self.trajectories else {"pictures_every": none}

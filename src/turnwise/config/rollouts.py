@@ -1,23 +1,22 @@
-"""Settings of rollouts, their context, curriculum and self-play."""
+"""Settings of rollouts, curriculum and self-play."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from turnwise.config.sources import SOURCES, AutoSource, SourceSettings
+from turnwise.rollout.opponents import OPPONENTS, Opponent, PolicyOpponent, Script
+from turnwise.settings.choice import OneOf
 from turnwise.settings.needs import (
     FIXED_OPPONENT,
     GROUPS,
     IN_TURN,
-    LOCAL_EPISODES,
-    ONE_ENVIRONMENT,
     PLAYED,
-    TWO_POLICIES,
-    WHOLE_CONTEXT,
     Lack,
     Need,
 )
-from turnwise.settings.section import Idle, NonNegative, Positive, Section, Share
+from turnwise.settings.section import Idle, NonNegative, Positive, Section
 
 
 class RolloutConfig(Section):
@@ -43,6 +42,10 @@ class RolloutConfig(Section):
     """Sampling temperature in training."""
     max_staleness: Annotated[int, Field(ge=0)] = 0
     """Steps that rollouts may run ahead of training, with weights as many versions old; 0 trains synchronously."""
+    source: Annotated[SourceSettings, OneOf(setting="rollout.source", table=SOURCES, base=SourceSettings)] = (
+        AutoSource()
+    )
+    """Source of a step's episodes: auto plays them, ahead with max_staleness, or draws them from data.sources."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn, in addition to the model's end-of-turn token."""
     prefix: str = ""
@@ -65,63 +68,16 @@ class RolloutConfig(Section):
         return lacks
 
 
-class ContextConfig(Section):
-    """Context of each turn: which earlier turns the model sees."""
-
-    mode: Literal["full", "window", "turn", "summary"] = "full"
-    """Earlier turns in the context: all, a sliding window, a memory written as text, or a summary when it is long."""
-    turns: Annotated[int, Field(ge=0)] = 4
-    """window: earlier turns kept besides the current one; turn: earlier turns in the memory."""
-    slack: Annotated[int, Field(ge=0)] = 0
-    """window: turns that it may grow beyond context.turns before it slides; a slide encodes it anew."""
-    keep_opening: bool = False
-    """window, turn, summary: keep the first observation, such as a question; else only the system message."""
-    memory: Literal["exchanges", "actions"] = "exchanges"
-    """turn: observations and actions in the memory, or actions only."""
-    memory_chars: Positive = 2000
-    """turn: maximum number of characters of the memory; the oldest turns are dropped first."""
-    memory_rewards: bool = False
-    """turn: include the environment's rewards, so that the model sees what it is trained on."""
-    summary_at: Positive | None = None
-    """summary: context length in tokens that triggers a summary; none uses half of rollout.max_tokens."""
-    summary_every: Positive | None = None
-    """summary: turns that trigger a summary at any length; none leaves it to summary_at."""
-    summary_tokens: Positive = 128
-    """summary: maximum number of sampled tokens of a summary."""
-    summary_by: str = "model"
-    """summary: "model", or FILE.py:function from the episode's messages to text."""
-    summary_prompt: str = (
-        "Your context will be cleared. Sum up for yourself what you need in order to go on: the goal, what you did and "
-        "found, and your plan."
-    )
-    """summary: prompt for the model."""
-
-    def lacks(self) -> dict[str, Lack]:
-        only_part = Lack(f"context.mode {self.mode}", "is for environments", "leave out context.mode")
-        return {} if self.mode == "full" else {WHOLE_CONTEXT: only_part}
-
-    @property
-    def shows_current_turn_only(self) -> bool:
-        return self.mode == "turn" and self.turns == 0 and not self.keep_opening
-
-
 class CurriculumConfig(Section):
     """Curriculum: training tasks drawn by how often they are solved."""
 
     pool: Annotated[int, Field(ge=0)] = 0
     """Training tasks per environment, drawn most often if solved sometimes; 0 disables the curriculum."""
-    floor: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Probability of tasks always or never solved, relative to a task that is solved half of the time."""
-    memory: Share = 0.5
-    """Factor of a task's earlier results when it is played again, since the policy has changed."""
-
-    def idle(self) -> Idle:
-        return {} if self.pool else dict.fromkeys(("floor", "memory"), ("curriculum.pool 0", "raise curriculum.pool"))
 
     def needs(self) -> list[Need]:
         if not self.pool:
             return []
-        without = "leave out curriculum.pool"
+        without = "remove curriculum.pool"
         return [
             Need(PLAYED, "curriculum.pool needs episodes that are played", without),
             Need(FIXED_OPPONENT, "curriculum.pool ranks tasks by how often they are solved", without),
@@ -131,41 +87,15 @@ class CurriculumConfig(Section):
 class SelfPlayConfig(Section):
     """Self-play in two-player games."""
 
-    opponent: Literal["none", "self", "past"] = "none"
+    opponent: Annotated[Opponent, OneOf(setting="selfplay.opponent", table=OPPONENTS)] = Script()
     """Opponent in training: the game's script (none), the current policy, or a past one."""
     random_moves: Annotated[int, Field(ge=0)] = 0
     """Maximum number of random moves at the start of a game in training."""
-    snapshot_every: Positive = 20
-    """Steps between snapshots of the policy as opponents; the first is the initial policy."""
-    snapshots: Positive = 4
-    """Number of latest snapshots in use; past: each step's opponent is drawn from them."""
-    ladder_games: Annotated[int, Field(ge=0)] = 32
-    """Games of each new snapshot against each earlier one, for its Elo rating; 0 disables ratings."""
 
     def idle(self) -> Idle:
-        others = ("random_moves", "snapshot_every", "snapshots", "ladder_games")
         needless = ("selfplay.opponent none", "choose self, past")
-        return {} if self.is_used else dict.fromkeys(others, needless)
+        return {} if self.is_used else {"random_moves": needless}
 
     @property
     def is_used(self) -> bool:
-        return self.opponent != "none"
-
-    def needs(self) -> list[Need]:
-        if not self.is_used:
-            return []
-        name = f"selfplay.opponent {self.opponent}"
-        frozen = self.opponent == "past" or self.ladder_games > 0
-        alone = "choose selfplay.opponent self with selfplay.ladder_games 0"
-        without = "set selfplay.opponent to none"
-        return [
-            Need(PLAYED, f"{name} needs episodes that are played", without),
-            Need(IN_TURN, f"{name} chooses one opponent per step", without),
-            Need(ONE_ENVIRONMENT, f"{name} trains one game", without),
-            Need(LOCAL_EPISODES, f"{name} plays its matches in this process", without),
-        ] + ([Need(TWO_POLICIES, f"{name} generates with two sets of weights", alone)] if frozen else [])
-
-    def lacks(self) -> dict[str, Lack]:
-        name = f"selfplay.opponent {self.opponent}"
-        changing = Lack(name, "changes the opponent from step to step", "set selfplay.opponent to none")
-        return {FIXED_OPPONENT: changing} if self.is_used else {}
+        return isinstance(self.opponent, PolicyOpponent)

@@ -1,18 +1,24 @@
 """All settings with their defaults and help texts: the sections of environment and model, and the tree of all."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from turnwise.config.agent import AGENT_ENV, AgentConfig
-from turnwise.config.algorithm import AlgoConfig, CriticConfig, RewardConfig
+from turnwise.algos.critics import CRITICS, CriticSettings, TrunkCriticSettings
+from turnwise.config.algorithm import AlgoConfig, RewardConfig
 from turnwise.config.recording import CheckpointConfig, DiagnoseConfig, EvalConfig, RecordConfig
-from turnwise.config.resources import ClusterConfig, EngineConfig, SystemConfig
-from turnwise.config.rollouts import ContextConfig, CurriculumConfig, RolloutConfig, SelfPlayConfig
+from turnwise.config.resources import ClusterConfig, SystemConfig
+from turnwise.config.rollouts import CurriculumConfig, RolloutConfig, SelfPlayConfig
 from turnwise.config.training import DataConfig, SftConfig, TrainConfig
+from turnwise.engine.engines import ENGINES, EngineSettings, Native
+from turnwise.envs.agent.settings import AGENT_ENV, AGENTS, AgentSettings, CallersAgent, starts_agent
 from turnwise.models.loading.catalogue import SMOLLM2_VISION, WARMED_UP
+from turnwise.rollout.context_settings import CONTEXTS, ContextSettings, Full, Summary
+from turnwise.settings.choice import OneOf
 from turnwise.settings.needs import (
     AGENT,
+    CRITIC,
     ENVIRONMENT,
     LOCAL_EPISODES,
     ONE_ENVIRONMENT,
@@ -67,9 +73,7 @@ class EnvConfig(Section):
     @model_validator(mode="after")
     def check_agent_alone(self) -> "EnvConfig":
         if self.kind == AGENT_ENV and self.mix:
-            raise ValueError(
-                "env.mix adds environments, and an agent trains on its own tasks alone. Leave out env.mix."
-            )
+            raise ValueError("env.mix adds environments, and an agent trains on its own tasks alone. Remove env.mix.")
         return self
 
     def needs(self) -> list[Need]:
@@ -132,13 +136,11 @@ class ModelConfig(Section):
     """Train the vision tower and its projection too; none: only that of smollm2-135m-vision, which is untrained."""
     warmup_steps: Annotated[int, Field(ge=0)] = 60
     """tiny, tiny_vlm: steps on random actions; before images 2 x as many on boards, smollm2-135m-vision 8 x."""
-    warmup_seed: Seed = 0
-    """tiny, tiny_vlm and smollm2-135m-vision only: seed of the warm-up, and of tiny's initial weights."""
 
     def idle(self) -> Idle:
         names = (*WARMED_UP, SMOLLM2_VISION)
         needless = (f"model.name {self.name}", f"choose {', '.join(names)}")
-        return {} if self.name in names else dict.fromkeys(("warmup_steps", "warmup_seed"), needless)
+        return {} if self.name in names else {"warmup_steps": needless}
 
     def lacks(self) -> dict[str, Lack]:
         if self.name not in WARMED_UP:
@@ -167,20 +169,26 @@ class LoraConfig(Section):
 class Config(Section):
     """All settings of a run, by section. `Config(train={"steps": 50})` changes some of them."""
 
+    uses: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"agent": AGENT, "critic": CRITIC}
+
     seed: Seed = 0
     """Random seed of the run."""
     env: EnvConfig = EnvConfig()
-    agent: AgentConfig = AgentConfig()
+    agent: Annotated[AgentSettings, OneOf(setting="agent", table=AGENTS)] = CallersAgent()
+    """Agent of your own in place of an environment: a command, a function, or (none) that of a `tw.Trainer`."""
     model: ModelConfig = ModelConfig()
     lora: LoraConfig = LoraConfig()
-    engine: EngineConfig = EngineConfig()
+    engine: Annotated[EngineSettings, OneOf(setting="engine", table=ENGINES, base=EngineSettings)] = Native()
+    """Engine that generates the rollouts. native shares the learner's weights; others have a copy of them."""
     rollout: RolloutConfig = RolloutConfig()
-    context: ContextConfig = ContextConfig()
+    context: Annotated[ContextSettings, OneOf(setting="context", table=CONTEXTS)] = Full()
+    """Earlier turns that the model sees: all, a sliding window, a memory written as text, or a summary."""
     curriculum: CurriculumConfig = CurriculumConfig()
     selfplay: SelfPlayConfig = SelfPlayConfig()
     reward: RewardConfig = RewardConfig()
     algo: AlgoConfig = AlgoConfig()
-    critic: CriticConfig = CriticConfig()
+    critic: Annotated[CriticSettings, OneOf(setting="critic", table=CRITICS)] = TrunkCriticSettings()
+    """Critic, for advantages and estimators that need one: a model or a head for tokens, or one for utterances."""
     train: TrainConfig = TrainConfig()
     sft: SftConfig = SftConfig()
     data: DataConfig = DataConfig()
@@ -197,14 +205,14 @@ class Config(Section):
         """Set env.kind to "agent" if the settings have an agent and no environment."""
         if not isinstance(settings, dict):
             return settings
-        agent, env = settings.get("agent"), settings.get("env", {})
-        has_agent = isinstance(agent, dict) and (agent.get("command") or agent.get("function"))
+        env = settings.get("env", {})
+        has_agent = starts_agent(settings.get("agent"))
         return {**settings, "env": {"kind": AGENT_ENV, **env}} if has_agent and isinstance(env, dict) else settings
 
     @model_validator(mode="after")
     def check_prefix(self) -> "Config":
-        if self.rollout.prefix and self.context.mode == "summary":
-            raise ValueError("rollout.prefix would also start summaries: leave it empty or choose another context.mode")
+        if self.rollout.prefix and isinstance(self.context, Summary):
+            raise ValueError("rollout.prefix would also start summaries: leave it empty or choose another context")
         return self
 
     @model_validator(mode="after")

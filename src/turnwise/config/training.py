@@ -63,8 +63,6 @@ class SftConfig(Section):
     """Demonstrations per step."""
     learning_rate: LearningRate = 1e-4
     """Peak learning rate of AdamW, after a warm-up; it falls to a tenth."""
-    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Without an environment: share of the conversations whose loss is measured instead of trained on."""
     think: bool = True
     """solver: put a true sentence about the next actions before them."""
 
@@ -82,20 +80,18 @@ class DataConfig(Section):
     """Maximum number of episodes; the newest are kept."""
     episodes: Literal["training", "evaluation", "all"] = "training"
     """Episodes of a run that are read: of its training steps, of its evaluations, or both."""
-    keep: Literal["all", "succeeded"] = "all"
-    """Episodes that are kept: all, or those that succeeded."""
-    min_reward: float | None = None
-    """Lowest total reward of an episode that is kept; none keeps all."""
+    keep: Literal["all", "succeeded"] | float = "all"
+    """Episodes that are kept: all, those that succeeded, or those with at least this total reward."""
     pair_gap: NonNegative = 0.0
     """Smallest difference of total rewards between the episodes of a pair for dpo; 0 compares any that differ."""
 
     uses: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
-        **dict.fromkeys(("capacity", "episodes", "keep", "min_reward"), STORED),
+        **dict.fromkeys(("capacity", "episodes", "keep"), STORED),
         "pair_gap": (STORED, PAIRS),
     }
 
     def lacks(self) -> dict[str, Lack]:
         if not self.sources:
             return {STORED: Lack("an empty data.sources", "names none", "name stored episodes (data.sources)")}
-        fix = "leave out data.sources to play the environment"
+        fix = "remove data.sources to play the environment"
         return {PLAYED: Lack("data.sources", "replaces them", fix)}

@@ -19,7 +19,7 @@ from turnwise.core.samples import Batch, TrainBatch
 class Scores:
     """Scores of the M sampled tokens of a batch; None if not requested."""
 
-    logprobs: Tensor | None = None  # [M]
+    policy_logprobs: Tensor | None = None  # [M]
     entropy: Tensor | None = None  # [M]
     values: Tensor | None = None  # [M]
     end_values: Tensor | None = None  # [B] value after the last token of each sample
@@ -30,14 +30,14 @@ class Scores:
 class Needs:
     """Scores that an algorithm requests from `Learner.score`."""
 
-    logprobs: bool = False
+    policy_logprobs: bool = False
     entropy: bool = False
     values: bool = False
     ref_logprobs: bool = False
 
     @property
     def anything(self) -> bool:
-        return self.logprobs or self.entropy or self.values or self.ref_logprobs
+        return self.policy_logprobs or self.entropy or self.values or self.ref_logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,8 @@ class StepSettings:
     """Training steps done so far: the learning-rate schedule and the critic's warm-up depend on it."""
     kl_coef: float = 0.0
     """Coefficient of the KL term in the loss."""
+    entropy_coef: float = 0.0
+    """Coefficient of the entropy bonus."""
     rate_scale: float = 1.0
     """Factor of the policy's learning rate; a rollback lowers it."""
 

@@ -144,3 +144,18 @@ class Picture:
     """Line below the grid."""
     info: Mapping[str, str] = field(default_factory=dict)
     """Further facts of the state by name, such as a score."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A turn of a conversation to imitate: the messages before the answer, and the answer."""
+
+    messages: tuple[Message, ...]
+    answer: str
+    tools: tuple[ToolSpec, ...] = ()
+    """Tools of the first turn, as in `Observation`."""
+    tools_in_words: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    """Tool calls of the answer, after its text, in the format of the chat template."""
+    trained: bool = True
+    """False for an answer that is only context."""

@@ -201,8 +201,8 @@ class EngineControl(Protocol):
         """Generate with these weights from now on.
 
         `weights` belong to the learner, which changes them after this call: copy them. An engine that shares the
-        learner's parameters (`EngineKind.shares_weights`) copies nothing. In asynchronous training sessions are open:
-        their next tokens come from these weights, and `Completion.policy_versions` says which weights sampled each.
+        learner's parameters (`EngineSettings.shares_weights`) copies nothing. In asynchronous training sessions are
+        open: their next tokens come from these weights, and `Completion.policy_versions` names those of each.
         """
         ...
 

@@ -19,18 +19,18 @@ class AllowedTokens:
 class Sample:
     """One segment of a trajectory, as tensors of equal length T.
 
-    ids       s s u u a a u u a a
-    mask      0 0 0 0 1 1 0 0 1 1     1 for sampled tokens
-    turn_ids  . . . . 0 0 . . 1 1     -1 where the mask is 0
-    logprobs  . . . . p p . . p p     of the sampler; 0 where the mask is 0
+    ids               s s u u a a u u a a
+    mask              0 0 0 0 1 1 0 0 1 1     1 for sampled tokens
+    turn_ids          . . . . 0 0 . . 1 1     -1 where the mask is 0
+    sampler_logprobs  . . . . p p . . p p     0 where the mask is 0
     """
 
     trajectory: int
-    """Index of its trajectory in the step. Aggregations call a trajectory a sequence."""
+    """Index of its trajectory in the step."""
     ids: Tensor  # [T] int64
     mask: Tensor  # [T] bool
     turn_ids: Tensor  # [T] int64
-    logprobs: Tensor  # [T] float32
+    sampler_logprobs: Tensor  # [T] float32
     temperatures: Tensor  # [T] float32, 1 where the mask is 0
     allowed: tuple[bytes, ...] | None = None
     """Packed set of the tokens that were allowed at each sampled token, empty: all. None: all at every token."""
@@ -57,6 +57,7 @@ class TrainSample:
     """Index of the sample in the step."""
     selected: Tensor | None = None  # [T] bool, tokens selected by the loss, see `Loss.select`
     factors: Tensor | None = None  # [T] see `Loss.weigh`
+    entropy_mask: Tensor | None = None  # [T] bool, tokens with the entropy bonus; None: all
     correction_scale: float = 1.0
     """Factor of the off-policy weights, the same on all tokens of an optimizer step."""
 
@@ -105,6 +106,7 @@ class TrainBatch:
     value_weights: Tensor | None  # [M]
     selected: Tensor | None = None  # [M]
     factors: Tensor | None = None  # [M]
+    entropy_mask: Tensor | None = None  # [M] bool
     correction_scale: float = 1.0
 
 

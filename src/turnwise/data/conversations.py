@@ -18,8 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.core.errors import UserError, read_failure
-from turnwise.core.messages import ContentPart, ImagePart, Message, Role, ToolCall, ToolSpec, content_parts, system
-from turnwise.data.demonstrations import Exchange
+from turnwise.core.messages import (
+    ContentPart,
+    Exchange,
+    ImagePart,
+    Message,
+    Role,
+    ToolCall,
+    ToolSpec,
+    content_parts,
+    system,
+)
 from turnwise.files.table_files import READERS
 from turnwise.pictures.image import Image
 
@@ -165,19 +174,19 @@ def _read_image(url: str, folder: Path) -> bytes:
         try:
             return base64.b64decode(data if head.endswith(";base64") else "?", validate=True)
         except (binascii.Error, ValueError):
-            raise UserError("an image is not a data URL with base64. Write data:image/png;base64,...") from None
+            raise UserError("An image is not a data URL with base64. Write data:image/png;base64,...") from None
     if "://" in url:
-        raise UserError(f"the image {url[:80]} is not fetched. Save it beside the file and write its path.")
+        raise UserError(f"The image {url[:80]} is not fetched. Save it beside the file and write its path.")
     try:
         is_inside = (folder / url).resolve().is_relative_to(folder.resolve())
     except (ValueError, RuntimeError):  # no path at all, or a loop of links
         is_inside = False
     if not is_inside:
-        raise UserError(f"the image {url[:80]!r} is not in {folder}. Move it there and write its path.")
+        raise UserError(f"The image {url[:80]!r} is not in {folder}. Move it there and write its path.")
     try:
         return (folder / url).read_bytes()
     except OSError as error:
-        raise UserError(f"the image {read_failure(folder / url, error)}. Write a path relative to {folder}.") from error
+        raise UserError(f"The image {read_failure(folder / url, error)}. Write a path relative to {folder}.") from error
 
 
 def _calls(rows: Any, where: str) -> tuple[ToolCall, ...]:

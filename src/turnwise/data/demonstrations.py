@@ -6,12 +6,11 @@ episodes of a run keep the ids that were sampled (`samples.build_samples`).
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from turnwise.core.images import find_images
-from turnwise.core.messages import Message, ToolCall, ToolSpec, text_parts, tool_schema
+from turnwise.core.messages import Exchange, Message, ToolCall, ToolSpec, text_parts, tool_schema
 from turnwise.core.samples import Sample
 from turnwise.core.trajectory import Stop, Turn
 from turnwise.render.renderer import Renderer
@@ -19,21 +18,6 @@ from turnwise.tools.call_formats import format_call
 
 HOW_TO_CALL = 'Call a tool: <tool_call>{"name": NAME, "arguments": {...}}</tool_call>'
 """The format that `encode_answer` writes and the gateway reads."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """One turn: the messages before the answer, and the answer."""
-
-    messages: tuple[Message, ...]
-    answer: str
-    tools: tuple[ToolSpec, ...] = ()
-    """Tools of the first turn, as in `Observation`."""
-    tools_in_words: str = ""
-    calls: tuple[ToolCall, ...] = ()
-    """Tool calls of the answer, after its text, in the format of the chat template."""
-    trained: bool = True
-    """False for an answer that is only context."""
 
 
 def build_demonstration(number: int, exchanges: Sequence[Exchange], renderer: Renderer) -> Sample:
@@ -51,7 +35,7 @@ def build_demonstration(number: int, exchanges: Sequence[Exchange], renderer: Re
         ids=torch.tensor(ids),
         mask=turns >= 0,
         turn_ids=turns,
-        logprobs=torch.zeros(len(ids)),
+        sampler_logprobs=torch.zeros(len(ids)),
         temperatures=torch.ones(len(ids)),
     )
 

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.core.errors import UserError
-from turnwise.core.messages import system, user
+from turnwise.core.messages import Exchange, system, user
 from turnwise.core.random_streams import address
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Status, Trajectory
 from turnwise.data.conversations import parse_conversation
-from turnwise.data.demonstrations import Exchange, build_turns
+from turnwise.data.demonstrations import build_turns
 from turnwise.render.renderer import Renderer
 
 STEP_COLUMNS = ("observations", "actions", "rewards")
@@ -63,7 +63,7 @@ def _parse_rewards(row: Mapping[str, Any], success: bool | None, answers: int, w
         rewards = row["rewards"]
         if not isinstance(rewards, list) or len(rewards) != answers:
             raise UserError(f"{where}: rewards must be a list of {answers} numbers, one per answer.")
-        return tuple(_number(each, "rewards", where) for each in rewards)
+        return tuple(_number(reward, "rewards", where) for reward in rewards)
     if row.get("reward") is None and success is None:
         return None
     total = float(bool(success)) if row.get("reward") is None else _number(row["reward"], "reward", where)
@@ -107,7 +107,7 @@ def _parse_steps(row: Mapping[str, Any], where: str) -> WrittenEpisode:
         )
         for number, (observation, action) in enumerate(zip(observations, actions, strict=False))
     ]
-    turn_rewards = tuple(_number(each, "rewards", where) for each in rewards)
+    turn_rewards = tuple(_number(reward, "rewards", where) for reward in rewards)
     status = _find_status(row, _parse_success(row, where), turn_rewards)
     return WrittenEpisode(exchanges=exchanges, turn_rewards=turn_rewards, status=status)
 

@@ -115,8 +115,8 @@ def _shared_prompts(samples: Sequence[Sample]) -> tuple[list[Tensor], dict[int, 
     members: dict[bytes, list[int]] = {}
     for index, sample in enumerate(samples):
         members.setdefault(prompt_key(sample), []).append(index)
-    shared = [(each, prompt_length(samples[each[0]])) for each in members.values() if len(each) > 1]
-    alone = [each[0] for each in members.values() if len(each) == 1]
+    shared = [(member, prompt_length(samples[member[0]])) for member in members.values() if len(member) > 1]
+    alone = [member[0] for member in members.values() if len(member) == 1]
     if len(alone) > 1:
         shared.append((alone, _common_length([samples[index] for index in alone])))
     shared = [(each, length) for each, length in shared if length >= SHORTEST_PREFIX]
@@ -138,7 +138,7 @@ def unpack(batch: Batch, values: Tensor) -> list[Tensor]:
 
 
 def pack_train(samples: Sequence[TrainSample]) -> TrainBatch:
-    batch = pack([each.sample for each in samples])
+    batch = pack([sample.sample for sample in samples])
     ordered = [samples[index] for index in batch.order]
     bare = [each.sample for each in ordered]
 
@@ -150,7 +150,7 @@ def pack_train(samples: Sequence[TrainSample]) -> TrainBatch:
 
     return TrainBatch(
         batch=batch,
-        sampler_logprobs=gather_sampled(bare, [each.logprobs for each in bare]),
+        sampler_logprobs=gather_sampled(bare, [each.sampler_logprobs for each in bare]),
         turn_ids=gather_sampled(bare, [each.turn_ids for each in bare]),
         old_logprobs=sampled("old_logprobs"),
         advantages=sampled("advantages"),
@@ -161,5 +161,6 @@ def pack_train(samples: Sequence[TrainSample]) -> TrainBatch:
         value_weights=optional("value_weights"),
         selected=optional("selected"),
         factors=optional("factors"),
+        entropy_mask=optional("entropy_mask"),
         correction_scale=samples[0].correction_scale,
     )

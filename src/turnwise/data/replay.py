@@ -207,7 +207,7 @@ class Replay:
     def sample_pairs(self, count: int, *key: Any, gap: float = 0.0) -> list[tuple[Entry, Entry]]:
         """Draw groups, and from each two members whose rewards differ by `gap` or more, the better one first."""
         random = random_stream("replay pairs", *key)
-        varied = [each for each in self.groups.values() if has_pair(each, gap)]
+        varied = [group for group in self.groups.values() if has_pair(group, gap)]
         return [_draw_pair(random, each, gap) for each in random.sample(varied, min(count, len(varied)))]
 
     def read_group(self, members: Iterable[Entry]) -> Group:
@@ -218,11 +218,11 @@ class Replay:
 
 def has_pair(members: Sequence[Entry], gap: float) -> bool:
     """Return whether two members have different rewards, by `gap` or more."""
-    rewards = [each.total_reward for each in members]
+    rewards = [member.total_reward for member in members]
     return max(rewards) > min(rewards) and max(rewards) - min(rewards) >= gap
 
 
 def _draw_pair(random: Any, members: Sequence[Entry], gap: float) -> tuple[Entry, Entry]:
-    first = random.choice([each for each in members if any(has_pair((each, other), gap) for other in members)])
-    second = random.choice([each for each in members if has_pair((first, each), gap)])
+    first = random.choice([member for member in members if any(has_pair((member, other), gap) for other in members)])
+    second = random.choice([member for member in members if has_pair((first, member), gap)])
     return (first, second) if first.total_reward > second.total_reward else (second, first)

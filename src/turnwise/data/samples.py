@@ -61,7 +61,7 @@ def build_sample(trajectory: int, segment: Segment, allowed_sets: AllowedSets | 
         ids=torch.from_numpy(np.fromiter(ids, np.int64, len(ids))),
         mask=torch.from_numpy(mask),
         turn_ids=torch.from_numpy(turn_ids),
-        logprobs=torch.from_numpy(token_logprobs),
+        sampler_logprobs=torch.from_numpy(token_logprobs),
         temperatures=torch.from_numpy(np.repeat(np.array(temperatures, dtype=np.float32), sizes)),
         allowed=_find_allowed(turns, allowed_sets) if any(turn.constraint is not None for turn in turns) else None,
     )
@@ -72,14 +72,14 @@ def _find_allowed(turns: Sequence[Turn], allowed_sets: AllowedSets | None) -> tu
     if allowed_sets is None:
         raise UserError(
             "Episodes with response_format or a required tool_choice cannot be used here: their probabilities are "
-            "those among the allowed tokens, which this method does not compute. Leave these settings out."
+            "those among the allowed tokens, which this method does not compute. Remove these settings."
         )
     found = list[bytes]()
     for turn in turns:
         try:
             sets = None if turn.constraint is None else allowed_sets(turn.constraint, turn.action_ids)
         except ConstraintError as error:
-            raise UserError(f"A recorded grammar does not match its reply: {error}. Leave the episode out.") from error
+            raise UserError(f"A recorded grammar does not match its reply: {error}. Remove the episode.") from error
         found += [b""] * len(turn.action_ids) if sets is None else sets
     return tuple(found)
 

@@ -14,9 +14,9 @@ from turnwise.envs.answers import SEPARATOR
 from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
-from turnwise.pictures.terminal_image import image_to_text
+from turnwise.pictures.image import image_to_text
 from turnwise.tools.call_formats import parse_calls
-from turnwise.user_code.failures import failure_boundary
+from turnwise.user_code.source_location import failure_boundary
 
 ReadLine = Callable[[], str]
 Write = Callable[[str], None]

@@ -25,10 +25,12 @@ from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.messages import ImagePart, Message, Picture, Role, TextPart, ToolSpec
 from turnwise.core.protocols import Env, Observation, StepResult
 from turnwise.core.task import Task
-from turnwise.envs.runner import MAX_REWARD
+from turnwise.envs.class_checks import check_params_class
+from turnwise.envs.runner import MAX_REWARD, check_text
 from turnwise.envs.text_env import StrictParams
-from turnwise.rewards.functions import describe_value, to_float
-from turnwise.user_code.failures import failure_boundary
+from turnwise.rewards.functions import to_float
+from turnwise.text.truncation import describe_value
+from turnwise.user_code.source_location import failure_boundary
 
 EnvFactory = Callable[[Task, random.Random], Env]
 """(task, random stream of the member) -> the environment of one episode."""
@@ -75,7 +77,9 @@ class ProtocolEnvRunner:
     def random_answer(self, rng: random.Random) -> str | None:
         """Return a random reply in the format that the environment reads; None if it has no `random_answer`."""
         make = getattr(self.env, "random_answer", None)
-        return None if make is None else str(make(rng))
+        answer = None if make is None else make(rng)
+        check_text(self.env, "random_answer", answer, optional=True)
+        return answer
 
     def _check_messages(self, messages: Any, where: str) -> None:
         self._check(are(Message, messages), where, "a tuple of tw.Message", messages)
@@ -113,7 +117,8 @@ def check_factory(factory: Any) -> None:
     """Raise UserError if the factory cannot make environments, as far as that shows before it is called."""
     name = getattr(factory, "__name__", "")
     if not name.isidentifier():
-        raise UserError(f"{factory!r} is not a class or a function with a name: define it with class or def")
+        shown = f"a {name.strip('<>')}" if name else describe_value(factory)
+        raise UserError(f"{shown} is not a class or a function with a name: define it with class or def.")
     if isinstance(factory, type):
         check_methods(name, factory)
     try:
@@ -121,7 +126,7 @@ def check_factory(factory: Any) -> None:
     except (TypeError, ValueError):
         raise UserError(
             f"{name} is not called with (task, rng): let {'its __init__' if isinstance(factory, type) else 'it'} take "
-            "a tw.Task and a random.Random"
+            "a tw.Task and a random.Random."
         ) from None
 
 
@@ -131,17 +136,16 @@ def check_methods(name: str, env: Any) -> None:
         if not callable(getattr(env, method, None)):
             raise UserError(
                 f"{name} is not an environment, since it has no {method}: make it a subclass of TextEnv or ToolEnv, or "
-                "give it the methods of tw.Env, which are async start, step and close"
+                "give it the methods of tw.Env, which are async start, step and close."
             )
         if not inspect.iscoroutinefunction(getattr(env, method)):
-            raise UserError(f"{name}.{method} is not a coroutine: define it with async def")
+            raise UserError(f"{name}.{method} is not a coroutine: define it with async def.")
 
 
 def factory_params(factory: Any) -> type[BaseModel]:
     """Return the model of `env.params`: the class's nested `Params`, or one without parameters."""
     params = getattr(factory, "Params", StrictParams)
-    if not (isinstance(params, type) and issubclass(params, BaseModel)):
-        raise UserError(f"{factory.__name__}.Params is not a pydantic model: make it a subclass of tw.StrictParams")
+    check_params_class(factory.__name__, params)
     if issubclass(params, StrictParams):
         return params
     return create_model(f"{factory.__name__}Params", __base__=(params, StrictParams))

@@ -26,10 +26,10 @@ def load_spec(env_id: str) -> EnvSpec:
     if file.endswith(".py"):
         return _load_from_file(env_id, Path(file), class_name)
     if env_id.endswith(".py"):
-        raise UserError(f"{env_id} names no class: write {env_id}:Class")
+        raise UserError(f"{env_id} names no class: write {env_id}:Class.")
     near = closest_match(env_id, ENVIRONMENTS)
     fix = f'did you mean "{near}"?' if near else "choose one that `turnwise envs` lists, or FILE.py:Class"
-    raise UserError(f'unknown environment "{env_id}": {fix}')
+    raise UserError(f'Unknown environment "{env_id}": {fix}')
 
 
 def spec_of(cls: type[TextEnv] | EnvFactory) -> EnvSpec:
@@ -46,5 +46,5 @@ def _load_from_file(env_id: str, file: Path, class_name: str) -> EnvSpec:
     if not hasattr(module, class_name):
         near = closest_match(class_name, vars(module))
         fix = f'did you mean "{near}"?' if near else "check the name after the colon"
-        raise UserError(f'no class "{class_name}" in {file}: {fix}')
+        raise UserError(f'No class "{class_name}" in {file}: {fix}')
     return EnvSpec(name=class_name, id=env_id, cls=validate_env_class(getattr(module, class_name)))

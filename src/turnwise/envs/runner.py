@@ -17,9 +17,9 @@ from turnwise.envs.reasoning import describe_format
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.state_rewards import StateRewards
 from turnwise.envs.text_env import Outcome, TextEnv, reasoning_format
-from turnwise.rewards.functions import describe_value, to_float
-from turnwise.user_code.failures import failure_boundary
-from turnwise.user_code.source_location import describe_bug, is_raised_by_user
+from turnwise.rewards.functions import to_float
+from turnwise.text.truncation import describe_value
+from turnwise.user_code.source_location import describe_bug, failure_boundary, is_raised_by_user
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ class TextEnvRunner:
         with self._attribute_errors("reset"):
             self._observation = await self._reset()
         with self._attribute_errors("rules"):
+            check_text(self.env, "rules", self.env.rules())
             messages = (system(system_prompt(self.env)), user(self._observation))
         return Observation(messages=messages, picture=self._draw())
 
@@ -83,18 +84,17 @@ class TextEnvRunner:
         """Reset until the start state is in the task's split, if start states are split."""
         for _ in range(MAX_RESETS):
             made = self.env.reset(self._start_rng)
-            observation = _check_content(await made if isinstance(made, Awaitable) else made, "reset")
+            observation = self._check_content(await made if isinstance(made, Awaitable) else made, "reset")
             if not self.env.split_start_states or self.env.split in (None, split_of_state(self.env.start_key())):
                 return observation
         raise UserError(
-            f"the environment is too small to have a start state in the {self.env.split} split: make it larger"
+            f"The environment is too small to have a start state in the {self.env.split} split: make it larger."
         )
 
     async def step(self, action: Message) -> StepResult:
         if self._observation is None or self._over:
             raise RuntimeError("step before start, or after the end of the episode")
-        with self._attribute_errors("state_key"):
-            state = self.env.state_key()
+        state = self._state_key()
         before = self._states.observe(self._observation)
         turn = await self._run(self._read(action.content))
         after = self._states.observe(self._observation)
@@ -165,14 +165,36 @@ class TextEnvRunner:
                 f"{type(self.env).__name__}.step returned {describe_value(outcome)} for the action "
                 f'"{name[:40]}": return goes_on(text), won(text) or lost(text)'
             )
-        _check_content(outcome.text, "step")
+        self._check_content(outcome.text, "step")
         reward = to_float(outcome.reward)
         if not abs(reward) <= MAX_REWARD:  # also catches NaN
             raise EnvironmentFailure(
-                f"{type(self.env).__name__}.step returned the reward {describe_value(outcome.reward)}: "
+                f"{type(self.env).__name__}.step returned {describe_value(outcome.reward)} as the reward: "
                 f"return a number between -{MAX_REWARD:g} and {MAX_REWARD:g}"
             )
+        if wrong := [name for name, value in outcome.parts.items() if not abs(to_float(value)) <= MAX_REWARD]:
+            raise EnvironmentFailure(
+                f"{type(self.env).__name__}.step returned {describe_value(outcome.parts[wrong[0]])} as the part "
+                f"{wrong[0]!r} of the reward: return a number"
+            )
         return outcome if type(outcome.reward) is float else replace(outcome, reward=reward)
+
+    def _check_content(self, value: Content, where: str) -> Content:
+        """Return the observation if it is text, images or both."""
+        label = f"{type(self.env).__name__}.{where}"
+        if value is None:
+            raise EnvironmentFailure(f"{label} returned None instead of the observation's text: is its return missing?")
+        try:
+            content_parts(value)
+        except TypeError as error:
+            raise EnvironmentFailure(f"{label} returned {error}") from error
+        return value
+
+    def _state_key(self) -> str | None:
+        with self._attribute_errors("state_key"):
+            state = self.env.state_key()
+            check_text(self.env, "state_key", state, optional=True)
+        return state
 
     def _draw(self) -> Picture | None:
         with self._attribute_errors("draw"):
@@ -185,7 +207,9 @@ class TextEnvRunner:
 
     def random_answer(self, rng: random.Random) -> str | None:
         """Return a random legal reply; None if the environment has no random actions."""
-        return self.env.random_answer(rng)
+        answer = self.env.random_answer(rng)
+        check_text(self.env, "random_answer", answer, optional=True)
+        return answer
 
     def _limit_reached(self) -> str:
         """Return the message of a reached limit; empty if none is."""
@@ -220,15 +244,11 @@ def report_unraised(env: type[TextEnv], error: ValueError) -> None:
     )
 
 
-def _check_content(value: Content, where: str) -> Content:
-    """Return the observation if it is text, images or both."""
-    if value is None:
-        raise EnvironmentFailure(f"{where} returned None instead of the observation's text: is its return missing?")
-    try:
-        content_parts(value)
-    except TypeError as error:
-        raise EnvironmentFailure(f"{where} returned {error}") from error
-    return value
+def check_text(env: object, where: str, value: Any, *, optional: bool = False) -> None:
+    """Raise EnvironmentFailure if what a method of the environment returned is not a text."""
+    if not isinstance(value, str) and not (optional and value is None):
+        expected = "a text or None" if optional else "a text"
+        raise EnvironmentFailure(f"{type(env).__name__}.{where} returned {describe_value(value)}: return {expected}")
 
 
 def turn_info(turn: TurnOutcome, state: str | None) -> dict[str, Any]:

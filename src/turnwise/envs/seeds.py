@@ -14,9 +14,9 @@ FIRST_SEED: dict[Split, int] = {"train": 0, "validation": SEEDS_PER_SPLIT, "test
 def seed_for(split: Split, index: int) -> int:
     """Return the seed of task `index` of a split."""
     if split not in FIRST_SEED:
-        raise UserError(f"unknown split {split!r}: choose one of {', '.join(FIRST_SEED)}")
+        raise UserError(f"Unknown split {split!r}: choose one of {', '.join(FIRST_SEED)}")
     if not 0 <= index < SEEDS_PER_SPLIT:
-        raise UserError(f"task index {index} is out of range: choose 0 to {SEEDS_PER_SPLIT - 1}")
+        raise UserError(f"Task index {index} is out of range: choose 0 to {SEEDS_PER_SPLIT - 1}")
     return FIRST_SEED[split] + index
 
 
@@ -25,7 +25,7 @@ def split_of_seed(seed: int) -> Split:
     for split, first in FIRST_SEED.items():
         if first <= seed < first + SEEDS_PER_SPLIT:
             return split
-    raise UserError(f"seed {seed} belongs to no split: choose 0 to {len(FIRST_SEED) * SEEDS_PER_SPLIT - 1}")
+    raise UserError(f"Seed {seed} belongs to no split: choose 0 to {len(FIRST_SEED) * SEEDS_PER_SPLIT - 1}")
 
 
 SPLIT_OF_QUARTER: tuple[Split, ...] = ("train", "train", "validation", "test")

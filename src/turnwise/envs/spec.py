@@ -6,24 +6,25 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from turnwise.config.load import parse_free
 from turnwise.core.errors import UserError
 from turnwise.core.random_streams import address, random_stream
 from turnwise.core.task import Split, Task
 from turnwise.envs.catalogue import install_command
+from turnwise.envs.class_checks import check_text_env
 from turnwise.envs.param_setting import PARAMS_SETTING, param_setting, params_in
 from turnwise.envs.protocol_env import EnvFactory, ProtocolEnvRunner, check_factory, factory_params
 from turnwise.envs.reasoning import ReasoningFormat
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import FIRST_SEED, split_of_seed
 from turnwise.envs.text_env import TextEnv, env_docstring, params_model, reasoning_format
-from turnwise.rewards.functions import accepts_arguments
 from turnwise.settings.section import quoted_numbers
+from turnwise.settings.values import parse_free
 from turnwise.text.suggestions import closest_match
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 EnvRunner = TextEnvRunner | ProtocolEnvRunner
 """One episode of an environment. `env` is the environment as its author wrote it."""
 EnvClass = TypeVar("EnvClass", bound=type)
+PARSING = Lock()
+"""Python 3.11 raises SystemError if two threads parse source at the same time, as requests of the studio do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,14 +112,14 @@ class EnvSpec:
         try:
             validated = settings.model_validate(dict(params)).model_dump(mode="json")
         except ValidationError as error:
-            raise UserError(self._describe_error(error, settings)) from error
+            raise UserError(self._describe_error(error, settings, params)) from error
         for name, text in quoted_numbers(params, validated):
             if not isinstance(parse_free(text), str):  # else it may come from the command line, as in slippery=True
-                raise UserError(f"{param_setting(name)} is a text in quotes: give the value without quotes")
+                raise UserError(f"{param_setting(name)} is a text in quotes: give the value without quotes.")
         return self._without_view_defaults(validated)
 
     def _without_view_defaults(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Leave out view parameters at their defaults: an episode's randomness depends on its task."""
+        """Omit view parameters at their defaults: an episode's randomness depends on its task."""
         hidden = () if self.text_env is None else self.text_env.view_params
         fields = self.params_model.model_fields
         return {
@@ -168,9 +171,9 @@ class EnvSpec:
         if self.install_command:
             raise UserError(f"{self.name} needs a package that is not installed: {self.install_command}")
         if task.env != self.name:
-            raise UserError(f"the task belongs to {task.env!r}, not to {self.name!r}: create it with env={self.name!r}")
+            raise UserError(f"The task belongs to {task.env!r}, not to {self.name!r}: create it with env={self.name!r}")
         if (split := split_of_seed(task.seed)) != task.split:
-            raise UserError(f"seed {task.seed} belongs to the {split} split, not {task.split}: use seed_for")
+            raise UserError(f"Seed {task.seed} belongs to the {split} split, not {task.split}: use seed_for.")
         with params_in(self.params_setting):
             return self._make(replace(task, params=self.check_params(task.params)), member, attempt)
 
@@ -183,6 +186,8 @@ class EnvSpec:
             factory: Any = self.cls
             return ProtocolEnvRunner(self.name, factory(full, rng))
         env = text_env(full.params, rng=rng)
+        if not hasattr(env, "params"):
+            raise UserError(f"{text_env.__name__}.__init__ does not call super().__init__(params, rng): add the call.")
         env.split, env.index = full.split, full.seed - FIRST_SEED[full.split]
         env.services = self.services
         start_rng = random_stream("start", *key.parts)
@@ -192,7 +197,7 @@ class EnvSpec:
         runner.params_setting = self.params_setting
         return runner
 
-    def _describe_error(self, error: ValidationError, settings: type[BaseModel]) -> str:
+    def _describe_error(self, error: ValidationError, settings: type[BaseModel], params: Mapping[str, Any]) -> str:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
@@ -201,14 +206,23 @@ class EnvSpec:
             return f"{param_setting(name)}: {self.name} has no such parameter: {fix}"
         if first["type"] == "missing":
             return f"{param_setting(name)} is missing: {self.name} needs {', '.join(self.required_params)}"
-        return f"{param_setting(name)}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r})"
+        problem = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        return f"{self._setting(name, params)} = {first['input']!r}: {problem}"
+
+    def _setting(self, name: str, params: Mapping[str, Any]) -> str:
+        """Return where the value of a parameter was set: in the settings, or in the class as its default."""
+        top = name.partition(".")[0]
+        if top in params or self.text_env is None:
+            return param_setting(name)
+        nested = "Params." if top in self.text_env.Params.model_fields else ""
+        return f"{self.text_env.__name__}.{nested}{name}"
 
 
 def _param_docstrings(settings: type[BaseModel]) -> dict[str, str]:
     """Read the docstrings under the parameters from the source, only on request: pydantic would at every start."""
     found: dict[str, str] = {}
     for cls in reversed(settings.__mro__):
-        with suppress(OSError, TypeError, SyntaxError):  # created at run time, or without its source
+        with PARSING, suppress(OSError, TypeError, SyntaxError):  # created at run time, or without its source
             body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body[0]
             if isinstance(body, ast.ClassDef):
                 found |= _field_docstrings(body)
@@ -232,24 +246,16 @@ def _default(field: FieldInfo) -> str:
 
 def validate_env_class(cls: Any) -> type[TextEnv] | EnvFactory:
     """Return `cls` if it is a concrete TextEnv, or makes environments that follow the `Env` protocol."""
+    if isinstance(cls, TextEnv):
+        made = type(cls).__name__
+        raise UserError(f"An object of the class {made} is not an environment class: give {made} itself, not {made}().")
     name = getattr(cls, "__name__", repr(cls))
     if cls is TextEnv or not callable(cls):
-        raise UserError(f"{name} is not an environment: make it a subclass of TextEnv")
+        raise UserError(f"{name} is not an environment: make it a subclass of TextEnv.")
     if not (isinstance(cls, type) and issubclass(cls, TextEnv)):
         check_factory(cls)
     elif cls.__abstractmethods__:
-        raise UserError(f"{name} lacks {' and '.join(sorted(cls.__abstractmethods__))}: define it")
+        raise UserError(f"{name} lacks {' and '.join(sorted(cls.__abstractmethods__))}: define it.")
     else:
-        _check_text_env(cls)
+        check_text_env(cls)
     return cls
-
-
-def _check_text_env(cls: type[TextEnv]) -> None:
-    if isinstance(names := cls.action_names, str):
-        raise UserError(f'{cls.__name__}.action_names is a text: write action_names = ("{names}",), with the comma')
-    for method, argument in (("reset", "rng"), ("step", "action")):
-        if not accepts_arguments(getattr(cls, method), 2):
-            raise UserError(
-                f"{cls.__name__}.{method} has other arguments than it is called with: "
-                f"write def {method}(self, {argument})"
-            )

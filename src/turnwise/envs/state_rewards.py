@@ -8,10 +8,10 @@ from turnwise.core.errors import EnvironmentFailure
 from turnwise.core.messages import Content, content_parts
 from turnwise.envs.reasoning import REWARD_NAMES, SECTIONS, fact_f1, read_section
 from turnwise.envs.text_env import TextEnv, reasoning_format
-from turnwise.rewards.functions import describe_value
 from turnwise.rewards.rubric import StateDescription
 from turnwise.rewards.scoring import score_states
-from turnwise.user_code.failures import failure_boundary
+from turnwise.text.truncation import describe_value
+from turnwise.user_code.source_location import failure_boundary
 
 if TYPE_CHECKING:
     from turnwise.rewards.judge.judges import StateJudge

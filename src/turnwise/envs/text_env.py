@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.messages import Content, Picture
 from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Split
@@ -184,14 +184,14 @@ class TextEnv(ABC):
         if form == "free" and params.state_judge is not None:
             raise UserError(
                 f"{param_setting('state_judge')} has no effect: it scores the states that replies describe, and "
-                f"{param_setting('reasoning')} is free"
+                f"{param_setting('reasoning')} is free."
             )
         if form == "free":
             return None
         if params.state_judge is None:
             raise UserError(
                 f"{param_setting('reasoning')} {form}: {cls.__name__} has no state_text() to compare descriptions "
-                f"with. Define it, or name a judge: --{param_setting('state_judge')} '{{model = \"gpt-5-mini\"}}'"
+                f"with. Define it, or name a judge: --{param_setting('state_judge')} '{{model = \"gpt-5-mini\"}}'."
             )
         from turnwise.rewards.factory import build_state_judge
 
@@ -296,6 +296,10 @@ class TextEnv(ABC):
         """
         count = rng.randint(1, min(self.max_actions_per_turn, self.action_budget))
         actions = [action for _ in range(count) if (action := self.random_action(rng)) is not None]
+        if wrong := [action for action in actions if not isinstance(action, str)]:
+            raise EnvironmentFailure(
+                f"{type(self).__name__}.random_action returned {wrong[0]!r}: return a text or None"
+            )
         return self.reply(actions) if actions else None
 
 

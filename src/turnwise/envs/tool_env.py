@@ -114,8 +114,7 @@ class ToolEnvRunner(TextEnvRunner):
     async def _tool_turn(self, calls: ParsedCalls) -> StepResult:
         if self._tools is None or self._over:
             raise RuntimeError("step before start, or after the end of the episode")
-        with self._attribute_errors("state_key"):
-            state = self.env.state_key()
+        state = self._state_key()
         left = self.tool_env.params.max_tool_calls - self._calls
         run = calls.calls[: max(0, left)]
         results = await self._tools.call_all(run)
@@ -204,13 +203,13 @@ class ToolEnv(TextEnv):
         if params.style == "python" and others:
             raise UserError(
                 f'{param_setting("style")} "python" can call only the tool python, not {", ".join(others)}: '
-                "remove them, or choose hermes, llama, mistral or answer"
+                "remove them, or choose hermes, llama, mistral or answer."
             )
         for name, each in tools.items():
             if isinstance(each, FunctionTool) and each.takes_state and cls.tool_state is ToolEnv.tool_state:
                 raise UserError(
-                    f"the tool {name} takes a state, but {cls.__name__} has none for its tools: "
-                    "remove that parameter, or write a ToolEnv with a tool_state"
+                    f"The tool {name} takes a state, but {cls.__name__} has none for its tools: "
+                    "remove that parameter, or write a ToolEnv with a tool_state."
                 )
 
     @classmethod

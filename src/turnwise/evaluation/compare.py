@@ -53,11 +53,11 @@ def compare_paired(first: Evaluation, second: Evaluation) -> PairedComparison | 
 def compare_all(evaluations: Sequence[Evaluation]) -> list[PairedComparison | None]:
     """Compare each agent with the first. The p-values are Holm-corrected for the number of comparisons."""
     comparisons = [compare_paired(evaluations[0], other) for other in evaluations[1:]]
-    made = [each for each in comparisons if each is not None]
+    made = [comparison for comparison in comparisons if comparison is not None]
     ps = holm_correction([each.p for each in made])
     reward_ps = holm_correction([each.reward_p for each in made])
     corrected = (replace(each, p=p, reward_p=q) for each, p, q in zip(made, ps, reward_ps, strict=True))
-    return [None if each is None else next(corrected) for each in comparisons]
+    return [None if comparison is None else next(corrected) for comparison in comparisons]
 
 
 def _compare_single_tries(pairs: Sequence[Pair], reward: float, reward_p: float) -> PairedComparison:

@@ -68,22 +68,22 @@ class Evaluation:
         return fmean(pass_at_k(n, c, k) for n, c in counts) if counts else math.nan
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics as they are recorded, such as eval/success."""
+        """Return the metrics by their names without `eval/`."""
         low, high = self.interval
         turns = [turn for trajectory in self.trajectories for turn in trajectory.turns if not turn.is_summary]
         metrics = {
-            "eval/success": self.success,
-            "eval/success_low": low,
-            "eval/success_high": high,
-            "eval/episodes": self.episodes,
-            "eval/dropped": self.dropped,
-            "eval/reward": self._mean([each.total_reward for each in self.trajectories]),
-            "eval/turns": len(turns) / max(1, self.episodes),
-            "eval/invalid": sum(turn.invalid for turn in turns) / max(1, len(turns)),
-            "eval/cut": sum(turn.stop is Stop.LENGTH for turn in turns) / max(1, len(turns)),
-            "eval/sampled_tokens": self._mean([count_sampled_tokens(each) for each in self.trajectories]),
+            "success": self.success,
+            "success_low": low,
+            "success_high": high,
+            "episodes": self.episodes,
+            "dropped": self.dropped,
+            "reward": self._mean([each.total_reward for each in self.trajectories]),
+            "turns": len(turns) / max(1, self.episodes),
+            "invalid": sum(turn.invalid for turn in turns) / max(1, len(turns)),
+            "cut": sum(turn.stop is Stop.LENGTH for turn in turns) / max(1, len(turns)),
+            "sampled_tokens": self._mean([count_sampled_tokens(each) for each in self.trajectories]),
         }
-        return metrics | {f"eval/pass_at_{k}": self.pass_at(k) for k in reported_ks(self.tries)}
+        return metrics | {f"pass_at_{k}": self.pass_at(k) for k in reported_ks(self.tries)}
 
     def _rates(self) -> list[float]:
         return [_successes(tries) / len(tries) for tries in self.by_task().values()]

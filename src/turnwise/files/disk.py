@@ -33,6 +33,14 @@ def wrap_disk_errors(path: Path, advice: str | Callable[[], str]) -> Iterator[No
         raise UserError(f"Cannot write {path} ({reason}). Fix that, then {how}.") from error
 
 
+def check_can_create(folder: Path) -> None:
+    """Raise OSError if the folder cannot be created, as far as that shows without writing anything."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    code = errno.EACCES if existing.is_dir() else errno.ENOTDIR
+    if code == errno.ENOTDIR or not os.access(existing, os.W_OK | os.X_OK):
+        raise OSError(code, os.strerror(code))
+
+
 def partial_path(path: Path) -> Path:
     """Return the path of the temporary file. It is hidden, so that a leftover is never mistaken for the file."""
     return path.with_name(f".{path.name}.part")
@@ -112,11 +120,12 @@ def append_bytes(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def atomic_folder(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path, fix: str = "choose a folder with write permission") -> Iterator[Path]:
     """Yield a temporary folder beside `folder` that is renamed to `folder` at the end of the block.
 
     A killed process leaves nothing that could be taken for the folder. If another process was faster, its folder
     stays and FileExistsError is raised. Other failures to write become UserErrors, so only write in the block.
+    `fix`: what to do where the folder cannot be written.
     """
     temporary = folder.parent / f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.partial"
     try:
@@ -129,7 +138,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     except Exception as error:
         if not isinstance(error, OSError) and type(error).__name__ != SAFETENSOR_ERROR:
             raise
-        raise _write_error(folder, error) from error
+        raise _write_error(folder, error, fix) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -147,13 +156,13 @@ def _rename(source: Path, target: Path) -> None:
         raise
 
 
-def _write_error(folder: Path, error: Exception) -> UserError:
+def _write_error(folder: Path, error: Exception, fix: str) -> UserError:
     """Explain the failure. safetensors reports errors of the operating system as text only."""
     number = error.errno if isinstance(error, OSError) else None
     if number in NO_SPACE or any(f"os error {code}" in str(error) for code in NO_SPACE):
-        return UserError(f"no disk space left to write {folder}: free some space and run this again")
+        return UserError(f"No disk space left to write {folder}: free some space and run this again.")
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return UserError(f"cannot write {folder} ({reason}): choose a folder with write permission")
+    return UserError(f"Cannot write {folder} ({reason}): {fix}")
 
 
 class FolderLock:

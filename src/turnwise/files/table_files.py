@@ -25,7 +25,7 @@ def read_json_rows(file: Path) -> Rows:
     """Read a JSON list."""
     rows = _parse_json(file.read_text(encoding="utf-8-sig"), str(file))
     if not isinstance(rows, list):
-        raise UserError(f"{file} is not a JSON list of rows: write [...], or one row per line into a .jsonl file")
+        raise UserError(f"{file} is not a JSON list of rows: write [...], or one row per line into a .jsonl file.")
     yield from ((f"{file} entry {number}", row) for number, row in enumerate(rows, start=1))
 
 
@@ -34,13 +34,16 @@ def read_csv_rows(file: Path) -> Rows:
     with file.open(encoding="utf-8-sig", newline="") as lines:
         table = csv.DictReader(lines, strict=True)
         try:
+            names = table.fieldnames or ()
+            if twice := [name for number, name in enumerate(names) if name in names[:number]]:
+                raise UserError(f"{file} has two columns called {twice[0]!r}: rename one in its first line.")
             for row in table:
                 where = f"{file} line {table.line_num}"
                 if None in row or None in row.values():
-                    raise UserError(f"{where} has more or fewer values than columns: fix it")
+                    raise UserError(f"{where} has more or fewer values than columns: fix it.")
                 yield where, dict(row)
         except csv.Error as error:
-            raise UserError(f"{file} line {table.line_num} is not valid CSV ({error}): fix it") from error
+            raise UserError(f"{file} line {table.line_num} is not valid CSV ({error}): fix it.") from error
 
 
 READERS: dict[str, Callable[[Path], Rows]] = {
@@ -57,7 +60,12 @@ def is_table_file(name: str) -> bool:
 
 
 def _parse_json(text: str, where: str) -> Any:
+    text = text.rstrip()  # else the error in a row that ends too early would be in the next line
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not valid JSON ({str(error)[:80]}): fix it") from error
+        found = str(error)[:80]
+        if isinstance(error, json.JSONDecodeError):
+            line = f"line {error.lineno} " if "\n" in text else ""  # the line of a row is in `where`
+            found = f"{error.msg}, {line}column {error.colno}"
+        raise UserError(f"{where} is not valid JSON ({found}): fix it.") from error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from turnwise.concurrency.bounded_cache import BoundedCache, count_values
 from turnwise.gateway.chat import GatewayError, episode_over
+from turnwise.network.http_headers import bearer_token
 
 if TYPE_CHECKING:
     from turnwise.gateway.capture import GatewayEpisode
@@ -54,8 +55,7 @@ class Bearers:
 
 def read_bearer(headers: Mapping[str, str]) -> str:
     """Return the API key of a request: OpenAI's clients send a bearer, Anthropic's x-api-key or a bearer."""
-    scheme, _, value = headers.get("authorization", "").partition(" ")
-    return value.strip() if scheme.lower() == "bearer" and value.strip() else headers.get("x-api-key", "")
+    return bearer_token(headers) or headers.get("x-api-key", "")
 
 
 def _hash(bearer: str) -> bytes:

@@ -49,7 +49,7 @@ def admin_routes(gateway: OpenEpisodes, settings: AdminSettings) -> list[Route]:
         return JSONResponse({"id": episode.id, "api_key": episode.bearer}, status_code=201)
 
     async def close_episode(request: Request) -> Response:
-        found = [each for each in gateway.episodes() if each.id == request.path_params["id"]]
+        found = [episode for episode in gateway.episodes() if episode.id == request.path_params["id"]]
         if not found:
             raise GatewayError(404, "not_found", f"There is no open episode {request.path_params['id'][:80]}.")
         await gateway.close_episode(found[0])

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.concurrency.blocking import allow_interrupts, blocking_limit
-from turnwise.config.agent import AgentConfig
 from turnwise.config.schema import Config
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, RewardFailure, UserError
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Status, Trajectory
+from turnwise.envs.agent.settings import AgentSettings
 from turnwise.envs.text_env import Outcome
 from turnwise.gateway.agents import Access, Agent, AgentExit, run_agent
 from turnwise.rewards.functions import call_reward_function, not_a_number, to_float
@@ -145,7 +145,7 @@ class RecordedEpisodes:
 
     gateway: "Gateway"
     limits: Limits
-    settings: AgentConfig
+    settings: AgentSettings
     reward: AgentReward | None = None
     """Reward of (task, result); None: what the agent returns or posts."""
     is_scored_later: bool = False
@@ -263,7 +263,7 @@ def read_outcome(value: Any, success_at: float, label: str) -> Outcome:
         reward = to_float(value)
         outcome = Outcome(reward=reward, success=reward >= success_at)
     if not outcome.over:
-        raise UserError(f"{label} returned tw.goes_on: an agent's run is over when it returns: use tw.won or tw.lost")
+        raise UserError(f"{label} returned tw.goes_on: an agent's run is over when it returns: use tw.won or tw.lost.")
     if not math.isfinite(outcome.reward):
         raise not_a_number(value, read_outcome, label, "return a finite number or a tw.Outcome")
     return outcome

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from turnwise.config.secrets import VARIABLE, reject_keys
 from turnwise.core.errors import UserError
+from turnwise.network.secrets import VARIABLE, reject_keys
 from turnwise.tools.process_guard import GRACE_S, KILL_S
 from turnwise.tools.process_tree import (
     MARKER,
@@ -65,12 +65,12 @@ def split_command(command: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
-        raise UserError(f"agent.command {command!r}: {error}: close the quotes") from error
+        raise UserError(f"agent.command {command!r}: {error}: close the quotes.") from error
     if not words:
-        raise UserError("agent.command is empty: give a command such as python my_agent.py {task}")
+        raise UserError("agent.command is empty: give a command such as python my_agent.py {task}.")
     reject_keys(words, option="agent.command", fix="name its variable in agent.pass_env")
     if shutil.which(words[0]) is None:
-        raise UserError(f"agent.command: there is no program {words[0]}: install it, or give its path")
+        raise UserError(f"agent.command: there is no program {words[0]}: install it, or give its path.")
     return words
 
 
@@ -78,9 +78,9 @@ def build_environment(pass_env: Sequence[str]) -> dict[str, str]:
     """Return the variables that an agent inherits. Raises UserError if one in `pass_env` is not set."""
     for name in pass_env:
         if not VARIABLE.fullmatch(name):
-            raise UserError(f"agent.pass_env: {name!r} is not the name of an environment variable: give names only")
+            raise UserError(f"agent.pass_env: {name!r} is not the name of an environment variable: give names only.")
         if name not in os.environ:
-            raise UserError(f"agent.pass_env: the environment variable {name} is not set: export it, or leave it out")
+            raise UserError(f"agent.pass_env: the environment variable {name} is not set: export it, or remove it.")
     return inherited_environment() | {name: os.environ[name] for name in pass_env}
 
 

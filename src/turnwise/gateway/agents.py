@@ -114,12 +114,12 @@ class FunctionAgent:
             with allow_interrupts():
                 called: Any = self.function(client, task)
                 if not inspect.isawaitable(called):
-                    raise UserError("the agent is not async: write `async def agent(client, task)`")
+                    raise UserError("The agent is not async: write `async def agent(client, task)`")
                 return await interruptible(called, MAX_BLOCKING_S, "the agent")
         except EventLoopBlocked as error:
             raise UserError(
                 f"{error}. The gateway answers in the same event loop: await an async client, move slow work into "
-                "asyncio.to_thread, or run the agent with agent.command"
+                "asyncio.to_thread, or run the agent with agent.command."
             ) from error
         except (UserError, InfrastructureFailure, EnvironmentFailure):
             raise
@@ -132,7 +132,7 @@ def make_client(access: Access) -> "AsyncOpenAI":
     try:
         import openai
     except ImportError:
-        raise UserError("agents in Python need the package openai: pip install 'turnwise[gateway]'") from None
+        raise UserError("Agents in Python need the package openai. Run `pip install 'turnwise[gateway]'`.") from None
     secure = access.url.startswith("https:")
     transport = openai.DefaultAsyncHttpxClient(verify=secure, trust_env=secure)
     return openai.AsyncOpenAI(base_url=f"{access.url}/v1", api_key=access.key, http_client=transport, timeout=None)

@@ -50,7 +50,7 @@ def parse(body: Mapping[str, Any]) -> ChatRequest:
     """Read a request. Raises RequestError."""
     _refuse_unsupported(body)
     rows = enumerate(read_list(body, "messages"))
-    messages = _merge_assistants([each for index, row in rows for each in _messages(row, index)])
+    messages = _merge_assistants([message for index, row in rows for message in _messages(row, index)])
     if not messages:
         raise RequestError("messages", "must have at least one message")
     if messages[-1].role == "assistant":

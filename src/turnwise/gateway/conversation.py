@@ -33,8 +33,10 @@ def number_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
     for message in messages:
         if message.tool_calls:
             ids = [f"call{number:05d}" for number in range(len(message.tool_calls))]
-            numbers = {call.call_id: each for call, each in zip(message.tool_calls, ids, strict=True)}
-            calls = tuple(replace(call, call_id=each) for call, each in zip(message.tool_calls, ids, strict=True))
+            numbers = {call.call_id: token_id for call, token_id in zip(message.tool_calls, ids, strict=True)}
+            calls = tuple(
+                replace(call, call_id=token_id) for call, token_id in zip(message.tool_calls, ids, strict=True)
+            )
             message = replace(message, tool_calls=calls)
         elif message.role == "tool":
             message = replace(message, call_id=numbers.get(message.call_id, message.call_id))

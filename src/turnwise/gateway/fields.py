@@ -9,7 +9,7 @@ from typing import Any
 
 from turnwise.core.messages import ContentPart, ImagePart, TextPart, ToolSpec
 from turnwise.gateway.chat import RequestError
-from turnwise.gateway.request_limits import MAX_MESSAGES, MAX_TOOLS, check_count
+from turnwise.gateway.request_body import MAX_MESSAGES, MAX_TOOLS, check_count
 from turnwise.tools.call_formats import THINK_END, THINK_START
 
 MOST_ITEMS = {"tools": MAX_TOOLS, "functions": MAX_TOOLS, "messages": MAX_MESSAGES, "input": 2 * MAX_MESSAGES}

@@ -90,7 +90,7 @@ def _details(sampled: SampledChoice, text: ReplyText) -> dict[str, Any]:
         "content": text.content,
         "thinking": text.thinking,
         "stop_string": text.stop_string,
-        "calls": [[each.name, each.arguments] for each in text.calls],
+        "calls": [[call.name, call.arguments] for call in text.calls],
         "stream": branch.session.key.branch,
         "branch_conversation": branch.conversation.hex(),
         "grammar": None if completion.constraint is None else completion.constraint.grammar,

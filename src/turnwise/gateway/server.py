@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -34,8 +33,7 @@ from turnwise.gateway.conversation import digest
 from turnwise.gateway.fields import read_number
 from turnwise.gateway.http_server import QuietServer, allow_connections, server_config
 from turnwise.gateway.openai_responses import ResponseHistory
-from turnwise.gateway.request_body import BodyReader, parse_json
-from turnwise.gateway.request_limits import check_request, is_long_body, is_long_request
+from turnwise.gateway.request_body import BodyReader, check_request, is_long_body, is_long_request, parse_json
 from turnwise.gateway.sessions import SessionPool
 from turnwise.gateway.store import CallStore
 from turnwise.gateway.workers import Workers
@@ -110,9 +108,7 @@ class Gateway:
             await asyncio.sleep(0.001)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._sessions.resume()
         for episode in self.episodes():
             await self.close_episode(episode)

@@ -19,29 +19,12 @@ from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.envs.agent.tasks import task_of_value
 from turnwise.evaluation.episodes import Evaluation
+from turnwise.gateway import training_protocol as protocol
 from turnwise.gateway.admin import guard
 from turnwise.gateway.agent_episodes import AgentRun, OpenEpisode
 from turnwise.gateway.agents import AgentCrash, AgentExit
 from turnwise.gateway.chat import GatewayError, RequestError
 from turnwise.gateway.request_body import BodyReader, parse_json
-from turnwise.gateway.training_protocol import (
-    PREFIX,
-    CloseRequest,
-    Connect,
-    Connection,
-    Done,
-    EvaluationRequest,
-    FailureBody,
-    FinishReply,
-    FinishRequest,
-    OpenReply,
-    OpenRequest,
-    SaveReply,
-    SaveRequest,
-    StepReply,
-    StepRequest,
-    TrajectoryBody,
-)
 from turnwise.rollout.collect import CollectedGroups
 
 GRACE_S = 60.0
@@ -64,7 +47,7 @@ class TrainingSession:
 
     id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     open: dict[str, OpenEpisode] = field(default_factory=dict)
-    replies: dict[str, FinishReply] = field(default_factory=dict)
+    replies: dict[str, protocol.FinishReply] = field(default_factory=dict)
     """Replies for episodes that ended, for repeated requests."""
     finished: dict[str, Trajectory] = field(default_factory=dict)
 
@@ -91,7 +74,7 @@ class TrainingRoutes:
         self._service, self._token = service, token
         self._session = TrainingSession()
         self._bodies, self._stepping = BodyReader(), asyncio.Lock()
-        self._last_step: tuple[int, StepReply] | None = None
+        self._last_step: tuple[int, protocol.StepReply] | None = None
         """Number and metrics of the last step of this process."""
         self._expiring: set[asyncio.Task[None]] = set()
         self._lost = set[str]()
@@ -101,13 +84,13 @@ class TrainingRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            self._route("", Connect, self._connect),
-            self._route("/episodes", OpenRequest, self._open_episode),
-            self._route("/episodes/finish", FinishRequest, self._finish_episode),
-            self._route("/episodes/close", CloseRequest, self._close_episode),
-            self._route("/step", StepRequest, self._step),
-            self._route("/evaluation", EvaluationRequest, self._record_evaluation),
-            self._route("/save", SaveRequest, self._save),
+            self._route("", protocol.Connect, self._connect),
+            self._route("/episodes", protocol.OpenRequest, self._open_episode),
+            self._route("/episodes/finish", protocol.FinishRequest, self._finish_episode),
+            self._route("/episodes/close", protocol.CloseRequest, self._close_episode),
+            self._route("/step", protocol.StepRequest, self._step),
+            self._route("/evaluation", protocol.EvaluationRequest, self._record_evaluation),
+            self._route("/save", protocol.SaveRequest, self._save),
         ]
 
     def _route(self, path: str, kind: type[AnyRequest], handle: Callable[[AnyRequest], Awaitable[BaseModel]]) -> Route:
@@ -122,7 +105,7 @@ class TrainingRoutes:
                 raise GatewayError(400, "invalid_request", str(error)) from error
             return Response(json.dumps(reply.model_dump()), media_type="application/json")  # metrics may be NaN
 
-        return Route(f"{PREFIX}{path}", guard(answer, self._token), methods=["POST"])
+        return Route(f"{protocol.PREFIX}{path}", guard(answer, self._token), methods=["POST"])
 
     def _describe_lost_session(self) -> str:
         return (
@@ -130,12 +113,12 @@ class TrainingRoutes:
             f"continues after step {self._service.steps_done}."
         )
 
-    async def _connect(self, request: Connect) -> Connection:
+    async def _connect(self, request: protocol.Connect) -> protocol.Connection:
         async with self._stepping:  # a step of the trainer before is part of the run that this one continues
             self._lost.update(self._session.open)
             await self._session.drop(*self._session.open)
             self._session, self._last_step, service = TrainingSession(), None, self._service
-        return Connection(
+        return protocol.Connection(
             session=self._session.id,
             config=service.config.model_dump(mode="json"),
             path=str(service.path),
@@ -143,7 +126,7 @@ class TrainingRoutes:
             api_key=service.access.key,
         )
 
-    async def _open_episode(self, request: OpenRequest) -> OpenReply:
+    async def _open_episode(self, request: protocol.OpenRequest) -> protocol.OpenReply:
         session, service = self._session, self._service
         collector = service.collector(evaluation=request.evaluation)
         key = EpisodeKey(
@@ -158,7 +141,7 @@ class TrainingRoutes:
         session.replies.pop(name, None)
         episode = session.open[name] = await collector.host.open(key)
         asyncio.get_running_loop().call_later(self._limit_s, self._expire, session, name, episode)
-        return OpenReply(id=name, api_key=episode.access.key)
+        return protocol.OpenReply(id=name, api_key=episode.access.key)
 
     @property
     def _limit_s(self) -> float:
@@ -177,11 +160,11 @@ class TrainingRoutes:
             self._expiring.add(task)
             task.add_done_callback(self._expiring.discard)
 
-    async def _close_episode(self, request: CloseRequest) -> Done:
+    async def _close_episode(self, request: protocol.CloseRequest) -> protocol.Done:
         await self._session.drop(request.id)
-        return Done()
+        return protocol.Done()
 
-    async def _finish_episode(self, request: FinishRequest) -> FinishReply:
+    async def _finish_episode(self, request: protocol.FinishRequest) -> protocol.FinishReply:
         session, name = self._session, request.id
         if name in session.replies:
             return session.replies[name]
@@ -189,33 +172,33 @@ class TrainingRoutes:
         if episode is None:
             self._lost.discard(name)  # its trainer counts it
             late = InfrastructureFailure(f"the episode was open for more than {self._limit_s:g} s, or never opened")
-            return FinishReply(failure=FailureBody.of(late))
+            return protocol.FinishReply(failure=protocol.FailureBody.of(late))
         agent, folder = self._service.collector(evaluation=False).agent, self._service.path
         try:
             trajectory = await episode.finish(_read_exit(request), agent, None, folder)
         except (EnvironmentFailure, InfrastructureFailure) as failure:
-            session.replies[name] = FinishReply(failure=FailureBody.of(failure))
+            session.replies[name] = protocol.FinishReply(failure=protocol.FailureBody.of(failure))
         else:
             session.finished[name] = trajectory
-            session.replies[name] = FinishReply(trajectory=TrajectoryBody.of(trajectory))
+            session.replies[name] = protocol.FinishReply(trajectory=protocol.TrajectoryBody.of(trajectory))
         return session.replies[name]
 
-    async def _step(self, request: StepRequest) -> StepReply:
+    async def _step(self, request: protocol.StepRequest) -> protocol.StepReply:
         async with self._stepping:
             if self._last_step is not None and self._last_step[0] == request.step:
                 return self._last_step[1]
             if request.step != self._service.steps_done + 1:
                 raise RequestError("step", f"the server has finished {self._service.steps_done} steps")
-            reply = StepReply(metrics=await self._train(request))
+            reply = protocol.StepReply(metrics=await self._train(request))
             self._last_step = (request.step, reply)
             self._session.finished.clear()
             self._session.replies.clear()
             self._lost.clear()
             return reply
 
-    async def _train(self, request: StepRequest) -> dict[str, Any]:
+    async def _train(self, request: protocol.StepRequest) -> dict[str, Any]:
         members = [self._session.find(names) for names in request.groups]
-        groups = tuple(Group(task=each[0].task, trajectories=each) for each in members)
+        groups = tuple(Group(task=member[0].task, trajectories=member) for member in members)
         last = EnvironmentFailure(request.last_failure) if request.last_failure else None
         counts = Counter(request.counts) + Counter(infra_errors=len(self._lost))
         collected = CollectedGroups(groups=groups, counts=counts, last_failure=last)
@@ -225,13 +208,13 @@ class TrainingRoutes:
             self.diverged.set_exception(error)
             raise
 
-    async def _record_evaluation(self, request: EvaluationRequest) -> Done:
+    async def _record_evaluation(self, request: protocol.EvaluationRequest) -> protocol.Done:
         trajectories = self._session.find(request.episodes)
         self._service.record_evaluation(request.name, Evaluation(trajectories=trajectories, dropped=request.dropped))
-        return Done()
+        return protocol.Done()
 
-    async def _save(self, request: SaveRequest) -> SaveReply:
-        return SaveReply(path=str(self._service.save()))
+    async def _save(self, request: protocol.SaveRequest) -> protocol.SaveReply:
+        return protocol.SaveReply(path=str(self._service.save()))
 
 
 def _read_request(kind: type[AnyRequest], body: dict[str, Any]) -> AnyRequest:
@@ -242,7 +225,7 @@ def _read_request(kind: type[AnyRequest], body: dict[str, Any]) -> AnyRequest:
         raise RequestError(".".join(map(str, first["loc"])), first["msg"]) from error
 
 
-def _read_exit(request: FinishRequest) -> AgentExit:
+def _read_exit(request: protocol.FinishRequest) -> AgentExit:
     return AgentExit(
         value=None if request.outcome is None else request.outcome.outcome(),
         crash=None if request.crash is None else AgentCrash(request.crash),

@@ -179,7 +179,7 @@ def _most_likely(equal: Sequence[RecordedCall], message: Message) -> RecordedCal
     """Return which of several equal replies the message is: the one with its call ids, or one that nothing extends."""
 
     def rank(call: RecordedCall) -> tuple[bool, bool]:
-        ids = [each.call_id for each in message.tool_calls]
-        return [each.call_id for each in call.reply.message.tool_calls] == ids, call.is_free
+        ids = [tool_call.call_id for tool_call in message.tool_calls]
+        return [tool_call.call_id for tool_call in call.reply.message.tool_calls] == ids, call.is_free
 
     return max(equal, key=rank)

@@ -155,7 +155,7 @@ class _HeadLogprobs(torch.autograd.Function):
             here = slice(start, start + ctx.rows)
             logits = _chunk_logits(head, hidden, ctx.allowed, here)
             columns = (targets, temperatures, entropy, logsumexp, logprobs_grad, entropy_grad)
-            grad = _gradient_function(hidden)(logits, *(each[here] for each in columns), *settings)
+            grad = _gradient_function(hidden)(logits, *(column[here] for column in columns), *settings)
             if hidden_grad is not None:
                 hidden_grad[here] = grad @ weight
             if weight_grad is not None:

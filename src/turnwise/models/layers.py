@@ -77,21 +77,21 @@ def fuse_projections(model: nn.Module) -> int:
     for parent in model.modules():
         for names in PROJECTIONS:
             linears = [getattr(parent, name, None) for name in names]
-            if all(type(each) is nn.Linear and each.bias is None for each in linears):
-                _fuse([each for each in linears if each is not None])
+            if all(type(linear) is nn.Linear and linear.bias is None for linear in linears):
+                _fuse([linear for linear in linears if linear is not None])
                 saved += len(names) - 1
     return saved
 
 
 def _fuse(linears: Sequence[nn.Linear]) -> None:
-    joined = torch.cat([each.weight.data for each in linears])
-    for each, part in zip(linears, joined.split([each.out_features for each in linears]), strict=True):
+    joined = torch.cat([linear.weight.data for linear in linears])
+    for each, part in zip(linears, joined.split([linear.out_features for linear in linears]), strict=True):
         each.weight.data = part
     first, *followers = linears
     first.__class__ = FusedLinear
     first.__dict__["_followers"] = followers  # not as submodules: their parameters keep their names
-    for each in followers:
-        each.__class__ = FusedFollower
+    for follower in followers:
+        follower.__class__ = FusedFollower
 
 
 @torch.library.custom_op("turnwise::fused_linear", mutates_args=())
@@ -99,22 +99,22 @@ def fused_linear(input: Tensor, weights: list[Tensor]) -> Tensor:
     """Return all products, concatenated: one product if the weights are adjacent, which those of a copy are not."""
     first = weights[0]
     if not _are_adjacent(weights):
-        return torch.cat([F.linear(input, each) for each in weights], dim=-1)
-    rows = sum(each.shape[0] for each in weights)
+        return torch.cat([F.linear(input, weight) for weight in weights], dim=-1)
+    rows = sum(weight.shape[0] for weight in weights)
     return F.linear(input, first.as_strided((rows, first.shape[1]), (first.shape[1], 1)))
 
 
 @fused_linear.register_fake
 def _(input: Tensor, weights: list[Tensor]) -> Tensor:
-    return input.new_empty(*input.shape[:-1], sum(each.shape[0] for each in weights))
+    return input.new_empty(*input.shape[:-1], sum(weight.shape[0] for weight in weights))
 
 
 def _are_adjacent(weights: Sequence[Tensor]) -> bool:
     storage, pointer = weights[0].untyped_storage().data_ptr(), weights[0].data_ptr()
-    for each in weights:
-        if each.untyped_storage().data_ptr() != storage or each.data_ptr() != pointer or not each.is_contiguous():
+    for weight in weights:
+        if weight.untyped_storage().data_ptr() != storage or weight.data_ptr() != pointer or not weight.is_contiguous():
             return False
-        pointer += each.numel() * each.element_size()
+        pointer += weight.numel() * weight.element_size()
     return True
 
 
@@ -125,11 +125,11 @@ class FusedLinear(nn.Linear):
         if torch.is_grad_enabled():
             return F.linear(input, self.weight)
         followers: list[Any] = self.__dict__["_followers"]
-        sizes = [self.out_features, *(each.out_features for each in followers)]
-        joined = fused_linear(input, [self.weight, *(each.weight for each in followers)])
+        sizes = [self.out_features, *(follower.out_features for follower in followers)]
+        joined = fused_linear(input, [self.weight, *(follower.weight for follower in followers)])
         output, *parts = joined.split(sizes, dim=-1)
-        for each, part in zip(followers, parts, strict=True):
-            each._precomputed = (input, part)
+        for follower, part in zip(followers, parts, strict=True):
+            follower._precomputed = (input, part)
         return output
 
 

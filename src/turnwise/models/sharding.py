@@ -94,9 +94,9 @@ class Sharding:
         # The outermost module then stays whole after its forward pass: for the backward pass, or until it is resharded.
         fully_shard(module, **self._policies(dtype))
         self._allocate(module)
-        for each in sharded_modules(module):  # the setters do not recurse
-            each.set_gradient_divide_factor(1.0)
-            each.set_force_sum_reduction_for_comms(True)
+        for sharded_module in sharded_modules(module):  # the setters do not recurse
+            sharded_module.set_gradient_divide_factor(1.0)
+            sharded_module.set_force_sum_reduction_for_comms(True)
         module.run = MethodType(_run, module)  # type: ignore[assignment]
         register_fsdp_forward_method(module, "run")
 
@@ -115,7 +115,7 @@ class Sharding:
 
     def _allocate(self, module: nn.Module) -> None:
         """Allocate the shards. Buffers, which skeletons have, keep their values and are on the computing device."""
-        buffers = [(owner, name, each) for owner in module.modules() for name, each in owner._buffers.items()]
+        buffers = [(owner, name, buffer) for owner in module.modules() for name, buffer in owner._buffers.items()]
         module.to_empty(device=self.storage)
         for owner, name, each in buffers:
             owner._buffers[name] = None if each is None else each.to(self.device)
@@ -194,13 +194,13 @@ def share_skeleton(model: Any | None, sharding: Sharding) -> Any:
     """Return rank 0's model, with its parameters on the meta device, on every rank."""
     shared: list[Any] = [None]
     if sharding.rank == 0:
-        on_meta = {id(each): _on_meta(each) for each in cast(nn.Module, model).parameters()}
+        on_meta = {id(parameter): _on_meta(parameter) for parameter in cast(nn.Module, model).parameters()}
         shared = [copy.deepcopy(model, dict[int, Any](on_meta))]
     dist.broadcast_object_list(shared, src=0, group=sharding.mesh.get_group(), device=sharding.device)
-    for each in shared[0].modules():
+    for module in shared[0].modules():
         # transformers registers which outputs a class records when a model is initialised, not when it is unpickled.
-        if isinstance(each, PreTrainedModel):
-            dict.__setitem__(_CAN_RECORD_REGISTRY, str(type(each)), each._can_record_outputs)
+        if isinstance(module, PreTrainedModel):
+            dict.__setitem__(_CAN_RECORD_REGISTRY, str(type(module)), module._can_record_outputs)
     return shared[0]
 
 
@@ -230,7 +230,7 @@ def _watch_vision_shards(model: Any) -> None:
     encoder = image_encoder(model)
     if encoder is not None:
         shards = vision_parameters(model)
-        encoder.tower_version = lambda: sum(each._version + local_of(each)._version for each in shards)
+        encoder.tower_version = lambda: sum(shard._version + local_of(shard)._version for shard in shards)
 
 
 def _check_names(module: nn.Module, source: dict[str, Tensor]) -> None:

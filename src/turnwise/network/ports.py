@@ -12,7 +12,7 @@ BACKLOG = 2048
 def check_port(port: int) -> None:
     """Raise UserError for a number that is not a port. Sockets would take some of them modulo 65,536."""
     if not 0 <= port <= MAX_PORT:
-        raise UserError(f"port {port} is not a port: give one from 1024 to {MAX_PORT}, or 0 for any free port")
+        raise UserError(f"Port {port} is not a port: give one from 1024 to {MAX_PORT}, or 0 for any free port.")
 
 
 def listen(host: str, port: int) -> socket.socket:

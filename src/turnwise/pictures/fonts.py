@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise.core.errors import UserError
+from turnwise.files.package_data import load_toml
 from turnwise.pictures.text import EMOJI_JOINER
 
 if TYPE_CHECKING:
@@ -25,43 +26,6 @@ FOLDERS = (
     "/System/Library/Fonts",
     os.path.join(os.environ.get("WINDIR", "C:\\Windows"), "Fonts"),  # noqa: PTH118
 )
-SANS_FONTS = (
-    "NotoSans-Regular",
-    "DejaVuSans",
-    "LiberationSans-Regular",
-    "Arial",
-    "Helvetica",
-    "SFNS",
-    "segoeui",
-    "arial",
-)
-BOLD_FONTS = ("NotoSans-Bold", "DejaVuSans-Bold", "LiberationSans-Bold", "Arial Bold", "segoeuib", "arialbd")
-MONO_FONTS = (
-    "DejaVuSansMono",
-    "NotoSansMono-Regular",
-    "LiberationMono-Regular",
-    "Menlo",
-    "SFNSMono",
-    "consola",
-    "cour",
-)
-CJK_FONTS = (
-    "NotoSansCJK-Regular",
-    "NotoSansCJKsc-Regular",
-    "NotoSansSC-Regular",
-    "SourceHanSansSC-Regular",
-    "wqy-microhei",
-    "wqy-zenhei",
-    "DroidSansFallbackFull",
-    "PingFang",
-    "Hiragino Sans GB",
-    "Arial Unicode",
-    "msyh",
-    "malgun",
-    "YuGothM",
-    "simsun",
-)
-EMOJI_FONTS = ("NotoColorEmoji", "Apple Color Emoji", "seguiemj", "NotoEmoji-Regular", "Symbola")
 BITMAP_SIZES = (109, 160, 136, 96)
 """Sizes of bitmap emoji fonts, which cannot be scaled by FreeType."""
 UNASSIGNED = "\U000fffff"
@@ -80,21 +44,24 @@ def installed_fonts() -> dict[str, Path]:
     return fonts
 
 
-def find_font(names: Sequence[str]) -> Path | None:
+@lru_cache(maxsize=1)
+def font_names() -> dict[str, list[str]]:
+    """Return the names of fonts by kind: sans, bold, mono, cjk, emoji."""
+    return load_toml("turnwise.pictures", "fonts.toml")
+
+
+def find_font(kind: str) -> Path | None:
+    """Return the file of the first installed font of a kind."""
     fonts = installed_fonts()
-    return next((fonts[name] for name in names if name in fonts), None)
+    return next((fonts[name] for name in font_names()[kind] if name in fonts), None)
 
 
 def describe_missing_fonts() -> str | None:
     """Name the scripts that no installed font covers and how to install one. None if nothing is missing."""
     missing = [
         name
-        for name, fonts in (
-            ("Chinese, Japanese and Korean", CJK_FONTS),
-            ("emoji", EMOJI_FONTS),
-            ("box drawing", MONO_FONTS),
-        )
-        if find_font(fonts) is None
+        for name, kind in (("Chinese, Japanese and Korean", "cjk"), ("emoji", "emoji"), ("box drawing", "mono"))
+        if find_font(kind) is None
     ]
     if not missing:
         return None
@@ -124,8 +91,8 @@ def split_by_font(text: str, chain: Sequence[Path | None], size: int) -> Iterato
 
 def font_chain(bold: bool, mono: bool) -> tuple[Path | None, ...]:
     """Return the fonts to try in order; None is Pillow's built-in font."""
-    preferred = find_font(MONO_FONTS) if mono else find_font(BOLD_FONTS) if bold else None
-    paths = [preferred, find_font(SANS_FONTS), find_font(EMOJI_FONTS), find_font(CJK_FONTS), find_font(MONO_FONTS)]
+    kinds = (*["mono"] * mono, *["bold"] * (bold and not mono), "sans", "emoji", "cjk", "mono")
+    paths = map(find_font, kinds)
     return tuple(dict.fromkeys(path for path in paths if path is not None)) or (None,)
 
 
@@ -139,7 +106,7 @@ def _has(path: Path | None, letter: str) -> bool:
     """Return whether the font draws the character differently from a missing one."""
     if path is None:
         return True
-    if letter.isascii() and path.stem in EMOJI_FONTS:
+    if letter.isascii() and path.stem in font_names()["emoji"]:
         return False  # emoji fonts have digits only for keycaps
     font, _ = _load_font(path, 16)
     drawn = font.getmask(letter)

@@ -54,7 +54,7 @@ def import_pillow() -> Any:
         import PIL.Image
         import PIL.ImageDraw
     except ImportError as error:
-        raise UserError("Images need Pillow: pip install 'turnwise[pictures]'.") from error
+        raise UserError("Images need Pillow. Run `pip install 'turnwise[pictures]'`.") from error
     return PIL
 
 
@@ -181,3 +181,22 @@ def _turn_upright(image: Any) -> str | None:
         return UPRIGHT.get(image.getexif().get(ORIENTATION))
     except Exception:  # the parser raises whatever broken data leads to, and most programs ignore such data
         return None
+
+
+HALF_BLOCK = "\N{UPPER HALF BLOCK}"
+
+
+def image_to_text(data: bytes, max_columns: int) -> str:
+    """Return an encoded image as lines of 24-bit colours, scaled down to `max_columns` characters."""
+    image = open_image(data).convert("RGB")
+    width = min(image.width, max_columns)
+    height = max(2, 2 * round(image.height * width / image.width / 2))
+    pixels = image.resize((width, height), import_pillow().Image.Resampling.BOX).load()
+    return "\n".join(
+        "".join(_cell(pixels[x, y], pixels[x, y + 1]) for x in range(width)) + "\x1b[0m" for y in range(0, height, 2)
+    )
+
+
+def _cell(upper: tuple[int, int, int], lower: tuple[int, int, int]) -> str:
+    over, under = ";".join(map(str, upper)), ";".join(map(str, lower))
+    return f"\x1b[38;2;{over}m\x1b[48;2;{under}m{HALF_BLOCK}"

@@ -24,9 +24,9 @@ def read_image_file(file: Path) -> bytes:
         with file.open("rb") as opened:
             data = opened.read(MAX_IMAGE_BYTES + 1)  # more has another hash anyway
     except OSError as error:
-        raise UserError(f"the image {read_failure(file, error)}. Restore the images/ folder.") from error
+        raise UserError(f"The image {read_failure(file, error)}. Restore the images/ folder.") from error
     if image_hash(data) != file.stem:
-        raise UserError(f"the image {file} has changed since it was recorded. Restore it from a copy.")
+        raise UserError(f"The image {file} has changed since it was recorded. Restore it from a copy.")
     return data
 
 

@@ -14,15 +14,21 @@ MODELS = RECIPES / "models"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """Preset of settings for `turnwise train NAME`."""
+class Method:
+    """Settings of a published method, put on top of a recipe's with `--algo.preset NAME`."""
 
     name: str
     summary: str
     """First line of the file's opening comment."""
-    environment: str
     text: str
     """Contents of the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe(Method):
+    """Preset of settings for `turnwise train NAME`."""
+
+    environment: str
 
 
 def recipe_names() -> list[str]:
@@ -40,18 +46,9 @@ def list_recipes() -> list[Recipe]:
 def find_recipe(name: str) -> Recipe:
     names = recipe_names()
     if name not in names:
-        raise UserError(f'Unknown recipe "{name}":{suggest(name, names)} (`turnwise recipes` lists them)')
+        raise UserError(f'Unknown recipe "{name}":{suggest(name, names)} (`turnwise recipes` lists them).')
     text = recipe_path(name).read_text(encoding="utf-8")
     return Recipe(name=name, summary=_first_comment(text), environment=tomllib.loads(text)["env"]["kind"], text=text)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """Settings of a published method, put on top of a recipe's with `--algo.preset NAME`."""
-
-    name: str
-    summary: str
-    text: str
 
 
 def method_names() -> list[str]:

@@ -72,9 +72,9 @@ PRESETS = {
 class Episode:
     """A trajectory while it is collected, as one row of token ids:
 
-        ids       s s u u a a u u a a     system, user, action, user, action
-        sampled   0 0 0 0 1 1 0 0 1 1     loss mask: only sampled tokens are trained
-        logprobs  . . . . p p . . p p     of the policy that sampled them
+        ids               s s u u a a u u a a     system, user, action, user, action
+        sampled           0 0 0 0 1 1 0 0 1 1     loss mask: only sampled tokens are trained
+        sampler_logprobs  . . . . p p . . p p     of the policy that sampled them
 
     Sampled ids are never decoded and encoded again for training: the tokenizer might split the text differently, and
     the log-probabilities would belong to other tokens.
@@ -84,7 +84,7 @@ class Episode:
     env: Env
     ids: list[int] = field(default_factory=list)
     sampled: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    sampler_logprobs: list[float] = field(default_factory=list)
     reward: float = 0.0
     over: bool = False
     success: bool = False
@@ -93,13 +93,13 @@ class Episode:
         """Append tokens that the policy reads: the prompt, an observation, the chat template around them."""
         self.ids += ids
         self.sampled += [False] * len(ids)
-        self.logprobs += [0.0] * len(ids)
+        self.sampler_logprobs += [0.0] * len(ids)
 
     def add_sampled(self, token: int, logprob: float) -> None:
         """Append a token that the policy sampled."""
         self.ids.append(token)
         self.sampled.append(True)
-        self.logprobs.append(logprob)
+        self.sampler_logprobs.append(logprob)
 
     def next_random(self) -> float:
         """Return the random number in (0, 1) of the next token: SplitMix64 of the episode's key and the token's index.
@@ -217,12 +217,11 @@ def policy_loss(model: Any, episodes: Sequence[Episode], advantages: Sequence[fl
     hidden = model.model(ids).last_hidden_state
     # A token was sampled from the hidden state one position earlier. [M, ...] for M sampled tokens.
     logits = model.lm_head(hidden[:, :-1][sampled[:, 1:]])
-    logprobs = logits.log_softmax(dim=-1).gather(1, ids[sampled][:, None])[:, 0]
-    old_logprobs = torch.tensor(
-        [p for episode in episodes for p, trained in zip(episode.logprobs, episode.sampled, strict=True) if trained]
-    )
+    policy_logprobs = logits.log_softmax(dim=-1).gather(1, ids[sampled][:, None])[:, 0]
+    pairs = (pair for episode in episodes for pair in zip(episode.sampler_logprobs, episode.sampled, strict=True))
+    old_logprobs = torch.tensor([logprob for logprob, trained in pairs if trained])
     advantage = torch.tensor(advantages).repeat_interleave(sampled.sum(dim=1))
-    ratio = (logprobs - old_logprobs).exp()
+    ratio = (policy_logprobs - old_logprobs).exp()
     clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     return -torch.minimum(ratio * advantage, clipped * advantage).mean()
 

@@ -22,12 +22,11 @@ import tomli_w
 
 from turnwise.core.errors import UserError
 from turnwise.core.trajectory import TokenName, Trajectory
-from turnwise.files.disk import LOCK_NAME, FolderLock, append_bytes, is_leftover, wrap_disk_errors, write_atomic
+from turnwise.files.disk import FolderLock, append_bytes, wrap_disk_errors, write_atomic
+from turnwise.files.run_folders import EVALUATION_FILE, refuse_foreign
 from turnwise.record.jsonl import drop_partial_line, encode_row, read_jsonl, replace_nonfinite
 from turnwise.record.trajectories import TokenNamesFile, trajectory_from_row, trajectory_to_row
 from turnwise.rollout.chat_episode import MESSAGES_KEY, is_chat_turn
-
-PLAN = "evaluation.toml"
 
 
 class EvaluationFolder:
@@ -35,11 +34,11 @@ class EvaluationFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.is_new = not (path / PLAN).exists()
+        self.is_new = not (path / EVALUATION_FILE).exists()
         """The folder had no plan before."""
         self._token_names: dict[str, TokenNamesFile] = {}
         with wrap_disk_errors(path, "start again, or choose another folder (nothing was started)"):
-            _refuse_foreign(path)
+            refuse_foreign(path)
             path.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(path, chosen_by="folder")
             for name in ("models", "trajectories"):
@@ -63,7 +62,7 @@ class EvaluationFolder:
         with self._writing():
             for name, text in settings.items():
                 write_atomic(self.settings_path(name), text.encode())
-            write_atomic(self.path / PLAN, tomli_w.dumps(plan).encode())
+            write_atomic(self.path / EVALUATION_FILE, tomli_w.dumps(plan).encode())
             (self.path / "summary.json").unlink(missing_ok=True)
 
     def settings_path(self, name: str) -> Path:
@@ -120,21 +119,12 @@ def evaluation_to_row(trajectory: Trajectory, task: int, decode: Callable[[Seque
 def read_plan(path: Path) -> dict[str, Any]:
     """Return the plan of an evaluation."""
     try:
-        return tomllib.loads((path / PLAN).read_text(encoding="utf-8"))
+        return tomllib.loads((path / EVALUATION_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(
-            f"{path} is not an evaluation (no {PLAN}). Give the folder of one, e.g. runs/eval-NAME."
+            f"{path} is not an evaluation (no {EVALUATION_FILE}). Give the folder of one, e.g. runs/eval-NAME."
         ) from error
     except (OSError, ValueError) as error:
-        raise UserError(f"Cannot read {path / PLAN} ({error}). Restore it, or start a new evaluation.") from error
-
-
-def _refuse_foreign(path: Path) -> None:
-    if not path.exists() or (path / PLAN).exists():
-        return
-    if not path.is_dir():
-        raise UserError(f"{path} is a file, not a folder. Choose another folder.")
-    own_names = {LOCK_NAME, "models", "trajectories"}  # left by a start that was killed before it wrote its plan
-    foreign = [file for file in path.iterdir() if file.name not in own_names and not is_leftover(file)]
-    if foreign:
-        raise UserError(f"{path} has other files ({foreign[0].name}). Choose another folder.")
+        raise UserError(
+            f"Cannot read {path / EVALUATION_FILE} ({error}). Restore it, or start a new evaluation."
+        ) from error

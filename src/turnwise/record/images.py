@@ -31,4 +31,4 @@ def image_hashes(turn: Mapping[str, Any]) -> list[str]:
     """Return the hashes in the row of a turn, in order; malformed ones are left out."""
     rows = turn.get("images")
     hashes = [row.get("hash") for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
-    return [each for each in hashes if isinstance(each, str) and HASH.fullmatch(each)]
+    return [hashe for hashe in hashes if isinstance(hashe, str) and HASH.fullmatch(hashe)]

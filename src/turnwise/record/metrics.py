@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from turnwise.algos.diagnostics import measure_repetition
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
@@ -23,6 +23,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         **_by_environment(trajectories),
         **_group_spread(groups),
         **_repetition(groups),
+        **_action_entropy(groups),
         **_lengths(trajectories),
         **_statuses(trajectories),
     }
@@ -70,7 +71,7 @@ def _by_environment(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 def _group_spread(groups: Sequence[Group]) -> dict[str, float]:
     """Return the spread of rewards within groups. A group with equal rewards has no relative advantage."""
-    rewards_of_groups = [[each.total_reward for each in group.trajectories] for group in groups]
+    rewards_of_groups = [[trajectory.total_reward for trajectory in group.trajectories] for group in groups]
     comparable = [rewards for rewards in rewards_of_groups if len(rewards) > 1]
     if not comparable:
         return {}
@@ -82,10 +83,41 @@ def _group_spread(groups: Sequence[Group]) -> dict[str, float]:
 
 def _repetition(groups: Sequence[Group]) -> dict[str, float]:
     """Return how similar the members of a group are, which rises as a policy collapses."""
-    similarity = measure_repetition([[_sampled(each) for each in group.trajectories] for group in groups])
+    similarity = measure_repetition([[_sampled(trajectory) for trajectory in group.trajectories] for group in groups])
     if similarity.overlap is None or similarity.copies is None:
         return {}
     return {"rollout/repetition": similarity.overlap, "rollout/copies": similarity.copies}
+
+
+START = "start"
+"""State of the first turn where the environment names none: members of a group start alike."""
+
+
+def _action_entropy(groups: Sequence[Group]) -> dict[str, float]:
+    """Return how varied the actions are that members of a group take in the same state, whatever their spelling.
+
+    The entropy of tokens may be high in text that decides nothing.
+    """
+    total, decisions = 0.0, 0
+    for group in groups:
+        taken: dict[str, Counter[tuple[str, ...]]] = {}
+        for trajectory in group.trajectories:
+            for state, actions in _decisions(trajectory):
+                taken.setdefault(state, Counter())[actions] += 1
+        for counts in taken.values():
+            visits = counts.total()
+            if visits > 1:
+                total += sum(count * math.log(visits / count) for count in counts.values())
+                decisions += visits
+    return {"rollout/action_entropy": total / decisions} if decisions else {}
+
+
+def _decisions(trajectory: Trajectory) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield state and actions of the turns that have both."""
+    for number, turn in enumerate(turn for turn in trajectory.turns if not turn.is_summary):
+        state, actions = turn.info.get("state", START if number == 0 else None), turn.info.get("actions")
+        if state is not None and isinstance(actions, list | tuple):
+            yield str(state), tuple(str(action).casefold() for action in actions)
 
 
 def _sampled(trajectory: Trajectory) -> list[int]:

@@ -1,26 +1,31 @@
 """How to continue a run, as its errors and its last line print it."""
 
 from pathlib import Path
+from typing import Literal
 
-from turnwise.config.agent import AGENT_ENV
 from turnwise.config.load import read_settings
+from turnwise.config.older_runs import migrate
 from turnwise.core.errors import UserError
+from turnwise.envs.agent.settings import AGENT_ENV, starts_agent
 from turnwise.files.run_folders import CONFIG_FILE
 from turnwise.text.command_line import spell_command
 
 
 def spell_resume(run: Path) -> str:
     """Return the command that continues a run: train or sft; or the call, for a loop of the user's own."""
+    command = resuming_command(run)
+    return f'tw.Trainer(resume="{run}")' if command is None else spell_command(command, "--resume", run)
+
+
+def resuming_command(run: Path) -> Literal["train", "sft"] | None:
+    """Return the command that takes `--resume RUN`; None for a loop of the user's own."""
     try:
-        settings = read_settings(run / CONFIG_FILE)
+        settings = migrate(read_settings(run / CONFIG_FILE))
     except UserError:  # this may be part of an error about the same disk
         settings = {}
-    agent = settings.get("agent", {})
-    has_agent = any(agent.get(name) for name in ("command", "function"))
-    if settings.get("env", {}).get("kind") == AGENT_ENV and not has_agent:
-        return f'tw.Trainer(resume="{run}")'
-    is_sft = settings.get("sft", {}).get("demos") is not None
-    return spell_command("sft" if is_sft else "train", "--resume", run)
+    if settings.get("env", {}).get("kind") == AGENT_ENV and not starts_agent(settings.get("agent")):
+        return None
+    return "sft" if settings.get("sft", {}).get("demos") is not None else "train"
 
 
 def advise_resume(run: Path) -> str:

@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from turnwise.core.errors import UserError
@@ -41,21 +40,28 @@ from turnwise.files.disk import (
     wrap_disk_errors,
     write_atomic,
 )
-from turnwise.files.run_folders import check_run_folder, find_run_folder
-from turnwise.record.evaluation_folder import PLAN
+from turnwise.files.run_folders import NOT_STARTED, check_run_folder
 from turnwise.record.images import IMAGES_FOLDER
 from turnwise.record.jsonl import drop_partial_line, encode_row, read_jsonl, replace_nonfinite
 from turnwise.record.judge_usage import JUDGES_FILE
 from turnwise.record.provenance import FILE as PROVENANCE
 from turnwise.record.provenance import SOURCES
 from turnwise.record.resume_command import advise_resume, spell_resume
+from turnwise.record.rows import (
+    AFTER,
+    EvaluationRecord,
+    Record,
+    is_evaluation,
+    read_record,
+    read_records,
+    select,
+)
 from turnwise.record.trajectories import TokenNamesFile
 
 METRICS_FILE = "metrics.jsonl"
+ALARMS_FILE = "alarms.jsonl"
 CALLS_FILE = "calls.sqlite"
 REPLAY_FOLDER = "replay"
-MARKER_FILES = ("config.toml", PLAN)
-"""Every run has the first of these files, every evaluation the second."""
 
 
 class RunFolder:
@@ -63,17 +69,27 @@ class RunFolder:
 
     def __init__(self, path: Path, lock: FolderLock | None) -> None:
         self.path = path
+        self.metrics_path = path / METRICS_FILE
+        self.alarms_path = path / ALARMS_FILE
+        self.summary_path = path / "summary.json"
+        self.checkpoints = path / "checkpoints"
+        self.past = path / "past"
+        """Folder of earlier policies, the opponents in self-play."""
+        self.replay = path / REPLAY_FOLDER
+        """Folder of the episodes that an off-policy run trains on."""
+        self.trajectories = path / "trajectories"
+        self.index_path = self.trajectories / "index.jsonl"
         self._lock = lock
         self._write_failed = False
         self._token_names = TokenNamesFile(self.trajectories / "tokens.jsonl")
-        self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
-        """Called with every metrics row after it is written."""
+        self.listeners: list[Callable[[Record], None]] = []
+        """Called with every record after its row is written."""
 
     @classmethod
     def create(cls, path: Path | str, config_toml: str) -> Self:
         """Create and lock the folder of a new run. An existing run is never overwritten."""
         path = Path(path)
-        with wrap_disk_errors(path, "start again, or choose another record.folder (nothing was started)"):
+        with wrap_disk_errors(path, NOT_STARTED):
             refuse_used(path)
             path.mkdir(parents=True, exist_ok=True)
             lock = FolderLock(path)
@@ -112,7 +128,7 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -126,7 +142,7 @@ class RunFolder:
         It stays if it has a checkpoint, a step or a foreign file, and if a write failed: its error says how to resume
         the run.
         """
-        own_files = {"config.toml", METRICS_FILE, "alarms.jsonl", "report.html", JUDGES_FILE, PROVENANCE, LOCK_NAME}
+        own_files = {"config.toml", METRICS_FILE, ALARMS_FILE, "report.html", JUDGES_FILE, PROVENANCE, LOCK_NAME}
         own_files |= {f"{CALLS_FILE}{ending}" for ending in ("", "-wal", "-shm")}
         own_folders = {IMAGES_FOLDER, "base", "checkpoints", "trajectories", "trackers", "past", REPLAY_FOLDER, SOURCES}
         own_names = own_files | own_folders
@@ -137,46 +153,12 @@ class RunFolder:
 
     def _holds_steps(self) -> bool:
         written = any(self.checkpoints.glob("*")) or any(self.trajectories.glob("step_*"))
-        return written or any(row["step"] > 0 for row in self.read_metrics())
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.path / METRICS_FILE
-
-    @property
-    def alarms_path(self) -> Path:
-        return self.path / "alarms.jsonl"
-
-    @property
-    def summary_path(self) -> Path:
-        return self.path / "summary.json"
+        return written or any(record.step > 0 for record in self.read_records())
 
     @property
     def finished(self) -> bool:
         """Whether all steps are done. A run that its time limit stopped has a summary too, and can be resumed."""
         return is_finished(self.path)
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def past(self) -> Path:
-        """Folder of earlier policies, the opponents in self-play."""
-        return self.path / "past"
-
-    @property
-    def replay(self) -> Path:
-        """Folder of the episodes that an off-policy run trains on."""
-        return self.path / REPLAY_FOLDER
-
-    @property
-    def trajectories(self) -> Path:
-        return self.path / "trajectories"
-
-    @property
-    def index_path(self) -> Path:
-        return self.trajectories / "index.jsonl"
 
     def trajectories_path(self, step: int, evaluation: str | None = None) -> Path:
         """Return the file of a step's trajectories, or of an evaluation after that step."""
@@ -192,19 +174,21 @@ class RunFolder:
             yield
         self._write_failed = False
 
-    def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Append the row of a step or an evaluation, which needs an integer "step". Non-finite numbers become null."""
-        if not isinstance(row.get("step"), int):
-            raise ValueError(f"a metrics row needs an integer step: {dict(row)}")
+    def append_metrics(self, record: Record) -> None:
+        """Append the row of a step, an evaluation, ... Non-finite numbers become null."""
         with self._writing(self.metrics_path):
-            append_bytes(self.metrics_path, encode_row(replace_nonfinite(row)) + b"\n")
+            append_bytes(self.metrics_path, encode_row(replace_nonfinite(record.to_row())) + b"\n")
         for listener in self.listeners:
-            listener(row)
+            listener(record)
 
     def read_metrics(self) -> list[dict[str, Any]]:
+        """Return the rows of `metrics.jsonl` as they are in the file."""
         return _read_step_rows(self.metrics_path)
 
-    def restore_metrics(self, copy: Path) -> list[dict[str, Any]]:
+    def read_records(self) -> list[Record]:
+        return read_records(self.read_metrics())
+
+    def restore_metrics(self, copy: Path) -> list[Record]:
         """Put the rows of a copy that the metrics lack back into their place; return them."""
         lines, present = _read_step_lines(copy), _read_step_lines(self.metrics_path)
         saved, kept = {line for line, _ in lines}, {line for line, _ in present}
@@ -213,7 +197,7 @@ class RunFolder:
             later = [line for line, _ in present if line not in saved]
             with self._writing(self.metrics_path):
                 write_atomic(self.metrics_path, b"".join([line for line, _ in lines] + later))
-        return lost
+        return read_records(lost)
 
     def append_alarm(self, step: int, text: str) -> None:
         with self._writing(self.alarms_path):
@@ -271,7 +255,7 @@ class RunFolder:
         with self._writing(self.path):
             _keep_rows(self.metrics_path, lambda row: row["step"] < step)
             _keep_rows(self.alarms_path, lambda row: row["step"] < step)
-            evaluated = {(row["eval/name"], row["step"]) for row in self.read_metrics() if "eval/name" in row}
+            evaluated = {(record.name, record.step) for record in select(self.read_records(), EvaluationRecord)}
             _keep_rows(
                 self.index_path,
                 lambda row: (
@@ -292,8 +276,8 @@ class RunFolder:
         """Delete the summary and the evaluation after training of a run that its time limit stopped."""
         with self._writing(self.path):
             self.summary_path.unlink(missing_ok=True)
-            _keep_rows(self.metrics_path, lambda row: row.get("eval/name") != "after" and "held_out/after" not in row)
-            _keep_rows(self.index_path, lambda row: row.get("evaluation") != "after")
+            _keep_rows(self.metrics_path, lambda row: not is_evaluation(read_record(row), AFTER))
+            _keep_rows(self.index_path, lambda row: row.get("evaluation") != AFTER)
             for path in self.trajectories.glob("eval_after_*.jsonl"):
                 path.unlink()
 
@@ -366,8 +350,3 @@ def _index_entries(step: int, rows: Sequence[Mapping[str, Any]], lines: Sequence
             "length": len(line),
         }
         offset += len(line) + 1
-
-
-def find_folder(name: str) -> Path:
-    """Return the folder of a run or an evaluation, given its path or its name in runs/."""
-    return find_run_folder(name, what="run or evaluation", markers=MARKER_FILES)

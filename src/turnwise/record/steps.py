@@ -1,18 +1,14 @@
-"""The record of a training step. Only this module knows how it is named in `metrics.jsonl`.
-
-A row of `metrics.jsonl` is a training step, an evaluation (`eval/...`), a ladder of self-play (`ladder/...`), the loss
-of held-out demonstrations (`held_out/...`) or the set-up of the run. Imports no torch.
-"""
+"""The record of a training step. Only this module knows how it is named in `metrics.jsonl`. Imports no torch."""
 
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self
 
 STEP_PREFIXES = ("rollout/", "data/", "train/")
 """A row with such a metric is a training step."""
+SUCCESS = "rollout/success"
 IDLE_REASON = "train/idle_reason"
 DROPPED_REASON = "rollout/dropped_reason"
 
@@ -101,24 +97,15 @@ class StepRecord:
         )
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Self | None:
-        """Read a row of `metrics.jsonl`; None if it is not a training step."""
-        if not is_step(row):
-            return None
-        nonfinite = row.get("nonfinite", ())
-        values = {name: math.nan if value is None and name in nonfinite else value for name, value in row.items()}
-        numbers = {
-            name: float(value)
-            for name, value in values.items()
-            if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
-        }
-        source = next((each for each in EpisodeSource if _has_prefix(numbers, each)), EpisodeSource.DEMONSTRATIONS)
-        metrics = {re.sub("^data/", "rollout/", name): value for name, value in numbers.items()}
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """Read a training step; `read_record` also reads the other rows of `metrics.jsonl`."""
+        numbers = numbers_of(row)
+        sources = (source for source in EpisodeSource if any(name.startswith(f"{source.value}/") for name in numbers))
         idle, dropped_reason = row.get(IDLE_REASON), row.get(DROPPED_REASON)
         return cls.of(
             row["step"],
-            source,
-            metrics,
+            next(sources, EpisodeSource.DEMONSTRATIONS),
+            {metric_name(name): value for name, value in numbers.items()},
             idle=IdleReason(idle) if idle in set(IdleReason) else None,
             dropped_reason=dropped_reason if isinstance(dropped_reason, str) else None,
         )
@@ -143,35 +130,59 @@ class StepRecord:
         groups = {"rollout": self.rollout, "train": self.training, "time": self.time}
         return groups[prefix].get(rest) if prefix in groups else self.other.get(name)
 
-
-def _has_prefix(row: Mapping[str, Any], source: EpisodeSource) -> bool:
-    return any(name.startswith(f"{source.value}/") for name in row)
-
-
-def is_step(row: Mapping[str, Any]) -> bool:
-    """Return whether a row of metrics is a training step."""
-    return "eval/name" not in row and any(name.startswith(STEP_PREFIXES) for name in row)
-
-
-def read_steps(rows: Iterable[Mapping[str, Any]]) -> list[StepRecord]:
-    """Return the training steps among the rows of `metrics.jsonl`."""
-    records = (StepRecord.from_row(row) for row in rows)
-    return [record for record in records if record is not None]
+    def keep(self, names: Collection[str]) -> Self:
+        """Return the record with only the metrics of these full names."""
+        return replace(
+            self,
+            rollout={name: value for name, value in self.rollout.items() if f"rollout/{name}" in names},
+            training={name: value for name, value in self.training.items() if f"train/{name}" in names},
+            time={name: value for name, value in self.time.items() if f"time/{name}" in names},
+            other={name: value for name, value in self.other.items() if name in names},
+        )
 
 
-def list_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """List rows of metrics in words, such as "the rows of steps 4 to 6 and of 2 evaluations"."""
-    steps, evaluations = {row["step"] for row in rows if is_step(row)}, sum("eval/name" in row for row in rows)
-    parts = [list_steps(steps)] * bool(steps) + [f"{evaluations} of evaluations"] * bool(evaluations)
-    return " and ".join(parts) or f"{len(rows)} rows"
+def has_step_metrics(row: Mapping[str, Any]) -> bool:
+    """Return whether a row that is not an evaluation is a training step."""
+    return any(name.startswith(STEP_PREFIXES) for name in row)
 
 
-def list_steps(steps: Iterable[int]) -> str:
-    """List rows of steps as ranges: {1, 4, 5, 6} -> "the rows of steps 1, 4 to 6"."""
-    ranges: list[list[int]] = []
-    for step in sorted(steps):
-        if ranges and step == ranges[-1][-1] + 1:
-            ranges[-1] = [ranges[-1][0], step]
-        else:
-            ranges.append([step])
-    return f"the rows of steps {', '.join(' to '.join(map(str, each)) for each in ranges)}"
+def metric_name(name: str) -> str:
+    """Return the name of a metric in the file as it is in a record: that of stored episodes is as of played ones."""
+    stored = f"{EpisodeSource.STORED.value}/"
+    return f"{EpisodeSource.PLAYED.value}/{name.removeprefix(stored)}" if name.startswith(stored) else name
+
+
+def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a row without its step. Those that are not finite are null in the file."""
+    nonfinite = row.get("nonfinite")
+    missing = nonfinite if isinstance(nonfinite, list) else ()
+    numbers = {}
+    for name, value in row.items():
+        if type(value) is float or type(value) is int:
+            numbers[name] = _to_float(value)
+        elif value is None and name in missing:
+            numbers[name] = math.nan
+    numbers.pop("step", None)
+    return numbers
+
+
+def _to_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer that is too large
+        return math.nan
+
+
+LARGEST = 1e100
+"""Differences of larger numbers may overflow."""
+
+
+def finite_number(value: Any) -> float | None:
+    """Return a number of a row as a float; None for text, null, NaN, infinities and numbers beyond LARGEST."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if abs(number) <= LARGEST else None

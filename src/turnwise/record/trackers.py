@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from turnwise.core.errors import UserError
-from turnwise.record.numbers import finite_number
+from turnwise.record.rows import Record
+from turnwise.record.steps import finite_number
 from turnwise.text.suggestions import suggest
 
 PROJECT = "turnwise"
@@ -125,7 +126,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """All trackers of a run. `log` passes on the numbers of each row of `metrics.jsonl`."""
+    """All trackers of a run. Not a part of the step: evaluations before and after training are logged too."""
 
     def __init__(
         self,
@@ -142,22 +143,21 @@ class Trackers:
         self._warn = warn
         self._active: dict[str, Tracker] = {}
         files = folder / FOLDER
-        for each in dict.fromkeys(names):
+        for tracker in dict.fromkeys(names):
             try:
                 files.mkdir(exist_ok=True)
-                self._active[each] = TRACKERS[each](config, name, files, resumed_after)
+                self._active[tracker] = TRACKERS[tracker](config, name, files, resumed_after)
             except Exception as error:
                 self.close()
                 raise UserError(
-                    f"Cannot start the tracker {each} ({_summarize(error)}). Fix that, or remove it."
+                    f"Cannot start the tracker {tracker} ({_summarize(error)}). Fix that, or remove it."
                 ) from error
 
-    def log(self, row: Mapping[str, Any]) -> None:
-        """Log the finite numbers of a row at its step."""
-        numbers = {key: number for key, value in row.items() if (number := finite_number(value)) is not None}
-        step = int(numbers.pop("step"))
-        if numbers:
-            self._call_each(lambda tracker: tracker.log(step, numbers), "log")
+    def log(self, record: Record) -> None:
+        """Log the finite numbers of a record at its step."""
+        values = {name: finite_number(value) for name, value in record.to_row().items() if name != "step"}
+        if numbers := {name: number for name, number in values.items() if number is not None}:
+            self._call_each(lambda tracker: tracker.log(record.step, numbers), "log")
 
     def close(self) -> None:
         self._call_each(lambda tracker: tracker.close(), "close")

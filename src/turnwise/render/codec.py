@@ -35,7 +35,7 @@ class AddedToken:
 def backend_of(tokenizer: PreTrainedTokenizerFast) -> Any:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise UserError("the tokenizer has no fast version: use a model folder with a tokenizer.json")
+        raise UserError("The tokenizer has no fast version: use a model folder with a tokenizer.json.")
     return backend
 
 

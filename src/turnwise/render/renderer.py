@@ -162,7 +162,7 @@ class Renderer:
         """Encode a written answer, its end of turn included, as if the model had sampled it."""
         if not text.startswith(self._prefix):
             raise UserError(
-                f"the answer {text[:80]!r} does not start with rollout.prefix {self._prefix!r}: change one of them"
+                f"The answer {text[:80]!r} does not start with rollout.prefix {self._prefix!r}: change one of them."
             )
         text = text.removeprefix(self._prefix)
         if self._markers.opens_think:

@@ -148,7 +148,7 @@ def _first_accepted(
             except RefusedError as refused:
                 reasons.append(str(refused))
     shown = [role for role, _ in shape[:SHOWN_ROLES]] + ["..."] * (len(shape) > SHOWN_ROLES)
-    raise UserError(f"the chat template refuses the messages [{', '.join(shown)}] ({reasons[0]}): {HOW_TO_FIX}")
+    raise UserError(f"The chat template refuses the messages [{', '.join(shown)}] ({reasons[0]}): {HOW_TO_FIX}")
 
 
 def _lead(placeholders: Placeholders, calls: bool = False) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ class ChatTemplate:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, image_marker: str | None = None) -> None:
         """`image_marker`: text that the template of a model that reads images writes in place of an image."""
         if not tokenizer.chat_template:
-            raise UserError("the tokenizer has no chat template: set model.chat_template to a Jinja file")
+            raise UserError("The tokenizer has no chat template: set model.chat_template to a Jinja file.")
         self._tokenizer = tokenizer
         self.image_marker = image_marker
         self._lists_parts = False
@@ -65,7 +65,7 @@ class ChatTemplate:
             )
         except TemplateSyntaxError as error:
             raise UserError(
-                f"the chat template is broken at line {error.lineno}: {error.message}; {HOW_TO_FIX}"
+                f"The chat template is broken at line {error.lineno}: {error.message}; {HOW_TO_FIX}"
             ) from error
         except Exception as error:  # a template is a program and can fail in any way
             kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
@@ -96,7 +96,7 @@ def _layout(message: Message) -> str:
     if not message.images:
         return ""
     letters = ["t" if isinstance(part, TextPart) else "i" for part in message.parts]
-    return "".join(each for n, each in enumerate(letters) if each == "i" or letters[n - 1 : n] != ["t"])
+    return "".join(letter for n, letter in enumerate(letters) if letter == "i" or letters[n - 1 : n] != ["t"])
 
 
 class Placeholders:

@@ -16,7 +16,7 @@ from turnwise.pictures.image_store import image_file
 from turnwise.pictures.picture import draw_picture_svg
 from turnwise.record.images import image_hashes
 from turnwise.record.jsonl_follower import parse_line
-from turnwise.record.numbers import finite_number
+from turnwise.record.steps import finite_number
 from turnwise.report.formatting import format_decimal, shorten
 
 STATUS_WORDS = {
@@ -161,7 +161,7 @@ def _view_turn(turn: Mapping[str, Any], number: int, images: Path) -> TurnView:
         context=shorten(context, MAX_CONTEXT) if context.strip() else "",
         context_length=f"{len(context):,}",
         picture=_draw(turn.get("picture")),
-        images=[_view_image(images, each) for each in image_hashes(turn)[:MAX_IMAGES]],
+        images=[_view_image(images, image_hashe) for image_hashe in image_hashes(turn)[:MAX_IMAGES]],
     )
 
 

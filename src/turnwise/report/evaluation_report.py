@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from turnwise.record.evaluation_folder import read_plan
 from turnwise.record.images import IMAGES_FOLDER
-from turnwise.record.numbers import finite_number
+from turnwise.record.steps import finite_number
 from turnwise.report.episodes import choose_from_file, episode_heading, view_episode
 from turnwise.report.formatting import (
     format_count,
@@ -33,14 +33,14 @@ def evaluation_context(path: Path) -> dict[str, Any]:
     plan = read_plan(path)
     summary = read_json_object(path / "summary.json") or {}
     models = [model for model in _mappings(plan.get("models")) if _is_file_name(model.get("name"))][:MAX_MODELS]
-    results = [each for each in _mappings(summary.get("models")) if None not in _numbers(each, RATES)]
+    results = [mapping for mapping in _mappings(summary.get("models")) if None not in _numbers(mapping, RATES)]
     environment = str(plan.get("environment"))
     return {
         "title": path.resolve().name,
         "subtitle": f"{environment}, {plan.get('split')} split, tasks {str(plan.get('seeds'))[:80]}",
         "numbers": _headline_numbers(plan, summary, len(models)),
         "success_chart": _success_chart(results, environment, int(finite_number(plan.get("tries")) or 1)),
-        "results": [_result_cells(each) for each in results],
+        "results": [_result_cells(result) for result in results],
         "comparisons": [_comparison_cells(pair) for pair in _mappings(summary.get("comparisons"))],
         "models": [_model_section(path, model) for model in models],
     }
@@ -56,13 +56,13 @@ def _headline_numbers(plan: Row, summary: Row, num_models: int) -> list[tuple[st
 def _success_chart(results: Sequence[Row], environment: str, tries: int) -> Markup:
     bars = [
         SuccessBar(
-            label=str(each.get("label")),
-            success=float(each["success"]),
-            low=float(each["success_low"]),
-            high=float(each["success_high"]),
-            pass_at_k=finite_number(each.get(f"pass_at_{tries}")) if tries > 1 else None,
+            label=str(result.get("label")),
+            success=float(result["success"]),
+            low=float(result["success_low"]),
+            high=float(result["success_high"]),
+            pass_at_k=finite_number(result.get(f"pass_at_{tries}")) if tries > 1 else None,
         )
-        for each in results
+        for result in results
     ]
     return Markup(draw_success_chart(bars, environment[:60], tries))
 

@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from turnwise.core.errors import UserError
 from turnwise.files.disk import wrap_disk_errors, write_atomic
+from turnwise.files.run_folders import EVALUATION_FILE
 from turnwise.pictures.text import show_invisible
-from turnwise.record.evaluation_folder import PLAN
 from turnwise.report.evaluation_report import evaluation_context
 from turnwise.report.run_report import run_context
 
@@ -41,7 +41,7 @@ def render_report(folder: Path, summary: Mapping[str, Any] | None = None) -> str
 
     `summary` replaces a `summary.json` that is not written yet.
     """
-    if (folder / PLAN).is_file():
+    if (folder / EVALUATION_FILE).is_file():
         return TEMPLATES.get_template("evaluation.html").render(evaluation_context(folder))
     if (folder / "config.toml").is_file():
         return TEMPLATES.get_template("run.html").render(run_context(folder, summary))

@@ -1,9 +1,11 @@
 """The learning curve of a run (success over training) as a self-contained SVG."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from turnwise.record.rows import EvaluationRecord, Record, select
+from turnwise.record.steps import SUCCESS, EpisodeSource, StepRecord
+from turnwise.report.metric_charts import metric_points
 from turnwise.report.svg import BLUE, GRID, INK, ORANGE, nice_ticks, rolling_mean, svg_line, svg_start, svg_text
 
 WIDTH, HEIGHT = 720, 380
@@ -32,23 +34,15 @@ class EvaluationPoint:
     high: float
 
 
-def draw_learning_curve(rows: Sequence[Mapping[str, Any]], title: str) -> str:
-    """Draw success over training from the rows of `metrics.jsonl`.
+def draw_learning_curve(records: Sequence[Record], title: str) -> str:
+    """Draw success over training.
 
-    Rows with "rollout/success" make up the training line (faint, with its rolling mean). Rows with "eval/success",
-    "eval/success_low" and "eval/success_high" are points with intervals.
+    Steps make up a faint line with its rolling mean, evaluations are points with their intervals.
     """
-    train = [(float(row["step"]), row["rollout/success"]) for row in rows if _has(row, "rollout/success")]
-    evaluations = [
-        EvaluationPoint(
-            step=float(row["step"]),
-            rate=row["eval/success"],
-            low=row["eval/success_low"],
-            high=row["eval/success_high"],
-        )
-        for row in rows
-        if _has(row, "eval/success", "eval/success_low", "eval/success_high")
-    ]
+    steps = select(records, StepRecord)
+    train = metric_points(steps, SUCCESS)
+    stored = any(record.source is EpisodeSource.STORED for record in steps)
+    evaluations = list(_points(records))
     scale = CurveScale(
         last_step=max([step for step, _ in train] + [point.step for point in evaluations], default=0.0) or 1.0
     )
@@ -56,16 +50,19 @@ def draw_learning_curve(rows: Sequence[Mapping[str, Any]], title: str) -> str:
         *_frame(title, scale),
         *_training(train, scale),
         *_evaluations(evaluations, scale),
-        *_legend(bool(train), bool(evaluations)),
+        *_legend(("stored" if stored else "training") if train else None, bool(evaluations)),
     ]
     if not (train or evaluations):
         parts.append(svg_text(WIDTH / 2, HEIGHT / 2, "no steps yet", anchor="middle"))
     return "\n".join([svg_start(title, WIDTH, HEIGHT), *parts, "</svg>"]) + "\n"
 
 
-def _has(row: Mapping[str, Any], *keys: str) -> bool:
-    """Return whether no value is missing or null; non-finite numbers are stored as null."""
-    return all(row.get(key) is not None for key in keys)
+def _points(records: Sequence[Record]) -> Iterator[EvaluationPoint]:
+    """Yield the evaluations with a success and an interval."""
+    for record in select(records, EvaluationRecord):
+        low, high = record.interval
+        if record.success is not None and low is not None and high is not None:
+            yield EvaluationPoint(step=float(record.step), rate=record.success, low=low, high=high)
 
 
 def _frame(title: str, scale: CurveScale) -> list[str]:
@@ -117,11 +114,12 @@ def _evaluation_label(evaluation: EvaluationPoint, x: float, y: float, *, first:
     return svg_text(x + shift, y - 8, label, anchor=anchor, fill=EVALUATION, weight="600")
 
 
-def _legend(train: bool, evaluations: bool) -> list[str]:
+def _legend(episodes: str | None, evaluations: bool) -> list[str]:
+    """`episodes`: adjective of those of the training line; None without it."""
     entries: list[tuple[str, Callable[[float], str]]] = []
-    if train:
+    if episodes is not None:
         entries.append(
-            ("training episodes, rolling mean", lambda x: svg_line(x, 44, x + 22, 44, stroke=TRAIN, width=2.5))
+            (f"{episodes} episodes, rolling mean", lambda x: svg_line(x, 44, x + 22, 44, stroke=TRAIN, width=2.5))
         )
     if evaluations:
         entries.append(

@@ -1,12 +1,11 @@
 """Charts of the main metrics of a run, each as a small SVG."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 from turnwise.record.catalogue import SHOWN, Metric, Place
-from turnwise.record.numbers import finite_number
+from turnwise.record.steps import StepRecord, finite_number
 from turnwise.report.formatting import format_metric
 from turnwise.report.svg import BLUE, GRID, INK, ORANGE, nice_ticks, rolling_mean, svg_line, svg_start, svg_text
 
@@ -20,15 +19,15 @@ SMOOTHING = 15
 """The line is a rolling mean over 1/15 of the steps; the values themselves are drawn faintly."""
 
 
-def metric_points(rows: Sequence[Mapping[str, Any]], key: str) -> Points:
-    """Return (step, value) of the rows with a finite value."""
-    pairs = ((finite_number(row.get("step")), finite_number(row.get(key))) for row in rows)
-    return [(step, value) for step, value in pairs if step is not None and value is not None]
+def metric_points(steps: Iterable[StepRecord], name: str) -> Points:
+    """Return (step, value) of the steps with a finite value."""
+    pairs = ((float(record.step), finite_number(record.get(name))) for record in steps)
+    return [(step, value) for step, value in pairs if value is not None]
 
 
-def recorded_metrics(rows: Sequence[Mapping[str, Any]], place: Place) -> list[tuple[Metric, Points]]:
+def recorded_metrics(steps: Sequence[StepRecord], place: Place) -> list[tuple[Metric, Points]]:
     """Return the metrics that have a chart in this place and that a run has recorded, with their points."""
-    all_points = [(metric, metric_points(rows, metric.name)) for metric in SHOWN if place in metric.places]
+    all_points = [(metric, metric_points(steps, metric.name)) for metric in SHOWN if place in metric.places]
     return [(metric, points) for metric, points in all_points if points]
 
 
@@ -83,12 +82,16 @@ def value_range(values: Sequence[float]) -> tuple[float, float]:
     return (low - spare if low < 0 else max(low - spare, 0.0)), high + spare
 
 
-def choose_levels(low: float, high: float, max_levels: int = 5) -> list[float]:
+MAX_LEVELS = 5
+"""Grid lines, about."""
+
+
+def choose_levels(low: float, high: float) -> list[float]:
     """Return a few round numbers within the range, for the grid lines."""
-    ticks = nice_ticks(high - low, max_levels)
+    ticks = nice_ticks(high - low, MAX_LEVELS)
     step = ticks[1] if len(ticks) > 1 else high - low
     first = math.ceil(low / step - 1e-9)
-    return [step * number for number in range(first, math.floor(high / step + 1e-9) + 1)][: 2 * max_levels]
+    return [step * number for number in range(first, math.floor(high / step + 1e-9) + 1)][: 2 * MAX_LEVELS]
 
 
 def _grid_lines(

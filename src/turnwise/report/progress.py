@@ -1,6 +1,6 @@
 """Live progress of a training run: redrawn in place on a terminal, one line after another elsewhere.
 
-What is shown of a step is chosen in `record/catalogue.py`.
+What is shown of a step is chosen in `record/metrics.toml`.
 """
 
 import math
@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console, Group, RenderableType
@@ -18,13 +17,67 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwise.record.catalogue import SHOWN, Metric
-from turnwise.record.steps import EpisodeSource, StepRecord
+from turnwise.record.steps import EpisodeSource, IdleReason, StepRecord
 from turnwise.report.formatting import format_duration, format_metric
-from turnwise.report.idle_steps import describe_dropped, explain_step
 from turnwise.report.terminal import draw_sparkline, sanitize_line
 
+EQUAL_REWARDS = (
+    "the members of each group had equal rewards. Use rewards that distinguish them or easier tasks, or raise "
+    "rollout.group_size or rollout.temperature"
+)
+
+
+def _no_tokens_in(setting: str, effect: str) -> str:
+    return (
+        f"{setting} selects none of the sampled tokens, so {effect}. Ask for such text in the prompt, e.g. by "
+        f"env.params.reasoning, or change {setting}"
+    )
+
+
+EXPLANATIONS = {
+    IdleReason.NO_TOKENS: "all prompts fill rollout.max_tokens, so that no token was sampled. Raise rollout.max_tokens",
+    IdleReason.FILTERED: "the filter kept no group. Choose another algo.filter or algo.filter.value",
+    IdleReason.DROPPED: "every group that passed the filter lacks its greedy episode, which failed",
+    IdleReason.TRUNCATED: "all episodes were truncated, and algo.truncated = drop leaves them out. Raise "
+    "rollout.max_tokens",
+    IdleReason.NO_UTTERANCES: "no episode of the step has turns that can be trained on: they were truncated, or an "
+    "answer is empty. Raise rollout.max_tokens",
+    IdleReason.UNTRUSTED_CRITIC: "the critic did not predict the returns, so the policy does not follow it yet",
+    IdleReason.LOSS_TOKENS: _no_tokens_in("algo.loss_tokens", "no token is trained"),
+    IdleReason.ADVANTAGE_TOKENS: _no_tokens_in("algo.advantage_tokens", "no token has an advantage"),
+    IdleReason.DISJOINT_TOKENS: "the gradient was 0, because algo.loss_tokens and algo.advantage_tokens select "
+    "different tokens, so no trained token has an advantage. Select the same tokens with both",
+    IdleReason.ZERO_ADVANTAGES: f"all advantages were 0, e.g. because {EQUAL_REWARDS}",
+    IdleReason.ZERO_GRADIENT: f"the gradient was 0, e.g. because {EQUAL_REWARDS}",
+    IdleReason.SKIPPED: "its gradients were not finite, so its optimizer steps were skipped",
+}
+
+
+def explain_step(record: StepRecord) -> str | None:
+    """Explain an idle step, or a token mask that selected nothing although a critic or a KL term was trained.
+
+    None for a step that trained as usual.
+    """
+    if record.idle is not None:
+        return f" trained nothing: {EXPLANATIONS[record.idle]}"
+    for share, reason in (
+        ("loss_token_share", IdleReason.LOSS_TOKENS),
+        ("advantage_token_share", IdleReason.ADVANTAGE_TOKENS),
+    ):
+        if record.training.get(share) == 0:
+            return f": {EXPLANATIONS[reason]}"
+    return None
+
+
+def describe_dropped(record: StepRecord) -> str:
+    """Return how many episodes of a step were dropped, and the last failure."""
+    dropped = int(record.rollout["dropped"])
+    total = dropped + int(record.rollout.get("episodes", 0))
+    return f"dropped {dropped} of {total} episodes. Last failure: {record.dropped_reason or 'unknown'}"
+
+
 COLUMNS = tuple(metric for metric in SHOWN if metric.line is not None)
-"""Columns of the line, in order. Without a reference policy, the KL of the update replaces that to the reference."""
+"""Columns of the line, in order."""
 SFT_ONLY = {"train/loss", "train/grad_norm"}
 SPARKLINE_WIDTH = 48
 RECENT_STEPS = 20
@@ -35,10 +88,12 @@ def choose_columns(record: StepRecord) -> list[Metric]:
     """Return the columns that a step has. "dropped" is one if an episode was dropped."""
     if record.source is EpisodeSource.DEMONSTRATIONS:
         return [metric for metric in COLUMNS if metric.name in SFT_ONLY or metric.name.startswith("time/")]
-    has_step_kl = "approx_kl" in record.training and "kl" not in record.training
-    left_out = SFT_ONLY | {"train/kl" if has_step_kl else "train/approx_kl"}
-    left_out |= set() if record.rollout.get("dropped") else {"rollout/dropped"}
-    return [metric for metric in COLUMNS if metric.name not in left_out]
+    hidden = SFT_ONLY | ({"rollout/dropped"} if not record.rollout.get("dropped") else set())
+    for metric in COLUMNS:
+        if metric.replaced_by is not None:
+            is_alone = record.get(metric.name) is not None and record.get(metric.replaced_by) is None
+            hidden.add(metric.replaced_by if is_alone else metric.name)
+    return [metric for metric in COLUMNS if metric.name not in hidden]
 
 
 def _cells(record: StepRecord) -> list[tuple[str, int, str]]:
@@ -109,7 +164,7 @@ class Progress:
         self._view.start(self._snapshot())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._phase = ("", 0, 0)
         self._view.stop(self._snapshot())
 

@@ -12,9 +12,19 @@ from turnwise.config.keys import all_keys
 from turnwise.config.schema import NO_ENV, Config
 from turnwise.record.images import IMAGES_FOLDER
 from turnwise.record.jsonl_follower import JsonlFollower
-from turnwise.record.numbers import finite_number
-from turnwise.record.steps import read_steps
+from turnwise.record.rows import (
+    EvaluationRecord,
+    HeldOutRecord,
+    Record,
+    evaluations_with_success,
+    read_records,
+    select,
+    training_s,
+)
+from turnwise.record.run_folder import METRICS_FILE
+from turnwise.record.steps import SUCCESS, StepRecord, finite_number
 from turnwise.report.episodes import EpisodeView, choose_from_index, episode_heading, read_trajectory_at, view_episode
+from turnwise.report.explain import by_title, explain
 from turnwise.report.formatting import (
     format_count,
     format_decimal,
@@ -25,13 +35,13 @@ from turnwise.report.formatting import (
 )
 from turnwise.report.learning_curve import draw_learning_curve
 from turnwise.report.metric_charts import draw_metric_chart, metric_points, recorded_metrics
+from turnwise.report.run_facts import files_of, read_facts
 
 MAX_ALARMS = 50
 MAX_VALUE = 300
+"""Characters of a setting's value."""
 MAX_DEPTH = 32
 """Levels of tables that are shown: settings of turnwise have four, and a file may have thousands."""
-"""Characters of a setting's value."""
-
 COUNTS = {"episodes": "episodes", "dropped": "dropped episodes", "sampled_tokens": "sampled tokens"}
 """Metrics of played episodes that are summed over the steps, and their labels."""
 
@@ -40,23 +50,26 @@ Row = Mapping[str, Any]
 
 def run_context(path: Path, summary: Row | None = None) -> dict[str, Any]:
     """Return the template variables of a run's report. `summary` replaces a `summary.json` that is not written yet."""
-    rows = _rows_with_step(JsonlFollower(path / "metrics.jsonl").read_all())
+    records = read_records(JsonlFollower(path / METRICS_FILE).iter_rows())
+    steps = select(records, StepRecord)
     settings = read_flat_settings(path / "config.toml")
     alarms = JsonlFollower(path / "alarms.jsonl").read_all()
     summary = summary or read_json_object(path / "summary.json")
     best, worst = choose_from_index(JsonlFollower(path / "trajectories" / "index.jsonl").iter_rows())
+    finished = summary is not None and summary.get("finished") is not False
     titles = (settings.get(key) for key in ("env.kind", "model.name", "algo.advantage", "algo.advantage.kind"))
     return {
         "title": path.resolve().name,
         "subtitle": ", ".join(title for title in titles if title and title != NO_ENV),
-        "numbers": _headline_numbers(rows, summary, settings),
-        "learning_curve": _learning_curve(rows),
-        "metric_charts": _metric_charts(rows, alarms),
+        "numbers": _headline_numbers(records, summary, settings),
+        "explanation": by_title(explain(read_facts(files_of(path), finished=finished))),
+        "learning_curve": _learning_curve(records),
+        "metric_charts": _metric_charts(steps, alarms),
         "alarms": [
             (shorten(str(alarm.get("step")), 20), shorten(str(alarm.get("text", "")), 500))
             for alarm in alarms[-MAX_ALARMS:]
         ],
-        "evaluations": [_evaluation_cells(row) for row in _evaluated(rows)],
+        "evaluations": [_evaluation_cells(record) for record in evaluations_with_success(records)],
         "succeeded": _view_episodes(path, best),
         "failed": _view_episodes(path, worst),
         "changed_settings": _changed(settings),
@@ -96,43 +109,29 @@ def _items(table: Mapping[str, Any], prefix: str, depth: int = 0) -> Iterator[tu
             yield f"{prefix}{name}", "..."
 
 
-def _rows_with_step(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Drop rows without a valid step, which only a damaged or foreign file has."""
-    return [row for row in rows if isinstance(row.get("step"), int) and abs(row["step"]) < 10**12]
-
-
-def _evaluated(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if finite_number(row.get("eval/success")) is not None]
-
-
-def _headline_numbers(rows: Sequence[Row], summary: Row | None, settings: Mapping[str, str]) -> list[tuple[str, str]]:
+def _headline_numbers(
+    records: Sequence[Record], summary: Row | None, settings: Mapping[str, str]
+) -> list[tuple[str, str]]:
     ended = summary is not None
     finished = summary is not None and summary.get("finished") is not False
-    steps = read_steps(rows)
+    steps = select(records, StepRecord)
     done = max((record.step for record in steps), default=0)
     numbers = [("state", "finished" if finished else "stopped by its time limit" if ended else "not finished")]
-    evaluated = _evaluated(rows)
+    evaluated = evaluations_with_success(records)
     if evaluated:
-        numbers.append(("success before", format_percent(finite_number(evaluated[0]["eval/success"]))))
+        numbers.append(("success before", format_percent(evaluated[0].success)))
     if len(evaluated) > 1:
-        last = evaluated[-1]
-        ends = [finite_number(last.get(key)) for key in ("eval/success_low", "eval/success_high")]
-        success = format_percent(finite_number(last["eval/success"]))
-        numbers.append(("success after" if ended else "success now", success))
-        numbers.append(("95 % interval", format_interval(ends)))
+        numbers.append(("success after" if ended else "success now", format_percent(evaluated[-1].success)))
+        numbers.append(("95 % interval", format_interval(evaluated[-1].interval)))
     numbers += [
-        (f"held-out loss {name}", format_decimal(float(row[f"held_out/{name}"])))
-        for name in ("before", "after")
-        for row in rows
-        if finite_number(row.get(f"held_out/{name}")) is not None
+        (f"held-out loss {name}", format_decimal(loss))
+        for record in select(records, HeldOutRecord)
+        for name, loss in record.losses.items()
+        if finite_number(loss) is not None
     ]
     numbers.append(("steps", str(done) if finished else f"{done} of {settings.get('train.steps', '?')}"))
-    numbers.append(("training time", format_duration(_total(record.time.get("total_s") for record in steps))))
-    for label, name in (
-        ("episodes", "episodes"),
-        ("dropped episodes", "dropped"),
-        ("sampled tokens", "sampled_tokens"),
-    ):
+    numbers.append(("training time", format_duration(sum(map(training_s, records)))))
+    for name, label in COUNTS.items():
         if count := _total(record.played(name) for record in steps):
             numbers.append((label, format_count(count)))
     return numbers
@@ -142,31 +141,28 @@ def _total(values: Iterable[float | None]) -> float:
     return sum(finite_number(value) or 0.0 for value in values)
 
 
-def _learning_curve(rows: Sequence[Row]) -> Markup | None:
-    if not (metric_points(rows, "rollout/success") or metric_points(rows, "eval/success")):
+def _learning_curve(records: Sequence[Record]) -> Markup | None:
+    if not (metric_points(select(records, StepRecord), SUCCESS) or evaluations_with_success(records)):
         return None
-    keys = ("rollout/success", "eval/success", "eval/success_low", "eval/success_high")
-    finite = [{"step": row["step"], **{key: finite_number(row.get(key)) for key in keys}} for row in rows]
-    return Markup(draw_learning_curve(finite, "Success over training"))
+    return Markup(draw_learning_curve(records, "Success over training"))
 
 
-def _metric_charts(rows: Sequence[Row], alarms: Sequence[Row]) -> list[Markup]:
+def _metric_charts(steps: Sequence[StepRecord], alarms: Sequence[Row]) -> list[Markup]:
     marks = [step for alarm in alarms if (step := finite_number(alarm.get("step"))) is not None]
     return [
         Markup(draw_metric_chart(points, metric, marks))
-        for metric, points in recorded_metrics(rows, "report")
-        if metric.name != "rollout/success"
+        for metric, points in recorded_metrics(steps, "report")
+        if metric.name != SUCCESS
     ]
 
 
-def _evaluation_cells(row: Row) -> tuple[str, ...]:
-    rates = (finite_number(row.get(f"eval/{key}")) for key in ("success", "success_low", "success_high"))
+def _evaluation_cells(record: EvaluationRecord) -> tuple[str, ...]:
     return (
-        str(row.get("eval/name", ""))[:60],
-        str(row["step"]),
-        *map(format_percent, rates),
-        format_decimal(finite_number(row.get("eval/reward"))),
-        format_count(finite_number(row.get("eval/episodes"))),
+        record.name[:60],
+        str(record.step),
+        *map(format_percent, (record.success, *record.interval)),
+        format_decimal(finite_number(record.metrics.get("reward"))),
+        format_count(finite_number(record.metrics.get("episodes"))),
     )
 
 

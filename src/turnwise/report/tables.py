@@ -24,7 +24,7 @@ from turnwise.report.formatting import (
 from turnwise.report.terminal import sanitize_line
 
 Metrics = Mapping[str, float]
-PASS = "eval/pass_at_"
+PASS = "pass_at_"
 LABEL_WIDTH = 12
 """Minimum width of a model's name in a narrow terminal."""
 COUNTS = (
@@ -120,16 +120,16 @@ def evaluation_table(label: str, tasks: str, metrics: Metrics) -> RenderableType
     table.add_column(overflow="fold")
     table.add_row("model", sanitize_line(label))
     table.add_row("tasks", sanitize_line(tasks))
-    table.add_row("success", Text(format_percent(metrics["eval/success"]), style="bold green"))
+    table.add_row("success", Text(format_percent(metrics["success"]), style="bold green"))
     table.add_row("95 % interval", _interval(metrics))
     for name, value in _passes(metrics):
         table.add_row(name, format_percent(value))
-    table.add_row("episodes", format_count(metrics["eval/episodes"]))
-    table.add_row("dropped", format_count(metrics["eval/dropped"]))
-    table.add_row("mean return", format_decimal(metrics["eval/reward"]))
-    table.add_row("turns", format_length(metrics["eval/turns"]))
-    table.add_row("invalid turns", format_percent(metrics["eval/invalid"]))
-    table.add_row("sampled tokens", format_length(metrics["eval/sampled_tokens"]))
+    table.add_row("episodes", format_count(metrics["episodes"]))
+    table.add_row("dropped", format_count(metrics["dropped"]))
+    table.add_row("mean return", format_decimal(metrics["reward"]))
+    table.add_row("turns", format_length(metrics["turns"]))
+    table.add_row("invalid turns", format_percent(metrics["invalid"]))
+    table.add_row("sampled tokens", format_length(metrics["sampled_tokens"]))
     return Group(Text(), table, Text())
 
 
@@ -137,21 +137,21 @@ def models_table(rows: Sequence[tuple[str, Metrics]], tasks: str) -> RenderableT
     """Tabulate several models on the same tasks. Turns and tokens are means per episode; pass@k uses all attempts."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     passes = [name for name, _ in _passes(rows[0][1])[-1:]]
-    dropped = any(metrics["eval/dropped"] for _, metrics in rows)
+    dropped = any(metrics["dropped"] for _, metrics in rows)
     table.add_column("model", overflow="fold", min_width=min(LABEL_WIDTH, max(len(label) for label, _ in rows)))
     for label in ("success", "95 % interval", *passes, "return", "turns", "invalid", "tokens", *["dropped"] * dropped):
         table.add_column(label, justify="right", no_wrap=True)
     for label, metrics in rows:
         table.add_row(
             sanitize_line(label),
-            Text(format_percent(metrics["eval/success"]), style="bold green"),
+            Text(format_percent(metrics["success"]), style="bold green"),
             _interval(metrics),
             *(format_percent(value) for _, value in _passes(metrics)[-1:]),
-            format_decimal(metrics["eval/reward"]),
-            format_length(metrics["eval/turns"]),
-            format_percent(metrics["eval/invalid"]),
-            format_length(metrics["eval/sampled_tokens"]),
-            *[format_count(metrics["eval/dropped"])] * dropped,
+            format_decimal(metrics["reward"]),
+            format_length(metrics["turns"]),
+            format_percent(metrics["invalid"]),
+            format_length(metrics["sampled_tokens"]),
+            *[format_count(metrics["dropped"])] * dropped,
         )
     return Group(Text(), sanitize_line(tasks), table, Text())
 
@@ -187,7 +187,7 @@ def _tests(pairs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _interval(metrics: Metrics) -> str:
-    return format_interval((metrics["eval/success_low"], metrics["eval/success_high"]))
+    return format_interval((metrics["success_low"], metrics["success_high"]))
 
 
 def _passes(metrics: Metrics) -> list[tuple[str, float | None]]:

@@ -40,9 +40,9 @@ def collect_pictures(row: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any
     return [pictures[index] for index in indices]
 
 
-def encode_strip(pictures: Sequence[tuple[str, Mapping[str, Any]]], scale: float = 2.0) -> bytes:
+def encode_strip(pictures: Sequence[tuple[str, Mapping[str, Any]]]) -> bytes:
     """Return all states side by side as one PNG image, eight per row."""
-    frames = _frames(pictures, scale)
+    frames = _frames(pictures)
     width, height = frames[0].size
     columns = min(len(frames), STATES_PER_ROW)
     rows = -(-len(frames) // STATES_PER_ROW)
@@ -53,11 +53,9 @@ def encode_strip(pictures: Sequence[tuple[str, Mapping[str, Any]]], scale: float
     return _encode(sheet, format="PNG", optimize=True)
 
 
-def encode_animation(
-    pictures: Sequence[tuple[str, Mapping[str, Any]]], file_format: AnimationFormat = "gif", scale: float = 2.0
-) -> bytes:
+def encode_animation(pictures: Sequence[tuple[str, Mapping[str, Any]]], file_format: AnimationFormat = "gif") -> bytes:
     """Return an endless animation of the states that pauses on the last one."""
-    frames = _frames(pictures, scale)
+    frames = _frames(pictures)
     durations = [FRAME_MS] * (len(frames) - 1) + [LAST_MS]
     return _encode(
         frames[0],
@@ -69,11 +67,11 @@ def encode_animation(
     )
 
 
-def _frames(pictures: Sequence[tuple[str, Mapping[str, Any]]], scale: float) -> "list[Image]":
+def _frames(pictures: Sequence[tuple[str, Mapping[str, Any]]]) -> "list[Image]":
     """Draw every state with its name above, padded to one size."""
     if not pictures:
         raise ValueError("no picture to draw")
-    images = [drawing_to_image(_add_heading(name, draw_picture(picture)), scale) for name, picture in pictures]
+    images = [drawing_to_image(_add_heading(name, draw_picture(picture))) for name, picture in pictures]
     width, height = max(image.width for image in images), max(image.height for image in images)
     return [_pad(image, width, height) for image in images]
 
@@ -112,16 +110,15 @@ def _encode(image: "Image", **options: Any) -> bytes:
 
 
 class TrajectoryImages:
-    """Writes images of some trajectories of every n-th step.
+    """Writes images of a trajectory of every n-th step.
 
     If an image cannot be written, it warns once and writes no more; training continues.
     """
 
-    def __init__(self, folder: Path, *, every: int, per_step: int, warn: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, *, every: int, warn: Callable[[str], None]) -> None:
         """`folder`: trajectories of the run. `every`: steps between images; 0 writes none and needs no Pillow."""
         self._folder = folder
         self._every = every
-        self._per_step = per_step
         self._warn = warn
         if every:
             import_pillow()
@@ -132,17 +129,18 @@ class TrajectoryImages:
         return self._every > 0 and step % self._every == 0
 
     def write(self, step: int, rows: Sequence[Mapping[str, Any]]) -> list[Path]:
-        """Write the images of a step's first `per_step` trajectories: the first of each group, then the second."""
+        """Write the images of the first trajectory that has pictures."""
         written: list[Path] = []
         if not self.is_due(step):
             return written
         try:
-            chosen = _choose(rows, self._per_step)
-            if not chosen:
+            drawable = [row for row in rows if collect_pictures(row)]
+            if not drawable:
                 self._every = 0
                 self._warn("no pictures are written: this environment draws none")
-            for row in chosen:
-                written += save_trajectory_images(row, self._folder, _name(step, row))
+                return written
+            row = min(drawable, key=lambda row: (row["member"], row["group"]))
+            written += save_trajectory_images(row, self._folder, _name(step, row))
         except (OSError, ValueError, MemoryError) as error:
             self._every = 0
             self._warn(f"no more pictures are written: {error}")
@@ -158,11 +156,6 @@ def save_trajectory_images(row: Mapping[str, Any], folder: Path, name: str) -> l
     write_atomic(strip, encode_strip(pictures), durable=False)
     write_atomic(animation, encode_animation(pictures), durable=False)
     return [strip, animation]
-
-
-def _choose(rows: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
-    drawable = [row for row in rows if collect_pictures(row)]
-    return sorted(drawable, key=lambda row: (row["member"], row["group"]))[:count]
 
 
 def _name(step: int, row: Mapping[str, Any]) -> str:

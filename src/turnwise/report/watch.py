@@ -16,17 +16,17 @@ from rich.text import Text
 from turnwise.files.run_folders import check_run_folder
 from turnwise.record.catalogue import SHOWN, Metric
 from turnwise.record.jsonl_follower import JsonlFollower
-from turnwise.record.numbers import finite_number
-from turnwise.record.run_folder import is_finished
+from turnwise.record.rows import Record, evaluations_with_success, read_records, select, training_s
+from turnwise.record.run_folder import METRICS_FILE, is_finished
+from turnwise.record.steps import EpisodeSource, StepRecord
 from turnwise.report.formatting import format_duration, format_interval, format_metric, format_percent
 from turnwise.report.metric_charts import Points, chart_range, recorded_metrics
 from turnwise.report.run_report import read_flat_settings
 from turnwise.report.terminal import draw_ascii_plot, draw_braille_plot, sanitize_line
 
 REFRESH_S = 1.0
-OTHER_KEYS = frozenset({"step", "eval/name", "eval/success", "eval/success_low", "eval/success_high", "time/total_s"})
-KEPT_KEYS = OTHER_KEYS | {metric.name for metric in SHOWN}
-"""Only these values of a row are kept in memory; a row has about a hundred."""
+KEPT_METRICS = {"time/total_s"} | {metric.name for metric in SHOWN}
+"""Only these metrics of a step are kept in memory; a step has about a hundred."""
 PANEL_WIDTH, GAP = 28, 2
 MIN_HEADER_WIDTH = 70
 """In a narrower terminal the run's name is on a line of its own."""
@@ -46,7 +46,7 @@ class WatchFrame:
     """Everything that is shown at one moment: progress, last evaluation, plots, alarms."""
 
     title: str
-    rows: Sequence[Row]
+    records: Sequence[Record]
     alarms: Sequence[Row]
     total: int | None
     ended: bool
@@ -61,32 +61,32 @@ class WatchFrame:
         height = options.height if options.height is not None else console.height
         unicode = console.encoding.lower().startswith("utf")
         alarms = _alarm_lines(self.alarms)
-        header = [*_header(self, options.max_width), *_last_evaluation(self.rows)]
+        header = [*_header(self, options.max_width), *_last_evaluation(self.records)]
         spare = height - len(header) - len(alarms) - 3 if self.live else None
-        parts: list[RenderableType] = [*header, Text(), _panels(self.rows, options.max_width, spare, unicode)]
+        steps = select(self.records, StepRecord)
+        parts: list[RenderableType] = [*header, Text(), _panels(steps, options.max_width, spare, unicode)]
         if self.live:
             alarms.append(Text("Ctrl-C stops watching; the run continues", style="dim", no_wrap=True))
         yield Group(*parts, *alarms)
 
 
-def done_steps(rows: Sequence[Row]) -> int:
-    return max((int(step) for row in rows if (step := finite_number(row.get("step"))) is not None), default=0)
+def done_steps(records: Sequence[Record]) -> int:
+    return max((record.step for record in records), default=0)
 
 
-def remaining_s(rows: Sequence[Row], total: int | None) -> float | None:
+def remaining_s(records: Sequence[Record], total: int | None) -> float | None:
     """Estimate the remaining time from recent steps and their evaluations. None before the first step."""
-    done = done_steps(rows)
-    recent = [row for row in rows if (finite_number(row.get("step")) or 0) > max(done - RECENT_STEPS, 0)]
-    steps = len({row["step"] for row in recent})
+    done = done_steps(records)
+    recent = [record for record in records if record.step > max(done - RECENT_STEPS, 0)]
+    steps = len({record.step for record in recent})
     if total is None or not steps:
         return None
-    seconds = sum(finite_number(row.get("time/total_s")) or 0.0 for row in recent if row.get("eval/name") != "after")
-    return seconds / steps * max(total - done, 0)
+    return sum(map(training_s, recent)) / steps * max(total - done, 0)
 
 
 def _header(frame: WatchFrame, width: int) -> list[RenderableType]:
     """Return the run's name, a progress bar, the steps and the remaining time."""
-    done = done_steps(frame.rows)
+    done = done_steps(frame.records)
     total = done if frame.finished else frame.total
     name = sanitize_line(frame.title)
     name.stylize("bold")
@@ -109,34 +109,32 @@ def _header(frame: WatchFrame, width: int) -> list[RenderableType]:
 def _state(frame: WatchFrame) -> str:
     if frame.ended:
         return "finished" if frame.finished else "stopped by its time limit"
-    left = remaining_s(frame.rows, frame.total)
-    phase = "running" if done_steps(frame.rows) else "starting"
+    left = remaining_s(frame.records, frame.total)
+    phase = "running" if done_steps(frame.records) else "starting"
     state = phase if left is None else f"{format_duration(left)} left"
     silent = frame.silent_s
     return f"{state}, silent for {format_duration(silent)}" if silent is not None and silent > SILENT_S else state
 
 
-def _last_evaluation(rows: Sequence[Row]) -> list[RenderableType]:
-    evaluated = [row for row in rows if finite_number(row.get("eval/success")) is not None]
+def _last_evaluation(records: Sequence[Record]) -> list[RenderableType]:
+    evaluated = evaluations_with_success(records)
     if not evaluated:
         return []
     last = evaluated[-1]
-    ends = (finite_number(last.get("eval/success_low")), finite_number(last.get("eval/success_high")))
-    success = format_percent(finite_number(last["eval/success"]))
     return [
         Text.assemble(
             ("evaluation ", "dim"),
-            (success, "bold green"),
-            (f" ({format_interval(ends)}) at step {done_steps([last])}", "dim"),
+            (format_percent(last.success), "bold green"),
+            (f" ({format_interval(last.interval)}) at step {last.step}", "dim"),
             no_wrap=True,
             overflow="ellipsis",
         )
     ]
 
 
-def _panels(rows: Sequence[Row], width: int, height: int | None, unicode: bool) -> RenderableType:
+def _panels(steps: Sequence[StepRecord], width: int, height: int | None, unicode: bool) -> RenderableType:
     """Arrange the plots in a grid. `height`: lines for all of them; None is unlimited."""
-    metrics = _plotted_metrics(rows)
+    metrics = _plotted_metrics(steps)
     if not metrics:
         return Text("no steps yet", style="dim")
     columns = max(1, min((width + GAP) // (PANEL_WIDTH + GAP), len(metrics)))
@@ -155,11 +153,12 @@ def _panels(rows: Sequence[Row], width: int, height: int | None, unicode: bool) 
     return grid
 
 
-def _plotted_metrics(rows: Sequence[Row]) -> list[tuple[Metric, Points]]:
-    """Return the metrics to plot. The KL of the update is left out if there is a KL to the reference."""
-    metrics = recorded_metrics(rows, "watch")
-    names = {metric.name for metric, _ in metrics}
-    return [each for each in metrics if each[0].name != "train/approx_kl" or "train/kl" not in names]
+def _plotted_metrics(steps: Sequence[StepRecord]) -> list[tuple[Metric, Points]]:
+    """Return the metrics to plot with their points. The KL to the reference replaces that of the update."""
+    plotted = recorded_metrics(steps, "watch")
+    names = {metric.name for metric, _ in plotted}
+    replaced = {metric.replaced_by for metric, _ in plotted} & names
+    return [(metric, points) for metric, points in plotted if metric.replaced_by not in replaced]
 
 
 def _panel(metric: Metric, points: Points, width: int, height: int, unicode: bool) -> Text:
@@ -197,9 +196,9 @@ class RunMonitor:
     def __init__(self, folder: Path) -> None:
         check_run_folder(folder)
         self.folder = folder
-        self.rows: list[dict[str, Any]] = []
+        self.records: list[Record] = []
         self.alarms: list[dict[str, Any]] = []
-        self._metrics_file = JsonlFollower(folder / "metrics.jsonl")
+        self._metrics_file = JsonlFollower(folder / METRICS_FILE)
         self._alarms_file = JsonlFollower(folder / "alarms.jsonl")
         steps = read_flat_settings(folder / "config.toml").get("train.steps", "")
         self._steps = int(steps) if steps.isdecimal() else None
@@ -213,17 +212,17 @@ class RunMonitor:
         """Read new rows and alarms. Return whether there were any."""
         metrics, alarms = self._metrics_file.poll(), self._alarms_file.poll()
         if metrics.reset:
-            self.rows.clear()
+            self.records.clear()
         if alarms.reset:
             self.alarms.clear()
-        self.rows += [{key: row[key] for key in row.keys() & KEPT_KEYS} for row in metrics.rows if _has_step(row)]
+        self.records += map(_trim, read_records(metrics.rows))
         self.alarms += alarms.rows
         return bool(metrics.rows or alarms.rows or metrics.reset or alarms.reset)
 
     def frame(self, *, live: bool) -> WatchFrame:
         return WatchFrame(
             title=self.folder.resolve().name,
-            rows=self.rows,
+            records=self.records,
             alarms=self.alarms,
             total=None if self._is_sft() else self._steps,
             ended=self.ended,
@@ -234,11 +233,12 @@ class RunMonitor:
 
     def _is_sft(self) -> bool:
         """The number of SFT steps depends on the demonstrations, not on `train.steps`."""
-        return any("train/loss" in row for row in self.rows[-3:])
+        steps = select(self.records[-3:], StepRecord)
+        return any(record.source is EpisodeSource.DEMONSTRATIONS for record in steps)
 
     def _silent_s(self) -> float | None:
         with suppress(OSError):
-            return max(time.time() - (self.folder / "metrics.jsonl").stat().st_mtime, 0.0)
+            return max(time.time() - (self.folder / METRICS_FILE).stat().st_mtime, 0.0)
         return None
 
 
@@ -262,5 +262,5 @@ def _watch_live(monitor: RunMonitor, console: Console, sleep: Callable[[float], 
     monitor.refresh()
 
 
-def _has_step(row: dict[str, Any]) -> bool:
-    return isinstance(row.get("step"), int)
+def _trim(record: Record) -> Record:
+    return record.keep(KEPT_METRICS) if isinstance(record, StepRecord) else record

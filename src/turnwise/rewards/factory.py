@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from turnwise.config.keys import read_options
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import GroupReward
 from turnwise.rewards.functions import answer_reward
@@ -35,6 +34,7 @@ from turnwise.rewards.services import RewardServices
 from turnwise.rewards.sql_results import SqlResult
 from turnwise.rewards.text_answers import F1, ExactMatch, LengthPenalty, RegexMatch, RepetitionPenalty
 from turnwise.rewards.unit_tests import UnitTests
+from turnwise.settings.options import read_options
 from turnwise.text.suggestions import suggest
 
 REWARD_TYPES: dict[str, type[Any]] = {
@@ -77,14 +77,14 @@ def _build_rubric(settings: Sequence[str | Mapping[str, Any]], load: LoadFunctio
     columns: dict[str, str] = {}
     for name, weight, column, part in _read_parts(settings, load, services):
         if name in (ENV, FORMAT):
-            raise UserError(f'the reward name "{name}" is reserved: choose another with name = "..."')
+            raise UserError(f'The reward name "{name}" is reserved: choose another with name = "...".')
         if name in parts:
-            raise UserError(f'two rewards are called "{name}": rename one of them with name = "..."')
+            raise UserError(f'Two rewards are called "{name}": rename one of them with name = "...".')
         parts[name], weights[name] = part, weight
         if column:
             columns[name] = column
     if not parts:
-        raise UserError("reward is an empty list: give at least one reward")
+        raise UserError("The list of rewards is empty: give at least one reward.")
     return Rubric(parts=parts, weights=weights, columns=columns)
 
 
@@ -95,7 +95,7 @@ def _read_parts(
     for each in settings:
         table = {"use": each} if isinstance(each, str) else each
         if not isinstance(table, Mapping) or not isinstance(table.get("use"), str):
-            raise UserError('a reward does not say what it uses: give { use = "exact_match" } or a name')
+            raise UserError('A reward does not say what it uses: give { use = "exact_match" } or a name.')
         use, options = table["use"], {key: value for key, value in table.items() if key not in REWARD_KEYS}
         name, weight = read_name(table, use.rpartition(":")[2]), read_weight(table, use)
         yield name, weight, *_build_part(use, options, load, services)
@@ -107,12 +107,12 @@ def _build_part(
     if use.rpartition(":")[0].endswith(".py"):
         if options:
             raise UserError(
-                f'the reward "{use}" has no option "{next(iter(options))}": '
+                f'The reward "{use}" has no option "{next(iter(options))}": '
                 f"functions take only {' and '.join(REWARD_KEYS[1:])}"
             )
         return "", answer_reward(load(use), use)
     if use not in REWARD_TYPES:
-        raise UserError(f'no reward "{use}":{suggest(use, REWARD_TYPES)} (or give FILE.py:function)')
+        raise UserError(f'No reward "{use}":{suggest(use, REWARD_TYPES)} (or give FILE.py:function).')
     part = read_options(REWARD_TYPES[use], options, f'the reward "{use}"', other_keys=REWARD_KEYS)
     column = str(part.against) if "against" in type(part).model_fields else ""
     if isinstance(part, AnswerJudgeSettings):
@@ -125,14 +125,14 @@ def _build_part(
 def read_name(table: Mapping[str, Any], default: str) -> str:
     name = table.get("name", default)
     if not isinstance(name, str) or not name:
-        raise UserError(f'the name of the reward "{default}" is not a text: give name = "..."')
+        raise UserError(f'The name of the reward "{default}" is not a text: give name = "...".')
     return name
 
 
 def read_weight(table: Mapping[str, Any], use: str) -> float:
     weight = table.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-        raise UserError(f'the weight of the reward "{use}" is not a number: give weight = 1.0')
+        raise UserError(f'The weight of the reward "{use}" is not a number: give weight = 1.0.')
     return float(weight)
 
 
@@ -162,12 +162,10 @@ def build_group_judges(
         options = {key: value for key, value in table.items() if key not in JUDGE_KEYS}
         settings: JudgeSettings = read_options(JudgeSettings, options, "a judge", other_keys=JUDGE_KEYS)
         if settings.against or settings.shows != "answer":
-            raise UserError(
-                "a judge of groups always sees whole episodes and no task rows: leave out against and shows"
-            )
+            raise UserError("A judge of groups always sees whole episodes and no task rows: remove against and shows.")
         name = read_name(table, JUDGE)
         if name in rewards or name in (ENV, FORMAT, *taken):
-            raise UserError(f'two rewards are called "{name}": rename one of them with name = "..."')
+            raise UserError(f'Two rewards are called "{name}": rename one of them with name = "...".')
         read_weight(table, JUDGE)
         rewards[name] = GroupJudge(settings=settings, client=judges.client(settings), decode=decode)
     return rewards

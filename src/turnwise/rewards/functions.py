@@ -9,29 +9,33 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from turnwise.algos.reward_functions import RewardFunction
 from turnwise.concurrency.blocking import EventLoopBlocked, blocking_limit, interruptible
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, RewardFailure, UserError
 from turnwise.core.protocols import Reward, RewardResult
 from turnwise.core.trajectory import Trajectory
 from turnwise.rewards.rubric import RubricPart, Submission
 from turnwise.text.suggestions import suggest_and_list
-from turnwise.text.truncation import shorten
+from turnwise.text.truncation import MAX_SHOWN, describe_value
 from turnwise.user_code.source_location import error_location, source_location
 
-MAX_SHOWN = 60
-"""Characters of a value or an answer that an error quotes."""
 ANSWER_PARAMETERS = {"answer", "row", "submission", "answered"}
 """Parameter names by which a function of answers is distinguished from one of trajectories."""
 
 
-def trajectory_reward(function: Callable[[Trajectory], Any]) -> Reward:
+def build_reward(chosen: RewardFunction) -> Reward:
+    """Return the reward of an entry of `reward.functions`."""
+    return trajectory_reward(chosen.function, chosen.reward_name)
+
+
+def trajectory_reward(function: Callable[[Trajectory], Any], name: str = "") -> Reward:
     """Wrap `function(trajectory)`, which returns a number for the last turn or one number per turn."""
-    label = f"the reward {getattr(function, '__name__', 'reward')}"
+    label = f"the reward {name or getattr(function, '__name__', 'reward')}"
     check_reward_function(function, label)
     if not accepts_arguments(function, 1):
-        raise UserError(f"{label} must take one argument: write function(trajectory)")
+        raise UserError(f"{label} must take one argument: write function(trajectory).")
     if ANSWER_PARAMETERS & set(required_parameters(function)):
-        raise UserError(f"{label} takes an answer, but reward.functions get trajectories: name it in env.params.reward")
+        raise UserError(f"{label} takes an answer, but reward.functions get trajectories: set env.params.reward.")
 
     async def reward(trajectory: Trajectory) -> RewardResult:
         result = await call_reward_function(function, trajectory, label=label, fix=lambda error: "fix it")
@@ -61,9 +65,9 @@ def answer_reward(function: Callable[..., Any], use: str) -> RubricPart:
 def check_reward_function(function: Callable[..., Any], label: str) -> None:
     """Reject callables that can be called and yet never return a reward."""
     if isinstance(function, type):
-        raise UserError(f"{label} is a class: give a function")
+        raise UserError(f"{label} is a class: give a function.")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise UserError(f"{label} is a generator: return a number instead of yielding")
+        raise UserError(f"{label} is a generator: return a number instead of yielding.")
 
 
 async def call_reward_function(
@@ -86,7 +90,7 @@ async def call_reward_function(
         raise
     except SystemExit as error:
         raise Outage(
-            f"{label} called sys.exit at {error_location(error, function)}: return a number instead"
+            f"{label} called sys.exit at {error_location(error, function)}: return a number instead."
         ) from error
     except Exception as error:
         what = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
@@ -127,16 +131,6 @@ def not_a_number(value: Any, function: Callable[..., Any], label: str, fix: str)
     return Outage(f"{label} returned {describe_value(value)}{hint} ({source_location(function)}): {fix}")
 
 
-def describe_value(value: Any) -> str:
-    """Describe what a user's function returned, in a few words for an error."""
-    try:
-        text = repr(value)
-    except Exception:  # any __repr__; an int of 5000 digits has none
-        return f"a value of type {type(value).__name__}"
-    text = shorten(text, MAX_SHOWN)
-    return f"the text {text}" if isinstance(value, str) else text
-
-
 def _turn_rewards(result: Any, turns: int, function: Callable[..., Any], label: str) -> tuple[float, ...]:
     plain = result.tolist() if hasattr(result, "tolist") else result  # numpy and torch, of any shape
     if not isinstance(plain, Sequence) or isinstance(plain, str):
@@ -160,13 +154,13 @@ def _takes_submission(function: Callable[..., Any], use: str) -> bool:
     """Return whether the function takes a `Submission`, rather than the answer and its row."""
     names, fix = required_parameters(function), "write function(answer, row) or function(submission)"
     if not accepts_arguments(function, 2) and not accepts_arguments(function, 1):
-        raise UserError(f'the reward "{use}" must take one or two arguments: {fix}')
+        raise UserError(f'The reward "{use}" must take one or two arguments: {fix}')
     if names == ["row", "answer"]:
-        raise UserError(f'the reward "{use}" takes the row first, but the answer comes first: {fix}')
+        raise UserError(f'The reward "{use}" takes the row first, but the answer comes first: {fix}')
     if accepts_arguments(function, 2):
         return False
     if names in (["answer"], ["row"]):
-        raise UserError(f'the reward "{use}" takes {names[0]} alone, but would be given the whole submission: {fix}')
+        raise UserError(f'The reward "{use}" takes {names[0]} alone, but would be given the whole submission: {fix}')
     if names == ["trajectory"]:
-        raise UserError(f'the reward "{use}" takes a trajectory: name it in reward.functions, or {fix}')
+        raise UserError(f'The reward "{use}" takes a trajectory: name it in reward.functions, or {fix}')
     return True

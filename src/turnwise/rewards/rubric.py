@@ -103,7 +103,7 @@ class BuiltInReward(Section, ABC):
 def get_column(row: Mapping[str, Any], name: str) -> Any:
     if name not in row:
         raise UserError(
-            f'a reward needs the column "{name}", which a task row lacks:{suggest_and_list(name, map(str, row))}'
+            f'A reward needs the column "{name}", which a task row lacks:{suggest_and_list(name, map(str, row))}'
         )
     return row[name]
 
@@ -113,7 +113,7 @@ def reference_answers(row: Mapping[str, Any], column: str) -> list[str]:
     value = get_column(row, column)
     accepted = list(value) if isinstance(value, list | tuple) else [value]
     if not accepted or not all(isinstance(each, str | int | float) for each in accepted):
-        raise UserError(f'the column "{column}" of a task row holds no answer: give a text, a number or a list of them')
+        raise UserError(f'The column "{column}" of a task row has no answer: give a text, a number or a list of them.')
     return [str(each) for each in accepted]
 
 

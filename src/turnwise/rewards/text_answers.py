@@ -20,6 +20,8 @@ OPERATORS = "+-*/<>=^%&|~()[]{}"
 PUNCTUATION = str.maketrans("", "", "".join(set(string.punctuation) - set(OPERATORS)))
 AROUND = string.whitespace + ".,;:!?\"'`$€£_"
 """Characters around a number or a single letter that do not change it."""
+MAX_EXTRA_CHARS = 100_000
+"""An answer that is longer than the reference by more is wrong: its words would take seconds to compare."""
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
 EMPHASIS = re.compile(r"(?<![\w*])(\*{1,3})(?=[^\s*])([^*]+)(?<=\S)\1(?![\w*])")
 """Bold and italics of Markdown."""
@@ -53,7 +55,13 @@ def _word(text: str) -> str:
     return text.strip(AROUND) or plain
 
 
+def _is_endless(answer: str, reference: str) -> bool:
+    return len(answer) > len(reference) + MAX_EXTRA_CHARS
+
+
 def exact_match(answer: str, reference: str) -> float:
+    if _is_endless(answer, reference):
+        return 0.0
     normalised = normalise_answer(reference)
     if not normalised:  # only punctuation
         return float(answer.strip() == reference.strip())
@@ -62,6 +70,8 @@ def exact_match(answer: str, reference: str) -> float:
 
 def f1(answer: str, reference: str) -> float:
     """Return the harmonic mean of precision and recall of the words."""
+    if _is_endless(answer, reference):
+        return 0.0
     words, expected = normalise_answer(answer).split(), normalise_answer(reference).split()
     if not words or not expected:
         return float(words == expected)
@@ -71,7 +81,9 @@ def f1(answer: str, reference: str) -> float:
 
 def thresholded_f1(answer: str, reference: str, at_least: float, precision: float) -> float:
     """Return F1 if it is at least `at_least` and more than `precision` of the answer's words are right, else 0."""
-    share, words = f1(answer, reference), normalise_answer(answer).split()
+    if not (share := f1(answer, reference)):
+        return 0.0
+    words = normalise_answer(answer).split()
     shared = (Counter(words) & Counter(normalise_answer(reference).split())).total()
     enough = not precision or shared > precision * len(words)
     return share if share >= at_least and enough else 0.0

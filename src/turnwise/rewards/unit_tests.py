@@ -137,7 +137,7 @@ def parse_tests(tests: Any, code: str, function: str, column: str) -> tuple[str,
     """Return the set-up code and the tests. Raises UserError if the column has none."""
     texts = [tests] if isinstance(tests, str) else tests
     if not isinstance(texts, list) or not texts:
-        raise UserError(f'the column "{column}" holds no tests: give Python code or a list')
+        raise UserError(f'The column "{column}" holds no tests: give Python code or a list.')
     if all(isinstance(each, str) for each in texts):
         setup, cases = _from_python("\n".join(texts), column)
     elif all(isinstance(each, dict) and {"input", "output"} <= each.keys() for each in texts):
@@ -145,10 +145,10 @@ def parse_tests(tests: Any, code: str, function: str, column: str) -> tuple[str,
         setup, cases = "", [ExpressionCase(_call(name, each["input"]), each["output"], as_json=True) for each in texts]
     else:
         raise UserError(
-            f'the column "{column}" holds values that are not tests: give Python code or {{"input", "output"}}'
+            f'The column "{column}" holds values that are not tests: give Python code or {{"input", "output"}}.'
         )
     if not 0 < len(cases) <= MAX_TESTS:
-        raise UserError(f'the column "{column}" holds {len(cases)} tests: give 1 to {MAX_TESTS}')
+        raise UserError(f'The column "{column}" holds {len(cases)} tests: give 1 to {MAX_TESTS}')
     return setup, cases
 
 
@@ -157,7 +157,7 @@ def _from_python(text: str, column: str) -> tuple[str, list[ExpressionCase]]:
     try:
         body = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UserError(f'the column "{column}" is not valid Python ({error}): fix the tests of that row') from error
+        raise UserError(f'The column "{column}" is not valid Python ({error}): fix the tests of that row.') from error
     others = [node for node in body if not isinstance(node, ast.Assert)]
     return "\n".join(map(ast.unparse, others)), list(_cases(body))
 

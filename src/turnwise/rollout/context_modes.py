@@ -4,7 +4,6 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from turnwise.core.errors import FOREIGN_ERRORS, EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.messages import Message, user
@@ -16,6 +15,13 @@ from turnwise.rollout.context import ContextState, FullContext, StepObservation,
 from turnwise.tools.call_formats import strip_thinking
 
 CUT = " [...] "
+SEPARATOR = "\n\n"
+MEMORY_CHARS = 2000
+"""Longest memory of earlier turns, in characters."""
+SUMMARY_PROMPT = (
+    "Your context will be cleared. Sum up for yourself what you need in order to go on: the goal, what you did and "
+    "found, and your plan."
+)
 
 
 HOOK_CHARS = 20_000
@@ -25,17 +31,16 @@ HOOK_CHARS = 20_000
 class WindowContext(FullContext):
     """Sliding window: the last `turns` turns in full, whole turns dropped from the front.
 
-    The window grows by `slack` turns before it slides back to `turns`. Each slide costs the engine a prefill and the
-    learner a segment of the whole window, so with a slack of n one slide serves n + 1 turns.
+    Each slide costs the engine a prefill and the learner a segment of the whole window.
     """
 
-    def __init__(self, renderer: Renderer, *, turns: int, slack: int, keep_opening: bool) -> None:
+    def __init__(self, renderer: Renderer, *, turns: int, keep_opening: bool) -> None:
         super().__init__(renderer)
-        self._turns, self._slack, self._keep_opening = turns, slack, keep_opening
+        self._turns, self._keep_opening = turns, keep_opening
 
     async def next(self, pending: ContextState, turns: Sequence[Turn], messages: Sequence[Message]) -> ContextState:
         grown = self._grow(pending, turns[-1], messages)
-        if len(turns) - pending.first_shown <= self._turns + self._slack:
+        if len(turns) - pending.first_shown <= self._turns:
             return grown
         return self._slide(grown, turns, first_shown=len(turns) - self._turns)
 
@@ -55,66 +60,44 @@ class WindowContext(FullContext):
         return self._restart(replace(grown, first_shown=first_shown), opening, tail)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnMemory:
-    """Text form of earlier turns.
+def render_memory(observations: Sequence[str], turns: Sequence[Turn], count: int, chars: int = MEMORY_CHARS) -> str:
+    """Return the last `count` turns and the observations that they answered as text; empty if there are none.
 
-    Turn 3                exchanges: observation and action
+    Turn 3
     You see a door.
     You: Open
 
-    Turn 3: Open          actions: action only
+    `chars` limits the whole text: the oldest turns are dropped first, then the newest is clipped in the middle.
     """
+    first = max(0, len(turns) - count)
+    both = zip(observations[first:], turns[first:], strict=True)
+    entries = [_entry(first + index, seen, turn) for index, (seen, turn) in enumerate(both, 1)]
+    kept: list[str] = []
+    for entry in reversed(entries):
+        if kept and len(entry) > chars:
+            break
+        kept.append(clip_middle(entry, chars))
+        chars -= len(kept[-1]) + len(SEPARATOR)
+    return "" if not kept else f"{SEPARATOR.join(kept[::-1])}{SEPARATOR}Turn {len(turns) + 1}, now:"
 
-    form: Literal["exchanges", "actions"]
-    turns: int
-    """Number of last turns to include."""
-    chars: int
-    """Limit of the whole text: the oldest turns are dropped first, then the newest is clipped in the middle."""
-    rewards: bool
-    """Include the environment's rewards, which shows the model what it is trained on."""
 
-    def render(self, observations: Sequence[str], turns: Sequence[Turn]) -> str:
-        """Return the text for these turns and the observations that they answered; empty if there are none."""
-        first = max(0, len(turns) - self.turns)
-        both = zip(observations[first:], turns[first:], strict=True)
-        entries = self._limit([self._entry(first + index, seen, turn) for index, (seen, turn) in enumerate(both, 1)])
-        return "" if not entries else f"{self._separator.join(entries)}\n\nTurn {len(turns) + 1}, now:"
-
-    @property
-    def _separator(self) -> str:
-        return "\n" if self.form == "actions" else "\n\n"
-
-    def _entry(self, number: int, observation: str, turn: Turn) -> str:
-        outcome = f" (reward {turn.reward:g})" if self.rewards else ""
-        action = f"{action_text(turn.message)}{' (invalid)' if turn.invalid else ''}{outcome}"
-        if self.form == "actions":
-            return f"Turn {number}: {action}"
-        return "\n".join(part for part in (f"Turn {number}", observation, f"You: {action}") if part)
-
-    def _limit(self, entries: list[str]) -> list[str]:
-        kept: list[str] = []
-        left = self.chars
-        for entry in reversed(entries):
-            if kept and len(entry) > left:
-                break
-            kept.append(clip_middle(entry, left))
-            left -= len(kept[-1]) + len(self._separator)
-        return kept[::-1]
+def _entry(number: int, observation: str, turn: Turn) -> str:
+    action = f"{action_text(turn.message)}{' (invalid)' if turn.invalid else ''}"
+    return "\n".join(part for part in (f"Turn {number}", observation, f"You: {action}") if part)
 
 
 class TurnContext(FullContext):
     """One segment per turn. The memory is encoded as message content, so nothing in it becomes a special token."""
 
-    def __init__(self, renderer: Renderer, *, memory: TurnMemory, keep_opening: bool) -> None:
+    def __init__(self, renderer: Renderer, *, turns: int, keep_opening: bool) -> None:
         super().__init__(renderer)
-        self._memory, self._keep_opening = memory, keep_opening
+        self._turns, self._keep_opening = turns, keep_opening
 
     async def next(self, pending: ContextState, turns: Sequence[Turn], messages: Sequence[Message]) -> ContextState:
         always = permanent_messages(pending.opening, self._keep_opening)
         first = [message for message in pending.opening.messages if message not in always]
         seen = [observation_text(first), *(observation_text(shown.messages) for shown in pending.observations)]
-        memory = self._memory.render(seen, turns)
+        memory = render_memory(seen, turns, self._turns)
         observations = (*pending.observations, StepObservation(messages=tuple(messages), ids=()))
         return self._restart(
             replace(pending, observations=observations, first_shown=len(turns)),
@@ -177,14 +160,13 @@ class SummaryContext(FullContext):
         renderer: Renderer,
         *,
         when: SummaryTrigger,
-        prompt: str,
         max_tokens: int,
         writer: SummaryHook | None,
         keep_opening: bool,
     ) -> None:
-        """`writer` None: ask the model with `prompt`, for at most `max_tokens` tokens."""
+        """`writer` None: ask the model, for at most `max_tokens` tokens."""
         super().__init__(renderer)
-        self._when, self._prompt, self._max_tokens = when, prompt, max_tokens
+        self._when, self._max_tokens = when, max_tokens
         self._writer, self._keep_opening = writer, keep_opening
         if writer is not None:
             self.builder = "the summary hook"
@@ -200,7 +182,7 @@ class SummaryContext(FullContext):
         return self._resume(grown, await _written(self._writer, episode_messages(grown, turns)))
 
     def _ask(self, pending: ContextState, grown: ContextState, turn: Turn) -> ContextState:
-        asked = self._append(pending, turn, [user(self._prompt)])
+        asked = self._append(pending, turn, [user(SUMMARY_PROMPT)])
         return replace(asked, observations=grown.observations, is_summary=True, max_new_tokens=self._max_tokens)
 
     def _resume(self, pending: ContextState, summary: str) -> ContextState:

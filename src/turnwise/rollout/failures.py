@@ -17,7 +17,7 @@ from turnwise.concurrency.loop_clock import count_blocked
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage
 from turnwise.core.messages import Message
 from turnwise.core.protocols import Env, Observation, StepResult
-from turnwise.user_code.failures import failure_boundary
+from turnwise.user_code.source_location import failure_boundary
 
 MAX_DROPPED_SHARE = 0.25
 """Largest share of episodes that may be dropped."""

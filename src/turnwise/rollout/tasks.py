@@ -34,6 +34,12 @@ class EnvMixEntry:
     """Number of tasks per split for environments with a fixed set of rows. Others have no limit."""
 
 
+MIN_WEIGHT = 0.1
+"""Least weight of a task of the curriculum, so that every task is measured again sometimes."""
+MEMORY = 0.5
+"""Factor of a task's earlier counts when it is measured again, since the policy has changed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curriculum:
     """Draws tasks from a pool, mostly those that are sometimes solved.
@@ -43,16 +49,12 @@ class Curriculum:
 
     pool: int
     """Number of training tasks per environment."""
-    floor: float
-    """Least weight of a task, so that every task is measured again sometimes."""
-    memory: float
-    """Decay of a task's earlier counts when it is measured again."""
 
     def weight(self, success_counts: SuccessCounts, task: str) -> float:
-        """Return max(floor, 4 p (1 - p)) for the success rate p, estimated as 1/2 before any try."""
+        """Return 4 p (1 - p), at least MIN_WEIGHT, for the success rate p, estimated as 1/2 before any try."""
         successes, tries = success_counts.get(task, (0.0, 0.0))
         rate = (successes + 1) / (tries + 2)
-        return max(self.floor, 4 * rate * (1 - rate))
+        return max(MIN_WEIGHT, 4 * rate * (1 - rate))
 
     def update(self, success_counts: SuccessCounts, groups: Iterable[Group]) -> dict[str, tuple[float, float]]:
         """Return the counts after these groups."""
@@ -60,8 +62,8 @@ class Curriculum:
         for group in groups:
             name = task_name(group.task.env, group.task.seed)
             successes, tries = found.get(name, (0.0, 0.0))
-            won = sum(each.status.succeeded for each in group.trajectories)
-            found[name] = (self.memory * successes + won, self.memory * tries + len(group.trajectories))
+            won = sum(trajectory.status.succeeded for trajectory in group.trajectories)
+            found[name] = (MEMORY * successes + won, MEMORY * tries + len(group.trajectories))
         return found
 
     def metrics(self, success_counts: SuccessCounts) -> dict[str, float]:

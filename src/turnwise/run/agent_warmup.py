@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from random import Random
 
-from turnwise.config.agent import AgentConfig
 from turnwise.config.schema import Config
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.protocols import Sampling
@@ -18,15 +17,16 @@ from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.samples import build_samples
 from turnwise.engine.scripted import ScriptedEngine
+from turnwise.envs.agent.settings import AgentSettings, StartedAgent
 from turnwise.models.loading.load import LoadedModel
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.functions import accepts_arguments
 from turnwise.rollout.episode import Limits
 from turnwise.run.agents import build_agent_collector, build_gateway
 from turnwise.run.environment_mix import EnvironmentMix, build_task_source
-from turnwise.training.warmup import EPISODES_PER_STEP, Progress, train_on
-from turnwise.user_code.failures import failure_boundary
+from turnwise.training.warmup import EPISODES_PER_STEP, WARMUP_SEED, Progress, train_on
 from turnwise.user_code.references import load_function
+from turnwise.user_code.source_location import failure_boundary
 
 MAX_EPISODES = 512
 """Episodes of random replies; a longer warm-up repeats them. An agent's frameworks take more time than tiny."""
@@ -37,14 +37,14 @@ RandomReply = Callable[[str, Random], str]
 """Reply to (all text so far, random stream), as text of the model's own format."""
 
 
-def load_random_reply(settings: AgentConfig) -> RandomReply | None:
+def load_random_reply(settings: AgentSettings) -> RandomReply | None:
     """Load agent.random_reply; None without one."""
-    if settings.random_reply is None:
+    if not isinstance(settings, StartedAgent) or settings.random_reply is None:
         return None
     function: RandomReply = load_function(settings.random_reply, "agent.random_reply")
     if not accepts_arguments(function, 2):
         raise UserError(
-            f"agent.random_reply {settings.random_reply} must take two arguments: write function(text, rng)"
+            f"agent.random_reply {settings.random_reply} must take two arguments: write function(text, rng)."
         )
     return function
 
@@ -58,7 +58,7 @@ def warm_up_agent(
     try:
         trajectories = asyncio.run(play_random_episodes(config, environments, loaded, reply, count))
     except (EnvironmentFailure, InfrastructureFailure) as failure:
-        raise UserError(f"the agent failed during the warm-up of {loaded.name}: {failure}") from failure
+        raise UserError(f"The agent failed during the warm-up of {loaded.name}: {failure}") from failure
 
     def draw(step: int) -> list[Sample]:
         first = step * EPISODES_PER_STEP
@@ -85,7 +85,7 @@ async def play_random_episodes(
 
     tasks = build_task_source(config, environments).first_tasks("train", count)
     keys = [
-        EpisodeKey(run_seed=config.model.warmup_seed, round=0, task=tasks[number % len(tasks)], member=number)
+        EpisodeKey(run_seed=WARMUP_SEED, round=0, task=tasks[number % len(tasks)], member=number)
         for number in range(count)
     ]
     running = asyncio.Semaphore(AT_ONCE)
@@ -97,5 +97,5 @@ async def play_random_episodes(
         return trajectory
 
     async with gateway:
-        collector = build_agent_collector(config, gateway, limits, config.model.warmup_seed)
+        collector = build_agent_collector(config, gateway, limits, WARMUP_SEED)
         return await asyncio.gather(*map(play, keys))

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnwise.config.agent import AgentConfig
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import Policy
 from turnwise.core.task import Task
+from turnwise.envs.agent.settings import AgentSettings, CommandSettings, FunctionSettings
 from turnwise.envs.agent.tasks import find_row
 from turnwise.gateway.agent_episodes import AgentCollector, AgentReward, EpisodeHost, RecordedEpisodes
 from turnwise.gateway.agent_process import build_environment, split_command
@@ -30,7 +30,7 @@ def build_gateway(config: Config, policy: Policy, renderer: Renderer, limits: Li
         from turnwise.gateway.server import Gateway
     except ImportError as error:
         raise UserError(
-            f"agents need packages that are not installed ({error.name}): pip install 'turnwise[gateway]'"
+            f"Agents need packages that are not installed ({error.name}). Run `pip install 'turnwise[gateway]'`."
         ) from None
     store = None if run is None else run / CALLS_FILE
     return Gateway(policy, renderer, limits, store, max_sessions=config.rollout.in_flight)
@@ -62,17 +62,17 @@ def build_collector(
     )
 
 
-def build_agent(settings: AgentConfig) -> Agent:
-    """Return the agent of agent.command or agent.function. Raises UserError if it cannot be started."""
-    if settings.command:
+def build_agent(settings: AgentSettings) -> Agent:
+    """Return the agent. Raises UserError if it cannot be started."""
+    if isinstance(settings, CommandSettings):
         return CommandAgent(split_command(settings.command), build_environment(settings.pass_env))
-    if not settings.function:
-        return FunctionAgent(_refuse)  # `tw.Trainer` is given its agent with the tasks
-    return FunctionAgent(check_agent_function(load_function(settings.function, "agent.function")))
+    if isinstance(settings, FunctionSettings):
+        return FunctionAgent(check_agent_function(load_function(settings.function, "agent.function")))
+    return FunctionAgent(_refuse)  # `tw.Trainer` is given its agent with the tasks
 
 
 async def _refuse(client: object, task: object) -> None:
-    raise UserError("the run has no agent: set agent.command or agent.function")
+    raise UserError("The run has no agent: set agent.command or agent.function.")
 
 
 def check_agent_function(function: AgentFunction) -> AgentFunction:
@@ -80,13 +80,13 @@ def check_agent_function(function: AgentFunction) -> AgentFunction:
     name = getattr(function, "__name__", "the agent")
     called = getattr(function, "__call__", function)  # noqa: B004  (an object with an async __call__ is an agent too)
     if not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(called):
-        raise UserError(f"{name} is not an async function: write async def {name}(client, task)")
+        raise UserError(f"{name} is not an async function: write async def {name}(client, task).")
     if not accepts_arguments(function, 2):
-        raise UserError(f"{name} must take two arguments: write async def {name}(client, task)")
+        raise UserError(f"{name} must take two arguments: write async def {name}(client, task).")
     return function
 
 
-def load_reward(settings: AgentConfig) -> AgentReward | None:
+def load_reward(settings: AgentSettings) -> AgentReward | None:
     """Load agent.reward; None without one."""
     if settings.reward is None:
         return None
@@ -94,5 +94,5 @@ def load_reward(settings: AgentConfig) -> AgentReward | None:
     label = f"agent.reward {settings.reward}"
     check_reward_function(function, label)
     if not accepts_arguments(function, 2):
-        raise UserError(f"{label} must take two arguments: write function(task, result)")
+        raise UserError(f"{label} must take two arguments: write function(task, result).")
     return function

@@ -23,8 +23,11 @@ from turnwise.envs.registry import spec_of
 from turnwise.envs.text_env import TextEnv
 from turnwise.evaluation.episodes import Evaluation
 from turnwise.files.run_folders import find_run_folder
+from turnwise.record.rows import select
 from turnwise.record.run_folder import RunFolder, is_finished
+from turnwise.record.steps import EpisodeSource, StepRecord
 from turnwise.report.terminal import make_console
+from turnwise.rewards.functions import accepts_arguments
 from turnwise.run.configure import configure
 from turnwise.run.evaluation.arguments import RemoteModels
 from turnwise.run.evaluation.evaluate import default_folder, evaluate_into_folder
@@ -55,7 +58,7 @@ class Rows(list[dict[str, Any]]):
         try:
             import pandas
         except ImportError:
-            raise UserError("to_pandas needs pandas: pip install pandas") from None
+            raise UserError("to_pandas needs pandas. Run `pip install pandas`.") from None
         return pandas.DataFrame(self)
 
     def _repr_html_(self) -> str:
@@ -133,7 +136,8 @@ class Run:
         """Continue an unfinished run from its last checkpoint; `max_minutes` replaces its time limit."""
         overrides = [] if max_minutes is None else [("train.max_minutes", max_minutes)]
         config = configure(resume=str(self.path), overrides=overrides)
-        imitates = config.sft.demos is not None and not any("rollout/episodes" in row for row in self.metrics())
+        steps = select(RunFolder.open(self.path).read_records(), StepRecord)
+        imitates = config.sft.demos is not None and all(record.source is not EpisodeSource.PLAYED for record in steps)
         command = sft_run if imitates else train_run
         return _run(command, config, resume=True, typed=(), on_step=on_step, quiet=quiet)
 
@@ -246,9 +250,15 @@ def sft(
     named: dict[str, Any] = {"sft.count": count, "sft.epochs": epochs, "seed": seed, "record.name": name}
     named |= {"model.name": _model_name(model), "train.max_minutes": max_minutes}
     if data is not None and demos is not None:
-        raise UserError("tw.sft: data and demos both name the demonstrations: leave out one of them")
+        raise UserError("tw.sft: data and demos both name the demonstrations: remove one of them.")
     if config is None:
         source = demos if data is None else data
+        if not isinstance(source, str | Path | Run | None):
+            setting = "demos" if data is None else "data"
+            raise UserError(
+                f"tw.sft: {setting} is a {type(source).__name__}, not the path of a file or a run. Write the "
+                "conversations to a .jsonl file, one per line, and give its path."
+            )
         named |= {"sft.demos": "solver" if source is None else str(source.path if isinstance(source, Run) else source)}
         env = NO_ENV if env is None and data is not None else env
     config, typed = _configure("tw.sft", env, like, config, named, settings)
@@ -330,7 +340,9 @@ def _configure(
         found = configure(_reference(env), like=like, overrides=overrides, full_context=is_sft)
         return found, [key for key, _ in overrides]
     if env is not None or like is not None or overrides:
-        raise UserError(f"{call}: config holds all settings: leave out the others, or leave out config")
+        raise UserError(f"{call}: config holds all settings: remove the others, or remove config.")
+    if not isinstance(config, Config):
+        raise UserError(f'{call}: config is a {type(config).__name__}. Give a tw.Config(train={{"steps": 50}}).')
     return config, []
 
 
@@ -343,6 +355,11 @@ def _run(
     on_step: OnStep | None,
     quiet: bool,
 ) -> Run:
+    if on_step is not None and not callable(on_step):
+        raise UserError(f"on_step is {on_step!r}. Give a function, which is called with the metrics of each step.")
+    if on_step is not None and not accepts_arguments(on_step, 1):
+        raise UserError("on_step must take one argument, the metrics of a step. Write def on_step(metrics).")
+
     def work() -> Run:
         summary = command(config, resume=resume, console=_console(quiet), override_keys=typed, on_step=on_step)
         return Run(Path(summary["path"]))
@@ -355,6 +372,11 @@ def _console(quiet: bool) -> Console:
 
 
 def _model_name(model: str | Path | Run | None) -> str | None:
+    if not isinstance(model, str | Path | Run | None):
+        raise UserError(
+            f"Model is a value of type {type(model).__name__}, not a name, a folder or a run. Save it first: "
+            "model.save_pretrained(FOLDER), then model=FOLDER."
+        )
     return None if model is None else str(model.path if isinstance(model, Run) else model)
 
 

@@ -2,12 +2,8 @@
 
 from pathlib import Path
 
-from turnwise.algos.estimators import (
-    ArcherOfflineSettings,
-    ArcherSettings,
-    AwacSettings,
-    UtteranceCriticSettings,
-)
+from turnwise.algos.critics import UtteranceCriticSettings
+from turnwise.algos.estimators import ArcherOfflineSettings, ArcherSettings, AwacSettings, UtteranceEstimator
 from turnwise.config.schema import Config
 from turnwise.core.random_streams import address
 from turnwise.data.replay import Replay
@@ -15,6 +11,7 @@ from turnwise.models.critic import UtteranceCritic
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.record.trajectories import open_replay
 from turnwise.rollout.collect import Collector
+from turnwise.rollout.context_settings import Summary
 from turnwise.run.build import PolicyStack, training_sampling
 from turnwise.run.build_learner import build_optimizer, build_schedule, estimate_settings
 from turnwise.training.archer import ActorSettings, Archer, UtteranceSampler
@@ -32,12 +29,13 @@ def build_archer(
     `folder`: of the replay that the run fills; `stored`: that of data.sources. The critic becomes an auxiliary
     network of the learner, so that checkpoints contain it.
     """
-    archer = config.algo.estimator
-    assert isinstance(archer, UtteranceCriticSettings)
-    critic = build_utterance_critic(config, archer, learner, plan)
+    archer, critic_settings = config.algo.estimator, config.critic
+    assert isinstance(archer, UtteranceEstimator) and isinstance(critic_settings, UtteranceCriticSettings)
+    critic = build_utterance_critic(config, critic_settings, learner, plan)
     learner.auxiliary["utterance_critic"] = critic
     settings = ActorSettings(
         archer=archer,
+        critic=critic_settings,
         algo=config.algo,
         needs=estimate_settings(config).needs,
         micro_tokens=plan.micro_tokens,
@@ -56,24 +54,24 @@ def build_sampler(config: Config, stack: PolicyStack) -> UtteranceSampler:
     return UtteranceSampler(
         policy=stack.collector.policy,
         sampling=training_sampling(config),
-        summary_tokens=config.context.summary_tokens,
+        summary_tokens=config.context.tokens if isinstance(config.context, Summary) else 0,
         max_tokens=config.rollout.max_tokens,
         run_seed=config.seed,
     )
 
 
 def build_utterance_critic(
-    config: Config, archer: UtteranceCriticSettings, learner: LocalLearner, plan: MemoryPlan
+    config: Config, settings: UtteranceCriticSettings, learner: LocalLearner, plan: MemoryPlan
 ) -> UtteranceCriticLearner:
-    seed, own_trunk = address("utterance critic", config.seed), archer.encoder == "own"
+    seed, own_trunk = address("utterance critic", config.seed), settings.encoder == "own"
     critic = UtteranceCritic(learner.model, seed=seed, own_trunk=own_trunk)
     mark_embeddings(critic.trunk)
-    train = config.train
-    optimizer = build_optimizer(train, critic.parameters(), config.critic.learning_rate, build_schedule(train), plan)
+    train, archer = config.train, config.algo.estimator
+    optimizer = build_optimizer(train, critic.parameters(), settings.learning_rate, build_schedule(train), plan)
     return UtteranceCriticLearner(
         critic,
         optimizer,
-        target_rate=archer.target_rate,
+        target_rate=settings.target_rate,
         expectile=archer.expectile if isinstance(archer, ArcherOfflineSettings) else None,
         micro_tokens=plan.micro_tokens,
     )

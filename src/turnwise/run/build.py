@@ -36,7 +36,7 @@ from turnwise.models.vision.encoder import trains_vision
 from turnwise.record.images import IMAGES_FOLDER
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.factory import build_group_judges, judge_weights
-from turnwise.rewards.functions import trajectory_reward
+from turnwise.rewards.functions import build_reward
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.judge.settings import LOCAL
 from turnwise.rewards.scoring import ENV, RewardSet
@@ -48,7 +48,6 @@ from turnwise.run.contexts import build_context
 from turnwise.run.environment_mix import EnvironmentMix
 from turnwise.run.sources import resolve_model_name, use_own_adapter
 from turnwise.training.warmup import has_warmup, load_warmed_up
-from turnwise.user_code.references import load_function
 
 if TYPE_CHECKING:  # its packages are optional
     from turnwise.gateway.server import Gateway
@@ -72,7 +71,6 @@ def model_loader(config: Config) -> LoadModel:
             device=settings.device,
             chat_template=settings.chat_template,
             attn_implementation=ATTENTION,
-            seed=settings.warmup_seed,
             train_vision=train_vision,
         )
 
@@ -151,7 +149,7 @@ def _add_adapter(config: Config, loaded: LoadedModel) -> None:
 
 def _is_warmed_up(config: Config, environments: EnvironmentMix) -> bool:
     if environments.has_agent:
-        return config.agent.random_reply is not None and config.model.name in WARMED_UP
+        return load_random_reply(config.agent) is not None and config.model.name in WARMED_UP
     return bool(environments.specs) and has_warmup(config.model.name, environments.with_params)
 
 
@@ -166,10 +164,10 @@ def _warm_up(
             config.model.name,
             environments.with_params,
             steps=config.model.warmup_steps,
-            seed=config.model.warmup_seed,
             load=load,
             show=show,
             single_turns=config.context.shows_current_turn_only,
+            timeout_s=config.rollout.timeout_s,
         )
     began, loaded = time.perf_counter(), load(config.model.name)
     warm_up_agent(config, environments, loaded, reply, show)
@@ -218,12 +216,11 @@ def _text_only_error(model: str, spec: EnvSpec) -> UserError:
 def check_engine_reads_images(config: Config, environments: EnvironmentMix) -> None:
     """Raise UserError if an environment shows images and the engine reads text only."""
     spec = environments.visual_spec
-    if spec is not None and not ENGINES[config.engine.kind].reads_images(config.engine):
-        kinds = " or ".join(name for name, kind in ENGINES.items() if kind.reads_images(config.engine))
-        on_servers = " with engine.urls" if config.engine.urls else ""
+    if spec is not None and not config.engine.reads_images:
+        kinds = " or ".join(name for name, engine in ENGINES.items() if engine().reads_images)
         raise UserError(
-            f"{spec.name} shows images, and engine.kind {config.engine.kind}{on_servers} reads text only. Choose "
-            f"engine.kind {kinds}{_or_text(spec)}."
+            f"{spec.name} shows images, and engine {config.engine.kind} with these settings reads text only. Choose "
+            f"engine {kinds} without engine.urls{_or_text(spec)}."
         )
 
 
@@ -243,15 +240,9 @@ def _keep_base_of_adapter(loaded: LoadedModel, base: Path) -> None:
 
 
 def build_engine(config: Config, model: Any, renderer: Renderer, *, pages: int | None = None) -> Engine:
-    """Build the engine of engine.kind. `pages`: size of the KV cache on a GPU. None uses system.cache_share."""
-    options = EngineOptions(
-        slots=config.rollout.in_flight,
-        max_tokens=config.rollout.max_tokens,
-        pages=pages,
-        settings=config.engine,
-        system=config.system,
-    )
-    return ENGINES[config.engine.kind].build(model, renderer, options)
+    """Build the engine. `pages`: size of the KV cache on a GPU. None: as engine.gpu_memory_utilization allows."""
+    options = EngineOptions(slots=config.rollout.in_flight, max_tokens=config.rollout.max_tokens, pages=pages)
+    return config.engine.build(model, renderer, options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +281,7 @@ def build_policy_stack(
     `run`: folder in which the gateway of an agent keeps its calls.
     """
     renderer = build_renderer(config, loaded)
-    copies = config.rollout.max_staleness > 0 and ENGINES[config.engine.kind].shares_weights
+    copies = config.rollout.max_staleness > 0 and config.engine.shares_weights
     model = copy_model(loaded.model).requires_grad_(False) if copies else loaded.model
     engine = build_engine(config, model, renderer, pages=pages)
     training = training_sampling(config)
@@ -343,7 +334,7 @@ def evaluation_sampling(config: Config) -> Sampling:
 
 def reward_names(config: Config) -> list[str]:
     """Return the names of reward.functions, in order."""
-    return [function.rpartition(":")[2] for function in config.reward.functions]
+    return [function.reward_name for function in config.reward.functions]
 
 
 def reward_weights(config: Config) -> dict[str, float]:
@@ -355,8 +346,7 @@ def reward_weights(config: Config) -> dict[str, float]:
 
 def build_rewards(config: Config, judges: JudgeRegistry, decode: Callable[[Sequence[int]], str]) -> RewardSet:
     """Build all rewards of a run. `decode` gives judges the text of token ids."""
-    loaded = [trajectory_reward(load_function(each, "reward.functions")) for each in config.reward.functions]
-    functions = dict(zip(reward_names(config), loaded, strict=True))
+    functions = {function.reward_name: build_reward(function) for function in config.reward.functions}
     return RewardSet(
         format_penalty=config.reward.format_penalty,
         functions=functions,

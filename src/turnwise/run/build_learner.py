@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
+from turnwise.algos.critics import HeadCriticSettings, TokenCriticSettings
+from turnwise.algos.entropy import EntropyCoefficient
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient
 from turnwise.algos.turn_discount import AdaptiveDiscount
 from turnwise.config.algorithm import AlgoConfig
@@ -60,6 +62,7 @@ def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) ->
         build_objective(config),
         build_optimizer(train, model.parameters(), train.learning_rate, schedule, plan, muon=True),
         kl_coef=0.0 if algo.kl_is_reward else algo.kl_coef,
+        entropy_coef=algo.entropy_coef,
         reference=copy_model(model).requires_grad_(False) if keeps_reference and not has_adapter(model) else None,
         reference_adapter=copy_adapter(model) if keeps_reference and has_adapter(model) else None,
         critic=critic,
@@ -96,10 +99,10 @@ def build_sharded_learner(config: Config, model: Any | None, plan: MemoryPlan | 
         for each in (policy, reference, trunk):
             if each is not None:
                 compile_unfused_layers(each)
-    rounded = any(each.requires_grad and each.dtype != torch.float32 for each in skeleton.parameters())
+    rounded = any(parameter.requires_grad and parameter.dtype != torch.float32 for parameter in skeleton.parameters())
 
     def optimizer(module: Any, settings: OptimizerSettings, *, saves_weights: bool) -> ShardedOptimizer:
-        trained = [each for each in module.parameters() if each.requires_grad]
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         return ShardedOptimizer(trained, settings, schedule.share, sharding=sharding, saves_weights=saves_weights)
 
     return ShardedLearner(
@@ -110,6 +113,7 @@ def build_sharded_learner(config: Config, model: Any | None, plan: MemoryPlan | 
         sharding=sharding,
         reduce_once_per_step=not plan.optimizer_on_host,
         kl_coef=0.0 if algo.kl_is_reward else algo.kl_coef,
+        entropy_coef=algo.entropy_coef,
         reference=reference,
         reference_adapter=copy_adapter(policy) if keeps_reference and has_adapter(policy) else None,
         critic=critic,
@@ -132,7 +136,7 @@ def build_schedule(train: TrainConfig) -> Schedule:
 def _critic(config: Config, model: Any) -> TrunkCritic | HeadCritic | None:
     if not config.algo.needs_critic:
         return None
-    return TrunkCritic(model) if config.critic.kind == "trunk" else HeadCritic(model)
+    return HeadCritic(model) if isinstance(config.critic, HeadCriticSettings) else TrunkCritic(model)
 
 
 def build_optimizer(
@@ -153,7 +157,6 @@ def build_optimizer(
 def _optimizer_settings(train: TrainConfig, learning_rate: float, *, muon: bool = False) -> OptimizerSettings:
     return OptimizerSettings(
         learning_rate=learning_rate,
-        betas=train.optimizer.betas,
         weight_decay=train.optimizer.weight_decay,
         max_grad_norm=train.max_grad_norm,
         muon_learning_rate=train.optimizer.learning_rate if muon and isinstance(train.optimizer, Muon) else None,
@@ -173,7 +176,8 @@ def share_value_head(config: Config, engine: EngineControl, learner: LocalLearne
 
 def build_objective(config: Config) -> Objective:
     algo = config.algo
-    return Objective(algo=algo, critic_settings=config.critic, kl_estimator=KL_ESTIMATORS[kl_estimator(algo)])
+    critic = config.critic if isinstance(config.critic, TokenCriticSettings) else None
+    return Objective(algo=algo, critic_settings=critic, kl_estimator=KL_ESTIMATORS[kl_estimator(algo)])
 
 
 def update_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> UpdateSettings:
@@ -204,9 +208,10 @@ def estimate_settings(
         ),
         advantage_tokens=token_rule(algo.advantage_tokens, "algo.advantage_tokens"),
         loss_tokens=token_rule(algo.loss_tokens, "algo.loss_tokens"),
+        entropy_tokens=token_rule(algo.entropy_tokens, "algo.entropy_tokens"),
         kl_in_reward=KL_ESTIMATORS[kl_estimator(algo)] if algo.kl_coef > 0 and algo.kl_is_reward else None,
         needs=Needs(
-            logprobs=algo.old_logprobs == "learner",
+            policy_logprobs=algo.old_logprobs == "learner",
             values=algo.needs_critic,
             ref_logprobs=algo.needs_reference,
         ),
@@ -218,7 +223,8 @@ def estimate_settings(
 def build_coefficients(config: Config) -> AdaptiveCoefficients:
     algo = config.algo
     return AdaptiveCoefficients(
-        kl=KlCoefficient(value=algo.kl_coef, target=algo.kl_target, horizon=algo.kl_horizon),
+        kl=KlCoefficient(value=algo.kl_coef, target=algo.kl_target),
+        entropy=EntropyCoefficient(value=algo.entropy_coef, least=algo.entropy_coef, target=algo.entropy_target),
         discount=AdaptiveDiscount() if getattr(algo.advantage, "gamma_turn", None) == "adaptive" else None,
     )
 
@@ -233,6 +239,6 @@ def token_rule(value: str, setting: str) -> TokenRule:
     if unknown := [name for name in names if name not in PARTS]:
         raise UserError(
             f'{setting} "{value}": unknown part "{unknown[0]}":{suggest(unknown[0], PARTS)} (write "sampled", parts '
-            'joined by "+" such as "prediction+answer", or FILE.py:function)'
+            'joined by "+" such as "prediction+answer", or FILE.py:function).'
         )
     return part_rule(frozenset(names))

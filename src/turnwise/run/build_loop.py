@@ -1,17 +1,22 @@
 """Build the training loop of a run: source of episodes, estimator, and the parts around a step."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from turnwise.algos.alarms import AlarmSettings
+from turnwise.algos.estimators import EstimatorSettings, OnPolicySettings, UtteranceEstimator
+from turnwise.algos.user_code import naming
 from turnwise.config.schema import Config
+from turnwise.config.sources import AutoSource, SourceSettings
+from turnwise.core.errors import UserError
 from turnwise.core.learner import Learner
 from turnwise.core.task import Task
 from turnwise.data.replay import Replay
 from turnwise.models.loading.load import LoadedModel
 from turnwise.models.memory.plan import MemoryPlan
+from turnwise.record.rows import VALIDATION
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.report.trajectory_images import TrajectoryImages
@@ -34,14 +39,14 @@ from turnwise.training.loop import JudgeBudgets, Loop, LoopLimits, ReleaseCaches
 from turnwise.training.offline import Stored
 from turnwise.training.played import Played, TaskResults, filter_groups
 from turnwise.training.selfplay import Opponents
-from turnwise.training.step import Estimator, Part, Source
+from turnwise.training.step import Estimator, Part, RunParts, Source
 from turnwise.training.step_record import EngineTimes, ProgressDisplay, RunFiles, TrajectoryFiles
-from turnwise.training.validation import VALIDATION, Evaluator, Validation
+from turnwise.training.validation import Evaluator, Validation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopInputs:
-    """What a run has built before its loop."""
+    """Model, engine, learner and files, which exist before the loop."""
 
     config: Config
     environments: EnvironmentMix
@@ -78,8 +83,7 @@ def build_loop(given: LoopInputs) -> Loop:
         given.progress,
     )
     results, coefficients = TaskResults(given.tasks), _build_coefficients(given)
-    source = _build_source(given, collector, results)
-    estimator = _build_estimator(given, coefficients)
+    source, estimator = _build_source_and_estimator(given, collector, results, coefficients)
     states: list[Part] = [part for part in (source, estimator, opponents) if isinstance(part, Part)]
     parts = [*states, results, coefficients, JudgeBudgets(given.services), *_recording_parts(given)]
     parts += _diagnostic_parts(given, source)
@@ -111,6 +115,45 @@ def build_loop(given: LoopInputs) -> Loop:
 def _build_coefficients(given: LoopInputs) -> Coefficients:
     kl_in_loss = estimate_settings(given.config).kl_in_reward is None
     return Coefficients(build_coefficients(given.config), kl_in_loss=kl_in_loss)
+
+
+def _build_source_and_estimator(
+    given: LoopInputs, collector: GroupCollector, results: TaskResults, coefficients: Coefficients
+) -> tuple[Source, Estimator[Any]]:
+    """Build those of the settings; a user's own (FILE.py:Name) from the built-in ones."""
+    config, source = given.config, _build_source(given, collector, results)
+    allowed_sets = given.stack.renderer.grammars.allowed_sets
+    on_policy = OnPolicy(estimate_settings(config, given.plan.micro_tokens, allowed_sets), coefficients)
+    parts = RunParts(
+        config=config,
+        learner=given.learner,
+        engine=given.stack.engine,
+        tasks=given.tasks,
+        collector=collector,
+        source=source,
+        on_policy=on_policy,
+    )
+    if not isinstance(config.rollout.source, AutoSource):
+        source = _build_own(config.rollout.source, "rollout.source", parts, "groups")
+    chosen = config.algo.estimator
+    if isinstance(chosen, OnPolicySettings):
+        return source, on_policy
+    if isinstance(chosen, UtteranceEstimator):
+        assert isinstance(given.learner, LocalLearner), "a cluster's learner has no critic of utterances"
+        return source, build_archer(config, given.stack, given.learner, given.folder.replay, given.replay, given.plan)
+    return source, _build_own(chosen, "algo.estimator", replace(parts, source=source), "sample", "estimate")
+
+
+def _build_own(chosen: SourceSettings | EstimatorSettings, setting: str, parts: RunParts, *methods: str) -> Any:
+    """Build the user's source or estimator; UserError if it does not have the methods of the protocol."""
+    with naming(chosen, setting):
+        built = chosen.build(parts)
+    if missing := [name for name in methods if not callable(getattr(built, name, None))]:
+        raise UserError(
+            f"{setting} {chosen.kind}: build returned {type(built).__name__}, which has no method {missing[0]}. Return "
+            f"an object with {' and '.join(methods)}."
+        )
+    return built
 
 
 def _build_source(given: LoopInputs, collector: GroupCollector, results: TaskResults) -> Source:
@@ -152,21 +195,11 @@ def _build_source(given: LoopInputs, collector: GroupCollector, results: TaskRes
     return PlayedAhead(played, max_staleness=staleness, steps=config.train.steps, in_flight=config.rollout.in_flight)
 
 
-def _build_estimator(given: LoopInputs, coefficients: Coefficients) -> Estimator[Any]:
-    config, stack, plan = given.config, given.stack, given.plan
-    if config.algo.estimator.uses_advantage:
-        allowed_sets = stack.renderer.grammars.allowed_sets
-        return OnPolicy(estimate_settings(config, plan.micro_tokens, allowed_sets), coefficients)
-    assert isinstance(given.learner, LocalLearner), "a cluster's learner has no critic of utterances"
-    return build_archer(config, stack, given.learner, given.folder.replay, given.replay, plan)
-
-
 def _recording_parts(given: LoopInputs) -> list[Part]:
     folder, record, renderer = given.folder, given.config.record, given.stack.renderer
     pictures = TrajectoryImages(
         folder.trajectories,
         every=record.pictures_every,
-        per_step=record.pictures_per_step,
         warn=given.progress.note,
     )
     return [
@@ -185,18 +218,14 @@ def _diagnostic_parts(given: LoopInputs, source: Source) -> list[Part]:
         learner,
         update_settings(config, given.plan.micro_tokens),
         information_every=settings.information_every,
-        information_prompts=settings.information_prompts,
         gradients_every=settings.gradients_every,
-        gradient_buckets=settings.gradient_buckets,
     )
-    if not settings.alarms:
-        return [diagnostics]
     load = model_loader(config)
     rollback = Rollback(
         given.checkpoints,
         learner,
         lambda folder, state: restore(folder, learner, state, load),
-        at_most=settings.max_rollbacks if settings.rollback else 0,
+        at_most=settings.rollbacks,
         on_restore=[source.restart] if isinstance(source, PlayedAhead) else [],
     )
     limits = AlarmSettings(max_grad_norm=learner.max_grad_norm)
@@ -227,6 +256,5 @@ def build_saving_parts(
     """Return validation and checkpoints, which save the states of all parts: `others` and their own."""
     saved = list(others)
     saver = SaveCheckpoints(checkpoints, learner, saved, steps=steps, on_save=on_save)
-    best = saver if config.checkpoint.keep_best else None
-    saved.append(Validation(validate, folder, every=config.eval.every, steps=steps, best=best))
+    saved.append(Validation(validate, folder, every=config.eval.every, steps=steps, best=saver))
     return [saved[-1], saver]

@@ -7,14 +7,15 @@ must fit together.
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from turnwise.algos.estimators import ArcherSettings
-from turnwise.config.agent import AGENT_ENV
+from turnwise.algos.critics import UtteranceCriticSettings
+from turnwise.algos.estimators import ActingEstimator, ArcherSettings
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.engine.engines import ENGINES
+from turnwise.envs.agent.settings import AGENT_ENV, StartedAgent
 from turnwise.models.loading.catalogue import WARMED_UP
 from turnwise.models.loading.lora import is_adapter
 from turnwise.rewards.scoring import ENV, FORMAT
+from turnwise.rollout.opponents import CurrentPolicy
 from turnwise.run.build import reward_names
 from turnwise.settings.needs import Lack, explain_missing, explain_unused
 from turnwise.settings.section import Section
@@ -64,26 +65,17 @@ def check_is_used(config: Config, key: str, lacks: dict[str, Lack]) -> None:
             break
         if name in section.idle():
             cause, fix = section.idle()[name]
-            raise UserError(f"{key} has no effect with {cause}. Leave it out, or {fix}.")
+            raise UserError(f"{key} has no effect with {cause}. Remove it, or {fix}.")
         used = section.uses.get(name, ())
         for capability in (used,) if isinstance(used, str) else used:
             if capability in lacks:
                 raise UserError(explain_unused(key, lacks[capability]))
-    _check_engine_reads(config, key)
-
-
-def _check_engine_reads(config: Config, key: str) -> None:
-    readers = [name for name, kind in ENGINES.items() if key in kind.reads]
-    if readers and config.engine.kind not in readers:
-        raise UserError(
-            f"{key} has no effect with engine.kind {config.engine.kind}. Leave it out, or choose {', '.join(readers)}."
-        )
 
 
 def _check_agent(config: Config) -> None:
-    if config.agent.is_set and config.env.kind != AGENT_ENV:
+    if isinstance(config.agent, StartedAgent) and config.env.kind != AGENT_ENV:
         raise UserError(
-            f"env.kind {config.env.kind} is an environment, which agent.command or agent.function replaces. Leave out "
+            f"env.kind {config.env.kind} is an environment, which agent.command or agent.function replaces. Remove "
             "one of them."
         )
     if config.sft.demos is not None:
@@ -97,6 +89,12 @@ def _check_step_sizes(config: Config) -> None:
     """Check the numbers of tasks and trajectories of a step."""
     rollout, mini_batch, estimator = config.rollout, config.train.mini_batch, config.algo.estimator
     episodes, tasks = rollout.groups * rollout.group_size, rollout.groups * (1 + config.algo.filter.refill_rounds)
+    updates = config.critic.updates if isinstance(config.critic, UtteranceCriticSettings) else 0
+    if isinstance(estimator, ActingEstimator) and estimator.states < updates:
+        raise UserError(
+            f"algo.estimator.states {estimator.states} is less than critic.updates {updates}: some updates would have "
+            f"no state to train V at. Set algo.estimator.states to at least {updates}."
+        )
     if isinstance(estimator, ArcherSettings):
         if mini_batch > estimator.states:
             raise UserError(
@@ -126,7 +124,7 @@ def _check_critic_warmup(config: Config) -> None:
 
 
 def _check_selfplay(config: Config) -> None:
-    if config.selfplay.opponent != "self":
+    if not isinstance(config.selfplay.opponent, CurrentPolicy):
         return
     if config.rollout.groups % 2 == 1:
         raise UserError(
@@ -147,7 +145,7 @@ def _check_lora(config: Config) -> None:
             "Set model.warmup_steps 60, for example."
         )
     if config.lora.rank > 0 and is_adapter(Path(name).expanduser()):
-        raise UserError(f"model.name {name} is already an adapter, which training continues. Leave out lora.rank.")
+        raise UserError(f"model.name {name} is already an adapter, which training continues. Remove lora.rank.")
 
 
 def _check_rewards(config: Config) -> None:

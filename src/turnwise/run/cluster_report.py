@@ -13,7 +13,6 @@ from turnwise.cluster.rates import GPUS, EpisodesTable, Gpu, MeasuredRates, find
 from turnwise.cluster.simulate import Amount, Workload
 from turnwise.config.resources import ClusterConfig
 from turnwise.config.schema import Config
-from turnwise.engine.engines import ENGINES
 from turnwise.envs.registry import load_spec
 from turnwise.models.loading.load import DTYPES
 from turnwise.models.memory.estimate import GIB, MemoryEstimate
@@ -97,7 +96,7 @@ def report_memory(config: Config) -> Table:
             gpu,
             learners=settings.learners,
             engines=settings.engines,
-            tensor_parallel=None if shared else settings.gpus_per_engine or 1,
+            tensor_parallel=None if shared else config.engine.gpus,
         )
         sizes = ("does not fit", "", "") if division is None else _division_sizes(division)
         rows.append((gpu.name, f"{gpu.gib:g}", *sizes))
@@ -136,7 +135,7 @@ def build_job(config: Config, rates: MeasuredRates, model_config: Any = None) ->
         epochs=config.train.epochs,
         score_passes=1 + request.reference,
         rates=rates,
-        splits_engines=ENGINES[config.engine.kind].splits_models,
+        splits_engines=config.engine.splits_models,
     )
 
 
@@ -207,9 +206,9 @@ def _gib(size: int) -> str:
 
 def _choices(choices: Sequence[PredictedDivision]) -> Table:
     rows = []
-    for each in choices:
-        layout, found = each.division.layout, each.prediction
-        split = f" x {each.division.tensor_parallel}" if each.division.tensor_parallel > 1 else ""
+    for choice in choices:
+        layout, found = choice.division.layout, choice.prediction
+        split = f" x {choice.division.tensor_parallel}" if choice.division.tensor_parallel > 1 else ""
         rows.append(
             (
                 "shared" if layout.colocated else "separate",
@@ -217,7 +216,7 @@ def _choices(choices: Sequence[PredictedDivision]) -> Table:
                 f"{layout.engines}{split}",
                 str(layout.max_staleness),
                 _format_seconds(found.step_s),
-                _percent(each.gpu_idle),
+                _percent(choice.gpu_idle),
                 _percent(found.engine_idle),
                 _percent(found.learner_idle),
                 f"{found.staleness:.2f}",
@@ -273,7 +272,9 @@ def _cpu_cores(best: PredictedDivision, settings: ClusterConfig) -> float:
         "learners": layout.learners,
         "placement": "colocated" if layout.colocated else "disaggregated",
     }
-    return sum(each["CPU"] for each in plan_placement(settings.model_copy(update=chosen), has_gpus=True).bundles)
+    return sum(
+        bundle["CPU"] for bundle in plan_placement(settings.model_copy(update=chosen), gpus_per_engine=1).bundles
+    )
 
 
 def _describe_rates(rates: MeasuredRates, rates_file: Path | None) -> str:
@@ -304,9 +305,9 @@ def _command(recipe: str, config: Config, overrides: Sequence[tuple[str, str]], 
         "train.recompute": "on" if best.division.learner.recompute else "off",
     }
     if split > 1:
-        settings |= {"engine.tensor_parallel": split, "cluster.gpus_per_engine": split}
-    if (key := "engine.gpu_memory_utilization") in ENGINES[config.engine.kind].reads and not layout.colocated:
-        settings[key] = UTILIZATION
+        settings["engine.tensor_parallel"] = split
+    if config.engine.gpu_share is not None and not layout.colocated:
+        settings["engine.gpu_memory_utilization"] = UTILIZATION
     typed = [(key, value) for key, value in overrides if key.replace("-", "_") not in settings]
     words = [word for key, value in [*typed, *settings.items()] for word in (f"--{key}", value)]
     return spell_command("train", recipe, *words)

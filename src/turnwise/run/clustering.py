@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from turnwise.algos.critics import HeadCriticSettings
 from turnwise.cluster.engine_replica import ReplicaParts
 from turnwise.cluster.env_worker_pool import EnvWorkerPool, WorkerCollector
 from turnwise.cluster.images import EpisodeImages
@@ -45,7 +46,7 @@ MAX_LOSSES = 20
 def open_cluster(config: Config, advice: str = "") -> Iterator[ClusterSession]:
     """Open the cluster of a run. `advice`: printed if Ray itself is lost."""
     uses_gpus = resolve_device(config.model.device).type == "cuda"
-    with open_session(config.cluster, uses_gpus=uses_gpus, advice=advice) as session:
+    with open_session(config.cluster, gpus_per_engine=config.engine.gpus if uses_gpus else 0, advice=advice) as session:
         yield session
 
 
@@ -133,8 +134,8 @@ def _use_workers(stack: PolicyStack, workers: EnvWorkerPool) -> PolicyStack:
 
 def _samples_values(config: Config) -> bool:
     """Return whether replicas get the head of a critic on the policy's trunk: see `share_value_head`."""
-    critic = config.critic.kind if config.algo.needs_critic else None
-    return critic == "head" and not config.rollout.max_staleness
+    has_head = config.algo.needs_critic and isinstance(config.critic, HeadCriticSettings)
+    return has_head and not config.rollout.max_staleness
 
 
 def _rank_builder(config: Config, loaded: LoadedModel, plan: MemoryPlan, run: Path) -> BuildRank:

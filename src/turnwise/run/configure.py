@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from turnwise.config.agent import AGENT_ENV
 from turnwise.config.load import (
     Overrides,
     build,
@@ -15,7 +14,9 @@ from turnwise.config.load import (
 )
 from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
-from turnwise.engine.engines import ENGINES
+from turnwise.engine.engines import ENGINES, Native
+from turnwise.envs.agent.settings import AGENT_ENV, starts_agent
+from turnwise.envs.catalogue import split_target
 from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.files.run_folders import CONFIG_FILE, find_run_folder
 from turnwise.models.loading.catalogue import PIXELS_PER_TOKEN, TINY, TINY_VLM
@@ -25,19 +26,17 @@ from turnwise.record.resume_command import spell_resume
 from turnwise.run.environment_mix import EnvironmentMix, build_environment_mix, parse_list_params
 from turnwise.run.setting_names import check_names
 from turnwise.run.setting_paths import read_settings_file, resolve_paths
+from turnwise.settings.choice import KIND
 from turnwise.text.command_line import spell_command
 from turnwise.text.suggestions import closest_match, suggest
-from turnwise.user_code.references import IN_MEMORY
+from turnwise.user_code.references import IN_MEMORY, is_reference
 
 VISUAL_MODEL = {"name": TINY_VLM, "train_vision": True}
 """Default `model` settings of targets that show images and are not recipes."""
 SAME_DEFAULTS = {TINY_VLM: TINY}
 """Models that take the default settings of another model."""
 
-GYMNASIUM = "gymnasium:"
-"""Start of a target that names an environment of Gymnasium: gymnasium:ID."""
-
-CURRENT_TURN = {"mode": "turn", "turns": 0}
+CURRENT_TURN = {KIND: "turn", "turns": 0}
 """Default `context` settings of the tiny models in fully observable environments, for targets that are not recipes."""
 SINGLE_TURN = "_single_turn"
 """Suffix of a model's default settings for these contexts, which go on top of its others."""
@@ -73,19 +72,22 @@ def configure(
         raise UserError(f"{run} was made by an older version of turnwise. Start a new run from it: `{further}`")
     overrides = parse_list_params(settings, overrides)
     if resume is not None:
-        _refuse_changes(find_run_folder(resume), [each for each in overrides if each[0] not in MAY_CHANGE])
-    config = _complete(settings, target, like, overrides)
-    check_names(config)
-    if resume is not None:
         check_code_files(find_run_folder(resume))
+        _refuse_changes(find_run_folder(resume), [override for override in overrides if override[0] not in MAY_CHANGE])
+    has_recipe, context = target is None or target in recipe_names(), settings.get("context", {})
+    is_chosen = KIND in context or any(_find_override(name, overrides) for name in ("context", f"context.{KIND}"))
+    first, known = overrides, settings
+    if not has_recipe and not is_chosen:  # the context may depend on the environment
+        first = [(name, value) for name, value in overrides if not name.startswith("context.")]
+        known = {**settings, "context": {}}
+    config = _complete(known, target, like, first)
+    check_names(config)
     environments = build_environment_mix(config)
-    if target is None or target in recipe_names():
+    if has_recipe:
         return config
     if not _names_model(settings, like, overrides) and environments.visual_spec:
         settings = settings | {"model": VISUAL_MODEL | settings.get("model", {})}
-        config = _complete(settings, target, like, overrides)
-    context = settings.get("context", {})
-    is_chosen = "mode" in context or _find_override("context.mode", overrides) is not None
+        config = _complete({**settings, "context": known.get("context", {})}, target, like, first)
     if like is None and not full_context and not is_chosen and environments.is_fully_observable:
         settings = settings | {"context": _default_context(config.model.name) | context}
     return _fit_images(_complete(settings, target, like, overrides), environments)
@@ -97,7 +99,7 @@ def _refuse_changes(run: Path, changes: Overrides) -> None:
         return
     again = spell_resume(run)
     options = [word for key, value in changes for word in (f"--{key}", value)]
-    message = f"{run} keeps its own settings when it is resumed. Leave out {changes[0][0]}: `{again}`"
+    message = f"{run} keeps its own settings when it is resumed. Remove {changes[0][0]}: `{again}`"
     if " train " in again:  # only `turnwise train` takes the settings of a run
         message += f", or start a new run from its settings: `{spell_command('train', '--from', run, *options)}`"
     raise UserError(message)
@@ -113,7 +115,7 @@ def _default_context(model: str) -> dict[str, Any]:
 
 def _fit_images(config: Config, environments: EnvironmentMix) -> Config:
     """Choose the size of images by the model's tokens, unless it is given: a token shows a cell, if there are cells."""
-    pixels, env, visual = PIXELS_PER_TOKEN.get(_root_model(config.model.name)), config.env, environments.visual_spec
+    pixels, env, visual = PIXELS_PER_TOKEN.get(root_model(config.model.name)), config.env, environments.visual_spec
     if pixels is None or visual is None or visual is not next(iter(environments.specs.values())):
         return config
     sizes = visual.image_params(pixels)
@@ -145,7 +147,8 @@ def _base_settings(
         case (str(), None, None):
             return load_target(target, overrides)
         case (None, str(), None):
-            return _with_record(read_run(start_from), name=None)  # a new run gets its own name
+            parent = str(find_run_folder(start_from).absolute())
+            return _with_record(read_run(start_from), name=None, parent=parent)  # a new run gets its own name
         case (None, None, str()):
             folder = find_run_folder(resume)
             return _with_record(read_run(resume), folder=str(folder.parent), name=folder.name)
@@ -162,7 +165,7 @@ def _with_record(settings: dict[str, Any], **record: Any) -> dict[str, Any]:
 def load_target(target: str, overrides: Overrides = ()) -> dict[str, Any]:
     """Return the settings that `turnwise train TARGET` starts from, not yet checked.
 
-    These are a recipe, a file of settings, or the defaults with that environment; gymnasium:ID names one of Gymnasium.
+    These are a recipe, a file of settings, or the defaults with that environment, such as gymnasium:Taxi-v4.
     A file must name its environment, unless one of the `overrides` does.
     """
     if target in recipe_names():
@@ -171,28 +174,28 @@ def load_target(target: str, overrides: Overrides = ()) -> dict[str, Any]:
         settings = read_settings_file(Path(target))
         _check_names_environment(target, settings, overrides)
         return settings
-    if target in (NO_ENV, AGENT_ENV, *ENVIRONMENTS) or ".py" in target or target.startswith(IN_MEMORY):
+    if (named := split_target(target)) is not None:
+        kind, params = named
+        return {"env": {"kind": kind} | ({"params": params} if params else {})}
+    if target in (NO_ENV, AGENT_ENV) or ".py" in target or target.startswith(IN_MEMORY):
         return {"env": {"kind": target}}
-    if target.startswith(GYMNASIUM):
-        return {"env": {"kind": "gymnasium", "params": {"id": target.removeprefix(GYMNASIUM)}}}
     if closest_match(Path(target).suffix, [".toml", ".py"]) or Path(target).is_file():
         raise UserError(f"{target}: settings are read from FILE.toml and environments from FILE.py:Class. Rename it.")
-    module, colon, name = target.partition(":")
-    if colon and Path(f"{module}.py").is_file():
+    module, separator, name = target.partition(":") if ":" in target else target.rpartition(".")
+    if separator and Path(f"{module}.py").is_file():
         raise UserError(f'Unknown environment "{target}": did you mean {module}.py:{name}?')
     near = suggest(target, [*recipe_names(), *ENVIRONMENTS])
-    raise UserError(f'Unknown recipe or environment "{target}":{near} (`turnwise recipes` and `envs` list them)')
+    raise UserError(f'Unknown recipe or environment "{target}":{near} (`turnwise recipes` and `envs` list them).')
 
 
 def _check_names_environment(file: str, settings: dict[str, Any], overrides: Overrides) -> None:
     """Raise UserError if the default of env.kind would decide what a file of settings trains."""
     if all(value == {} for value in settings.values()):
         raise UserError(f'{file} has no settings. Start it with the environment: [env], then kind = "frozen_lake".')
-    env, agent = settings.get("env", {}), settings.get("agent", {})
-    names_agent = isinstance(agent, dict) and (agent.get("command") or agent.get("function"))
-    names_env = not isinstance(env, dict) or "kind" in env  # what is not a table is rejected later
+    env = settings.get("env", {})  # if it is not a table, it is refused later
+    names_env = not isinstance(env, dict) or "kind" in env or starts_agent(settings.get("agent"))
     given = {key.replace("-", "_") for key, _ in overrides}
-    if not names_agent and not names_env and not given & {"env.kind", "agent.command", "agent.function"}:
+    if not names_env and not given & {"env.kind", "agent.command", "agent.function"}:
         raise UserError(
             f'{file} does not name an environment. Add [env] with kind = "frozen_lake", for example, or give '
             "--env.kind NAME."
@@ -203,7 +206,7 @@ def _apply_defaults(settings: dict[str, Any], target: str, like: str | None, ove
     """Put the settings of the recipe `like`, or else the model's defaults, below those of the target."""
     if target in recipe_names():
         if like is not None:
-            raise UserError(f"like {like}: {target} is a recipe and has its own settings. Leave one of them out.")
+            raise UserError(f"like {like}: {target} is a recipe and has its own settings. Remove one of them.")
         return settings
     recipe = {} if like is None else load_recipe(like)
     named = _find_override("model.name", overrides) or (recipe | settings).get("model", {}).get("name", "tiny")
@@ -224,12 +227,12 @@ def _without_task(recipe: dict[str, Any], limits: dict[str, Any]) -> dict[str, A
 
 def _model_defaults(model: str, variant: str = "") -> dict[str, Any]:
     """Return settings that suit a model better than the general defaults. A run counts as the model it started from."""
-    model = _root_model(model)
+    model = root_model(model)
     path = MODELS / f"{SAME_DEFAULTS.get(model, model)}{variant}.toml"
     return read_settings(path) if model == Path(model).name and path.is_file() else {}
 
 
-def _root_model(model: str) -> str:
+def root_model(model: str) -> str:
     """Return the model that a run started from; a model that is not a run itself."""
     visited: set[str] = set()
     while (Path(model) / CONFIG_FILE).is_file() and model not in visited:
@@ -268,8 +271,8 @@ def _apply_off_policy_defaults(settings: dict[str, Any], overrides: Overrides) -
         found = _find_override(f"{section}.{name}", overrides)
         return settings.get(section, {}).get(name) if found is None else found
 
-    engine = ENGINES.get(str(find("engine", "kind")))
-    shares_weights = engine is None or engine.shares_weights  # None: the default, or a name that is refused later
+    engine = str(_find_override("engine", overrides) or find("engine", "kind") or Native.name)
+    shares_weights = ENGINES[engine].shares_weights if engine in ENGINES else not is_reference(engine)
     is_on_policy = shares_weights and not find("data", "sources") and str(find("rollout", "max_staleness") or 0) == "0"
     if is_on_policy or any(
         name in algo or _find_override(f"algo.{name}", overrides) is not None for name in OFF_POLICY_DEFAULTS

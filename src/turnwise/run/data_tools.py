@@ -28,15 +28,15 @@ from turnwise.record.images import IMAGES_FOLDER, image_hashes
 from turnwise.record.jsonl import encode_row
 from turnwise.record.trajectories import sampler_from_row
 from turnwise.run.build import build_renderer, model_loader
+from turnwise.run.dataset_rows import to_dataset_row
 from turnwise.run.datasets import (
     TOKENS_FILE,
     Source,
     StoredEpisode,
-    find_data,
     open_source,
     read_episodes,
-    to_dataset_row,
 )
+from turnwise.run.find_source import find_data
 from turnwise.run.resources import MICRO_TOKENS
 from turnwise.run.sources import find_checkpoint
 from turnwise.run.stored_images import StoredImages, find_images_folder
@@ -128,7 +128,7 @@ def inspect_data(source: str, episodes: Episodes) -> DataSummary:
         versions=(min(versions), max(versions)) if versions else None,
         samplers=dict(samplers.most_common()),
         images=len(images),
-        missing_images=sum(not image_file(folder, each).is_file() for each in images),
+        missing_images=sum(not image_file(folder, image).is_file() for image in images),
     )
 
 
@@ -153,13 +153,13 @@ def export_data(run: str, to: Path, episodes: Episodes) -> int:
 
 
 def _copy_images(hashes: Sequence[str], source: Path, to: Path, where: str) -> None:
-    for each in hashes:
+    for hashe in hashes:
         try:
-            data = read_image_file(image_file(source, each))
+            data = read_image_file(image_file(source, hashe))
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
         to.mkdir(exist_ok=True)
-        image_file(to, each).write_bytes(data)
+        image_file(to, hashe).write_bytes(data)
 
 
 def _dataset_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def evaluate_offline(run: str, sources: Sequence[str], episodes: Episodes) -> Of
     loaded = model_loader(config)(str(find_checkpoint(path, None)))
     vocabulary, renderer = loaded.model.get_input_embeddings().num_embeddings, build_renderer(config, loaded)
     data, images = DataConfig(episodes=episodes), StoredImages(renderer.images)
-    read = (read_episodes(find_data(each), data, renderer, vocabulary, images) for each in sources)
+    read = (read_episodes(find_data(source), data, renderer, vocabulary, images) for source in sources)
     trajectories = [_check_evaluable(episode) for stored in read for episode in stored]
     images.keep()
     if not trajectories:
@@ -184,7 +184,7 @@ def evaluate_offline(run: str, sources: Sequence[str], episodes: Episodes) -> Of
     samples = build_samples(trajectories, renderer.grammars.allowed_sets)
     table = TokenTable(samples, len(trajectories))
     scores = _score(loaded.model, samples, config.train.micro_tokens or MICRO_TOKENS)
-    log_ratios = [score - sample.logprobs[sample.mask] for score, sample in zip(scores, samples, strict=True)]
+    log_ratios = [score - sample.sampler_logprobs[sample.mask] for score, sample in zip(scores, samples, strict=True)]
     turns = find_turns(table.mask, env_turn_ids(trajectories, table))
     by_turn = turns.sums(table.to_matrix(log_ratios))
     return estimate_value(by_turn, turn_matrix(trajectories)[:, : by_turn.shape[1]], turns.mask)
@@ -194,7 +194,7 @@ def _check_evaluable(episode: StoredEpisode) -> Trajectory:
     if problem := episode.sampler_problem:
         raise UserError(
             f"{episode.where} was {problem}, so it cannot evaluate another policy: importance sampling needs the "
-            "probabilities with which tokens were drawn. Leave such episodes out."
+            "probabilities with which tokens were drawn. Remove such episodes."
         )
     return episode.trajectory
 

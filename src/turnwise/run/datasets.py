@@ -25,11 +25,13 @@ from turnwise.core.trajectory import Sampler, Trajectory, Turn
 from turnwise.data.episodes import build_episode, parse_episode
 from turnwise.data.replay import Replay
 from turnwise.files.disk import wrap_disk_errors, write_atomic
-from turnwise.files.run_folders import CONFIG_FILE, RUNS_FOLDER
+from turnwise.files.run_folders import CONFIG_FILE
 from turnwise.files.table_files import READERS, is_table_file, read_jsonl_rows
 from turnwise.record.run_folder import REPLAY_FOLDER
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer
+from turnwise.run.dataset_rows import from_dataset_row
+from turnwise.run.find_source import find_data
 from turnwise.run.stored_images import StoredImages, check_sampler_reads_images, find_images_folder
 from turnwise.text.truncation import first_line
 from turnwise.training.offline import has_comparable
@@ -39,10 +41,6 @@ FILLED = "sources.json"
 TOKENS_FILE = "tokens.jsonl"
 DATASET_FILES = (".jsonl", ".parquet", ".arrow")
 PATTERNS = {"training": ("step_*.jsonl",), "evaluation": ("eval_*.jsonl",), "all": ("step_*.jsonl", "eval_*.jsonl")}
-
-JSON_COLUMNS = ("rewards", "timings", "start")
-JSON_TURN_COLUMNS = ("spans", "message", "info", "picture")
-"""Columns of an exported dataset that are JSON text: Arrow needs one type per column, and these have none."""
 
 Rows = Iterator[tuple[str, Any]]
 """(file and line of the row; its value)."""
@@ -83,14 +81,6 @@ class StoredEpisode:
         return "" if sampler.is_exact else f"sampled {sampler.describe()}"
 
 
-def find_data(source: str) -> Path:
-    """Return the run, file or folder that a source names: a path, or the name of a run in runs/."""
-    for path in (Path(source).expanduser(), Path(RUNS_FOLDER) / source):
-        if path.exists():
-            return path
-    raise UserError(f"data.sources: {source} does not exist. Give a run, a file or a dataset folder.")
-
-
 def check_data(config: Config, run: Path | None = None) -> None:
     """Check before anything is loaded that the sources exist and have episodes.
 
@@ -104,7 +94,7 @@ def check_data(config: Config, run: Path | None = None) -> None:
     if run is None or not (run / REPLAY_FOLDER / FILLED).is_file():
         for source in config.data.sources:
             if next(open_source(path := find_data(source), config.data).rows, None) is None:
-                raise UserError(f"data.sources: {path} has no episodes. Add some, or leave it out.")
+                raise UserError(f"data.sources: {path} has no episodes. Add some, or remove it.")
 
 
 def open_source(path: Path, data: DataConfig) -> Source:
@@ -159,7 +149,9 @@ def _read_dataset_file(file: Path) -> Rows:
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError:
-        raise UserError(f"{file} needs pyarrow: pip install 'turnwise[datasets]', or convert it to .jsonl") from None
+        raise UserError(
+            f"{file} needs pyarrow. Run `pip install 'turnwise[datasets]'`, or convert it to .jsonl."
+        ) from None
     try:
         table = (
             pyarrow.parquet.read_table(file)
@@ -190,7 +182,7 @@ def _read_minari(path: Path) -> Rows:
             columns = ("observations", "actions", "rewards", "terminations", "truncations")
             yield f"{path} episode {episode.id}", {name: _plain(getattr(episode, name)) for name in columns}
     except ImportError:  # of minari, or of the package for the storage format
-        raise UserError(f"{path} is a Minari dataset: pip install 'turnwise[minari]'") from None
+        raise UserError(f"{path} is a Minari dataset. Run `pip install 'turnwise[minari]'`.") from None
     except (OSError, KeyError, ValueError, TypeError, AssertionError) as error:
         raise UserError(f"{path} is damaged ({first_line(error, 80)}). Restore it.") from error
 
@@ -223,7 +215,9 @@ def read_episodes(
 
 def _render(row: Any, where: str, env: str, folder: Path, renderer: Renderer) -> StoredEpisode:
     episode = parse_episode(row, where, folder)
-    if not renderer.reads_images and any(message.images for each in episode.exchanges for message in each.messages):
+    if not renderer.reads_images and any(
+        message.images for exchange in episode.exchanges for message in exchange.messages
+    ):
         raise UserError(f"{where} has images, and the model reads text only. Choose one that reads images.")
     trajectory = build_episode(episode, env, renderer)
     return StoredEpisode(trajectory=trajectory, where=where, scored=episode.turn_rewards is not None, is_text=True)
@@ -243,54 +237,6 @@ def _check_tokens(names: Path, where: str, renderer: Renderer) -> None:
             raise UserError(
                 f"{line}: token {token} is {text!r} there and {known!r} in this model. Give the model that recorded it."
             )
-
-
-def to_dataset_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a run's row of a trajectory to that of an exported dataset, whose columns have one type each."""
-    return {
-        **row,
-        **{name: json.dumps(row[name]) for name in JSON_COLUMNS},
-        "success": row["status"] == "succeeded",
-        "task": {**row["task"], "params": json.dumps(row["task"]["params"])},
-        "turns": [
-            {
-                "action": turn["message"]["content"],
-                **turn,
-                **{name: json.dumps(turn[name]) for name in JSON_TURN_COLUMNS},
-                "policy_version": _list_versions(turn),
-            }
-            for turn in row["turns"]
-        ],
-    }
-
-
-def _list_versions(turn: Mapping[str, Any]) -> list[int] | None:
-    version = turn["policy_version"]
-    return [version] * len(turn["action_ids"]) if isinstance(version, int) else version
-
-
-def from_dataset_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the row of a dataset to that of a run; one of a run stays as it is. Raise UserError if it is neither."""
-    try:
-        return {
-            **row,
-            **{name: _parse_text(row[name]) for name in JSON_COLUMNS if name in row},
-            "task": {name: _parse_text(value) if name == "params" else value for name, value in row["task"].items()},
-            "turns": [
-                {
-                    name: _parse_text(value) if name in JSON_TURN_COLUMNS else value
-                    for name, value in turn.items()
-                    if value is not None or name != "images"  # Arrow has a null where a turn has no such column
-                }
-                for turn in row["turns"]
-            ],
-        }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"Not a trajectory ({error!r}). Restore the file from a copy of the run.") from error
-
-
-def _parse_text(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value
 
 
 def _read_trajectory(row: Mapping[str, Any], where: str, vocabulary: int, renderer: Renderer) -> Trajectory:
@@ -313,7 +259,7 @@ def _find_problem(turn: Turn, vocabulary: int, placeholder: int | None, *, first
     `placeholder`: token that stands for images in the model's own format. It is never sampled, and no context has it.
     """
     ids = (*turn.context_ids, *turn.action_ids)
-    if not all(type(each) is int and each < vocabulary and each != placeholder for each in ids):
+    if not all(type(token_id) is int and token_id < vocabulary and token_id != placeholder for token_id in ids):
         return "has ids that are not tokens of this model"
     if min(turn.action_ids, default=0) < 0:
         return "has sampled ids that are not tokens of this model"
@@ -364,8 +310,8 @@ def _add(replay: Replay, episode: StoredEpisode, data: DataConfig) -> str:
     trajectory = episode.trajectory
     if data.keep == "succeeded" and not trajectory.status.succeeded:
         return "without success"
-    if data.min_reward is not None and trajectory.total_reward < data.min_reward:
-        return "below data.min_reward"
+    if isinstance(data.keep, float) and trajectory.total_reward < data.keep:
+        return f"with a reward below data.keep {data.keep:g}"
     if not trajectory.num_sampled:
         return "without answers"
     added = replay.add(trajectory, source=episode.where, sampled=episode.sampled, scored=episode.scored)
@@ -392,23 +338,18 @@ def _check_length(episode: StoredEpisode, limit: int) -> None:
 
 
 def _check_reward(episode: StoredEpisode, config: Config) -> None:
-    needed = config.algo.uses_rewards or config.data.min_reward is not None
+    needed = config.algo.uses_rewards or isinstance(config.data.keep, float)
     if needed and not episode.scored:
         raise UserError(
-            f"{episode.where} has no reward, which {_method(config)} needs. Add a column reward "
+            f"{episode.where} has no reward, which {config.algo.source_of_advantages} needs. Add a column reward "
             "or success, or imitate it: algo.preset bc."
         )
-
-
-def _method(config: Config) -> str:
-    algo = config.algo
-    return algo.source_of_advantages
 
 
 def _check_filled(replay: Replay, config: Config) -> None:
     names = ", ".join(config.data.sources)
     if not len(replay):
-        raise UserError(f"{names}: no episode is left to train on. Give others, or lower data.min_reward or data.keep.")
+        raise UserError(f"{names}: no episode is left to train on. Give others, or lower data.keep.")
     if config.algo.needs_groups and not has_comparable(replay, config.algo, config.data.pair_gap):
         raise UserError(
             f"{names}: no task has two episodes with different rewards, which algo.advantage "

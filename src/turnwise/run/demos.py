@@ -13,40 +13,36 @@ from transformers import AutoTokenizer
 
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
+from turnwise.core.messages import Exchange
 from turnwise.core.random_streams import random_stream
 from turnwise.core.samples import Sample
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.conversations import read_conversations
-from turnwise.data.demonstrations import Exchange, build_demonstration, format_calls
+from turnwise.data.demonstrations import build_demonstration, format_calls
 from turnwise.data.samples import build_samples
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.files.run_folders import find_run_folder
-from turnwise.files.table_files import READERS, is_table_file
+from turnwise.files.table_files import is_table_file
 from turnwise.models.loading.load import LoadedModel
 from turnwise.record.images import IMAGES_FOLDER
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer
+from turnwise.run.demo_source import SOLVER, check_demos_source
 from turnwise.run.environment_mix import EnvironmentMix
 from turnwise.run.sources import find_checkpoint
 from turnwise.run.stored_images import StoredImages
 from turnwise.tools.call_formats import CALL_FORMATS, parse_calls
 from turnwise.training.sft import opening_tools, solve_demonstrations
 
-SOLVER = "solver"
-
 Show = Callable[[int, int], None]
 
 
 def check_demos(demos: str, count: int, environments: EnvironmentMix) -> None:
     """Check before anything is loaded that there are demonstrations."""
-    if not environments.specs and not is_table_file(demos):
-        raise UserError(
-            f"Without an environment, conversations come from a file that ends in {', '.join(READERS)}, and {demos} is "
-            "not one. Give another file, or name an environment."
-        )
+    check_demos_source(demos, has_environment=bool(environments.specs))
     if demos == SOLVER:
         without = [spec.name for spec in environments.specs.values() if not has_solver(spec)]
         if without:
@@ -56,8 +52,6 @@ def check_demos(demos: str, count: int, environments: EnvironmentMix) -> None:
         _check_states(environments)
     elif is_table_file(demos):
         _check_call_formats(demos, count, environments)
-    else:
-        find_run_folder(demos)
 
 
 def has_solver(spec: EnvSpec) -> bool:
@@ -122,6 +116,7 @@ def build_demonstrations(
                 think=config.sft.think,
                 attempts=config.rollout.attempts,
                 show=show,
+                timeout_s=config.rollout.timeout_s,
             )
         )
         samples = [build_demonstration(number, each, renderer) for number, each in enumerate(solved)]
@@ -165,7 +160,7 @@ def _read_successes(run: Path, loaded: LoadedModel, count: int) -> list[Sample]:
         trajectories.append(trajectory_from_row(folder.read_trajectory(entry)))
         images.check(trajectories[-1], run / IMAGES_FOLDER, where)
     images.keep()
-    return build_samples([_without_constraints(each) for each in trajectories])
+    return build_samples([_without_constraints(trajectory) for trajectory in trajectories])
 
 
 def _without_constraints(trajectory: Trajectory) -> Trajectory:
@@ -189,7 +184,7 @@ def _check_lengths(samples: Sequence[Sample], config: Config, demos: str, *, sam
     answer = max(int(sample.turn_ids[sample.mask].bincount().max()) for sample in samples)
     if answer > config.rollout.max_new_tokens:
         thinks = demos == SOLVER and config.sft.think
-        or_less = ", or leave out the thinking (sft.think false)" if thinks else ""
+        or_less = ", or remove the thinking (sft.think false)" if thinks else ""
         raise UserError(
             f"An answer of the demonstrations has {answer} tokens, which rollout.max_new_tokens "
             f"{config.rollout.max_new_tokens} would cut. "

@@ -1,19 +1,18 @@
 """Check this machine: installed packages, hardware, sandbox and folders, each with how to fix what is missing."""
 
 import importlib
-import os
 import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
-from turnwise.engine.native.kernels import CompilationError, load_kernels
+from turnwise.engine.cpu.kernels import CompilationError, load_kernels
 from turnwise.models.loading.catalogue import cache_folder
+from turnwise.run.machine import GIB, ask_torch, describe_cores, describe_gpus, describe_memory
 from turnwise.sandbox.host import sandbox_report
 
 REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
@@ -22,7 +21,6 @@ OPTIONAL = {
 }
 """Package -> (purpose, how to install it)."""
 
-GIB = 2**30
 MIN_DISK = 2 * GIB
 
 
@@ -63,25 +61,10 @@ def _package(name: str) -> Finding:
 
 
 def _hardware() -> Iterator[Finding]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Finding(name="cores", found=f"{cores} usable of {os.cpu_count()}")
-    yield Finding(name="memory", found=_memory())
-    yield Finding(name="threads", found=_ask_torch(lambda torch: f"{torch.get_num_threads()} (system.threads sets it)"))
-    yield Finding(name="gpu", found=_ask_torch(_gpus))
-
-
-def _ask_torch(question: Callable[[Any], str]) -> str:
-    try:
-        return question(importlib.import_module("torch"))
-    except (ImportError, OSError):
-        return "unknown without torch"
-
-
-def _gpus(torch: Any) -> str:
-    if not torch.cuda.is_available():
-        return "none that torch can use: training runs on the CPU"
-    devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return ", ".join(f"{device.name} ({device.total_memory / GIB:.0f} GiB)" for device in devices)
+    yield Finding(name="cores", found=describe_cores())
+    yield Finding(name="memory", found=describe_memory())
+    yield Finding(name="threads", found=ask_torch(lambda torch: f"{torch.get_num_threads()} (system.threads sets it)"))
+    yield Finding(name="gpu", found=describe_gpus())
 
 
 def _kernels() -> Finding:
@@ -91,15 +74,6 @@ def _kernels() -> Finding:
         found, fix = f"{reason}: episodes on the CPU take longer", "install gcc"
         return Finding(name="kernels", found=found, fix=fix, required=False)
     return Finding(name="kernels", found="compiled for this processor")
-
-
-def _memory() -> str:
-    try:
-        page = os.sysconf("SC_PAGE_SIZE")
-        total, free = (page * os.sysconf(name) / GIB for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
-    except (ValueError, OSError, AttributeError):
-        return "unknown"
-    return f"{total:.1f} GiB, {free:.1f} GiB of it unused"
 
 
 def _folder(name: str, folder: Path) -> Finding:

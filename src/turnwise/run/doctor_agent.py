@@ -9,6 +9,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Stop, Trajectory, Turn
+from turnwise.envs.agent.settings import StartedAgent
 from turnwise.envs.agent.tasks import find_row
 from turnwise.run.build import PolicyStack, build_policy_stack, load_policy
 from turnwise.run.configure import configure
@@ -27,8 +28,8 @@ MAX_SHOWN = 100
 def check_agent(target: str, overrides: Overrides = ()) -> list[Finding]:
     """Run the agent of a settings file on its first training task. Raises UserError if the episode fails."""
     config = configure(target, overrides=overrides)
-    if not config.agent.is_set:
-        raise UserError(f"{target} has no agent: set agent.command or agent.function")
+    if not isinstance(config.agent, StartedAgent):
+        raise UserError(f"{target} has no agent. Set agent.command or agent.function.")
     environments = build_environment_mix(config)
     check_run(config, environments, [key for key, _ in overrides])
     config = resolve(config)
@@ -52,7 +53,7 @@ def _describe(config: Config, trajectory: Trajectory) -> Iterator[Finding]:
     turns = trajectory.turns
     contexts, cut = len(list(trajectory.segments())), [turn for turn in turns if turn.stop is Stop.LENGTH]
     context_tokens = sum(len(turn.context_ids) for turn in turns)
-    yield Finding(name="agent", found=shorten(one_line(config.agent.command or config.agent.function or ""), MAX_SHOWN))
+    yield Finding(name="agent", found=shorten(one_line(config.agent.program), MAX_SHOWN))
     yield Finding(
         name="task", found=shorten(one_line(json.dumps(find_row(trajectory.task), ensure_ascii=False)), MAX_SHOWN)
     )

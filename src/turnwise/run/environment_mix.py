@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from turnwise.config.agent import AGENT_ENV
-from turnwise.config.load import Overrides, parse_free, parse_list
+from turnwise.config.load import Overrides
 from turnwise.config.schema import NO_ENV, Config
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split, Task
+from turnwise.envs.agent.settings import AGENT_ENV, StartedAgent
 from turnwise.envs.agent.tasks import AGENT_SPEC
 from turnwise.envs.param_setting import params_in
 from turnwise.envs.registry import load_spec
@@ -17,7 +17,9 @@ from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.evaluation.statistics import wilson_interval
 from turnwise.rewards.services import RewardServices
+from turnwise.rollout.opponents import CurrentPolicy
 from turnwise.rollout.tasks import Curriculum, EnvMixEntry, SelfPlayTasks, TaskSource
+from turnwise.settings.values import parse_free, parse_list
 
 MIN_HELD_OUT = 30
 """Held-out tasks below which the confidence interval is wider than most improvements."""
@@ -67,7 +69,7 @@ def build_environment_mix(config: Config, spec: EnvSpec | None = None) -> Enviro
     """Build the mix; empty for env.kind "none". `spec` replaces env.kind, for a class that is not in a file."""
     if config.env.kind == NO_ENV:
         return EnvironmentMix(specs={}, entries=())
-    if config.env.kind == AGENT_ENV and not config.agent.is_set:  # `tw.Trainer` is given its tasks
+    if config.env.kind == AGENT_ENV and not isinstance(config.agent, StartedAgent):  # `tw.Trainer` is given its tasks
         return EnvironmentMix(specs={AGENT_ENV: AGENT_SPEC}, entries=())
     first, params = (spec, config.env.params) if spec else load_environment(config)
     specs = {first.name: first}
@@ -103,8 +105,8 @@ def load_environment(config: Config) -> tuple[EnvSpec, Mapping[str, Any]]:
     """Load the spec of env.kind, and its parameters as given. Those of an agent's tasks are in agent.tasks."""
     if config.env.kind != AGENT_ENV:
         return load_spec(config.env.kind), config.env.params
-    if config.agent.tasks is None:
-        raise UserError("agent.tasks is missing: name a JSONL file with a task per line")
+    if not isinstance(config.agent, StartedAgent) or config.agent.tasks is None:
+        raise UserError("agent.tasks is missing. Name a JSONL file with a task per line.")
     return AGENT_SPEC, {"tasks": config.agent.tasks}
 
 
@@ -153,13 +155,12 @@ def _warn_few(entry: EnvMixEntry, config: Config, *, alone: bool) -> Iterator[st
 
 
 def build_task_source(config: Config, environments: EnvironmentMix) -> TaskSource:
-    settings = config.curriculum
-    curriculum = Curriculum(pool=settings.pool, floor=settings.floor, memory=settings.memory) if settings.pool else None
-    if config.selfplay.opponent != "none":
+    curriculum = Curriculum(pool=config.curriculum.pool) if config.curriculum.pool else None
+    if config.selfplay.is_used:
         return SelfPlayTasks(
             mix=environments.entries,
             run_seed=config.seed,
-            both=config.selfplay.opponent == "self",
+            both=isinstance(config.selfplay.opponent, CurrentPolicy),
             random_moves=config.selfplay.random_moves,
         )
     return TaskSource(mix=environments.entries, run_seed=config.seed, curriculum=curriculum)

@@ -8,7 +8,7 @@ from turnwise.files.disk import atomic_folder
 from turnwise.models.loading.load import load_model
 from turnwise.models.loading.lora import base_model_of, is_adapter, merge_adapter
 from turnwise.models.loading.save import save_model
-from turnwise.run.find_source import find_source
+from turnwise.run.find_source import check_free, find_source
 from turnwise.run.sources import find_checkpoint
 from turnwise.training.checkpoints import OWN_FILES
 
@@ -22,7 +22,7 @@ def export(run: str, to: Path) -> None:
     if is_adapter(source):
         _merge(source, to)
         return
-    _check_free(to)
+    check_free(to)
     with atomic_folder(to) as aside:
         for file in source.iterdir():
             if file.name not in OWN_FILES:
@@ -40,11 +40,6 @@ def merge(adapter: str, into: Path) -> None:
 
 
 def _merge(adapter: Path, into: Path) -> None:
-    _check_free(into)
+    check_free(into)
     base = load_model(base_model_of(adapter))
     save_model(merge_adapter(base.model, adapter), base.tokenizer, into)
-
-
-def _check_free(folder: Path) -> None:
-    if folder.exists():
-        raise UserError(f"{folder} already exists. Choose another folder, or remove it first.")

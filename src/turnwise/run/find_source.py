@@ -1,9 +1,12 @@
-"""Find the run or checkpoint that a command names. Imports neither torch nor a model, so that errors appear at once."""
+"""Find the run, checkpoint or stored episodes that a command names.
+
+Imports neither torch nor a model, so that errors appear at once.
+"""
 
 from pathlib import Path
 
 from turnwise.core.errors import UserError
-from turnwise.files.run_folders import find_run_folder
+from turnwise.files.run_folders import RUNS_FOLDER, find_run_folder
 
 CHECKPOINTS = "checkpoints"
 
@@ -22,3 +25,17 @@ def find_run_or_none(source: str) -> tuple[Path, str | None] | None:
         return find_source(source)
     except UserError:
         return None
+
+
+def find_data(source: str) -> Path:
+    """Return the run, file or folder that a source names: a path, or the name of a run in runs/."""
+    for path in (Path(source).expanduser(), Path(RUNS_FOLDER) / source):
+        if path.exists():
+            return path
+    raise UserError(f"data.sources: {source} does not exist. Give a run, a file or a dataset folder.")
+
+
+def check_free(folder: Path) -> None:
+    """Raise UserError if the folder of a model to be written exists."""
+    if folder.exists():
+        raise UserError(f"{folder} already exists. Choose another folder, or remove it first.")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -31,11 +32,18 @@ def report_plan(
     """Plan the memory of `model`, a name or folder, or of a known `shape`. `gpu_gib` None: this machine's GPU."""
     if (model is None) == (shape is None):
         raise UserError("A plan needs one model. Name a model or a shape.")
-    config = build({}, overrides)
     model_config = load_config(model) if model is not None else known_config(shape or "")
+    return _report(build({}, overrides), model_config, _device_bytes(gpu_gib))
+
+
+def plan_on_device(config: Config, model: str, device_bytes: int) -> PlanReport:
+    """Plan the memory of a run whose model, a name or folder, is not loaded."""
+    return _report(config, load_config(model), device_bytes)
+
+
+def _report(config: Config, model_config: Any, device_bytes: int) -> PlanReport:
     lora, parameter_bytes = config.lora, 2 if config.model.dtype == "auto" else DTYPES[config.model.dtype].itemsize
     sizes = config_shape(model_config, rank=lora.rank, targets=lora.targets, parameter_bytes=parameter_bytes)
-    device_bytes = _device_bytes(gpu_gib)
     needs = MemoryEstimate(shape=sizes, compiled=config.system.compile)
     plan = plan_memory(needs, memory_request(config), device_bytes)
     return PlanReport(rows=_rows(plan), lines=_lines(plan, config, sizes))

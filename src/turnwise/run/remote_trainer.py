@@ -16,25 +16,9 @@ from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Trajectory
 from turnwise.envs.agent.tasks import value_of_task
 from turnwise.evaluation.episodes import Evaluation, evaluate
+from turnwise.gateway import training_protocol as protocol
 from turnwise.gateway.agent_episodes import AgentCollector, read_outcome
 from turnwise.gateway.agents import Access, Agent, AgentExit
-from turnwise.gateway.training_protocol import (
-    PREFIX,
-    CloseRequest,
-    Connect,
-    Connection,
-    Done,
-    EvaluationRequest,
-    FinishReply,
-    FinishRequest,
-    OpenReply,
-    OpenRequest,
-    OutcomeBody,
-    SaveReply,
-    SaveRequest,
-    StepReply,
-    StepRequest,
-)
 from turnwise.rollout.collect import CollectedGroups
 from turnwise.run.agents import build_collector
 
@@ -68,7 +52,7 @@ class TrainingServer:
         body = request.model_dump(mode="json")
         for pause in (*RETRY_AFTER_S, None):
             try:
-                return self._read(await self._client.post(f"{self.url}{PREFIX}{path}", json=body), kind)
+                return self._read(await self._client.post(f"{self.url}{protocol.PREFIX}{path}", json=body), kind)
             except (httpx2.TransportError, httpx2.InvalidURL) as error:
                 if pause is None or isinstance(error, httpx2.InvalidURL | httpx2.UnsupportedProtocol):
                     raise self._unreachable(error) from error
@@ -79,19 +63,21 @@ class TrainingServer:
         """Send a request from code that is not async."""
         try:
             with httpx2.Client(**self._options) as client:
-                return self._read(client.post(f"{self.url}{PREFIX}{path}", json=request.model_dump(mode="json")), kind)
+                return self._read(
+                    client.post(f"{self.url}{protocol.PREFIX}{path}", json=request.model_dump(mode="json")), kind
+                )
         except httpx2.TransportError as error:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: Exception) -> Outage:
         return Outage(
             f"{self.url} cannot be reached ({type(error).__name__}): start `turnwise serve --train` there, with "
-            "--resume RUN if it was stopped, and open tw.Trainer(url=...) again"
+            "--resume RUN if it was stopped, and open tw.Trainer(url=...) again."
         )
 
     def _read(self, response: httpx2.Response, kind: type[Reply]) -> Reply:
         if response.status_code == 401:
-            raise UserError(f"{self.url} refuses the api_key: use the token that `turnwise serve --train` printed")
+            raise UserError(f"{self.url} refuses the api_key: use the token that `turnwise serve --train` printed.")
         try:
             body = response.json()
             if response.is_success:
@@ -100,7 +86,7 @@ class TrainingServer:
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{self.url} is not a training server of this version of turnwise (HTTP {response.status_code}): start "
-                "`turnwise serve --train` there"
+                "`turnwise serve --train` there."
             ) from error
         if response.status_code == 404:
             message = "it does not train: start it with `turnwise serve --train`"
@@ -119,14 +105,14 @@ class RemoteEpisodes:
     """Trajectories by episode, since the last step."""
 
     async def open(self, key: EpisodeKey) -> "RemoteEpisode":
-        request = OpenRequest(
+        request = protocol.OpenRequest(
             session=self.session,
             task=value_of_task(key.task),
             member=key.member,
             attempt=key.attempt,
             evaluation=self.evaluation,
         )
-        opened = await self.server.post("/episodes", request, OpenReply)
+        opened = await self.server.post("/episodes", request, protocol.OpenReply)
         return RemoteEpisode(host=self, key=key, id=opened.id, access=Access(url=self.server.url, key=opened.api_key))
 
 
@@ -143,14 +129,14 @@ class RemoteEpisode:
     async def finish(self, ended: AgentExit, agent: Agent, task: Any, folder: Path) -> Trajectory:
         host, key = self.host, self.key
         outcome = None if ended.value is None else read_outcome(ended.value, host.success_at, "the agent")
-        request = FinishRequest(
+        request = protocol.FinishRequest(
             session=host.session,
             id=self.id,
-            outcome=None if outcome is None else OutcomeBody.of(outcome),
+            outcome=None if outcome is None else protocol.OutcomeBody.of(outcome),
             crash=None if ended.crash is None else str(ended.crash),
             timed_out=ended.timed_out,
         )
-        reply = await host.server.post("/episodes/finish", request, FinishReply)
+        reply = await host.server.post("/episodes/finish", request, protocol.FinishReply)
         self.closed = True
         if reply.failure is not None:
             raise reply.failure.failure()
@@ -161,14 +147,14 @@ class RemoteEpisode:
     async def close(self) -> None:
         if not self.closed:
             self.closed = True
-            request = CloseRequest(session=self.host.session, id=self.id)
-            await self.host.server.post("/episodes/close", request, Done)
+            request = protocol.CloseRequest(session=self.host.session, id=self.id)
+            await self.host.server.post("/episodes/close", request, protocol.Done)
 
 
 class RemoteBackend:
     """A run on a server."""
 
-    def __init__(self, server: TrainingServer, connection: Connection, config: Config) -> None:
+    def __init__(self, server: TrainingServer, connection: protocol.Connection, config: Config) -> None:
         self.config, self.path, self.steps_done = config, Path(connection.path), connection.steps_done
         self.access = Access(url=server.url, key=connection.api_key)
         self._server, self._session = server, connection.session
@@ -189,14 +175,14 @@ class RemoteBackend:
         """The server shows the steps."""
 
     async def step(self, collected: CollectedGroups) -> dict[str, Any]:
-        request = StepRequest(
+        request = protocol.StepRequest(
             session=self._session,
             step=self.steps_done + 1,
             groups=[self._name(group.trajectories) for group in collected.groups],
             counts=dict(collected.counts),
             last_failure=None if collected.last_failure is None else str(collected.last_failure),
         )
-        reply = await self._server.post("/step", request, StepReply)
+        reply = await self._server.post("/step", request, protocol.StepReply)
         self.steps_done += 1
         self._finished.clear()
         return reply.metrics
@@ -204,36 +190,36 @@ class RemoteBackend:
     def _name(self, trajectories: Sequence[Trajectory]) -> list[str]:
         """Return the episodes of trajectories. The server has their tokens and rewards: changed ones cannot be used."""
         names = {id(each): name for name, each in self._finished.items()}
-        if any(id(each) not in names for each in trajectories):
-            raise UserError("pass groups of trainer.gather since the last step, unchanged: the server has their tokens")
-        return [names[id(each)] for each in trajectories]
+        if any(id(trajectory) not in names for trajectory in trajectories):
+            raise UserError("Pass groups of trainer.gather since the last step unchanged: the server has their tokens.")
+        return [names[id(trajectory)] for trajectory in trajectories]
 
     async def evaluate(self, collector: AgentCollector, name: str, tasks: Sequence[Task]) -> Evaluation:
         evaluation = await evaluate(collector, tasks)
-        request = EvaluationRequest(
+        request = protocol.EvaluationRequest(
             session=self._session,
             name=name,
             episodes=self._name(evaluation.trajectories),
             dropped=evaluation.dropped,
         )
-        await self._server.post("/evaluation", request, Done)
+        await self._server.post("/evaluation", request, protocol.Done)
         return evaluation
 
     def save(self) -> Path:
-        reply = self._server.post_and_wait("/save", SaveRequest(session=self._session), SaveReply)
+        reply = self._server.post_and_wait("/save", protocol.SaveRequest(session=self._session), protocol.SaveReply)
         return Path(reply.path)
 
 
 @asynccontextmanager
 async def open_remote(url: str, api_key: str) -> AsyncIterator[RemoteBackend]:
-    """Connect to the server. Leaving it saves a checkpoint there."""
+    """protocol.Connect to the server. Leaving it saves a checkpoint there."""
     server = TrainingServer(url, api_key)
     try:
-        connection = await server.post("", Connect(), Connection)
+        connection = await server.post("", protocol.Connect(), protocol.Connection)
         try:
             config = Config.model_validate(connection.config)
         except ValidationError as error:
-            raise UserError(f"{server.url} has another version of turnwise: install the same version here") from error
+            raise UserError(f"{server.url} has another version of turnwise: install the same version here.") from error
         backend = RemoteBackend(server, connection, config)
         try:
             yield backend

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from turnwise.algos.estimators import UtteranceCriticSettings
+from turnwise.algos.critics import TrunkCriticSettings, UtteranceCriticSettings
 from turnwise.config.optimizers import Muon
 from turnwise.config.resources import SystemConfig
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.engine.engines import ENGINES
 from turnwise.models.loading.load import device_of
 from turnwise.models.memory.estimate import CUDA_CONTEXT, MemoryEstimate
 from turnwise.models.memory.plan import MemoryPlan, MemoryRequest, plan_memory
 from turnwise.models.memory.shapes import model_shape
+from turnwise.rollout.opponents import PolicyOpponent
 
 MICRO_TOKENS = 16384
 """Tokens per forward and backward pass where nothing sets another number."""
@@ -48,19 +48,20 @@ def plan_without_limits(config: Config) -> MemoryPlan:
 
 
 def memory_request(config: Config, *, sft: bool = False) -> MemoryRequest:
-    algo, train, selfplay, engine = config.algo, config.train, config.selfplay, ENGINES[config.engine.kind]
+    algo, train, selfplay, engine = config.algo, config.train, config.selfplay, config.engine
     keeps = True if config.rollout.max_staleness else SWITCH[config.system.keep_cache]
-    has_opponent = selfplay.opponent == "past" or (selfplay.opponent == "self" and selfplay.ladder_games > 0)
-    archer = algo.estimator if isinstance(algo.estimator, UtteranceCriticSettings) else None
-    encoder = archer is not None and archer.encoder == "own"  # a trunk critic; its target copy is like a reference
-    critic = encoder or (algo.needs_critic and config.critic.kind == "trunk")
+    has_opponent = isinstance(selfplay.opponent, PolicyOpponent) and selfplay.opponent.plays_snapshots
+    critic_settings = config.critic
+    own = isinstance(critic_settings, UtteranceCriticSettings) and critic_settings.encoder == "own"
+    encoder = algo.estimator.trains_critic and own  # a trunk critic; its target copy is like a reference
+    critic = encoder or (algo.needs_critic and isinstance(critic_settings, TrunkCriticSettings))
     copies_weights = config.rollout.max_staleness > 0 or not engine.shares_weights
     return MemoryRequest(
         slots=config.rollout.in_flight,
         max_context=config.rollout.max_tokens,
-        cache_share=config.system.cache_share,
+        cache_share=engine.gpu_memory_utilization,
         engines=2 if has_opponent and not sft else 1,
-        engine_share=None if engine.gpu_share is None else engine.gpu_share(config.engine),
+        engine_share=engine.gpu_share,
         critic=critic and not sft,
         reference=(algo.needs_reference or encoder) and not sft,
         weights_copy=engine.gpu_share is None and copies_weights and not sft,

@@ -8,17 +8,21 @@ from turnwise.core.errors import UserError
 from turnwise.core.learner import Learner
 from turnwise.models.loading.load import LoadedModel
 from turnwise.record.resume_command import spell_resume
+from turnwise.record.rows import list_records, list_steps, select
 from turnwise.record.run_folder import METRICS_FILE, RunFolder
-from turnwise.record.steps import list_rows, list_steps, read_steps
+from turnwise.record.steps import StepRecord
 from turnwise.run.build import model_loader
 from turnwise.text.command_line import spell_command
 from turnwise.training.checkpoints import VERSION, Checkpoints, State, restore
+
+KEEP_LAST = 2
+"""Latest checkpoints kept besides the best."""
 
 
 def open_checkpoints(config: Config, loaded: LoadedModel, folder: RunFolder) -> Checkpoints:
     return Checkpoints(
         folder.checkpoints,
-        keep_last=config.checkpoint.keep_last,
+        keep_last=KEEP_LAST,
         tokenizer=loaded.tokenizer,
         every=config.checkpoint.every,
     )
@@ -64,8 +68,8 @@ def _check_metrics(folder: RunFolder, checkpoint: Path, step: int, note: Callabl
     copy = checkpoint / METRICS_FILE
     if copy.is_file():
         if lost := folder.restore_metrics(copy):
-            note(f"{folder.metrics_path} lacked {list_rows(lost)}, restored from {checkpoint.name}.")
-    elif missing := set(range(1, step + 1)) - {record.step for record in read_steps(folder.read_metrics())}:
+            note(f"{folder.metrics_path} lacked {list_records(lost)}, restored from {checkpoint.name}.")
+    elif missing := set(range(1, step + 1)) - {record.step for record in select(folder.read_records(), StepRecord)}:
         note(
             f"{folder.metrics_path} lacks {list_steps(missing)}. {checkpoint.name} has no copy (earlier versions made "
             "none), so the run continues without them."

@@ -23,9 +23,7 @@ def check_run_name(config: Config) -> None:
     if not name:
         return
     if not name.strip() or name in (".", "..") or set(name) & set("/\\\0\n"):
-        raise UserError(
-            f"record.name {name!r} is not a folder name. Leave out /; record.folder sets the parent folder."
-        )
+        raise UserError(f"record.name {name!r} is not a folder name. Remove /; record.folder sets the parent folder.")
     refuse_used(Path(config.record.folder) / name)
 
 

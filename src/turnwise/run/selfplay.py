@@ -9,6 +9,7 @@ from turnwise.models.loading.load import LoadedModel
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rollout.collect import Collector, GroupCollector
+from turnwise.rollout.opponents import PastPolicy, PolicyOpponent
 from turnwise.rollout.selfplay import MatchCollector
 from turnwise.rollout.tasks import TaskSource, alternate_players
 from turnwise.run.build import PolicyStack, build_engine, model_loader
@@ -29,11 +30,11 @@ def build_selfplay(
     progress: Progress,
 ) -> tuple[GroupCollector, Opponents | None]:
     """Return the collector of training episodes, and the opponents if the run has any."""
-    settings = config.selfplay
-    if settings.opponent == "none":
+    settings = config.selfplay.opponent
+    if not isinstance(settings, PolicyOpponent):
         return stack.collector, None
-    past, games = settings.opponent == "past", settings.ladder_games
-    frozen = build_frozen_policy(config, loaded, stack) if past or games else None
+    past, games = isinstance(settings, PastPolicy), settings.ladder_games
+    frozen = build_frozen_policy(config, loaded, stack) if settings.plays_snapshots else None
     ladder = None
     if frozen is not None and games:
         against = match_collector(stack, environments, frozen.engine)

@@ -92,7 +92,7 @@ def serve_training(
     if config.agent.reward is not None:
         raise UserError(
             "agent.reward reads the agent's return value and folder, which are on the machine of the remote agent: "
-            "return the reward from the agent, or score the recorded calls with reward.functions"
+            "return the reward from the agent, or score the recorded calls with reward.functions."
         )
     token = admin_token or f"tw-{secrets.token_urlsafe(24)}"
     keys = [] if resume is not None else [key for key, _ in overrides]

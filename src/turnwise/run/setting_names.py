@@ -2,24 +2,41 @@
 
 from pathlib import Path
 
+from turnwise.config.load import Overrides, build
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.engine.engines import ENGINES
-from turnwise.files.run_folders import CONFIG_FILE
+from turnwise.files.disk import check_can_create, wrap_disk_errors
+from turnwise.files.run_folders import CONFIG_FILE, NOT_STARTED
 from turnwise.models.loading.catalogue import model_names
 from turnwise.record.trackers import check_trackers
+from turnwise.run.find_source import find_data, find_run_or_none
 from turnwise.text.suggestions import suggest
 
 DEVICES = ("auto", "cpu", "cuda")
 
 
 def check_names(config: Config) -> None:
-    """Raise UserError for an unknown engine, device or tracker."""
-    if config.engine.kind not in ENGINES:
-        raise UserError(f'Unknown engine.kind "{config.engine.kind}":{suggest(config.engine.kind, ENGINES)}')
+    """Raise UserError for an unknown device or tracker."""
     if config.model.device.partition(":")[0] not in DEVICES:
-        raise UserError(f'Unknown model.device "{config.model.device}": use "auto", "cpu" or "cuda"')
+        raise UserError(f'Unknown model.device "{config.model.device}": use "auto", "cpu" or "cuda".')
     check_trackers(config.record.trackers)
+
+
+def check_before_torch(config: Config, *, resume: bool) -> None:
+    """Raise UserError for a model or stored episodes that cannot exist, and for a folder that cannot be written."""
+    check_model_name(config)
+    folder = Path(config.record.folder)
+    if not resume:
+        with wrap_disk_errors(folder, NOT_STARTED):
+            check_can_create(folder)
+    for source in config.data.sources:
+        find_data(source)
+
+
+def check_served_model(overrides: Overrides) -> None:
+    """Raise UserError if model.name of `turnwise serve` is neither a run nor a model."""
+    if not any(key == "model.name" and find_run_or_none(str(value)) for key, value in overrides):
+        check_model_name(build({}, overrides))
 
 
 def check_model_name(config: Config) -> None:
@@ -30,7 +47,7 @@ def check_model_name(config: Config) -> None:
     name = config.model.name
     if name in model_names() or (name and Path(name).expanduser().exists()):
         return
-    if Path(name).is_absolute():
+    if name.startswith((".", "~")) or Path(name).is_absolute():
         raise UserError(f"model.name: {name} does not exist. Check the path, or restore it if it was moved.")
     if "/" in name and not name.endswith(".gguf"):  # perhaps on the hub, which `check_hub` asks
         return
@@ -38,5 +55,5 @@ def check_model_name(config: Config) -> None:
         raise UserError(f'Unknown model "{name}": did you mean the run "{run}"?')
     raise UserError(
         f'Unknown model "{name}":{suggest(name, model_names())} '
-        "(or give a hub name (owner/name), or a folder or .gguf file that exists)"
+        "(or give a hub name (owner/name), or a folder or .gguf file that exists)."
     )

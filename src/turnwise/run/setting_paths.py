@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from turnwise.config.algorithm import TOKEN_RULES
 from turnwise.config.load import read_settings
 from turnwise.config.schema import Config
-from turnwise.settings.choice import Choice
+from turnwise.rollout.context_settings import Summary
+from turnwise.settings.choice import KIND, Choice
+from turnwise.settings.section import Section
 
 CODE = re.compile(r"[^\n]+\.py:\w+")
 FILE = re.compile(rf"[^\n]+\.(?:jsonl?|csv)|{CODE.pattern}")
@@ -19,25 +22,39 @@ PATH_OPTIONS = ("index", "database", "cwd", "key_file", "cache")
 def resolve_paths(config: Config) -> Config:
     """Make paths of code and data absolute, so that the run can be resumed from any working directory."""
     env, algo, context, model, sft = config.env, config.algo, config.context, config.model, config.sft
+    if isinstance(context, Summary):
+        context = context.model_copy(update={"by": _resolve(context.by, Path())})
     mix = {name: _resolve_env(entry) if isinstance(entry, dict) else entry for name, entry in env.mix.items()}
     template = None if model.chat_template is None else str(Path(model.chat_template).expanduser().resolve())
-    rules = {name: _resolve(getattr(algo, name), Path()) for name in ("loss_tokens", "advantage_tokens")}
-    chosen = {name: value for name in type(algo).model_fields if isinstance(value := getattr(algo, name), Choice)}
-    own = {name: each.with_reference(_resolve(each.kind, Path())) for name, each in chosen.items() if not each.name}
+    rules = {name: _resolve(getattr(algo, name), Path()) for name in TOKEN_RULES}
     return config.model_copy(
         update={
             "env": env.model_copy(update=_resolve_env({"kind": env.kind, "params": env.params}) | {"mix": mix}),
             "agent": config.agent.model_copy(update=_resolve_agent(dict(config.agent), Path())),
             "model": model.model_copy(update={"chat_template": template}),
-            "context": context.model_copy(update={"summary_by": _resolve(context.summary_by, Path())}),
+            "context": context,
+            "engine": _resolve_choice(config.engine),
             "reward": config.reward.model_copy(update=_resolve_rewards(dict(config.reward), Path())),
-            "algo": algo.model_copy(update=rules | own),
+            "rollout": config.rollout.model_copy(update=_resolve_own_choices(config.rollout)),
+            "algo": algo.model_copy(update=rules | _resolve_own_choices(algo)),
             "sft": sft.model_copy(update={"demos": _resolve(sft.demos, Path())}),
             "data": config.data.model_copy(
-                update={"sources": tuple(_resolve_source(each, config.record.folder) for each in config.data.sources)}
+                update={
+                    "sources": tuple(_resolve_source(source, config.record.folder) for source in config.data.sources)
+                }
             ),
         }
     )
+
+
+def _resolve_own_choices(section: Section) -> dict[str, Choice]:
+    """Return the user's alternatives (FILE.py:name) among the choices of a section, with absolute paths."""
+    values = {name: getattr(section, name) for name in type(section).model_fields}
+    return {name: _resolve_choice(value) for name, value in values.items() if isinstance(value, Choice)}
+
+
+def _resolve_choice(choice: Choice) -> Choice:
+    return choice if choice.name else choice.with_reference(_resolve(choice.kind, Path()))
 
 
 def _resolve_source(source: str, runs: str) -> str:
@@ -98,7 +115,9 @@ def _resolve_rewards(reward: dict[str, Any], folder: Path) -> dict[str, Any]:
     if isinstance(functions, list | tuple):
         resolved["functions"] = tuple(_resolve(functions, folder))
     if isinstance(judges, list | tuple):
-        resolved["judges"] = tuple(_resolve_judge(each, folder) if isinstance(each, dict) else each for each in judges)
+        resolved["judges"] = tuple(
+            _resolve_judge(judge, folder) if isinstance(judge, dict) else judge for judge in judges
+        )
     return resolved
 
 
@@ -112,6 +131,8 @@ def _resolve(value: Any, folder: Path) -> Any:
         return [_resolve(each, folder) for each in value]
     if isinstance(value, dict):
         return _resolve_table(value, folder)
+    if isinstance(value, Choice):
+        return _resolve_choice(value)
     if not isinstance(value, str) or not FILE.fullmatch(value):
         return value
     file, colon, name = value.partition(".py:")
@@ -124,7 +145,7 @@ def _resolve_table(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     resolved = {
         name: str((folder / Path(value).expanduser()).resolve())
         if name in PATH_OPTIONS and isinstance(value, str) and value
-        else (_resolve(value, folder) if name == "use" else value)
+        else (_resolve(value, folder) if name in ("use", KIND) else value)
         for name, value in table.items()
     }
     is_command = isinstance(table.get("mcp"), str) and not table["mcp"].startswith(("http://", "https://"))
@@ -133,7 +154,7 @@ def _resolve_table(table: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def source_files(config: Config) -> list[Path]:
     """Return the files of code and data that the settings name."""
-    texts = [*_texts(config.model_dump()), *(f"{word}:agent" for word in _command_words(config.agent.command))]
+    texts = [*_texts(config.model_dump()), *(f"{word}:agent" for word in _command_words(config.agent.program))]
     return sorted({file for text in texts if (file := _named_file(text)) and is_file(file)})
 
 

@@ -17,9 +17,20 @@ from turnwise.core.errors import UserError
 from turnwise.models.layers import recompute_layers
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.recipes.presets import recipe_names
-from turnwise.record.steps import StepRecord, read_steps
+from turnwise.record.rows import (
+    AFTER,
+    BEFORE,
+    VALIDATION,
+    HeldOutRecord,
+    Record,
+    SetUpRecord,
+    select,
+    training_s,
+)
+from turnwise.record.steps import StepRecord
 from turnwise.report.progress import Progress
 from turnwise.report.terminal import make_console
+from turnwise.rollout.context_settings import Full
 from turnwise.run.build import build_policy_stack, build_renderer
 from turnwise.run.build_learner import build_objective, build_optimizer
 from turnwise.run.build_loop import build_saving_parts
@@ -47,19 +58,17 @@ from turnwise.training.optimizer import Schedule, mark_embeddings
 from turnwise.training.sft import SftEvaluator, SftLoop, SftSettings, count_steps
 from turnwise.training.step import Part
 from turnwise.training.step_record import ProgressDisplay, RunFiles
-from turnwise.training.validation import VALIDATION
 
 SECTIONS = ("env", "model", "lora", "sft", "eval", "checkpoint", "record", "system")
-"""Sections of which SFT uses every setting, except UNUSED."""
-UNUSED = ("record.pictures_every", "record.pictures_per_step")
+"""Sections of which SFT uses every setting, except PICTURES."""
+PICTURES = "record.pictures_every"
 KEYS = (
     "seed",
     "train.micro_tokens",
     "train.optimizer_state",
     "train.recompute",
     "train.max_minutes",
-    "train.betas",
-    "train.weight_decay",
+    "train.optimizer.weight_decay",
     "train.max_grad_norm",
     "rollout.max_new_tokens",
     "rollout.max_tokens",
@@ -77,7 +86,6 @@ ENV_ONLY = (
     "eval.top_p",
     "eval.top_k",
     "eval.split",
-    "checkpoint.keep_best",
     "sft.think",
     "rollout.max_new_tokens",
     "rollout.in_flight",
@@ -87,6 +95,8 @@ ENV_ONLY = (
     "model.warmup_steps",
 )
 """Sections and settings without effect if there is no environment."""
+HELD_OUT_SHARE = 0.05
+"""Without an environment: share of the conversations whose loss is measured instead of trained on."""
 WARMUP_SHARE = 0.03
 """Share of the steps in which the learning rate rises."""
 FINAL_SHARE = 0.1
@@ -140,18 +150,16 @@ def check_sft(config: Config, environments: EnvironmentMix, override_keys: Itera
     check_threads(config.system)
     for key in override_keys:
         name = key.replace("-", "_")
-        if name in UNUSED:
-            raise UserError(f"{key} has no effect on SFT, which draws no pictures. Leave it out.")
+        if name == PICTURES:
+            raise UserError(f"{key} has no effect on SFT, which draws no pictures. Remove it.")
         if key.partition(".")[0] not in SECTIONS and name not in KEYS:
             raise UserError(
-                f"{key} has no effect on SFT, which uses {', '.join(SECTIONS)}, {', '.join(KEYS)}. Leave it out."
+                f"{key} has no effect on SFT, which uses {', '.join(SECTIONS)}, {', '.join(KEYS)}. Remove it."
             )
         if not environments.specs and (name in ENV_ONLY or name.partition(".")[0] in ENV_ONLY):
-            raise UserError(f"{key} has no effect without an environment. Leave it out, or name an environment.")
-        if environments.specs and name == "sft.held_out":
-            raise UserError(f"{key} has no effect with an environment, where success is measured. Leave it out.")
-    if config.context.mode != "full":
-        raise UserError(f"SFT trains on whole demonstrations, and context.mode is {config.context.mode}. Choose full.")
+            raise UserError(f"{key} has no effect without an environment. Remove it, or name an environment.")
+    if not isinstance(config.context, Full):
+        raise UserError(f"SFT trains on whole demonstrations, and context is {config.context.kind}. Choose full.")
     if config.sft.demos is None:
         raise UserError("sft.demos is not set. Give solver, a run, or a file of conversations.")
     check_demos(config.sft.demos, config.sft.count, environments)
@@ -176,7 +184,7 @@ class _SftRun(TrainingRun):
             renderer,
             lambda done, total: progress.phase("demonstrations", done, total),
         )
-        share = 0.0 if has_env else config.sft.held_out
+        share = 0.0 if has_env else HELD_OUT_SHARE
         self.samples, self.held_out = hold_out(demonstrations, share, config.seed)
         settings = SftSettings(
             batch=config.sft.batch, epochs=config.sft.epochs, seed=config.seed, micro_tokens=plan.micro_tokens
@@ -214,18 +222,18 @@ class _SftRun(TrainingRun):
 
     def _check_same_samples(self, warmup_s: float) -> None:
         """Raise UserError if a resumed run has other demonstrations than it started with."""
-        digest, rows = hash_samples([*self.samples, *self.held_out]), self.folder.read_metrics()
-        if not rows:
-            self.folder.append_metrics({"step": 0, "time/warmup_s": warmup_s, "sft/digest": digest})
-        elif rows[0].get("sft/digest") != digest:
+        digest, records = hash_samples([*self.samples, *self.held_out]), self.folder.read_records()
+        if not records:
+            self.folder.append_metrics(SetUpRecord(warmup_s=warmup_s, digest=digest))
+        elif digest not in [record.digest for record in select(records, SetUpRecord)]:
             raise UserError(
                 f"{self.config.sft.demos} has changed since {self.folder.path} started. Restore it, or start a new run."
             )
 
-    def summarise(self, rows: Sequence[dict[str, Any]]) -> Summary:
+    def summarise(self, records: Sequence[Record]) -> Summary:
         if self.environments.specs:
-            return summarise(rows, len(self.samples), self.config.seed)
-        return summarise_loss(rows, len(self.samples), len(self.held_out), self.config.seed)
+            return summarise(records, len(self.samples), self.config.seed)
+        return summarise_loss(records, len(self.samples), len(self.held_out), self.config.seed)
 
 
 def build_sft_learner(config: Config, model: Any, steps: int, plan: MemoryPlan | None = None) -> LocalLearner:
@@ -242,22 +250,19 @@ def build_sft_learner(config: Config, model: Any, steps: int, plan: MemoryPlan |
     return LocalLearner(model, objective, optimizer)
 
 
-def summarise(rows: Sequence[dict[str, Any]], count: int, seed: int) -> Summary:
+def summarise(records: Sequence[Record], count: int, seed: int) -> Summary:
     """Return the contents of `summary.json`."""
-    steps = read_steps(rows)
-    return summarise_success(rows, steps, seed) | summarise_tokens(steps, count)
+    return summarise_success(records, seed) | summarise_tokens(select(records, StepRecord), count)
 
 
-def summarise_loss(rows: Sequence[dict[str, Any]], count: int, held_out: int, seed: int) -> Summary:
+def summarise_loss(records: Sequence[Record], count: int, held_out: int, seed: int) -> Summary:
     """Return the contents of `summary.json` without an environment. Losses are None if nothing was held out."""
-    steps = read_steps(rows)
-    before, after = (
-        next((row[key] for row in rows if key in row), None) for key in ("held_out/before", "held_out/after")
-    )
+    steps = select(records, StepRecord)
+    losses = {name: loss for record in select(records, HeldOutRecord) for name, loss in record.losses.items()}
     return {
-        "loss_before": before,
-        "loss_after": after,
-        "wall_s": rows[0]["time/warmup_s"] + sum(record.time["total_s"] for record in steps),
+        "loss_before": losses.get(BEFORE),
+        "loss_after": losses.get(AFTER),
+        "wall_s": sum(map(training_s, records)),
         "steps": len(steps),
         "seed": seed,
         "held_out": held_out,

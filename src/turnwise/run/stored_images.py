@@ -14,7 +14,6 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.images import find_images
 from turnwise.core.trajectory import Trajectory, Turn
-from turnwise.engine.engines import ENGINES
 from turnwise.models.vision.processor import ImageProcessor
 from turnwise.pictures.image_store import image_file, read_image_file
 from turnwise.record.images import IMAGES_FOLDER
@@ -49,15 +48,15 @@ class StoredImages:
 
     def _check_turn(self, turn: Turn, folder: Path) -> None:
         if self._processor is None:
-            raise UserError("it has images, and the model reads text only. Give the model that recorded them.")
+            raise UserError("The episode has images, and the model reads text only. Give the model that recorded them.")
         if turn.images != find_images(turn.context_ids):
-            raise UserError("its list of images is not that of its ids. Restore the file from a copy.")
+            raise UserError("The episode's list of images is not that of its ids. Restore the file from a copy.")
         for span in turn.images:
             file = image_file(folder, span.hash)
             recorded, given = turn.context_ids[span.start : span.end], self._ids(file)
             if recorded != given:
                 raise UserError(
-                    f"the image {file} has {len(recorded)} ids, and not the {len(given)} that this model's processor "
+                    f"The image {file} has {len(recorded)} ids, and not the {len(given)} that this model's processor "
                     "gives it. Give the model that recorded it."
                 )
             self._files[span.hash] = file
@@ -68,7 +67,7 @@ class StoredImages:
         try:
             ids = self._processor.preview_ids(read_image_file(file))
         except EnvironmentFailure as error:
-            raise UserError(f"the image {file} cannot be shown: {error}. Leave the episode out.") from error
+            raise UserError(f"The image {file} cannot be shown: {error}. Remove the episode.") from error
         (span,) = find_images(ids)
         return ids[span.start : span.end]
 
@@ -83,8 +82,8 @@ def check_sampler_reads_images(trajectory: Trajectory, config: Config, where: st
     """Raise UserError if the method samples answers to stored states with images, and the engine reads text only."""
     if not any(turn.images for turn in trajectory.turns):
         return
-    if isinstance(config.algo.estimator, AwacSettings) and not ENGINES[config.engine.kind].reads_images(config.engine):
+    if isinstance(config.algo.estimator, AwacSettings) and not config.engine.reads_images:
         raise UserError(
-            f"{where} has images, and engine.kind {config.engine.kind} with these settings reads text only. Choose "
+            f"{where} has images, and engine {config.engine.kind} with these settings reads text only. Choose "
             "algo.estimator archer_offline, which samples nothing."
         )

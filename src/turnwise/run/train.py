@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
+from turnwise.algos.estimators import OnPolicySettings
 from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost
 from turnwise.core.learner import Learner
@@ -15,7 +15,8 @@ from turnwise.data.replay import Replay
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.loading.load import LoadedModel
 from turnwise.models.memory.plan import MemoryPlan
-from turnwise.record.steps import read_steps
+from turnwise.record.rows import Record, SetUpRecord, select
+from turnwise.record.steps import StepRecord
 from turnwise.record.trajectories import open_replay
 from turnwise.report.learning_curve import draw_learning_curve
 from turnwise.report.progress import Progress
@@ -72,12 +73,12 @@ def train(
     if not resume and not config.data.sources:
         try_environments(config, environments, console.print)
     config = resolve(config)
-    algo = config.algo
+    algo, is_on_policy = config.algo, isinstance(config.algo.estimator, OnPolicySettings)
     with open_run(
         config,
         environments,
         console,
-        method=reference_name(algo.advantage.kind) if algo.estimator.uses_advantage else algo.estimator.kind,
+        method=reference_name(algo.advantage.kind) if is_on_policy else reference_name(algo.estimator.kind),
         resume=resume,
         if_finished=_advise_finished,
     ) as folder:
@@ -156,8 +157,8 @@ class ReinforcementRun(TrainingRun):
         )
         self._restore = partial(restore_or_init, config, checkpoints, learner, self.folder, note=progress.note)
         state = self._restore(resume=resume)
-        if not self.folder.read_metrics():
-            self.folder.append_metrics({"step": 0, "time/warmup_s": warmup_s})
+        if not self.folder.read_records():
+            self.folder.append_metrics(SetUpRecord(warmup_s=warmup_s))
         return self.loop, state
 
     def _fill_replay(
@@ -204,17 +205,17 @@ class ReinforcementRun(TrainingRun):
         await self.loop.publish(step)
         await self.evaluator.evaluate(name, self.eval_tasks(self.config.eval.split), step)
 
-    def write_figures(self, rows: Sequence[dict[str, Any]]) -> None:
-        self.folder.write_text("curve.svg", draw_learning_curve(rows, self.folder.path.name))
+    def write_figures(self, records: Sequence[Record]) -> None:
+        self.folder.write_text("curve.svg", draw_learning_curve(records, self.folder.path.name))
 
-    def summarise(self, rows: Sequence[dict[str, Any]]) -> Summary:
-        return summarise(rows, seed=self.config.seed)
+    def summarise(self, records: Sequence[Record]) -> Summary:
+        return summarise(records, seed=self.config.seed)
 
 
-def summarise(rows: Sequence[dict[str, Any]], seed: int) -> Summary:
+def summarise(records: Sequence[Record], seed: int) -> Summary:
     """Return the contents of `summary.json`."""
-    steps = read_steps(rows)
-    return summarise_success(rows, steps, seed) | {
+    steps = select(records, StepRecord)
+    return summarise_success(records, seed) | {
         "dropped": int(sum(record.rollout.get("dropped", 0) for record in steps)),
         "dropped_no_reward": int(sum(record.rollout.get("dropped_no_reward", 0) for record in steps)),
         "idle_steps": sum(record.idle is not None for record in steps),

@@ -6,7 +6,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
@@ -109,11 +108,9 @@ class Trainer:
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         self._backend = None
-        await self._exits.__aexit__(kind, error, trace)
+        await self._exits.__aexit__(*error)
 
     @property
     def config(self) -> Config:
@@ -145,7 +142,7 @@ class Trainer:
         backend = self._open
         count = group_size or backend.config.rollout.group_size
         collected = await self._collector(agent, evaluation=False).collect(
-            [task_of_value(each, "train") for each in tasks],
+            [task_of_value(task, "train") for task in tasks],
             group_size=count,
             round=backend.steps_done,
             drawn=self._drawn,
@@ -158,7 +155,7 @@ class Trainer:
     async def step(self, groups: Sequence[Group]) -> dict[str, Any]:
         """Train on the groups, publish the new weights and return the metrics of the step."""
         if not groups:
-            raise UserError("trainer.step needs at least one group: pass what trainer.gather returned")
+            raise UserError("trainer.step needs at least one group: pass what trainer.gather returned.")
         backend = self._open
         collected = CollectedGroups(groups=tuple(groups), counts=self._counts, last_failure=self._last_failure)
         metrics = await backend.step(collected)
@@ -176,7 +173,7 @@ class Trainer:
             name: Name of the evaluation in the metrics.
         """
         collector = self._collector(agent, evaluation=True)
-        return await self._open.evaluate(collector, name, [task_of_value(each, "test") for each in tasks])
+        return await self._open.evaluate(collector, name, [task_of_value(task, "test") for task in tasks])
 
     def client(self) -> "AsyncOpenAI":
         """Return a client of the current policy, for anything besides training. Its calls are not trained on."""
@@ -192,8 +189,8 @@ class Trainer:
     def _open(self) -> TrainerBackend:
         if self._backend is None:
             raise UserError(
-                "the trainer is not open: use it inside `async with tw.Trainer(...) as trainer:`, or call `await "
-                "trainer.open()` first"
+                "The trainer is not open: use it inside `async with tw.Trainer(...) as trainer:`, or call `await "
+                "trainer.open()` first."
             )
         return self._backend
 
@@ -212,7 +209,7 @@ def _remote(
 ) -> Callable[[], AbstractAsyncContextManager[TrainerBackend]]:
     """Return what connects to the server. Its settings cannot be changed from here."""
     if settings:
-        raise UserError(f"{settings[0]} belongs to the server: give it to `turnwise serve --train` there")
+        raise UserError(f"{settings[0]} belongs to the server: give it to `turnwise serve --train` there.")
     if not api_key:
-        raise UserError("tw.Trainer(url=...) needs api_key: the token that `turnwise serve --train` printed")
+        raise UserError("tw.Trainer(url=...) needs api_key: the token that `turnwise serve --train` printed.")
     return partial(open_remote, url, api_key)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 
-from turnwise.config.agent import AGENT_ENV
+from turnwise.algos.estimators import OnPolicySettings
 from turnwise.config.load import Overrides
 from turnwise.config.schema import Config
+from turnwise.config.sources import AutoSource
 from turnwise.core.errors import DivergedError, UserError
 from turnwise.core.task import EpisodeKey, Task
+from turnwise.envs.agent.settings import AGENT_ENV, StartedAgent
 from turnwise.envs.agent.tasks import value_of_task
 from turnwise.envs.seeds import seed_for
 from turnwise.evaluation.episodes import Evaluation
@@ -96,7 +98,10 @@ class LocalBackend:
 
     def record_evaluation(self, name: str, evaluation: Evaluation) -> None:
         """Record episodes that a remote trainer ran."""
-        tasks, timer = [each.task for each in evaluation.trajectories], self._timers.pop(True, None) or StepTimer()
+        tasks, timer = (
+            [trajectory.task for trajectory in evaluation.trajectories],
+            self._timers.pop(True, None) or StepTimer(),
+        )
         self._run.evaluator.record(name, tasks, evaluation, self.steps_done, timer)
 
     def save(self) -> Path:
@@ -170,14 +175,13 @@ def configure_trainer(overrides: Overrides, resume: str | None) -> Config:
         "curriculum.pool": config.curriculum.pool > 0,
         "eval.every": config.eval.every > 0,
         "data.sources": bool(config.data.sources),
-        "agent.command": bool(config.agent.command),
-        "agent.function": bool(config.agent.function),
-        "agent.random_reply": config.agent.random_reply is not None,
+        f"agent.{config.agent.implied_by}": isinstance(config.agent, StartedAgent),
         "env.kind": config.env.kind != AGENT_ENV,
-        "algo.estimator": not config.algo.estimator.uses_advantage,
+        "rollout.source": not isinstance(config.rollout.source, AutoSource),
+        "algo.estimator": not isinstance(config.algo.estimator, OnPolicySettings),
         "algo.advantage": config.algo.needs_greedy,
     }
     for key, is_set in refused.items():
         if is_set:
-            raise UserError(f"{key} has no effect in tw.Trainer, whose loop is yours: leave it out, or use tw.train")
+            raise UserError(f"{key} has no effect in tw.Trainer, whose loop is yours: remove it, or use tw.train.")
     return config

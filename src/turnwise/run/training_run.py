@@ -22,8 +22,9 @@ from turnwise.models.loading.load import LoadedModel
 from turnwise.record.judge_usage import JudgeUsage
 from turnwise.record.provenance import describe_changes, write_provenance
 from turnwise.record.resume_command import spell_resume
+from turnwise.record.rows import AFTER, BEFORE, EvaluationRecord, Record, is_evaluation, select, training_s
 from turnwise.record.run_folder import RunFolder
-from turnwise.record.steps import StepRecord, is_step
+from turnwise.record.steps import StepRecord
 from turnwise.record.trackers import Trackers
 from turnwise.report.html_report import REPORT_NAME as REPORT
 from turnwise.report.html_report import write_report
@@ -74,7 +75,7 @@ def open_run(
     folder = RunFolder.open(path, writing=True) if resume else RunFolder.create(path, to_toml(config))
     with folder:
         if resume and folder.finished:
-            if config.record.report and not (folder.path / REPORT).exists():
+            if not (folder.path / REPORT).exists():
                 write_report(folder.path)
             raise UserError(f"{path} is finished. {if_finished(path)}")
         with explain_failure(folder, resume):
@@ -111,7 +112,7 @@ def explain_failure(folder: RunFolder, resume: bool) -> Iterator[None]:
 
 
 def _has_finished_steps(folder: RunFolder) -> bool:
-    return any(step_of(each) for each in step_folders(folder.checkpoints))
+    return any(step_of(step_folder) for step_folder in step_folders(folder.checkpoints))
 
 
 def resolve(config: Config) -> Config:
@@ -189,9 +190,9 @@ class TrainingRun(ABC):
         """Evaluate the policy after `step` steps and record it under this name."""
 
     @abstractmethod
-    def summarise(self, rows: Sequence[dict[str, Any]]) -> Summary: ...
+    def summarise(self, records: Sequence[Record]) -> Summary: ...
 
-    def write_figures(self, rows: Sequence[dict[str, Any]]) -> None:  # noqa: B027  (a run may have none)
+    def write_figures(self, records: Sequence[Record]) -> None:  # noqa: B027  (a run may have none)
         """Write figures into the run folder."""
 
     def load_policy(self, progress: Progress) -> tuple[LoadedModel, float]:
@@ -253,9 +254,9 @@ class TrainingRun(ABC):
             with track_metrics(config, self.folder, progress.note, resumed_after=state.step if resume else None):
                 yield loop, state
 
-    def _report_step(self, row: Mapping[str, Any]) -> None:
-        if self.on_step is not None and is_step(row):
-            self.on_step(dict(row))
+    def _report_step(self, record: Record) -> None:
+        if self.on_step is not None and isinstance(record, StepRecord):
+            self.on_step(record.to_row())
 
     async def _train(self, loop: TrainingLoop, state: State) -> Summary:
         """Train between two evaluations. An evaluation that is already recorded is not repeated."""
@@ -268,7 +269,7 @@ class TrainingRun(ABC):
         return nullcontext()
 
     async def _evaluate_and_train(self, loop: TrainingLoop, state: State) -> Summary:
-        evaluate_before, evaluate_after = (partial(self._evaluate_once, name) for name in ("before", "after"))
+        evaluate_before, evaluate_after = (partial(self._evaluate_once, name) for name in (BEFORE, AFTER))
         if state.step < loop.steps:
             self.folder.discard_results()
         state = await self._run_stage(evaluate_before, state)
@@ -276,19 +277,18 @@ class TrainingRun(ABC):
         if not state.step:
             return {"finished": False, "steps": 0}
         state = await self._run_stage(evaluate_after, state)
-        rows = self.folder.read_metrics()
-        summary = self.summarise(rows)
+        records = self.folder.read_records()
+        summary = self.summarise(records)
         if state.step < loop.steps:
             summary["finished"] = False
-        self.write_figures(rows)
-        if self.config.record.report:
-            write_report(self.folder.path, summary=summary)
+        self.write_figures(records)
+        write_report(self.folder.path, summary=summary)
         self.folder.write_summary(summary)  # last: a run with a summary has ended
         return {"finished": True, **summary}
 
     async def _evaluate_once(self, name: str, state: State) -> State:
         """Evaluate, unless that is recorded, or "before" was lost and the weights are trained."""
-        if not self._evaluated(name) and not (name == "before" and state.step):
+        if not self._evaluated(name) and not (name == BEFORE and state.step):
             await self.evaluate(name, state.step)
         return state
 
@@ -306,8 +306,7 @@ class TrainingRun(ABC):
         raise loss
 
     def _evaluated(self, name: str) -> bool:
-        rows = self.folder.read_metrics()
-        return any(row.get("eval/name") == name or f"held_out/{name}" in row for row in rows)
+        return any(is_evaluation(record, name) for record in self.folder.read_records())
 
     def eval_tasks(self, split: Split) -> list[Task]:
         """Return the tasks of evaluations; none without an environment."""
@@ -325,24 +324,23 @@ def report_end(config: Config, summary: Summary, path: Path, console: Console, *
     print_command(console, f"{reason}; resume with:", spell_resume(path))
 
 
-def summarise_success(rows: Sequence[dict[str, Any]], steps: Sequence[StepRecord], seed: int) -> Summary:
+def summarise_success(records: Sequence[Record], seed: int) -> Summary:
     """Return the part of `summary.json` that every run has.
 
     `wall_s` is training with tiny's warm-up, without the evaluations before and after.
     """
-    evaluated = {row["eval/name"]: row for row in rows if "eval/name" in row}
-    before, after = evaluated.get("before"), evaluated["after"]
-    validations = [row for row in rows if row.get("eval/name") == "validation"]
-    reasons = [row[key] for row in rows for key in ("rollout/dropped_reason", "eval/dropped_reason") if key in row]
+    evaluations = select(records, EvaluationRecord)
+    by_name = {record.name: record for record in evaluations}
+    before, after = by_name.get(BEFORE), by_name[AFTER]
+    reasons = [record.dropped_reason for record in records if isinstance(record, StepRecord | EvaluationRecord)]
+    reasons = [reason for reason in reasons if reason is not None]
     return {
-        "success_before": None if before is None else before["eval/success"],  # None: the row is lost
-        "success_after": after["eval/success"],
-        "interval": [after["eval/success_low"], after["eval/success_high"]],
-        "wall_s": sum(row.get("time/warmup_s", 0.0) for row in rows)
-        + sum(record.time["total_s"] for record in steps)
-        + sum(row["time/total_s"] for row in validations),
-        "steps": max((record.step for record in steps), default=0),
+        "success_before": None if before is None else before.success,  # None: the row is lost
+        "success_after": after.success,
+        "interval": list(after.interval),
+        "wall_s": sum(map(training_s, records)),
+        "steps": max((record.step for record in select(records, StepRecord)), default=0),
         "seed": seed,
-        "eval_dropped": int(sum(row.get("eval/dropped", 0) for row in rows)),
+        "eval_dropped": int(sum(record.metrics.get("dropped", 0) for record in evaluations)),
         "dropped_reason": reasons[-1] if reasons else None,
     }

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from turnwise.concurrency.blocking import allow_interrupts, interruptible
+from turnwise.concurrency.blocking import allow_interrupts, blocking_limit, interruptible
 from turnwise.config.schema import Config
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.messages import Message, assistant
@@ -21,16 +21,17 @@ from turnwise.core.trajectory import Status, Stop, Trajectory, Turn
 from turnwise.envs.answers import format_answer
 from turnwise.envs.reasoning import format_reasoning
 from turnwise.envs.rubric_env import RubricEnv
+from turnwise.envs.runner import check_text
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.envs.text_env import TextEnv, env_docstring
-from turnwise.rewards.functions import trajectory_reward
+from turnwise.rewards.functions import build_reward
 from turnwise.rewards.judge.judges import skip_judges
 from turnwise.rollout.failures import creation_boundary, run_with_retries
 from turnwise.run.environment_mix import EnvironmentMix
 from turnwise.training.warmup import random_word
-from turnwise.user_code.failures import failure_boundary
-from turnwise.user_code.references import IN_MEMORY, load_function
+from turnwise.user_code.references import IN_MEMORY
+from turnwise.user_code.source_location import failure_boundary
 
 EPISODES = 8
 """Trial episodes of an environment. The first is scored."""
@@ -77,6 +78,7 @@ async def _try_environment(config: Config, spec: EnvSpec, params: dict[str, Any]
 
     async def play(number: int, attempt: int) -> tuple[Message, Trajectory]:
         left = max(began + config.rollout.trial_s - time.monotonic(), 0.0)
+        blocking_limit.set(left)  # of tasks that the environment starts, such as those of its rewards
         try:
             async with asyncio.timeout(left):
                 return await interruptible(_play(spec, params, config.seed, number, attempt), left, spec.name)
@@ -91,14 +93,14 @@ async def _try_environment(config: Config, spec: EnvSpec, params: dict[str, Any]
             known = len(failures)
             found = await run_with_retries(config.rollout.attempts, partial(play, number), failures.append)
             if isinstance(found, EnvironmentFailure):
-                raise UserError(f"{found} (in a trial episode of random answers)") from found
+                raise UserError(f"{found} (in a trial episode of random answers).") from found
             if failures and not known:
                 log.warning("note: a trial episode of random answers failed: %s", failures[0])
             if isinstance(found, Exception):
                 return
             start, trajectory = found
             for function in config.reward.functions if number == 0 else ():
-                await trajectory_reward(load_function(function, "reward.functions"))(trajectory)
+                await build_reward(function)(trajectory)
             if trajectory.attempt == 0 and starts.setdefault(trajectory.task.seed, start) != start:
                 log.warning(
                     "note: %s.reset gave two starts for one seed, so that the episodes of a group are different tasks: "
@@ -150,7 +152,9 @@ def _random_reply(runner: EnvRunner, rng: random.Random, observation: str) -> st
     """Return a random answer. Calls of tools that the environment does not suggest itself might have side effects."""
     with failure_boundary(f"{type(runner.env).__name__}.random_answer"):
         suggest = getattr(runner.env, "random_answer", None)
-        return (suggest(rng) if suggest is not None else None) or random_word(rng, observation)
+        answer = suggest(rng) if suggest is not None else None
+    check_text(runner.env, "random_answer", answer, optional=True)
+    return answer or random_word(rng, observation)
 
 
 def _turn(reply: str, result: StepResult) -> Turn:
@@ -193,7 +197,7 @@ def _check_descriptions_fit(
     if form == "free":
         return
     actions, states = _action_names(spec)[:1], asyncio.run(_start_states(spec, params))
-    replies = [format_answer(actions, format_reasoning(form, "", each, each)) for each in states]
+    replies = [format_answer(actions, format_reasoning(form, "", state, state)) for state in states]
     empty = "" if any(states) else " with empty sections"
     _check_fits(config, replies, tokenizer, f"{spec.params_setting}.reasoning {form}: a reply of {spec.name}{empty}")
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from turnwise.cluster.placement import check_capacity, plan_placement
-from turnwise.config.agent import AGENT_ENV
+from turnwise.config.algorithm import TOKEN_RULES
 from turnwise.config.schema import Config, ModelConfig
 from turnwise.core.errors import UserError, not_a_file
-from turnwise.engine.engines import ENGINES
 from turnwise.envs.adapters.package_envs import PackageEnv
+from turnwise.envs.agent.settings import AGENT_ENV, FunctionSettings, StartedAgent
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.reasoning import ReasoningFormat, formats_with
 from turnwise.envs.spec import EnvSpec
@@ -29,7 +29,7 @@ from turnwise.models.loading.hub import is_hub_available, is_hub_name
 from turnwise.models.loading.load import resolve_device
 from turnwise.render.parse import read_sections
 from turnwise.rewards.factory import build_group_judges
-from turnwise.rewards.functions import trajectory_reward
+from turnwise.rewards.functions import build_reward
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.run.agents import build_agent, load_reward
 from turnwise.run.build import check_engine_reads_images, check_model_reads_images, reward_names
@@ -43,7 +43,7 @@ from turnwise.run.setting_names import check_model_name, check_names
 from turnwise.run.sources import use_own_adapter
 from turnwise.text.suggestions import suggest
 from turnwise.tools.tool import NeedsServer
-from turnwise.user_code.references import is_reference, load_function
+from turnwise.user_code.references import is_reference
 
 QUIET_S = 3.0
 """Seconds without an answer of a server before a message: its first start may be a download."""
@@ -58,7 +58,7 @@ def check_run(
     if not environments.specs:
         raise UserError('env.kind "none" is for SFT on a file. Name an environment, or run `turnwise sft --data FILE`.')
     if not environments.entries:
-        raise UserError('env.kind "agent" needs an agent: set agent.command or agent.function, and agent.tasks.')
+        raise UserError('env.kind "agent" needs an agent. Set agent.command or agent.function, and agent.tasks.')
     run = Path(config.record.folder) / config.record.name if resume and config.record.name is not None else None
     if run is not None:
         config = use_own_adapter(config, run)
@@ -82,7 +82,7 @@ def check_cluster(config: Config, environments: EnvironmentMix) -> None:
         return
     if find_spec("ray") is None:
         raise UserError(
-            "cluster.engines, cluster.learners and cluster.env_workers need Ray: pip install 'turnwise[ray]'"
+            "cluster.engines, cluster.learners and cluster.env_workers need Ray. Run `pip install 'turnwise[ray]'`."
         )
     for spec, params in environments.with_params:
         if (settings.engines or settings.env_workers) and spec.judges(params):
@@ -98,7 +98,8 @@ def check_cluster(config: Config, environments: EnvironmentMix) -> None:
         )
     if settings.address is None and "RAY_ADDRESS" not in os.environ:
         here = {"CPU": float(cores()), "GPU": float(torch.cuda.device_count())}
-        check_capacity(settings, plan_placement(settings, has_gpus=has_gpus), {"this machine": here})
+        placement = plan_placement(settings, gpus_per_engine=config.engine.gpus if has_gpus else 0)
+        check_capacity(settings, placement, {"this machine": here})
 
 
 def check_settings(config: Config, override_keys: Iterable[str] = (), judges: JudgeRegistry | None = None) -> None:
@@ -109,15 +110,15 @@ def check_settings(config: Config, override_keys: Iterable[str] = (), judges: Ju
     check_model(config.model)
     check_threads(config.system)
     check_packages(config)
-    ENGINES[config.engine.kind].check(config.engine)
+    config.engine.check()
     check_settings_fit(config, override_keys)
-    token_rule(config.algo.loss_tokens, "algo.loss_tokens")
-    token_rule(config.algo.advantage_tokens, "algo.advantage_tokens")
-    if config.agent.is_set:
+    for setting in TOKEN_RULES:
+        token_rule(getattr(config.algo, setting), f"algo.{setting}")
+    if isinstance(config.agent, StartedAgent):
         build_agent(config.agent)
         load_reward(config.agent)
     for function in config.reward.functions:
-        trajectory_reward(load_function(function, "reward.functions"))
+        build_reward(function)
     build_group_judges(config.reward.judges, judges or JudgeRegistry(), decode=str, taken=reward_names(config))
 
 
@@ -157,8 +158,7 @@ def check_sections(config: Config, environments: EnvironmentMix) -> None:
     forms = [_reasoning_of_fixed_prompt(spec, params) for spec, params in environments.with_params]
     if None in forms or config.data.sources:
         return
-    for setting in ("algo.loss_tokens", "algo.advantage_tokens"):
-        value = getattr(config.algo, setting.removeprefix("algo."))
+    for setting, value in ((f"algo.{name}", getattr(config.algo, name)) for name in TOKEN_RULES):
         for section in value.split("+"):
             fitting = formats_with(section)
             if fitting and not set(fitting).intersection(forms) and f"<{section}>" not in config.rollout.prefix:
@@ -179,15 +179,15 @@ def _reasoning_of_fixed_prompt(spec: EnvSpec, params: Mapping[str, Any]) -> Reas
 
 
 def _check_game(config: Config, spec: EnvSpec) -> None:
-    setting = f"selfplay.opponent {config.selfplay.opponent}"
+    setting = f"selfplay.opponent {config.selfplay.opponent.kind}"
     if spec.subclass_of(GameEnv) is None:
         raise UserError(
             f"{setting} needs a two-player game, and {spec.name} is not one. Choose tic_tac_toe or connect_four, or "
-            "leave it out."
+            "remove it."
         )
     params = spec.check_params(config.env.params)
     if params["begins"] != "random":
-        raise UserError(f"env.params.begins fixes the player, and {setting} trains both. Leave out one of the two.")
+        raise UserError(f"env.params.begins fixes the player, and {setting} trains both. Remove one of the two.")
     if params["max_actions_per_turn"] != 1:
         raise UserError(
             f"env.params.max_actions_per_turn: with {setting} the opponent moves after each action. Set it to 1."
@@ -203,14 +203,14 @@ def check_model(model: ModelConfig) -> None:
     if not known and not is_hub_name(model.name):
         raise UserError(
             f'Unknown model "{model.name}":{suggest(model.name, model_names())} '
-            "(or give a hub name (owner/name), or a folder or .gguf file that exists)"
+            "(or give a hub name (owner/name), or a folder or .gguf file that exists)."
         )
 
 
 EXTRAS: tuple[tuple[Callable[[Config], bool], str, str, str], ...] = (
     (lambda config: config.record.pictures_every > 0, "record.pictures_every", "PIL", "pictures"),
     (lambda config: config.env.kind == AGENT_ENV, "An agent", "starlette", "gateway"),
-    (lambda config: bool(config.agent.function), "agent.function", "openai", "gateway"),
+    (lambda config: isinstance(config.agent, FunctionSettings), "agent.function", "openai", "gateway"),
     (lambda config: config.lora.rank > 0, "lora.rank", "peft", "lora"),
     (lambda config: config.model.name.endswith(".gguf"), "A GGUF file", "gguf", "gguf"),
 )
@@ -221,7 +221,7 @@ def check_packages(config: Config) -> None:
     """Check that the optional packages that the settings need are installed."""
     for is_needed, what, module, extra in EXTRAS:
         if is_needed(config) and find_spec(module) is None:
-            raise UserError(f"{what} needs a package that is not installed: pip install 'turnwise[{extra}]'")
+            raise UserError(f"{what} needs a package that is not installed. Run `pip install 'turnwise[{extra}]'`.")
 
 
 def check_hub(model: ModelConfig) -> None:
@@ -247,8 +247,8 @@ def check_servers(
 
 async def _check_all(servers: Sequence[NeedsServer]) -> None:
     """Wait until every server has answered or one has failed."""
-    checks = [asyncio.ensure_future(each.check_server()) for each in servers]
+    checks = [asyncio.ensure_future(server.check_server()) for server in servers]
     _, pending = await asyncio.wait(checks, timeout=QUIET_S, return_when=asyncio.FIRST_EXCEPTION)
-    if pending and not any(each.done() and each.exception() for each in checks):
+    if pending and not any(check.done() and check.exception() for check in checks):
         log.info("waiting for the servers of tools and judges")
     await asyncio.gather(*checks)

@@ -9,7 +9,6 @@ await box.close()
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
-from types import TracebackType
 from typing import Literal, Self
 
 from turnwise.sandbox.probe import FIXES, TIERS, self_test, unsupported_reason
@@ -113,9 +112,7 @@ class Sandbox:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def new_process(self, seed: int) -> SessionProcess:
@@ -176,7 +173,7 @@ class SandboxSession:
         if len(code) > limit:
             return _rejected(f"the code has {len(code)} characters; the limit is {limit}")
         if (broken := find_invalid_character(code)) is not None:
-            return _rejected(f"the code holds {broken}: leave it out")
+            return _rejected(f"the code holds {broken}: remove it")
         async with self._calls:
             restarted = await self._ensure_process()
             assert self._process is not None
@@ -203,9 +200,7 @@ class SandboxSession:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self.close()
 
     async def _ensure_process(self) -> bool:

@@ -118,6 +118,14 @@ def open_proc() -> int:
     return os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
+def open_path(path: str) -> int:
+    """Return a handle that stays valid after the change of user, who may not be allowed to enter a home folder."""
+    try:
+        return os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:
+        raise JailError(f"open {path}: {error.strerror}") from None
+
+
 def write_proc_file(proc: int, name: str, text: str) -> None:
     """Write in one piece: the kernel takes a uid or gid map in a single write."""
     try:

@@ -14,11 +14,10 @@ import signal
 import struct
 
 from turnwise.sandbox import syscalls
-from turnwise.sandbox.jail import address_space_bytes, open_proc, prefer_for_oom_kill, set_resource_limits
+from turnwise.sandbox.jail import address_space_bytes, open_path, open_proc, prefer_for_oom_kill, set_resource_limits
 from turnwise.sandbox.python_install import DEVICES, PythonInstall, loaded_libraries, paths_without
 from turnwise.sandbox.scratch_folders import ScratchFolders, remove_tree
 from turnwise.sandbox.seccomp import compile_filter, install_filter, landlock_rules
-from turnwise.sandbox.syscalls import JailError
 from turnwise.sandbox.types import SandboxLimits
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REMOVE_DIR, REMOVE_FILE = 1, 2, 4, 8, 16, 32
@@ -88,7 +87,7 @@ class LandlockJail:
         self._allow(self.exact, self.folders.base, SCRATCH_RIGHTS)
         rights = dict.fromkeys((*readable, *self.python.search_path), READ_FILE | READ_DIR)
         rights |= dict.fromkeys(DEVICES, READ_FILE | WRITE_FILE)
-        self.coarse = [(_open(path), _applicable(path, allowed)) for path, allowed in rights.items()]
+        self.coarse = [(open_path(path), _applicable(path, allowed)) for path, allowed in rights.items()]
         self.user_per_session = os.geteuid() == 0 and self._others_can_read()
 
     def measure_base_memory(self) -> None:
@@ -151,7 +150,7 @@ class LandlockJail:
         )
 
     def _allow(self, ruleset: int, path: str, rights: int) -> None:
-        descriptor = _open(path)
+        descriptor = open_path(path)
         self._allow_open(ruleset, descriptor, _applicable(path, rights))
         os.close(descriptor)
 
@@ -174,10 +173,3 @@ class LandlockJail:
 def _applicable(path: str, rights: int) -> int:
     """Keep only file rights if `path` is a file."""
     return rights if os.path.isdir(path) else rights & (EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE)
-
-
-def _open(path: str) -> int:
-    try:
-        return os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError as error:
-        raise JailError(f"open {path}: {error.strerror}") from None

@@ -18,6 +18,7 @@ from pathlib import Path
 from turnwise.sandbox import syscalls
 from turnwise.sandbox.jail import (
     address_space_bytes,
+    open_path,
     open_proc,
     prefer_for_oom_kill,
     set_resource_limits,
@@ -112,7 +113,7 @@ class NamespacesJail:
         """Build a read-only root in memory with the Python installation bound into it, and pivot to it."""
         python = self.python
         libraries = loaded_libraries(python.roots)
-        handles = {path: _open_path(path) for path in (*python.roots, *libraries, *python.packages, *DEVICES)}
+        handles = {path: open_path(path) for path in (*python.roots, *libraries, *python.packages, *DEVICES)}
         syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
         drop_root()
         syscalls.mount(
@@ -155,14 +156,6 @@ class NamespacesJail:
             os._exit(0)  # kills the zygote if it is still alive
         syscalls.prctl("allow reading its own /proc", syscalls.PR_SET_DUMPABLE, 1)
         syscalls.die_with_parent(signal.SIGKILL)
-
-
-def _open_path(path: str) -> int:
-    """Return a handle that stays valid after the change of user, who may not be allowed to enter a home folder."""
-    try:
-        return os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError as error:
-        raise JailError(f"open {path}: {error.strerror}") from None
 
 
 def _make_parents(path: str) -> None:

@@ -10,7 +10,7 @@ Files have `loss = "gspo"`, or a table with `kind` and its settings; the kind FI
 a function that `from_function` of the base class makes one of.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Self, TypeVar
@@ -33,6 +33,8 @@ class Choice(Section):
 
     name: ClassVar[str] = ""
     """Name of a built-in alternative."""
+    implied_by: ClassVar[str] = ""
+    """A setting of its own that chooses it where no kind is given: agent.command chooses the agent command."""
     _reference: str = PrivateAttr("")
 
     def __init_subclass__(cls, kind: str = "", **others: Any) -> None:
@@ -86,9 +88,9 @@ def choices(*classes: type[AnyChoice]) -> dict[str, type[AnyChoice]]:
 class ChoiceError(ValueError):
     """Invalid settings of a chosen alternative."""
 
-    def __init__(self, setting: str, kind: str, chosen: type[Choice], error: ValidationError) -> None:
-        super().__init__(f"{setting} {kind}: {error}")
-        self.setting, self.kind, self.chosen, self.error = setting, kind, chosen, error
+    def __init__(self, one_of: "OneOf", kind: str, chosen: type[Choice], error: ValidationError) -> None:
+        super().__init__(f"{one_of.setting} {kind}: {error}")
+        self.one_of, self.setting, self.kind, self.chosen, self.error = one_of, one_of.setting, kind, chosen, error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,7 @@ class OneOf:
 
         return core_schema.with_info_plain_validator_function(
             read,
-            json_schema_input_schema=core_schema.any_schema(),
+            json_schema_input_schema=core_schema.union_schema([core_schema.str_schema(), core_schema.dict_schema()]),
             serialization=core_schema.plain_serializer_function_ser_schema(lambda value: value.model_dump()),
         )
 
@@ -118,16 +120,29 @@ class OneOf:
         table = {KIND: value} if isinstance(value, str) else value
         if not isinstance(table, Mapping):
             raise ValueError(f"{self.setting} = {value!r}: must be {self.describe()}, or a table with its {KIND}")
-        kind = table.get(KIND, next(iter(self.table)))
+        kind = self._kind(table)
         settings = {name: setting for name, setting in table.items() if name != KIND}
         found = self._class(kind, load_code=load_code)
         try:
             chosen = found.model_validate(settings)
         except ValidationError as error:
-            raise ChoiceError(self.setting, str(kind), found, error) from None
+            raise ChoiceError(self, str(kind), found, error) from None
         if kind not in self.table:
-            chosen._reference = kind
+            chosen._reference = str(kind)
         return chosen
+
+    def _kind(self, table: Mapping[str, Any]) -> Any:
+        """Return the kind that is given, or else the one that a setting implies; the default without either."""
+        default = next(iter(self.table), None)
+        implied = [kind for kind, chosen in self.table.items() if chosen.implied_by and chosen.implied_by in table]
+        if len(implied) > 1:
+            names = " and ".join(f"{self.setting}.{self.table[kind].implied_by}" for kind in implied)
+            raise ValueError(f"{names} both name the {self.setting}. Remove one of them.")
+        given = table.get(KIND, default)
+        if implied and given not in (default, implied[0]):
+            name = f"{self.setting}.{self.table[implied[0]].implied_by}"
+            raise ValueError(f"{name} contradicts {self.setting} {given}. Remove one of them.")
+        return implied[0] if implied else given
 
     def _class(self, kind: Any, *, load_code: bool) -> type[Choice]:
         if isinstance(kind, str) and kind in self.table:
@@ -136,11 +151,21 @@ class OneOf:
             return load_class(kind, self.base, self.setting, tuple(self.table)) if load_code else unread(self.base)
         if self.base is not None and isinstance(kind, str) and kind.endswith(".py"):
             raise ValueError(f'{self.setting} "{kind}" names no class or function: write {kind}:NAME')
+        if not self.table:
+            raise ValueError(f'{self.setting} "{kind}" is not FILE.py:name. Write the file and the name in it.')
         near = self.hints.get(str(kind)) or suggest(str(kind), self.table)
         raise ValueError(f'Unknown {self.setting} "{kind}":{near}')
 
+    def spell(self, kinds: Sequence[str]) -> str:
+        """Return how to choose one of these kinds: "choose gspo, sapo", or "set agent.command"."""
+        implied = [self.table[kind].implied_by for kind in kinds]
+        if all(implied):
+            return "set " + " or ".join(f"{self.setting}.{name}" for name in implied)
+        return f"choose {', '.join(kinds)}"
+
     def describe(self) -> str:
-        return "one of " + ", ".join(self.table) + (", or FILE.py:name" if self.base else "")
+        names = "one of " + ", ".join(self.table) if self.table else ""
+        return ", or ".join(filter(None, (names, "FILE.py:name" if self.base else "")))
 
 
 def load_class(reference: str, base: type[Choice], setting: str, names: tuple[str, ...]) -> type[Choice]:

@@ -1,4 +1,4 @@
-"""What parts of a run need from each other, as data: `Section.needs` and `Section.lacks`. `run/check_settings.py`
+"""Needs of the parts of a run from each other, as data: `Section.needs` and `Section.lacks`. `run/check_settings.py`
 compares them.
 
 A part names a capability that it needs; the section that decides about the capability says when it is missing. Neither
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 GROUPS = "groups of two or more episodes of a task"
 CRITIC = "a critic of tokens or utterances"
 TOKEN_CRITIC = "a critic of tokens"
+UTTERANCE_CRITIC = "a critic of utterances"
 PAIRS = "a better and a worse episode of a task"
 TOKEN_SUMS = "a sum over the tokens of an episode"
 LEARNER_LOGPROBS = "old log-probabilities of the learner"
@@ -30,9 +31,9 @@ LOCAL_ENGINE = "an engine in this process"
 LOCAL_EPISODES = "episodes that are played in this process"
 LOCAL_LEARNER = "a learner in this process"
 FIXED_OPPONENT = "an opponent that stays the same"
+OWN_GPUS = "GPUs of an engine's own"
 TWO_POLICIES = "an engine with two sets of weights"
 WARM_UP = "a warm-up of the model"
-VALIDATION = "evaluations during training"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Need:
     why: str
     """"algo.advantage grpo compares the members of a group"."""
     otherwise: str = ""
-    """What to do instead of providing it: "choose algo.advantage gae"."""
+    """Way out without it: "choose algo.advantage gae"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Lack:
     setting: str
     """The setting that decides, with its value: "rollout.group_size 1"."""
     means: str
-    """What it means: "has one episode per task"."""
+    """Meaning of that value: "has one episode per task"."""
     fix: str
     """How to provide the capability: "set rollout.groups 32 and rollout.group_size 8"."""
 
@@ -61,4 +62,4 @@ def explain_missing(need: Need, lack: Lack) -> str:
 
 
 def explain_unused(name: str, lack: Lack) -> str:
-    return f"{name} has no effect with {lack.setting}. Leave it out, or {lack.fix}."
+    return f"{name} has no effect with {lack.setting}. Remove it, or {lack.fix}."

@@ -3,6 +3,8 @@
 import codecs
 import re
 
+MAX_SHOWN = 60
+"""Characters of a value or an answer that an error quotes."""
 CUT_NOTE = re.compile(r"\n\.\.\. \[(\d{1,15}) characters cut\] \.\.\.\n")
 """Note left by an earlier truncation: tools truncate by their own limit, environments again by theirs."""
 
@@ -10,6 +12,16 @@ CUT_NOTE = re.compile(r"\n\.\.\. \[(\d{1,15}) characters cut\] \.\.\.\n")
 def shorten(text: str, limit: int) -> str:
     """Return at most `limit` characters, ending with "..." if something was cut."""
     return text if len(text) <= limit else f"{text[: max(0, limit - 3)]}..."
+
+
+def describe_value(value: object) -> str:
+    """Describe what a user's function returned, in a few words for an error."""
+    try:
+        text = repr(value)
+    except Exception:  # any __repr__; an int of 5000 digits has none
+        return f"a value of type {type(value).__name__}"
+    text = shorten(text, MAX_SHOWN)
+    return f"the text {text}" if isinstance(value, str) else text
 
 
 def one_line(text: str) -> str:

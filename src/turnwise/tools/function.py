@@ -21,13 +21,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError, create_model
 
 from turnwise.concurrency.blocking import EventLoopBlocked, interruptible
-from turnwise.config.keys import read_options
 from turnwise.core.errors import FOREIGN_ERRORS, ImageError, InfrastructureFailure, UserError
 from turnwise.core.messages import ImagePart, ToolSpec
 from turnwise.pictures.image import is_image
+from turnwise.settings.options import read_options
 from turnwise.tools.docstrings import split_docstring
 from turnwise.tools.tool import ToolBug, ToolError, ToolResult, ToolRules
 from turnwise.user_code.source_location import error_location, source_location
@@ -89,7 +89,7 @@ class FunctionTool:
             raise _bug(error, self.function) from error
         try:
             return _to_result(value)
-        except LostImageError as error:
+        except UnreadableResultError as error:
             raise ToolBug(f"{source_location(self.function)}: {error}") from error
 
 
@@ -99,11 +99,11 @@ def from_function(function: Callable[..., Any]) -> FunctionTool:
     if isinstance(function, type) or not hasattr(function, "__name__"):
         raise UserError(
             f"{name} is {'a class' if isinstance(function, type) else 'an object'}, not a function: write a function. "
-            "For state within an episode, take a parameter called state and return its value from ToolEnv.tool_state"
+            "For state within an episode, take a parameter called state and return its value from ToolEnv.tool_state."
         )
     docstring = inspect.cleandoc(function.__doc__ or "")
     if not docstring:
-        raise UserError(f"the tool {name} has no docstring: write one that describes the tool for the model")
+        raise UserError(f"The tool {name} has no docstring: write one that describes the tool for the model.")
     arguments = _arguments_model(function)
     schema = arguments.model_json_schema()
     schema.pop("title", None)
@@ -113,7 +113,7 @@ def from_function(function: Callable[..., Any]) -> FunctionTool:
     spec = ToolSpec(name=name, description=description, parameters=schema)
     rules, takes_state = getattr(function, RULES, ToolRules()), STATE in inspect.signature(function).parameters
     if takes_state and rules.pure:
-        raise UserError(f"the tool {name} takes state, so it cannot be pure: remove pure")
+        raise UserError(f"The tool {name} takes state, so it cannot be pure: remove pure.")
     return FunctionTool(function, spec, rules, arguments, takes_state)
 
 
@@ -123,17 +123,30 @@ def _arguments_model(function: Callable[..., Any]) -> type[BaseModel]:
     try:
         signature = inspect.signature(function, eval_str=True)
     except NameError as error:
-        raise UserError(f"the tool {function.__name__} has an unknown type in its signature: {error}") from error
+        raise UserError(f"The tool {function.__name__} has an unknown type in its signature: {error}") from error
     for parameter in signature.parameters.values():
         if parameter.name == STATE:
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise UserError(f"the tool {function.__name__} takes {parameter}: use named parameters only")
+            raise UserError(f"The tool {function.__name__} takes {parameter}: use named parameters only.")
         if parameter.annotation is parameter.empty:
-            raise UserError(f"the tool {function.__name__} has no type for {parameter.name}: annotate it")
+            raise UserError(f"The tool {function.__name__} has no type for {parameter.name}: annotate it.")
         default = ... if parameter.default is parameter.empty else parameter.default
+        _check_type(function, parameter)
         fields[parameter.name] = (parameter.annotation, default)
     return create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **fields)
+
+
+def _check_type(function: Callable[..., Any], parameter: inspect.Parameter) -> None:
+    """Raise UserError if a model cannot write values of the parameter's type."""
+    try:
+        TypeAdapter(parameter.annotation).json_schema()
+    except PydanticUserError as error:
+        shown = inspect.formatannotation(parameter.annotation)
+        raise UserError(
+            f"The tool {function.__name__}: a model cannot write a {shown} for {parameter.name}: annotate it with str, "
+            "int, float, bool, list or dict, and convert it inside."
+        ) from error
 
 
 def _describe(error: ValidationError, arguments: type[BaseModel]) -> str:
@@ -165,19 +178,19 @@ def _to_result(value: Any) -> ToolResult:
     return ToolResult(text="\n".join(texts), images=images)
 
 
-class LostImageError(Exception):
-    """A result has an image where only text is shown."""
+class UnreadableResultError(Exception):
+    """A result would lose its content as text."""
 
 
 def _to_text(value: Any) -> str:
-    """Return the value as JSON, or as Python prints it. Raises LostImageError if it contains an image."""
+    """Return the value as JSON, or as Python prints it. Raises UnreadableResultError if that loses its content."""
     if isinstance(value, str):
         return value
-    others = []
+    others: list[Any] = []
 
     def replace_other(each: Any) -> None:
         if is_image(each):
-            raise LostImageError(
+            raise UnreadableResultError(
                 f"it returned a value of type {type(each).__name__}, which the agent would not see as an image: "
                 "return a tw.Image made of it, or a list of texts and tw.Image"
             )
@@ -187,7 +200,16 @@ def _to_text(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False, default=replace_other)
     except (TypeError, ValueError):
         return str(value)
+    if unprintable := [type(each).__name__ for each in others if _is_printed_as_address(each)]:
+        raise UnreadableResultError(
+            f"it returned a value of type {unprintable[0]}, of which the agent would read an address in memory: return "
+            "a text, a number, or a list or dict of them"
+        )
     return str(value) if others else text
+
+
+def _is_printed_as_address(value: Any) -> bool:
+    return type(value).__repr__ is object.__repr__ and type(value).__str__ is object.__str__
 
 
 class _ThreadExit(Exception):

@@ -157,7 +157,7 @@ def check_unique_names(names: Iterable[str]) -> None:
     """Raise UserError if two tools have the same name: the agent could call only one of them."""
     for name, count in Counter(names).items():
         if count > 1:
-            raise UserError(f'two tools are called "{name}": rename one with name = "...", or set prefix for a server')
+            raise UserError(f'Two tools are called "{name}": rename one with name = "...", or set prefix for a server.')
 
 
 def _unknown_tool(name: str, tools: Iterable[str]) -> str:
@@ -184,5 +184,5 @@ def _parse_arguments(text: str, spec: ToolSpec) -> dict[str, Any]:
 def _check_text(arguments: dict[str, Any]) -> dict[str, Any]:
     """Reject characters that no server accepts. They are the agent's mistake, not a failure of the server."""
     if (problem := find_invalid_character(arguments)) is not None:
-        raise ToolError(f"the arguments contain {problem}: leave it out")
+        raise ToolError(f"the arguments contain {problem}: remove it")
     return arguments

@@ -27,7 +27,8 @@ from turnwise.algos.archer import (
     correct_by_returns,
     estimate_improvement,
 )
-from turnwise.algos.estimators import ActingCriticSettings, ArcherSettings, UtteranceCriticSettings
+from turnwise.algos.critics import UtteranceCriticSettings
+from turnwise.algos.estimators import ActingEstimator, ArcherSettings, UtteranceEstimator
 from turnwise.algos.stats import effective_sample_size, whiten
 from turnwise.config.algorithm import AlgoConfig
 from turnwise.core.errors import InfrastructureFailure
@@ -86,7 +87,8 @@ class FreshUtterance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorSettings:
-    archer: UtteranceCriticSettings
+    archer: UtteranceEstimator
+    critic: UtteranceCriticSettings
     algo: AlgoConfig
     needs: Needs
     micro_tokens: int
@@ -112,7 +114,7 @@ class UtteranceSampler:
 
     async def sample(self, states: Sequence[ReplayState], step: int) -> list[FreshUtterance]:
         """Sample one utterance per state. States at which the engine fails are left out."""
-        found = await asyncio.gather(*(self._sample(each, step, index) for index, each in enumerate(states)))
+        found = await asyncio.gather(*(self._sample(state, step, index) for index, state in enumerate(states)))
         return [each for each in found if each is not None]
 
     async def _sample(self, state: ReplayState, step: int, index: int) -> FreshUtterance | None:
@@ -135,7 +137,7 @@ class UtteranceSampler:
 
 
 def utterance_sample(
-    state: Sequence[int], utterance: Sequence[int], logprobs: Sequence[float], temperature: float
+    state: Sequence[int], utterance: Sequence[int], sampler_logprobs: Sequence[float], temperature: float
 ) -> Sample:
     """Return a sample whose only sampled tokens are those of the utterance."""
     ids = torch.tensor([*state, *utterance], dtype=torch.long)
@@ -145,7 +147,9 @@ def utterance_sample(
         ids=ids,
         mask=mask,
         turn_ids=torch.where(mask, 0, -1),
-        logprobs=torch.zeros(len(ids)).masked_scatter_(mask, torch.tensor(logprobs, dtype=torch.float32)),
+        sampler_logprobs=torch.zeros(len(ids)).masked_scatter_(
+            mask, torch.tensor(sampler_logprobs, dtype=torch.float32)
+        ),
         temperatures=torch.where(mask, temperature, 1.0),
     )
 
@@ -222,7 +226,7 @@ class Archer(Part):
         )
         q_played, q_fresh = of_played.q.amin(dim=1)[at], of_fresh.q.amin(dim=1)
         residuals = (played.discounted_returns(of_played.q.amin(dim=1)) - of_played.v.amin(dim=1))[at]
-        lengths = torch.tensor([len(each.turns) for each in trajectories])
+        lengths = torch.tensor([len(trajectory.turns) for trajectory in trajectories])
         owners = torch.arange(len(trajectories)).repeat_interleave(lengths)[at]
         judged = played.complete[at]  # a return that contains Q would confirm it
         improvement, error = estimate_improvement(q_played[judged], q_fresh[judged], residuals[judged], owners[judged])
@@ -244,7 +248,7 @@ class Archer(Part):
 def usable_trajectories(groups: Sequence[Group], algo: AlgoConfig) -> list[Trajectory]:
     """Return the trajectories whose every turn is an utterance, so that turns and utterances are the same."""
     trajectories, _ = select_trajectories(groups, algo.truncated)
-    return [each for each in trajectories if all(turn.action_ids for turn in each.turns)]
+    return [trajectory for trajectory in trajectories if all(turn.action_ids for turn in trajectory.turns)]
 
 
 def decisions_of(trajectories: Sequence[Trajectory], settings: ActorSettings) -> Decisions:
@@ -267,19 +271,19 @@ def calibrate(estimates: UtteranceValues, decisions: Decisions) -> dict[str, flo
 
 def draw_trajectories(replay: Replay, settings: ActorSettings, step: int) -> list[list[Trajectory]]:
     """Draw the trajectories of each critic update of a step: critic_batch, less those that are not usable."""
-    keys = [(settings.run_seed, step, number) for number in range(settings.archer.critic_updates)]
-    drawn = [replay.sample(settings.archer.critic_batch, *key) for key in keys]
+    keys = [(settings.run_seed, step, number) for number in range(settings.critic.updates)]
+    drawn = [replay.sample(settings.critic.batch, *key) for key in keys]
     return [usable_trajectories([replay.read_group([each]) for each in part], settings.algo) for part in drawn]
 
 
 def draw_batches(replay: Replay, settings: ActorSettings, step: int) -> list[Decisions]:
     """Return the decisions of each critic update."""
-    return [decisions_of(each, settings) for each in draw_trajectories(replay, settings, step)]
+    return [decisions_of(drawn, settings) for drawn in draw_trajectories(replay, settings, step)]
 
 
 def draw_states(replay: Replay, settings: ActorSettings, step: int) -> list[ReplayState]:
     """Draw `states` turns from the trajectories of the step's critic updates, about as many from each."""
-    found, total, updates = list[ReplayState](), _num_states(settings), settings.archer.critic_updates
+    found, total, updates = list[ReplayState](), _num_states(settings), settings.critic.updates
     for number, trajectories in enumerate(draw_trajectories(replay, settings, step)):
         count = (number + 1) * total // updates - number * total // updates
         found += _draw_turns(trajectories, count, random_stream("states", settings.run_seed, step, number), number)
@@ -287,13 +291,13 @@ def draw_states(replay: Replay, settings: ActorSettings, step: int) -> list[Repl
 
 
 def _num_states(settings: ActorSettings) -> int:
-    assert isinstance(settings.archer, ActingCriticSettings)
+    assert isinstance(settings.archer, ActingEstimator)
     return settings.archer.states
 
 
 def read_step(replay: Replay, step: int) -> list[Trajectory]:
     """Return the trajectories of a training step."""
-    return [replay.read(each) for each in replay.entries if each.step == step]
+    return [replay.read(entry) for entry in replay.entries if entry.step == step]
 
 
 def draw_new_states(replay: Replay, settings: ActorSettings, step: int) -> list[ReplayState]:
@@ -315,9 +319,9 @@ def _draw_turns(
 
 def effective_share(samples: Sequence[Sample], learner: Learner, micro_tokens: int) -> float:
     """Return the share of stored utterances that still counts under the policy, by their importance weights."""
-    now = torch.cat(score_samples(samples, learner, Needs(logprobs=True), micro_tokens)["logprobs"])
-    log_ratios = now - gather_sampled(samples, [each.logprobs for each in samples])
-    lengths = [length for each in samples for length in utterance_lengths(each)]
+    now = torch.cat(score_samples(samples, learner, Needs(policy_logprobs=True), micro_tokens)["policy_logprobs"])
+    log_ratios = now - gather_sampled(samples, [sample.sampler_logprobs for sample in samples])
+    lengths = [length for sample in samples for length in utterance_lengths(sample)]
     weights = torch.stack([part.sum() for part in log_ratios.split(lengths)])
     return effective_sample_size(weights) / len(weights)
 
@@ -352,28 +356,23 @@ def build_estimate(
     settings: ActorSettings,
     learner: Learner,
 ) -> Estimate:
-    """Give every token of an utterance its advantage [D], less the token baseline if there is one.
-
-    The baseline of a token predicts the utterance's advantage from the tokens before it (the critic of
-    `Learner.score`, whose targets are the advantages), so that a token is credited with what it changed.
-    """
+    """Give every token of an utterance its advantage [D]."""
     scores = score_samples(samples, learner, settings.needs, settings.micro_tokens)
-    sampler_logprobs = gather_sampled(samples, [each.logprobs for each in samples])
+    sampler_logprobs = gather_sampled(samples, [sample.sampler_logprobs for sample in samples])
     columns = {name: scatter_sampled(samples, torch.cat(scores[name])) for name in SCORE_COLUMNS if name in scores}
     per_token = advantages.repeat_interleave(
-        torch.tensor([length for each in samples for length in utterance_lengths(each)])
+        torch.tensor([length for sample in samples for length in utterance_lengths(sample)])
     )
-    baseline = torch.cat(scores["values"]) if "values" in scores else torch.zeros_like(per_token)
     masks = [torch.ones(count, dtype=torch.bool) for count in count_sampled(samples)]
     return Estimate(
         trajectories=tuple(trajectories),
         group_ids=tuple(range(len(trajectories))),
         samples=samples,
-        old_logprobs=columns.get("logprobs") or scatter_sampled(samples, sampler_logprobs),
+        old_logprobs=columns.get("policy_logprobs") or scatter_sampled(samples, sampler_logprobs),
         ref_logprobs=columns.get("ref_logprobs"),
-        old_values=columns.get("values"),
-        advantages=scatter_sampled(samples, per_token - baseline),
-        returns=scatter_sampled(samples, per_token) if "values" in scores else None,
+        old_values=None,
+        advantages=scatter_sampled(samples, per_token),
+        returns=None,
         loss_masks=masks,
         advantage_masks=masks,
         critic_fit=None,

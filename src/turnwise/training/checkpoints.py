@@ -25,6 +25,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.learner import Learner
 from turnwise.files.disk import remove_folder, remove_leftovers, sync_folder, wrap_disk_errors
 from turnwise.models.loading.load import LoadedModel
+from turnwise.record.provenance import file_digest
 from turnwise.record.resume_command import advise_resume, spell_resume
 from turnwise.record.run_folder import METRICS_FILE
 from turnwise.training.learner_state import STATE_FILE, STATE_FOLDER
@@ -93,11 +94,11 @@ class Checkpoints:
 
     def drop_after(self, kept: Path) -> None:
         """Delete checkpoints of later steps than this one's."""
-        self._drop({each for each in self.steps() if step_of(each) > step_of(kept)})
+        self._drop({step for step in self.steps() if step_of(step) > step_of(kept)})
 
     def _drop(self, folders: Iterable[Path]) -> None:
-        for each in folders:
-            remove_folder(each)
+        for folder in folders:
+            remove_folder(folder)
 
     def sweep(self) -> None:
         """Restore the name of a checkpoint that was being replaced when the run was killed; delete other leftovers."""
@@ -186,17 +187,17 @@ def step_of(folder: Path) -> int:
 def newest(folder: Path) -> tuple[Path, State] | None:
     """Return the newest complete checkpoint; log a warning about newer ones that are damaged."""
     damaged = []
-    for each in reversed(step_folders(folder)):
+    for step_folder in reversed(step_folders(folder)):
         try:
-            found = each, read_state(each)
+            found = step_folder, read_state(step_folder)
         except UserError as error:
             damaged.append(str(error))
             continue
         if damaged:
-            log.warning("%s: skipped, %s is used instead", "; ".join(damaged), each.name)
+            log.warning("%s: skipped, %s is used instead", "; ".join(damaged), step_folder.name)
         return found
     if damaged:
-        raise UserError(f"no checkpoint in {folder} is complete ({damaged[0]}): start a new run with its settings")
+        raise UserError(f"No checkpoint in {folder} is complete ({damaged[0]}): start a new run with its settings.")
     return None
 
 
@@ -222,10 +223,10 @@ def read_state(folder: Path) -> State:
     try:
         recorded = json.loads((folder / "state.json").read_text())
         if recorded.pop("digest") != _digest_of(recorded):
-            raise UserError(f"checkpoint {folder} is damaged: state.json has changed")
+            raise UserError(f"Checkpoint {folder} is damaged: state.json has changed.")
         for name, digest in recorded.pop("files").items():
-            if _digest(folder / name) != digest:
-                raise UserError(f"checkpoint {folder} is damaged: {name} has changed")
+            if file_digest(folder / name) != digest:
+                raise UserError(f"Checkpoint {folder} is damaged: {name} has changed.")
         return State(
             step=recorded["step"],
             skipped_steps=recorded["skipped_steps"],
@@ -233,7 +234,7 @@ def read_state(folder: Path) -> State:
             version=recorded.get("version", 1),
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"checkpoint {folder} is damaged: {error}") from error
+        raise UserError(f"Checkpoint {folder} is damaged: {error}") from error
 
 
 def _has_state(folder: Path, state: State) -> bool:
@@ -245,7 +246,7 @@ def _has_state(folder: Path, state: State) -> bool:
 
 
 def _write_state(folder: Path, state: State) -> None:
-    files = {path.relative_to(folder).as_posix(): _digest(path) for path in _files(folder)}
+    files = {path.relative_to(folder).as_posix(): file_digest(path) for path in _files(folder)}
     recorded = {**asdict(state), "files": files}
     (folder / "state.json").write_text(json.dumps({**recorded, "digest": _digest_of(recorded)}, indent=1))
     for path in _files(folder):
@@ -302,11 +303,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _digest_of(recorded: dict[str, Any]) -> str:

@@ -1,24 +1,28 @@
-"""Coefficients that adapt to training: the KL coefficient and the turn discount."""
+"""Coefficients that adapt to training: of the KL term and of the entropy bonus, and the turn discount."""
 
 from dataclasses import dataclass, replace
 
+from turnwise.algos.entropy import EntropyCoefficient
 from turnwise.algos.kl import KlCoefficient
 from turnwise.algos.turn_discount import AdaptiveDiscount, CriticFit
 from turnwise.core.learner import StepSettings
+from turnwise.training.objective import BONUS_ENTROPY
 from turnwise.training.step import Metrics, Part, TrainedStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveCoefficients:
     kl: KlCoefficient
+    entropy: EntropyCoefficient
     discount: AdaptiveDiscount | None
     """None if the turn discount is constant."""
 
     def after(
-        self, kl: float | None, trajectories: int, critic_fit: dict[int, CriticFit] | None
+        self, kl: float | None, entropy: float | None, trajectories: int, critic_fit: dict[int, CriticFit] | None
     ) -> "AdaptiveCoefficients":
         """Return the coefficients of the next step, given this step's measurements, or None where there are none."""
         moved = self if kl is None else replace(self, kl=self.kl.update(kl, trajectories))
+        moved = moved if entropy is None else replace(moved, entropy=self.entropy.update(entropy))
         if moved.discount is None or critic_fit is None:
             return moved
         return replace(moved, discount=moved.discount.update(critic_fit))
@@ -26,11 +30,13 @@ class AdaptiveCoefficients:
     def numbers(self) -> dict[str, float]:
         """Return the complete state, for checkpoints and metrics."""
         discount = {} if self.discount is None else {"gamma_turn": self.discount.gamma}
-        return {"kl_coef": self.kl.value} | discount
+        entropy = {} if self.entropy.target is None else {"entropy_coef": self.entropy.value}
+        return {"kl_coef": self.kl.value} | entropy | discount
 
     def restore(self, numbers: dict[str, float]) -> "AdaptiveCoefficients":
         discount = self.discount and replace(self.discount, gamma=numbers["gamma_turn"])
-        return replace(self, kl=replace(self.kl, value=numbers["kl_coef"]), discount=discount)
+        entropy = replace(self.entropy, value=numbers["entropy_coef"]) if self.entropy.target else self.entropy
+        return replace(self, kl=replace(self.kl, value=numbers["kl_coef"]), entropy=entropy, discount=discount)
 
 
 class Coefficients(Part):
@@ -49,10 +55,12 @@ class Coefficients(Part):
         self.value = self.value.restore(state)
 
     def adjust(self, settings: StepSettings) -> StepSettings:
-        return replace(settings, kl_coef=self.value.kl.value if self._kl_in_loss else 0.0)
+        kl_coef = self.value.kl.value if self._kl_in_loss else 0.0
+        return replace(settings, kl_coef=kl_coef, entropy_coef=self.value.entropy.value)
 
     def record(self, trained: TrainedStep) -> Metrics:
         if (estimate := trained.estimate) is not None:
             kl = estimate.metrics.get("kl", trained.metrics.get("kl"))
-            self.value = self.value.after(kl, len(estimate.trajectories), estimate.critic_fit)
+            entropy = trained.metrics.get("entropy" if estimate.entropy_masks is None else BONUS_ENTROPY)
+            self.value = self.value.after(kl, entropy, len(estimate.trajectories), estimate.critic_fit)
         return {f"train/{name}": value for name, value in self.value.numbers().items()}

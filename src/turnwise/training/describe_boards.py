@@ -11,10 +11,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnwise.core.messages import Picture, user
+from turnwise.core.messages import Exchange, Picture, user
 from turnwise.core.random_streams import random_stream
 from turnwise.core.samples import Sample
-from turnwise.data.demonstrations import Exchange, build_demonstration
+from turnwise.data.demonstrations import build_demonstration
 from turnwise.envs.grid import describe_cells
 from turnwise.pictures.gridworlds import CELLS
 from turnwise.pictures.observation import draw_observation

@@ -20,8 +20,9 @@ from turnwise.core.learner import Learner, LossTerm, Needs, StepSettings
 from turnwise.core.samples import Sample, TrainSample
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import micro_batches, pack_train
+from turnwise.record.rows import select
 from turnwise.record.run_folder import RunFolder
-from turnwise.record.steps import StepRecord, read_steps
+from turnwise.record.steps import EpisodeSource, StepRecord
 from turnwise.training.checkpoints import Checkpoints, State, read_state, step_of
 from turnwise.training.estimate import score_samples
 from turnwise.training.step import Estimate, Metrics, Part, Rollout
@@ -44,12 +45,12 @@ def mutual_information_metrics(
     if len(members) < 2:
         return {}
     pairs = [_join(prompt, reasoning) for reasoning in members for prompt in members]
-    scores = score_samples(pairs, learner, Needs(logprobs=True), micro_tokens)["logprobs"]
-    likelihoods = torch.stack([each.sum() for each in scores]).view(len(members), len(members))
+    scores = score_samples(pairs, learner, Needs(policy_logprobs=True), micro_tokens)["policy_logprobs"]
+    likelihoods = torch.stack([score.sum() for score in scores]).view(len(members), len(members))
     own = torch.arange(len(members))
     found = mutual_information(likelihoods, own)
     numbers: dict[tuple[int, ...], int] = {}
-    same = torch.tensor([numbers.setdefault(each.turns[0].context_ids, len(numbers)) for each in members])
+    same = torch.tensor([numbers.setdefault(member.turns[0].context_ids, len(numbers)) for member in members])
     metrics = information_metrics(found, measure_retrieval(likelihoods, own, same))
     return {f"diagnostics/{name}": value for name, value in metrics.items()}
 
@@ -66,7 +67,7 @@ def _join(prompt: Trajectory, reasoning: Trajectory) -> Sample:
         ids=torch.tensor([*context, *reasoning_ids]),
         mask=mask,
         turn_ids=torch.where(mask, 0, -1),
-        logprobs=torch.zeros(len(mask)),
+        sampler_logprobs=torch.zeros(len(mask)),
         temperatures=torch.where(mask, turn.temperature, 1.0),
     )
 
@@ -75,13 +76,12 @@ def gradient_metrics(
     groups: Sequence[Group], estimated: Estimate, learner: Learner, settings: UpdateSettings, buckets: int
 ) -> dict[str, float]:
     """Return shares of the gradient norm of each loss term by quantile of the groups' reward std. Takes no step."""
-    numbers = {id(each): number for number, group in enumerate(groups) for each in group.trajectories}
-    returns = torch.tensor([each.total_reward for group in groups for each in group.trajectories])
+    returns = torch.tensor([trajectory.total_reward for group in groups for trajectory in group.trajectories])
     group_of_row = torch.tensor([number for number, group in enumerate(groups) for _ in group.trajectories])
     bucket_of_group = reward_std_buckets(group_std(returns, group_of_row, len(groups)), buckets).tolist()
     members: list[set[int]] = [set() for _ in range(buckets)]
-    for index, trajectory in enumerate(estimated.trajectories):
-        members[bucket_of_group[numbers[id(trajectory)]]].add(index)
+    for index, group_number in enumerate(estimated.group_ids):
+        members[bucket_of_group[group_number]].add(index)
     norms: dict[str, list[float]] = {}
     for part in members:
         for term, norm in _norms(part, estimated, learner, settings).items():
@@ -100,7 +100,7 @@ def _norms(part: set[int], estimated: Estimate, learner: Learner, settings: Upda
     seed = ("gradient_shares", settings.run_seed)
     samples, _ = add_factors(samples, learner, settings.objective, settings.micro_tokens)
     samples = add_step_statistics(samples, learner, settings.objective, settings.micro_tokens, seed)
-    without_task = [_without_task(each) for each in samples]
+    without_task = [_without_task(sample) for sample in samples]
     terms: dict[LossTerm, list[TrainSample]] = {"task": samples, "entropy": without_task, "kl": without_task}
     return {
         term: learner.gradient_norm(
@@ -120,6 +120,12 @@ def _without_task(sample: TrainSample) -> TrainSample:
     return replace(sample, advantages=torch.zeros_like(sample.advantages), selected=selected, factors=factors)
 
 
+INFORMATION_PROMPTS = 8
+"""Trajectories per measurement of information, which scores every pair of prompt and reasoning."""
+GRADIENT_BUCKETS = 4
+"""Quantiles of reward spread per measurement of gradients."""
+
+
 class Diagnostics(Part):
     """Measurements every n steps that need passes of the model; 0 steps: never."""
 
@@ -129,20 +135,17 @@ class Diagnostics(Part):
         settings: UpdateSettings,
         *,
         information_every: int,
-        information_prompts: int,
         gradients_every: int,
-        gradient_buckets: int,
     ) -> None:
         self._learner, self._settings = learner, settings
-        self._information_every, self._prompts = information_every, information_prompts
-        self._gradients_every, self._buckets = gradients_every, gradient_buckets
+        self._information_every, self._gradients_every = information_every, gradients_every
 
     def inspect(self, rollout: Rollout, estimate: Estimate | None) -> Metrics:
         metrics, learner, settings = dict[str, float](), self._learner, self._settings
         if is_due(self._information_every, rollout.number):
-            metrics |= mutual_information_metrics(rollout.groups, learner, self._prompts, settings.micro_tokens)
+            metrics |= mutual_information_metrics(rollout.groups, learner, INFORMATION_PROMPTS, settings.micro_tokens)
         if is_due(self._gradients_every, rollout.number) and estimate is not None:
-            metrics |= gradient_metrics(rollout.kept, estimate, learner, settings, self._buckets)
+            metrics |= gradient_metrics(rollout.kept, estimate, learner, settings, GRADIENT_BUCKETS)
         return metrics
 
 
@@ -198,7 +201,7 @@ class Alarms(Part):
     ) -> None:
         """`note` prints a line."""
         self._folder, self._note, self._settings, self._rollback = folder, note, settings, rollback
-        self._rows: list[dict[str, Any]] = []
+        self._steps: list[StepRecord] = []
         self._active: frozenset[str] = frozenset()
         self.rate_scale = 1.0
         """Factor of the learning rate, lowered by rollbacks."""
@@ -218,8 +221,8 @@ class Alarms(Part):
 
     async def begin(self, step: int) -> None:
         """Take in the steps that a resumed run has recorded, without reporting their alarms again."""
-        self._rows, self._active = [], frozenset()
-        for record in read_steps(self._folder.read_metrics()):
+        self._steps, self._active = [], frozenset()
+        for record in select(self._folder.read_records(), StepRecord):
             if record.step > self.watched_from:
                 self._check(record)
 
@@ -232,9 +235,12 @@ class Alarms(Part):
             self._roll_back(record.step)
 
     def _check(self, record: StepRecord) -> Sequence[Alarm]:
-        """Take in one more step; return the alarms that it raises."""
-        self._rows.append(record.to_row())
-        state = check_alarms(self._rows, self._active, self._settings)
+        """Take in one more step; return the alarms that it raises.
+
+        Stored episodes are not the policy's, so their rewards and lengths raise none.
+        """
+        self._steps.append(record if record.source is EpisodeSource.PLAYED else replace(record, rollout={}))
+        state = check_alarms(self._steps, self._active, self._settings)
         self._active = state.active
         return state.raised
 
@@ -244,5 +250,5 @@ class Alarms(Part):
             self._note("No checkpoint to roll back to yet; training continues.")
             return
         self.rate_scale, self.rollbacks, self.watched_from = RATE_CUT * self.rate_scale, self.rollbacks + 1, step
-        self._rows, self._active = [], frozenset()
+        self._steps, self._active = [], frozenset()
         self._note(f"Rolled back to step {restored}; the learning rate is now multiplied by {self.rate_scale:g}.")

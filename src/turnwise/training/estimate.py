@@ -52,7 +52,7 @@ class RewardSettings:
     """Weights of rewards that are normalised separately, by name; None if rewards are summed first."""
 
 
-SCORE_COLUMNS = ("logprobs", "entropy", "values", "ref_logprobs")
+SCORE_COLUMNS = ("policy_logprobs", "entropy", "values", "ref_logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,7 @@ class EstimateSettings:
     rewards: RewardSettings
     advantage_tokens: TokenRule
     loss_tokens: TokenRule
+    entropy_tokens: TokenRule
     kl_in_reward: KlEstimator | None
     needs: Needs
     micro_tokens: int
@@ -118,8 +119,8 @@ def estimate(
     samples = build_samples(trajectories, settings.allowed_sets)
     table = TokenTable(samples, len(trajectories))
     scores = _score(trajectories, samples, learner, settings)
-    sampler_logprobs = gather_sampled(samples, [each.logprobs for each in samples])  # [K]
-    old_logprobs = torch.cat(scores["logprobs"]) if "logprobs" in scores else sampler_logprobs
+    sampler_logprobs = gather_sampled(samples, [sample.sampler_logprobs for sample in samples])  # [K]
+    old_logprobs = torch.cat(scores["policy_logprobs"]) if "policy_logprobs" in scores else sampler_logprobs
     rewards = token_rewards(trajectories, table, torch.tensor(group_ids), settings.rewards)
     metrics = _mismatch_metrics(samples, scores)
     if settings.kl_in_reward is not None:
@@ -146,7 +147,8 @@ def estimate(
     metrics |= _explained_variance(inputs, result.returns)
     same = settings.loss_tokens is settings.advantage_tokens
     loss_masks = advantage_masks if same else rule_masks(trajectories, settings.loss_tokens)
-    metrics |= _mask_shares(settings, loss_masks, advantage_masks)
+    entropy_masks = _entropy_masks(trajectories, settings.entropy_tokens, loss_masks)
+    metrics |= _mask_shares(settings, loss_masks, advantage_masks, entropy_masks)
     return Estimate(
         trajectories=tuple(trajectories),
         group_ids=tuple(group_ids),
@@ -158,6 +160,7 @@ def estimate(
         returns=None if result.returns is None else table.scatter(result.returns),
         loss_masks=loss_masks,
         advantage_masks=advantage_masks,
+        entropy_masks=entropy_masks,
         critic_fit=_fit_critic(inputs),
         metrics=metrics,
     )
@@ -183,13 +186,26 @@ def check_finite_advantages(estimated: Estimate, setting: str, step: int) -> Non
             )
 
 
+def _entropy_masks(
+    trajectories: Sequence[Trajectory], rule: TokenRule, loss_masks: Sequence[Tensor]
+) -> list[Tensor] | None:
+    """Return the tokens of the loss that get the entropy bonus; None: all."""
+    if rule is sampled:
+        return None
+    return [chosen & loss for chosen, loss in zip(rule_masks(trajectories, rule), loss_masks, strict=True)]
+
+
 def _mask_shares(
-    settings: EstimateSettings, loss_masks: Sequence[Tensor], advantage_masks: Sequence[Tensor]
+    settings: EstimateSettings,
+    loss_masks: Sequence[Tensor],
+    advantage_masks: Sequence[Tensor],
+    entropy_masks: Sequence[Tensor] | None,
 ) -> dict[str, float]:
     """Return the share of the sampled tokens that each mask selects, unless it selects all by its rule."""
     masks = {
         "loss_token_share": (settings.loss_tokens, loss_masks),
         "advantage_token_share": (settings.advantage_tokens, advantage_masks),
+        "entropy_token_share": (settings.entropy_tokens, entropy_masks or ()),
     }
     return {
         name: float(torch.cat(list(each)).float().mean()) for name, (rule, each) in masks.items() if rule is not sampled
@@ -198,7 +214,7 @@ def _mask_shares(
 
 def _baseline(trajectories: Sequence[Trajectory], baselines: Baselines) -> Tensor:
     """Return the baseline of each trajectory's task, [B]."""
-    return torch.tensor([baselines[each.task.env, each.task.seed] for each in trajectories])
+    return torch.tensor([baselines[trajectory.task.env, trajectory.task.seed] for trajectory in trajectories])
 
 
 def _explained_variance(inputs: AdvantageInputs, returns: Tensor | None) -> dict[str, float]:
@@ -237,8 +253,8 @@ def _fit_critic(inputs: AdvantageInputs) -> dict[int, CriticFit] | None:
 def _mismatch_metrics(samples: list[Sample], scores: dict[str, list[Tensor]]) -> dict[str, float]:
     """Compare the learner's log-probabilities with the sampler's, if the learner computed them."""
     mismatch = SamplerMismatch()
-    for sample, logprobs in zip(samples, scores.get("logprobs", []), strict=False):
-        mismatch.add(logprobs, sample.logprobs[sample.mask], [len(logprobs)])
+    for sample, policy_logprobs in zip(samples, scores.get("policy_logprobs", []), strict=False):
+        mismatch.add(policy_logprobs, sample.sampler_logprobs[sample.mask], [len(policy_logprobs)])
     return mismatch.take()
 
 
@@ -249,7 +265,7 @@ def _bootstrap_values(
 
     None without a critic, or if none continues.
     """
-    continues = [each.status.continues(bootstrap=truncated == "bootstrap") for each in trajectories]
+    continues = [trajectory.status.continues(bootstrap=truncated == "bootstrap") for trajectory in trajectories]
     if "end_values" not in scores or not any(continues):
         return None
     last = {sample.trajectory: value for sample, value in zip(samples, scores["end_values"], strict=True)}
@@ -297,12 +313,12 @@ def token_rewards(
 ) -> Tensor:
     """Return the reward of each sampled token. [B, S]"""
     if settings.each is not None:
-        columns = torch.tensor([[_total(each, name) for name in settings.each] for each in trajectories])
+        columns = torch.tensor([[_total(trajectory, name) for name in settings.each] for trajectory in trajectories])
         weights = torch.tensor(list(settings.each.values()))
         return place_returns(combine_rewards(columns, weights, group_ids), table.mask)
     turns, turn_ids = turn_matrix(trajectories), env_turn_ids(trajectories, table)
     if settings.process:
-        last = torch.tensor([each.num_turns - 1 for each in trajectories]).clamp(min=0)
+        last = torch.tensor([trajectory.num_turns - 1 for trajectory in trajectories]).clamp(min=0)
         outcomes = place_returns(turns.gather(1, last[:, None])[:, 0], table.mask)
         placed = PLACEMENTS["turn"](turns, table.mask, turn_ids)
         return scale_process_rewards(placed - outcomes, table.mask) + outcomes
@@ -330,25 +346,27 @@ def turn_matrix(trajectories: Sequence[Trajectory]) -> Tensor:
 
 def env_turn_ids(trajectories: Sequence[Trajectory], table: TokenTable) -> Tensor:
     """Return the environment turn of each sampled token; see `Trajectory.env_turn_ids`. [B, S]"""
-    return _spread_over_tokens([each.env_turn_ids for each in trajectories], table)
+    return _spread_over_tokens([trajectory.env_turn_ids for trajectory in trajectories], table)
 
 
 def environment_ids(trajectories: Sequence[Trajectory]) -> Tensor:
     """Return an index of each trajectory's environment. [B]"""
-    names = {each.task.env: number for number, each in enumerate(trajectories)}
-    return torch.tensor([names[each.task.env] for each in trajectories])
+    names = {trajectory.task.env: number for number, trajectory in enumerate(trajectories)}
+    return torch.tensor([names[trajectory.task.env] for trajectory in trajectories])
 
 
 def state_ids(trajectories: Sequence[Trajectory], table: TokenTable) -> Tensor:
     """Return an index of the state in which each token's turn acted, named by the environment; -1: unnamed. [B, S]"""
     indices: dict[str, int] = {}
-    return _spread_over_tokens([_state_indices(each, indices) for each in trajectories], table)
+    return _spread_over_tokens([_state_indices(trajectory, indices) for trajectory in trajectories], table)
 
 
 def _spread_over_tokens(numbers_by_turn: Sequence[Sequence[int]], table: TokenTable) -> Tensor:
     """Give each sampled token the number of its turn; -1 elsewhere. [B, S]"""
     columns = [torch.tensor(numbers) for numbers in numbers_by_turn]
-    return table.to_matrix([columns[each.trajectory][each.turn_ids[each.mask]] for each in table.samples], fill=-1)
+    return table.to_matrix(
+        [columns[sample.trajectory][sample.turn_ids[sample.mask]] for sample in table.samples], fill=-1
+    )
 
 
 def _state_indices(trajectory: Trajectory, indices: dict[str, int]) -> list[int]:

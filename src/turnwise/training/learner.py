@@ -51,6 +51,7 @@ class LocalLearner:
         optimizer: Optimizer,
         *,
         kl_coef: float = 0.0,
+        entropy_coef: float = 0.0,
         reference: Any | None = None,
         reference_adapter: dict[str, Tensor] | None = None,
         critic: TrunkCritic | HeadCritic | None = None,
@@ -63,7 +64,7 @@ class LocalLearner:
         self.optimizer = optimizer
         self.critic, self.critic_optimizer = critic, critic_optimizer
         self.critic_warmup_steps = critic_warmup_steps
-        self.settings = StepSettings(step=0, kl_coef=kl_coef)
+        self.settings = StepSettings(step=0, kl_coef=kl_coef, entropy_coef=entropy_coef)
         self.reference, self.reference_adapter = reference, reference_adapter
         self.auxiliary: dict[str, AuxiliaryNetwork] = {}
         """By name, which is also the prefix of their tensors in a checkpoint."""
@@ -99,14 +100,14 @@ class LocalLearner:
         return [_to_cpu(each) for each in found]
 
     def _score(self, batch: Batch, needs: Needs) -> Scores:
-        logprobs = entropy = values = end_values = ref_logprobs = None
+        policy_logprobs = entropy = values = end_values = ref_logprobs = None
         count = len(batch.sources)
         keep = torch.cat([batch.sources, batch.ends])  # [M + B]
         head = self.critic if needs.values and isinstance(self.critic, HeadCritic) else None
         hidden: Tensor | None = None
-        if needs.logprobs or needs.entropy:
+        if needs.policy_logprobs or needs.entropy:
             positions = batch.sources if head is None else keep
-            logprobs, entropy, hidden = self._run(token_logprobs, self.model, batch, positions)
+            policy_logprobs, entropy, hidden = self._run(token_logprobs, self.model, batch, positions)
         if head is not None:
             if hidden is None:
                 hidden = self._run(trunk_hidden, self.model, batch, keep)
@@ -117,7 +118,11 @@ class LocalLearner:
             with self._as_reference() as reference:
                 ref_logprobs, *_ = self._run(token_logprobs, reference, batch)
         return Scores(
-            logprobs=logprobs, entropy=entropy, values=values, end_values=end_values, ref_logprobs=ref_logprobs
+            policy_logprobs=policy_logprobs,
+            entropy=entropy,
+            values=values,
+            end_values=end_values,
+            ref_logprobs=ref_logprobs,
         )
 
     def _run(self, function: Callable[..., Result], model: Any, *inputs: Any) -> Result:
@@ -164,8 +169,10 @@ class LocalLearner:
 
     def _policy_backward(self, batch: TrainBatch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Backpropagate the policy loss; return metrics [M], and log-probabilities and entropies [M]."""
-        logprobs, entropy, hidden = self._run(token_logprobs, self.model, batch.batch)
-        loss, metrics = self.objective.policy(batch, logprobs, entropy, self.settings.kl_coef)
+        policy_logprobs, entropy, hidden = self._run(token_logprobs, self.model, batch.batch)
+        loss, metrics = self.objective.policy(
+            batch, policy_logprobs, entropy, kl_coef=self.settings.kl_coef, entropy_coef=self.settings.entropy_coef
+        )
         if not self.policy_learns:
             loss = loss.new_zeros(())
         if isinstance(self.critic, HeadCritic):
@@ -175,7 +182,7 @@ class LocalLearner:
             )
             loss, metrics = loss + value_term, metrics | more
         loss.backward()
-        return metrics, {"token_logprobs": logprobs.detach(), "token_entropies": entropy.detach()}
+        return metrics, {"token_logprobs": policy_logprobs.detach(), "token_entropies": entropy.detach()}
 
     def step(self, *, rate_scale: float = 1.0) -> dict[str, float]:
         """Take an optimizer step. `rate_scale`: factor of both learning rates, besides the schedule."""
@@ -197,14 +204,13 @@ class LocalLearner:
 
         The other terms get coefficient 0; for a term other than "task" the batches must have advantages of 0.
         """
-        objective, settings = self.objective, self.settings
-        others = {} if term == "entropy" else {"entropy_coef": 0.0}
-        self.objective = replace(
-            objective,
-            algo=objective.algo.model_copy(update=others),
-            critic_settings=objective.critic_settings.model_copy(update={"value_coef": 0.0}),
+        objective, settings, critic = self.objective, self.settings, self.objective.critic_settings
+        self.objective = replace(objective, critic_settings=critic and critic.model_copy(update={"value_coef": 0.0}))
+        self.settings = replace(
+            settings,
+            kl_coef=settings.kl_coef if term == "kl" else 0.0,
+            entropy_coef=settings.entropy_coef if term == "entropy" else 0.0,
         )
-        self.settings = replace(settings, kl_coef=settings.kl_coef if term == "kl" else 0.0)
         try:
             self.forward_backward(batches)
             return self._take_gradient_norm()
@@ -225,7 +231,9 @@ class LocalLearner:
 
     def named_weights(self, *, trained: bool) -> Iterator[tuple[str, Tensor]]:
         """Yield the trained or the frozen parameters with their names."""
-        return ((name, each) for name, each in self.model.named_parameters() if each.requires_grad == trained)
+        return (
+            (name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad == trained
+        )
 
     def value_head(self) -> dict[str, Tensor]:
         """Return the parameters of a critic on the policy's trunk. Return {} for other critics."""

@@ -23,7 +23,7 @@ class MasterWeights:
     ) -> None:
         self.parameters = list(parameters)
         self.on_host = on_host
-        self.optimised = [self._master(each) for each in self.parameters]
+        self.optimised = [self._master(parameter) for parameter in self.parameters]
         self._offload = CpuOffload(self.parameters, self.optimised, chunk) if on_host else None
         self._sums: dict[int, Tensor] = {}
         self._hooks = [

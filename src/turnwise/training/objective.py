@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from turnwise.algos.critics import TokenCriticSettings
 from turnwise.algos.kl import KlEstimator
 from turnwise.algos.loss_types import Loss, LossInputs, compute_loss
 from turnwise.algos.losses import value_loss
@@ -18,14 +19,15 @@ from turnwise.algos.off_policy import (
     apply_rejection,
     compute_off_policy_metrics,
 )
-from turnwise.config.algorithm import AlgoConfig, CriticConfig
+from turnwise.config.algorithm import AlgoConfig
 from turnwise.core.samples import TrainBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
     algo: AlgoConfig
-    critic_settings: CriticConfig
+    critic_settings: TokenCriticSettings | None
+    """None without a critic of tokens."""
     kl_estimator: KlEstimator
 
     @property
@@ -37,7 +39,7 @@ class Objective:
         return self.algo.correction
 
     def policy(
-        self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor, kl_coef: float
+        self, batch: TrainBatch, policy_logprobs: Tensor, entropy: Tensor, *, kl_coef: float, entropy_coef: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the policy loss and metrics of each token [M]. The loss is a sum: the weights aggregate it.
 
@@ -45,11 +47,11 @@ class Objective:
         """
         counts = torch.tensor(batch.batch.counts)
         inputs = LossInputs(
-            logprobs=logprobs,
+            policy_logprobs=policy_logprobs,
             old_logprobs=batch.old_logprobs,
             sampler_logprobs=batch.sampler_logprobs,
             advantages=batch.advantages,
-            segment_ids=torch.repeat_interleave(counts).to(logprobs.device),
+            segment_ids=torch.repeat_interleave(counts).to(policy_logprobs.device),
             turn_ids=batch.turn_ids,
             selected=batch.selected,
             factors=batch.factors,
@@ -64,57 +66,64 @@ class Objective:
             rejected = self.algo.rejection.rejected(inputs)
             result = apply_rejection(result, rejected)
             dropped = dropped | rejected
-        tokens = result.token_loss - self.algo.entropy_coef * entropy
         metrics = {"policy_loss": result.token_loss.detach(), "entropy": entropy.detach(), **result.metrics}
+        if batch.entropy_mask is not None:
+            entropy = entropy.masked_fill(~batch.entropy_mask, 0.0)
+            metrics |= {BONUS_ENTROPY: entropy.detach(), BONUS_TOKENS: batch.entropy_mask}
+        tokens = result.token_loss - entropy_coef * entropy
         if batch.ref_logprobs is not None:
-            kl = self.kl_estimator(logprobs, batch.ref_logprobs)
+            kl = self.kl_estimator(policy_logprobs, batch.ref_logprobs)
             tokens = tokens + kl_coef * kl
             metrics["kl"] = kl.detach()
         return (batch.weights * tokens.masked_fill(dropped, 0.0)).sum(), metrics
 
     def critic(self, batch: TrainBatch, values: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        settings = self.critic_settings
         assert batch.old_values is not None and batch.returns is not None and batch.value_weights is not None
-        token_loss, clipped = value_loss(values, batch.old_values, batch.returns, self.critic_settings.value_clip)
+        assert settings is not None
+        token_loss, clipped = value_loss(values, batch.old_values, batch.returns, settings.value_clip)
         metrics = {"value_loss": token_loss.detach(), "value_clip_fraction": clipped, "value": values.detach()}
-        return self.critic_settings.value_coef * (batch.value_weights * token_loss).sum(), metrics
+        return settings.value_coef * (batch.value_weights * token_loss).sum(), metrics
 
 
+BONUS_ENTROPY, BONUS_TOKENS = "bonus_entropy", "bonus_tokens"
+"""Sums over the tokens of algo.entropy_tokens: their entropies and their number. Missing if these are all."""
 MISMATCH_METRICS = ("mismatch", "mismatch_p99", "mismatch_ratio", *OFF_POLICY_METRICS)
 MAX_LOG_RATIO = 20.0
-"""Bound of the summed log-ratio of a sequence, so that the ratio stays finite."""
+"""Bound of the summed log-ratio of a segment, so that the ratio stays finite."""
 
 
 class SamplerMismatch:
     """Difference of the learner's log-probabilities from the sampler's, collected on the model's device."""
 
     def __init__(self) -> None:
-        self._logprobs: list[Tensor] = []
+        self._policy_logprobs: list[Tensor] = []
         self._sampler_logprobs: list[Tensor] = []
         self._counts: list[int] = []
 
-    def add(self, logprobs: Tensor, sampler_logprobs: Tensor, counts: Sequence[int]) -> None:
-        """Add sampled tokens. `counts`: tokens per sequence, in their order."""
-        self._logprobs.append(logprobs)
+    def add(self, policy_logprobs: Tensor, sampler_logprobs: Tensor, counts: Sequence[int]) -> None:
+        """Add sampled tokens. `counts`: tokens per segment, in their order."""
+        self._policy_logprobs.append(policy_logprobs)
         self._sampler_logprobs.append(sampler_logprobs)
         self._counts += counts
 
     def take(self) -> dict[str, float]:
         """Return MISMATCH_METRICS and start over.
 
-        They are the mean and the 99th percentile of the absolute difference, the mean ratio of sequences, and the
+        They are the mean and the 99th percentile of the absolute difference, the mean ratio of segments, and the
         off-policy metrics.
         """
         if not self._counts:
             return {}
-        logprobs, sampler_logprobs = torch.cat(self._logprobs), torch.cat(self._sampler_logprobs)
-        difference = logprobs - sampler_logprobs
+        policy_logprobs, sampler_logprobs = torch.cat(self._policy_logprobs), torch.cat(self._sampler_logprobs)
+        difference = policy_logprobs - sampler_logprobs
         owners = torch.repeat_interleave(torch.tensor(self._counts)).to(difference.device)
         sums = torch.zeros(len(self._counts), device=difference.device, dtype=difference.dtype)
         ratio = sums.index_add(0, owners, difference).clamp(max=MAX_LOG_RATIO).exp().mean()
         distance = difference.abs()
         rank = max(1, round(0.99 * len(distance)))
         first = torch.stack([distance.mean(), distance.kthvalue(rank).values, ratio])
-        offpolicy = compute_off_policy_metrics(logprobs, sampler_logprobs, owners, len(self._counts))
+        offpolicy = compute_off_policy_metrics(policy_logprobs, sampler_logprobs, owners, len(self._counts))
         numbers = torch.cat([first.double(), offpolicy]).tolist()
-        self._logprobs, self._sampler_logprobs, self._counts = [], [], []
+        self._policy_logprobs, self._sampler_logprobs, self._counts = [], [], []
         return dict(zip(MISMATCH_METRICS, numbers, strict=True))

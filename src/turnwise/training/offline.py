@@ -75,9 +75,9 @@ def score_rendered(replay: Replay, learner: Learner, micro_tokens: int, show: Ca
     for start in range(0, len(unknown), SCORED_AT_ONCE):
         chosen = unknown[start : start + SCORED_AT_ONCE]
         samples = build_samples([replay.read(entry) for entry in chosen])
-        logprobs = score_samples(samples, learner, Needs(logprobs=True), micro_tokens)["logprobs"]
+        policy_logprobs = score_samples(samples, learner, Needs(policy_logprobs=True), micro_tokens)["policy_logprobs"]
         for number, entry in enumerate(chosen):
-            parts = [part for sample, part in zip(samples, logprobs, strict=True) if sample.trajectory == number]
+            parts = [part for sample, part in zip(samples, policy_logprobs, strict=True) if sample.trajectory == number]
             replay.set_logprobs(entry, torch.cat(parts).tolist())
         show(start + len(chosen), len(unknown))
     return len(unknown)

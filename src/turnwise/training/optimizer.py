@@ -31,10 +31,13 @@ class Schedule:
         return self.final_share + (1 - self.final_share) * left
 
 
+BETAS = (0.9, 0.95)
+"""Decay rates of AdamW's averages of gradients and of their squares."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
     learning_rate: float
-    betas: tuple[float, float]
     weight_decay: float
     max_grad_norm: float
     muon_learning_rate: float | None = None
@@ -63,16 +66,20 @@ class Optimizer:
         self.settings, self.schedule = settings, schedule
         matrices: list[nn.Parameter] = []
         if settings.muon_learning_rate is not None:
-            matrices = [each for each in self.parameters if each.ndim == 2 and not getattr(each, EMBEDDING, False)]
-        chosen = {id(each) for each in matrices}
-        rest = [each for each in self.parameters if id(each) not in chosen]
+            matrices = [
+                parameter
+                for parameter in self.parameters
+                if parameter.ndim == 2 and not getattr(parameter, EMBEDDING, False)
+            ]
+        chosen = {id(matrix) for matrix in matrices}
+        rest = [parameter for parameter in self.parameters if id(parameter) not in chosen]
         self._parts: list[torch.optim.Optimizer] = []
         if rest:
             self._parts.append(
                 torch.optim.AdamW(
                     rest,
                     lr=settings.learning_rate,
-                    betas=settings.betas,
+                    betas=BETAS,
                     weight_decay=settings.weight_decay,
                     fused=True,
                 )
@@ -159,7 +166,7 @@ def check_finite(tensors: Sequence[Tensor], when: str) -> None:
 
 def are_finite(tensors: Sequence[Tensor]) -> bool:
     """Return whether all elements are finite. The host waits for each device once."""
-    floating = [each.detach() for each in tensors if each.is_floating_point() and each.numel()]
+    floating = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     for device in {each.device for each in floating}:
         norms = torch._foreach_norm([each for each in floating if each.device == device], math.inf)
         if not bool(torch.stack(norms).isfinite().all()):
@@ -212,7 +219,7 @@ class CpuMuon(torch.optim.Muon):
         self, parameters: Sequence[Tensor], updates: Iterable[Tensor], settings: tuple[Any, int, float]
     ) -> Iterator[Tensor]:
         """Yield the local parts of the directions, from those of the parameters' updates."""
-        return (orthogonalize(each, *settings) for each in updates)
+        return (orthogonalize(update, *settings) for update in updates)
 
 
 def orthogonalize(

@@ -52,7 +52,7 @@ SelectGroups = Callable[[Sequence[Group]], list[Group]]
 
 def explain_empty(groups: Sequence[Group]) -> IdleReason:
     """Return why none of the groups passed a filter."""
-    has_tokens = any(each.num_sampled for group in groups for each in group.trajectories)
+    has_tokens = any(trajectory.num_sampled for group in groups for trajectory in group.trajectories)
     return IdleReason.FILTERED if has_tokens else IdleReason.NO_TOKENS
 
 
@@ -194,7 +194,7 @@ def _count(round: RolloutRound, counts: Counter[str], dropped: DroppedEpisodes) 
     """Add the failures of a round to `counts`, and its last reason to `dropped`."""
     collected, scored = round.collected, round.scored
     if not scored.groups:
-        raise Outage(f"no group of this step could be scored ({scored.last_failure}): fix that first")
+        raise Outage(f"No group of this step could be scored ({scored.last_failure}): fix that first.")
     counts += collected.counts
     counts += Counter(dropped_groups=len(scored.failures), dropped_no_reward=scored.dropped_members)
     dropped.reason = scored.last_failure or str(collected.last_failure or dropped.reason)
@@ -211,7 +211,12 @@ def filter_groups(
     """Return the groups that pass the filter, which may be none."""
     if not isinstance(algo.filter, Filter):
         return list(groups)
-    members = [(number, each) for number, group in enumerate(groups) for each in group.trajectories if each.num_sampled]
+    members = [
+        (number, trajectory)
+        for number, group in enumerate(groups)
+        for trajectory in group.trajectories
+        if trajectory.num_sampled
+    ]
     if not members:
         return []
     score = algo.filter.score
@@ -230,12 +235,12 @@ def _group_score_inputs(
 ) -> Tensor:
     """Return the quantity of each trajectory that the group score reduces. [B]"""
     if score.quantity == "returns":
-        return torch.tensor([each.total_reward for each in trajectories], dtype=torch.float64)
+        return torch.tensor([trajectory.total_reward for trajectory in trajectories], dtype=torch.float64)
     if score.quantity == "lengths":
-        return torch.tensor([float(each.num_sampled) for each in trajectories])
+        return torch.tensor([float(trajectory.num_sampled) for trajectory in trajectories])
     samples = build_samples(trajectories, allowed_sets)
     entropies = score_samples(samples, learner, Needs(entropy=True), micro_tokens)["entropy"]
     owners = torch.tensor([sample.trajectory for sample in samples])
-    owners = owners.repeat_interleave(torch.tensor([len(each) for each in entropies]))
+    owners = owners.repeat_interleave(torch.tensor([len(entropie) for entropie in entropies]))
     totals = torch.zeros(len(trajectories)).index_add(0, owners, torch.cat(entropies))
     return totals / owners.bincount(minlength=len(trajectories))

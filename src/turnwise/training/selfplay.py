@@ -13,6 +13,7 @@ from turnwise.core.trajectory import Trajectory
 from turnwise.evaluation.statistics import MatchScore, performance_rating
 from turnwise.files.disk import atomic_folder, remove_folder, remove_leftovers
 from turnwise.models.loading.load import LoadedModel
+from turnwise.record.rows import LadderRecord, select
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rollout.selfplay import MatchCollector
@@ -67,8 +68,8 @@ class Snapshots:
 
     @staticmethod
     def _drop(folders: Iterable[Path]) -> None:
-        for each in folders:
-            remove_folder(each)
+        for folder in folders:
+            remove_folder(folder)
 
 
 class FrozenPolicy:
@@ -140,18 +141,16 @@ class Opponents(Part):
         for number, rung in enumerate(rungs):
             points = await self._points(ladder, step, rung, number * len(ladder.tasks), len(rungs) * len(ladder.tasks))
             scores.append(MatchScore(opponent=ratings.get(rung, START_ELO), points=sum(points), games=len(points)))
-            shares[f"ladder/score/{self.snapshots.path(rung).name}"] = sum(points) / len(points)
+            shares[f"score/{self.snapshots.path(rung).name}"] = sum(points) / len(points)
         timer.lap("ladder")
         games = sum(score.games for score in scores)
-        row = {
-            "step": step,
-            "ladder/elo": performance_rating(scores),
-            "ladder/score": sum(score.points for score in scores) / games,
-            "ladder/games": games,
+        metrics = {
+            "elo": performance_rating(scores),
+            "score": sum(score.points for score in scores) / games,
+            "games": games,
             **shares,
-            **timer.metrics(),
         }
-        self.folder.append_metrics(row)
+        self.folder.append_metrics(LadderRecord(step=step, metrics=metrics, time=timer.seconds()))
 
     async def _points(self, ladder: Ladder, step: int, rung: int, done: int, total: int) -> list[float]:
         assert self.frozen is not None
@@ -162,12 +161,11 @@ class Opponents(Part):
             round=step,
             progress=lambda more, _: self.progress.phase("ladder", done + more, total),
         )
-        return [points_of(each) for group in collected.groups for each in group.trajectories]
+        return [points_of(trajectory) for group in collected.groups for trajectory in group.trajectories]
 
     def _ratings(self) -> dict[int, float]:
         """Read the ratings of snapshots, by step, from the run's metrics."""
-        rows = self.folder.read_metrics()
-        return {row["step"]: row["ladder/elo"] for row in rows if "ladder/elo" in row}
+        return {record.step: record.metrics["elo"] for record in select(self.folder.read_records(), LadderRecord)}
 
 
 def points_of(trajectory: Trajectory) -> float:

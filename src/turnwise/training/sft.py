@@ -5,36 +5,39 @@ checkpoints are those of reinforcement learning.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
+from turnwise.concurrency.blocking import EventLoopBlocked, allow_interrupts
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.learner import Learner, Needs, StepSettings
-from turnwise.core.messages import ToolSpec, assistant
+from turnwise.core.messages import Exchange, ToolSpec, assistant
 from turnwise.core.protocols import EngineControl, StepResult
 from turnwise.core.random_streams import address, random_stream
 from turnwise.core.samples import Sample, TrainSample
 from turnwise.core.task import Task
-from turnwise.data.demonstrations import Exchange
 from turnwise.data.packing import micro_batches, pack, pack_train
 from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
 from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.envs.text_env import TextEnv
+from turnwise.record.rows import HeldOutRecord
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.steps import EpisodeSource, StepRecord
 from turnwise.report.progress import Progress
 from turnwise.rewards.scoring import first_part_only
+from turnwise.rollout.clock import EpisodeClock
 from turnwise.rollout.failures import MAX_DROPPED_SHARE, creation_boundary, run_with_retries
+from turnwise.text.truncation import describe_value
 from turnwise.training.loop import LoopLimits, StepLoop
 from turnwise.training.skipped_steps import SkipMonitor
 from turnwise.training.step import Part
 from turnwise.training.step_record import StepTimer
 from turnwise.training.validation import Evaluator
-from turnwise.user_code.failures import failure_boundary
+from turnwise.user_code.source_location import failure_boundary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,7 @@ class SftEvaluator:
         if self.evaluator is None or self.engine is None:
             if self.held_out:
                 loss = answer_loss(self.learner, self.held_out, self.micro_tokens)
-                self.folder.append_metrics({"step": step, f"held_out/{name}": loss})
+                self.folder.append_metrics(HeldOutRecord(step=step, losses={name: loss}))
                 self.progress.note(f"step {step}: held-out loss {loss:.4g}")
             return None
         await self.engine.publish(step, self.learner.weights())
@@ -140,8 +143,10 @@ def answer_loss(learner: Learner, samples: Sequence[Sample], micro_tokens: int) 
     """Return the mean loss of the answers' tokens, without training."""
     parts = micro_batches(samples, micro_tokens, learner.ranks)
     batches = [pack([samples[index] for index in part]) for part in parts]
-    logprobs = [scores.logprobs for scores in learner.score(batches, Needs(logprobs=True))]
-    return -float(torch.cat([each for each in logprobs if each is not None]).double().mean())
+    policy_logprobs = [scores.policy_logprobs for scores in learner.score(batches, Needs(policy_logprobs=True))]
+    return -float(
+        torch.cat([policy_logprob for policy_logprob in policy_logprobs if policy_logprob is not None]).double().mean()
+    )
 
 
 def _train_sample(sample: Sample, tokens: int) -> TrainSample:
@@ -163,6 +168,7 @@ MAX_TRIES = 20
 MAX_TURNS = 8
 """Turns after which a script stops in an environment that is not a TextEnv, and may have no limit of its own."""
 
+Result = TypeVar("Result")
 Script = Callable[[EnvRunner, str], str]
 """(environment, last observation) -> answer."""
 
@@ -172,18 +178,25 @@ class AttemptEnvFactory(Protocol):
 
 
 async def play_demonstration(
-    make: AttemptEnvFactory, make_script: Callable[[], Script], *, attempts: int, max_turns: int | None = None
+    make: AttemptEnvFactory,
+    make_script: Callable[[], Script],
+    *,
+    attempts: int,
+    max_turns: int | None = None,
+    timeout_s: float | None = None,
 ) -> tuple[list[Exchange], StepResult]:
     """Play an episode; return its exchanges and its last result. Failed attempts are retried, as in a rollout.
 
-    `max_turns`: stop after as many turns, if the environment does not.
+    `max_turns`: stop after as many turns, if the environment does not. `timeout_s`: an episode that takes longer raises
+    UserError at once, since every retry would hang as long.
     """
 
     async def play(attempt: int) -> tuple[list[Exchange], StepResult]:
         with creation_boundary():
             env = make(attempt=attempt)
         try:
-            return await _play_script(env, make_script(), max_turns)
+            played = _play_script(env, make_script(), max_turns)
+            return await (played if timeout_s is None else _limit_time(played, timeout_s))
         finally:
             await env.close()
 
@@ -191,6 +204,30 @@ async def play_demonstration(
     if isinstance(found, Exception):
         raise found
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _NoSampling:
+    """In place of a session: scripts do not sample."""
+
+    sampling_s: float = 0.0
+
+
+async def _limit_time(episode: Awaitable[Result], timeout_s: float) -> Result:
+    """Await an episode. Raise UserError if its environment takes longer, also if it blocks the event loop."""
+    clock = EpisodeClock(_NoSampling(), timeout_s)
+    try:
+        with allow_interrupts():
+            async with clock.limit():
+                return await clock.run_outside(episode, "the environment")
+    except TimeoutError as error:
+        if clock.expired is None:
+            raise
+        raise UserError(str(clock.describe_timeout(error))) from error
+    except InfrastructureFailure as failure:
+        if isinstance(failure.__cause__, EventLoopBlocked):
+            raise UserError(str(failure)) from failure
+        raise
 
 
 async def _play_script(env: EnvRunner, script: Script, max_turns: int | None) -> tuple[list[Exchange], StepResult]:
@@ -236,8 +273,10 @@ def solver_script(think: bool) -> Script:
         actions = env.solve() if isinstance(env, TextEnv) else None
         if not isinstance(env, TextEnv) or not actions:
             raise UserError(
-                f"the solver of {type(env).__name__} found no actions: set sft.demos to a run or a JSONL file"
+                f"The solver of {type(env).__name__} found no actions: set sft.demos to a run or a JSONL file."
             )
+        if isinstance(actions, str) or not all(isinstance(action, str) for action in actions):
+            raise UserError(f"{type(env).__name__}.solve returned {describe_value(actions)}: return a list of texts.")
         now = actions[: env.max_actions_per_turn]
         return env.reply(now, think=env.explain(now) if think else None)
 
@@ -252,10 +291,12 @@ async def solve_demonstrations(
     think: bool,
     attempts: int,
     show: Callable[[int, int], None],
+    timeout_s: float | None = None,
 ) -> list[list[Exchange]]:
     """Return `count` episodes of the training split in which the solver succeeded. Cycle through the environments.
 
     An episode that fails on all `attempts` is dropped and replaced; too many dropped ones raise the last failure.
+    `timeout_s`: time limit of an episode.
     """
     found, dropped = list[list[Exchange]](), 0
     for number in range(MAX_TRIES * count):
@@ -267,7 +308,7 @@ async def solve_demonstrations(
         try:
             with first_part_only():
                 exchanges, result = await play_demonstration(
-                    partial(spec.make, task), partial(solver_script, think), attempts=attempts
+                    partial(spec.make, task), partial(solver_script, think), attempts=attempts, timeout_s=timeout_s
                 )
         except (EnvironmentFailure, InfrastructureFailure):
             dropped += 1
@@ -279,5 +320,5 @@ async def solve_demonstrations(
         show(len(found), count)
     if not found:
         name = environments[0][0].name
-        raise UserError(f"the solver of {name} never succeeded: set sft.demos to a run or a JSONL file")
+        raise UserError(f"The solver of {name} never succeeded: set sft.demos to a run or a JSONL file.")
     return found

@@ -137,7 +137,7 @@ class ShardedLearner(LocalLearner):
     ) -> list[dict[str, Tensor]]:
         """All-reduce the results; each rank contributes its own batches and zeros elsewhere."""
         flat = torch.zeros(sum(map(sum, lengths)), dtype=torch.float64, device=self.device)
-        counts = [count for each in lengths for count in each]
+        counts = [count for length in lengths for count in length]
         parts = iter(flat.split(counts))
         table = [{name: next(parts) for name in names} for _ in lengths]
         for index, found in own.items():

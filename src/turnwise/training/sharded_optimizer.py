@@ -31,7 +31,7 @@ class ShardedOptimizer(Optimizer):
         return ShardedMuon(matrices, rate, weight_decay, self.sharding)
 
     def _gradients(self) -> list[Tensor]:
-        return [local_of(each) for each in super()._gradients()]
+        return [local_of(gradient) for gradient in super()._gradients()]
 
     def gradient_norm(self) -> Tensor:
         own = super().gradient_norm()
@@ -47,14 +47,14 @@ class ShardedOptimizer(Optimizer):
     @torch.no_grad()
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         super().load_tensors(tensors)
-        for number, each in enumerate(self.parameters):
+        for number, parameter in enumerate(self.parameters):
             if (name := f"{MASTER}.{number}") in tensors:
-                each.copy_(tensors[name])
+                parameter.copy_(tensors[name])
 
 
 def check_finite_on_all_ranks(tensors: Sequence[Tensor], sharding: Sharding, when: str) -> None:
     """Raise DivergedError on all ranks if a shard of any rank is not finite."""
-    bad = torch.tensor(float(not are_finite([local_of(each) for each in tensors])))
+    bad = torch.tensor(float(not are_finite([local_of(tensor) for tensor in tensors])))
     if float(sharding.sum(bad)):
         raise DivergedError(f"the weights are not finite {when}: lower the learning rate")
 

@@ -16,12 +16,16 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from torch import Tensor
 
 from turnwise.algos.turn_discount import CriticFit
+from turnwise.config.schema import Config
 from turnwise.core.learner import Learner, StepSettings
+from turnwise.core.protocols import EngineControl
 from turnwise.core.samples import Batch, Sample, TrainSample
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.record.metrics import rollout_metrics
 from turnwise.record.steps import EpisodeSource, IdleReason, StepRecord
+from turnwise.rollout.collect import GroupCollector
 from turnwise.rollout.failures import DroppedEpisodes
+from turnwise.rollout.tasks import TaskSource
 
 ShowProgress = Callable[[str, int, int], None]
 """Phase, done, total."""
@@ -40,6 +44,7 @@ class Rollout:
     number: int
     """Number of the step, from 1."""
     source: EpisodeSource
+    """Played or stored."""
     groups: list[Group]
     """All groups, with their rewards."""
     kept: list[Group]
@@ -51,6 +56,7 @@ class Rollout:
     rate_scale: float = 1.0
     """Factor of the step's learning rates."""
     counts: Counter[str]
+    """Failed attempts and dropped episodes by cause, for metrics."""
     baselines: Baselines | None = None
     """None if the estimator does not need them."""
     dropped: DroppedEpisodes
@@ -59,10 +65,11 @@ class Rollout:
     @property
     def num_tokens(self) -> float:
         """Number of ids in the groups, sampled or not."""
-        turns = [turn for group in self.groups for each in group.trajectories for turn in each.turns]
+        turns = [turn for group in self.groups for trajectory in group.trajectories for turn in trajectory.turns]
         return float(sum(len(turn.context_ids) + len(turn.action_ids) for turn in turns))
 
     def metrics(self) -> dict[str, float]:
+        """Return the metrics of the episodes by their full names."""
         metrics = rollout_metrics(self.groups)
         if self.source is EpisodeSource.STORED:
             return metrics
@@ -77,7 +84,7 @@ class Rollout:
 
 
 class Source(Protocol):
-    """Where a step's groups come from: `Played`, `PlayedAhead` (asynchronous) or `Stored`."""
+    """Where a step's groups come from: `Played`, `PlayedAhead` (asynchronous), `Stored`, or the user's own."""
 
     async def groups(self, step: int) -> Rollout:
         """Return the scored and filtered groups of the step after `step` steps."""
@@ -89,20 +96,31 @@ class Estimate:
     """Training data of a step. Lists have one tensor per sample, of its length unless noted."""
 
     trajectories: tuple[Trajectory, ...]
+    """Episodes that are trained on."""
     group_ids: tuple[int, ...]
     """Group of each trajectory."""
     samples: list[Sample]
+    """Their segments."""
     old_logprobs: list[Tensor]
+    """Log-probabilities in the denominator of the ratio."""
     ref_logprobs: list[Tensor] | None
+    """Log-probabilities under the reference; None without one."""
     old_values: list[Tensor] | None
+    """The critic's values before the update; None without a critic of tokens."""
     advantages: list[Tensor]
+    """Advantage of each token; 0 where nothing was sampled."""
     returns: list[Tensor] | None
+    """Targets of the critic; None without a critic of tokens."""
     loss_masks: list[Tensor]
+    """Sampled tokens selected by algo.loss_tokens, [K] bool per sample."""
     advantage_masks: list[Tensor]
-    """Sampled tokens selected by algo.loss_tokens and algo.advantage_tokens, [K] bool per sample."""
+    """Sampled tokens selected by algo.advantage_tokens, [K] bool per sample."""
+    entropy_masks: list[Tensor] | None = None
+    """Tokens of the loss selected by algo.entropy_tokens, [K] bool per sample; None: all."""
     critic_fit: dict[int, CriticFit] | None
     """Fit of the critic by distance from the end; None without a critic."""
     metrics: dict[str, float]
+    """Metrics of the estimate, without the prefix `train/`."""
     rate_scale: float = 1.0
     """Factor of the learning rates in this step; 0 skips the update."""
     of_utterances: bool = False
@@ -113,11 +131,11 @@ Sampled = TypeVar("Sampled")
 
 
 class Estimator(Protocol[Sampled]):
-    """Turns a step's episodes into training data: `OnPolicy`, `Archer` or `OfflineArcher`."""
+    """Turns a step's episodes into training data: `OnPolicy`, `Archer`, `OfflineArcher`, or the user's own."""
 
-    setting: str
+    setting: str = "algo.estimator"
     """The setting that chose it with its value, for errors."""
-    trains: bool
+    trains: bool = False
     """Whether `estimate` trains a network of its own."""
 
     async def sample(self, rollout: Rollout) -> Sampled:
@@ -127,6 +145,26 @@ class Estimator(Protocol[Sampled]):
     def estimate(self, rollout: Rollout, sampled: Sampled, learner: Learner) -> Estimate | IdleReason:
         """Return the training data, or why there is none."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunParts:
+    """What a source or an estimator of the user's is built from."""
+
+    config: Config
+    """All settings."""
+    learner: Learner
+    """Scores samples and takes optimizer steps."""
+    engine: EngineControl
+    """Generates."""
+    tasks: TaskSource
+    """Draws the tasks of a step."""
+    collector: GroupCollector
+    """Plays groups of episodes of tasks."""
+    source: Source
+    """The source that the other settings describe."""
+    on_policy: Estimator[None]
+    """The estimator of algo.advantage."""
 
 
 class TokenStatistics:
@@ -156,7 +194,7 @@ class TrainedStep:
     estimate: Estimate | None
     """None if there was nothing to train on."""
     metrics: Metrics
-    """Of the update, without the prefix `train/`."""
+    """Metrics of the update, without the prefix `train/`."""
     idle: IdleReason | None
     tokens: TokenStatistics | None
     """None unless a part reads them in this step."""

@@ -8,8 +8,9 @@ from torch import Tensor
 from turnwise.core.protocols import EngineControl, EngineStats
 from turnwise.core.samples import Sample
 from turnwise.core.trajectory import Group, TokenName
+from turnwise.record.rows import select
 from turnwise.record.run_folder import RunFolder
-from turnwise.record.steps import StepRecord, read_steps
+from turnwise.record.steps import StepRecord
 from turnwise.record.trajectories import TOKEN_COLUMNS, trajectory_to_row
 from turnwise.report.progress import Progress
 from turnwise.report.trajectory_images import TrajectoryImages
@@ -37,10 +38,15 @@ class StepTimer:
         self._laps[name] = seconds
         self._began -= seconds
 
-    def metrics(self, tokens: float | None = None) -> dict[str, float]:
-        total = self._now() - self._began
-        out = {f"time/{name}_s": seconds for name, seconds in self._laps.items()} | {"time/total_s": total}
-        return out if tokens is None else out | {"time/tokens_per_s": tokens / total}
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds so far as they are recorded: `rollout_s`, ..., `total_s`."""
+        return {f"{name}_s": seconds for name, seconds in self._laps.items()} | {"total_s": self._now() - self._began}
+
+    def metrics(self, tokens: float) -> dict[str, float]:
+        """Return the metrics of a step of so many tokens."""
+        seconds = self.seconds()
+        timings = seconds | {"tokens_per_s": tokens / seconds["total_s"]}
+        return {f"time/{name}": value for name, value in timings.items()}
 
 
 class EngineTimer:
@@ -69,7 +75,7 @@ class RunFiles(Part):
         self._folder = folder
 
     def after(self, record: StepRecord) -> None:
-        self._folder.append_metrics(record.to_row())
+        self._folder.append_metrics(record)
 
     def diverged(self, number: int, error: Exception) -> None:
         self._folder.append_alarm(number, str(error))
@@ -83,7 +89,7 @@ class ProgressDisplay(Part):
         self._progress, self._folder, self._total = progress, folder, total
 
     async def begin(self, step: int) -> None:
-        self._progress.begin(step, self._total, read_steps(self._folder.read_metrics()))
+        self._progress.begin(step, self._total, select(self._folder.read_records(), StepRecord))
 
     async def sampled(self) -> None:
         self._progress.phase("update", 0, 1)
@@ -144,27 +150,30 @@ def trajectory_rows(
     tokens: TokenStatistics | None = None,
 ) -> list[dict[str, object]]:
     """Return a row per trajectory of a step, with columns of token values for those that were trained on."""
-    columns = {} if estimate is None else _columns(estimate, tokens or TokenStatistics())
-    return [
-        trajectory_to_row(
-            trajectory, step=number, group=group_number, decode=decode, columns=columns.get(id(trajectory), {})
-        )
-        for group_number, group in enumerate(groups)
-        for trajectory in group.trajectories
+    trained = () if estimate is None else estimate.trajectories
+    columns_of_trained = [] if estimate is None else _columns(estimate, tokens or TokenStatistics())
+    rows, next_trained = [], 0
+    for group_number, group in enumerate(groups):
+        for trajectory in group.trajectories:
+            columns: TurnColumns = {}
+            if next_trained < len(trained) and trained[next_trained] is trajectory:  # in the order of the groups
+                columns, next_trained = columns_of_trained[next_trained], next_trained + 1
+            rows.append(trajectory_to_row(trajectory, step=number, group=group_number, decode=decode, columns=columns))
+    return rows
+
+
+def _columns(estimated: Estimate, statistics: TokenStatistics) -> list[TurnColumns]:
+    """Return the columns of each trajectory of the estimate."""
+    of_trajectories: list[TurnColumns] = [
+        {name: [None] * len(trajectory.turns) for name in TOKEN_COLUMNS} for trajectory in estimated.trajectories
     ]
-
-
-def _columns(estimated: Estimate, statistics: TokenStatistics) -> dict[int, TurnColumns]:
-    """Return the columns of each trajectory, by its id."""
-    found: dict[int, TurnColumns] = {}
     for index, sample in enumerate(estimated.samples):
-        trajectory = estimated.trajectories[sample.trajectory]
-        columns = found.setdefault(id(trajectory), {name: [None] * len(trajectory.turns) for name in TOKEN_COLUMNS})
+        columns = of_trajectories[sample.trajectory]
         known = {"advantages": estimated.advantages[index][sample.mask], "loss_mask": estimated.loss_masks[index].int()}
         for name, values in (known | statistics.of(index)).items():
             for turn, part in _split_by_turn(sample, values):
                 columns[name][turn] = part
-    return found
+    return of_trajectories
 
 
 def _split_by_turn(sample: Sample, values: Tensor) -> list[tuple[int, list[float]]]:

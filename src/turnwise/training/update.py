@@ -17,7 +17,7 @@ from turnwise.data.packing import micro_batches, pack_train
 from turnwise.data.samples import count_sampled, gather_sampled, scatter_sampled
 from turnwise.record.steps import IdleReason
 from turnwise.training.estimate import score_samples
-from turnwise.training.objective import MISMATCH_METRICS, Objective
+from turnwise.training.objective import BONUS_ENTROPY, BONUS_TOKENS, MISMATCH_METRICS, Objective
 from turnwise.training.skipped_steps import SkipMonitor, find_cause
 from turnwise.training.step import TOKEN_SCORES, Estimate, TokenStatistics
 
@@ -79,9 +79,15 @@ def update(
             skips.add(step_metrics[-1], step + 1, partial(find_cause, step_sums, settings.objective.algo))
     if not sums:
         return Update(metrics={"idle_steps": 1.0}, idle=_empty_mask(estimated) or IdleReason.ZERO_ADVANTAGES)
-    tokens = float(sums["tokens"])
-    means = {name: float(value) / tokens for name, value in sums.items() if name != "tokens"}
-    return Update(metrics=means | _mean_over_steps(step_metrics), idle=_explain_idle(estimated, step_metrics))
+    return Update(metrics=_means(sums) | _mean_over_steps(step_metrics), idle=_explain_idle(estimated, step_metrics))
+
+
+def _means(sums: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the means over the sampled tokens, and the mean entropy of the tokens with the bonus, if there are any."""
+    totals = {name: float(value) for name, value in sums.items()}
+    tokens, with_bonus = totals.pop("tokens"), totals.pop(BONUS_TOKENS, 0.0)
+    means = {name: total / tokens for name, total in totals.items() if name != BONUS_ENTROPY}
+    return means | ({BONUS_ENTROPY: totals[BONUS_ENTROPY] / with_bonus} if with_bonus else {})
 
 
 def _explain_idle(estimated: Estimate, steps: list[dict[str, float]]) -> IdleReason | None:
@@ -117,7 +123,7 @@ def _mean_over_steps(steps: list[dict[str, float]]) -> dict[str, float]:
 
     Later steps differ from the sampler because the policy has changed. A step without pairs has no metrics of them.
     """
-    values = {name: [each[name] for each in steps if name in each] for each in steps for name in each}
+    values = {name: [step[name] for step in steps if name in step] for each in steps for name in each}
     return {name: found[0] if name in MISMATCH_METRICS else sum(found) / len(found) for name, found in values.items()}
 
 
@@ -151,6 +157,10 @@ def train_samples(estimated: Estimate, trajectories: set[int], settings: UpdateS
         if estimated.returns
         else None
     )
+    entropy_masks = None
+    if estimated.entropy_masks is not None:
+        with_bonus = torch.cat([estimated.entropy_masks[index] for index in chosen])
+        entropy_masks = scatter_sampled([estimated.samples[index] for index in chosen], with_bonus)
     return [
         TrainSample(
             sample=estimated.samples[index],
@@ -163,6 +173,7 @@ def train_samples(estimated: Estimate, trajectories: set[int], settings: UpdateS
             value_weights=None if value_weights is None else value_weights[number],
             group=estimated.group_ids[estimated.samples[index].trajectory],
             index=index,
+            entropy_mask=None if entropy_masks is None else entropy_masks[number],
         )
         for number, index in enumerate(chosen)
     ]
@@ -189,18 +200,19 @@ def add_step_statistics(
     loss = objective.loss
     if not samples or (not loss.selects and not objective.correction.is_normalised):
         return samples
-    bare = [each.sample for each in samples]
+    bare = [sample.sample for sample in samples]
     inputs = _step_inputs(samples, learner, micro_tokens, score=loss.selects)
-    trained = gather_sampled(bare, [each.weights for each in samples]) != 0
+    trained = gather_sampled(bare, [sample.weights for sample in samples]) != 0
     scale = objective.correction.scale(inputs, trained)
     if not loss.selects:
-        return [replace(each, correction_scale=scale) for each in samples]
+        return [replace(sample, correction_scale=scale) for sample in samples]
     generator = torch.Generator().manual_seed(address(*seed))
     draws = torch.rand(len(trained), generator=generator)
     chosen = loss.select(_pick(inputs, trained), draws[trained])
     selected = scatter_sampled(bare, torch.zeros_like(trained).masked_scatter(trained, chosen))
     return [
-        replace(each, selected=tokens, correction_scale=scale) for each, tokens in zip(samples, selected, strict=True)
+        replace(sample, selected=tokens, correction_scale=scale)
+        for sample, tokens in zip(samples, selected, strict=True)
     ]
 
 
@@ -211,24 +223,24 @@ def add_factors(
 
     Costs one more forward pass, without gradients, for the current log-probabilities.
     """
-    bare, loss = [each.sample for each in samples], objective.loss
+    bare, loss = [sample.sample for sample in samples], objective.loss
     if not loss.weighs or not samples:
         return samples, {}
-    scores = score_samples(bare, learner, Needs(logprobs=True), micro_tokens)
-    logprobs = torch.cat(scores["logprobs"])
-    trained = gather_sampled(bare, [each.weights for each in samples]) != 0
-    groups = torch.tensor([each.group for each in samples]).repeat_interleave(torch.tensor(count_sampled(bare)))
-    references = [_reference(each) for each in samples]
+    scores = score_samples(bare, learner, Needs(policy_logprobs=True), micro_tokens)
+    policy_logprobs = torch.cat(scores["policy_logprobs"])
+    trained = gather_sampled(bare, [sample.weights for sample in samples]) != 0
+    groups = torch.tensor([sample.group for sample in samples]).repeat_interleave(torch.tensor(count_sampled(bare)))
+    references = [_reference(sample) for sample in samples]
     inputs = PairInputs(
-        logprobs=logprobs[trained],
+        policy_logprobs=policy_logprobs[trained],
         ref_logprobs=gather_sampled(bare, references)[trained],
-        advantages=gather_sampled(bare, [each.advantages for each in samples])[trained],
+        advantages=gather_sampled(bare, [sample.advantages for sample in samples])[trained],
         group_ids=groups[trained],
-        num_trajectories=len({each.sample.trajectory for each in samples if bool(each.weights.any())}),
+        num_trajectories=len({sample.sample.trajectory for sample in samples if bool(sample.weights.any())}),
     )
     found = loss.weigh(inputs)
-    scattered = scatter_sampled(bare, torch.zeros_like(logprobs).masked_scatter(trained, found.factors))
-    return [replace(each, factors=tokens) for each, tokens in zip(samples, scattered, strict=True)], found.metrics
+    scattered = scatter_sampled(bare, torch.zeros_like(policy_logprobs).masked_scatter(trained, found.factors))
+    return [replace(sample, factors=tokens) for sample, tokens in zip(samples, scattered, strict=True)], found.metrics
 
 
 def _reference(sample: TrainSample) -> Tensor:
@@ -239,16 +251,17 @@ def _reference(sample: TrainSample) -> Tensor:
 
 def _step_inputs(samples: list[TrainSample], learner: Learner, micro_tokens: int, *, score: bool) -> LossInputs:
     """Return all sampled tokens of the step, in the order of the samples; without `score`, with the old policy."""
-    bare = [each.sample for each in samples]
-    old_logprobs = gather_sampled(bare, [each.old_logprobs for each in samples])
-    logprobs = old_logprobs
+    bare = [sample.sample for sample in samples]
+    old_logprobs = gather_sampled(bare, [sample.old_logprobs for sample in samples])
+    policy_logprobs = old_logprobs
     if score:
-        logprobs = torch.cat(score_samples(bare, learner, Needs(logprobs=True), micro_tokens)["logprobs"])
+        scores = score_samples(bare, learner, Needs(policy_logprobs=True), micro_tokens)
+        policy_logprobs = torch.cat(scores["policy_logprobs"])
     return LossInputs(
-        logprobs=logprobs,
+        policy_logprobs=policy_logprobs,
         old_logprobs=old_logprobs,
-        sampler_logprobs=gather_sampled(bare, [each.logprobs for each in bare]),
-        advantages=gather_sampled(bare, [each.advantages for each in samples]),
+        sampler_logprobs=gather_sampled(bare, [each.sampler_logprobs for each in bare]),
+        advantages=gather_sampled(bare, [sample.advantages for sample in samples]),
         segment_ids=torch.repeat_interleave(torch.tensor(count_sampled(bare))),
         turn_ids=gather_sampled(bare, [each.turn_ids for each in bare]),
     )
@@ -256,7 +269,7 @@ def _step_inputs(samples: list[TrainSample], learner: Learner, micro_tokens: int
 
 def _pick(inputs: LossInputs, tokens: Tensor) -> LossInputs:
     return LossInputs(
-        logprobs=inputs.logprobs[tokens],
+        policy_logprobs=inputs.policy_logprobs[tokens],
         old_logprobs=inputs.old_logprobs[tokens],
         sampler_logprobs=inputs.sampler_logprobs[tokens],
         advantages=inputs.advantages[tokens],

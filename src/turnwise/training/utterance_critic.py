@@ -89,7 +89,9 @@ class UtteranceCriticLearner:
         self.critic, self.optimizer = critic, optimizer
         self.target_rate, self.expectile, self.micro_tokens = target_rate, expectile, micro_tokens
         self.target = critic.frozen_copy()
-        self._trained_indices = [index for index, each in enumerate(critic.parameters()) if each.requires_grad]
+        self._trained_indices = [
+            index for index, parameter in enumerate(critic.parameters()) if parameter.requires_grad
+        ]
         self.averages = [each.detach().float() for each in self._trained(self.target)]
         self.device = self.averages[0].device
         self._skips = SkipMonitor()
@@ -117,7 +119,7 @@ class UtteranceCriticLearner:
     def estimate_values(self, samples: Sequence[Sample], *, by_target: bool = False) -> UtteranceValues:
         """Return both critics' estimates of all utterances of the samples, in their order."""
         critic = self.target if by_target else self.critic
-        total = sum(len(utterance_lengths(each)) for each in samples)
+        total = sum(len(utterance_lengths(sample)) for sample in samples)
         q, v = torch.zeros(total, 2), torch.zeros(total, 2)
         for batch, positions, rows in self._parts(samples):
             with batch_attention(self.critic.trunk, batch):
@@ -171,7 +173,7 @@ class UtteranceCriticLearner:
 
     def _parts(self, samples: Sequence[Sample]) -> Iterator[tuple[Batch, tuple[Tensor, Tensor], Tensor]]:
         """Yield micro-batches, the packed positions of their utterances, and which rows these are among all."""
-        counts = [len(utterance_lengths(each)) for each in samples]
+        counts = [len(utterance_lengths(sample)) for sample in samples]
         ends = list(itertools.accumulate(counts))
         for part in micro_batches(samples, self.micro_tokens):
             batch = pack([samples[index] for index in part])

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean
 
 from turnwise.core.task import Task
 from turnwise.core.trajectory import TokenName, Trajectory
 from turnwise.evaluation.episodes import Evaluation, evaluate, task_id
+from turnwise.record.rows import VALIDATION, EvaluationRecord, select
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_to_row
 from turnwise.report.formatting import first_line
@@ -16,8 +17,6 @@ from turnwise.rollout.collect import GroupCollector
 from turnwise.training.checkpoints import SaveCheckpoints
 from turnwise.training.step import Part
 from turnwise.training.step_record import StepTimer
-
-VALIDATION = "validation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,41 +44,43 @@ class Evaluator:
             self._write_trajectories(name, tasks, evaluation.trajectories, step)
             timer.lap("record")
         by_environment = success_by_environment(evaluation.trajectories)
-        row: dict[str, Any] = {
-            "step": step,
-            "eval/name": name,
-            **evaluation.metrics(),
-            **by_environment,
-            **timer.metrics(),
-        }
-        if evaluation.dropped:
-            row["eval/dropped_reason"] = first_line(evaluation.dropped_reason)
-        self.folder.append_metrics(row)
+        record = EvaluationRecord(
+            step=step,
+            name=name,
+            metrics=evaluation.metrics() | by_environment,
+            time=timer.seconds(),
+            dropped_reason=first_line(evaluation.dropped_reason) if evaluation.dropped else None,
+        )
+        self.folder.append_metrics(record)
 
     def _write_trajectories(
         self, name: str, tasks: Sequence[Task], trajectories: Sequence[Trajectory], step: int
     ) -> None:
         numbers = {task_id(task): number for number, task in enumerate(tasks)}
         rows = [
-            trajectory_to_row(each, step=step, group=numbers[task_id(each.task)], decode=self.decode, evaluation=name)
-            for each in trajectories
+            trajectory_to_row(
+                trajectory, step=step, group=numbers[task_id(trajectory.task)], decode=self.decode, evaluation=name
+            )
+            for trajectory in trajectories
         ]
         self.folder.write_trajectories(step, rows, self.name_token, evaluation=name)
 
 
 def recorded_success(folder: RunFolder, step: int) -> float | None:
-    """Return the success of this step's validation in the metrics; None if there is none."""
-    for row in folder.read_metrics():
-        if row.get("eval/name") == VALIDATION and row["step"] == step:
-            return math.nan if row["eval/success"] is None else float(row["eval/success"])
+    """Return the success of this step's validation in the metrics; None if there is none, NaN without episodes."""
+    for record in select(folder.read_records(), EvaluationRecord):
+        if record.name == VALIDATION and record.step == step:
+            return math.nan if record.success is None else record.success
     return None
 
 
 def success_by_environment(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return the success rate in each environment if there are several."""
     names = sorted({trajectory.task.env for trajectory in trajectories})
-    won = {name: [each.status.succeeded for each in trajectories if each.task.env == name] for name in names}
-    return {f"eval/success/{name}": sum(each) / len(each) for name, each in won.items()} if len(names) > 1 else {}
+    if len(names) < 2:
+        return {}
+    solved = {name: [one.status.succeeded for one in trajectories if one.task.env == name] for name in names}
+    return {f"success/{name}": fmean(successes) for name, successes in solved.items()}
 
 
 class Validation(Part):
@@ -94,11 +95,11 @@ class Validation(Part):
         *,
         every: int,
         steps: int,
-        best: SaveCheckpoints | None,
+        best: SaveCheckpoints,
     ) -> None:
         """`evaluate` records the success after a step and returns it; `every` 0: never; `steps`: of the whole run.
 
-        `best` saves the best checkpoint; None keeps none.
+        `best` saves the best checkpoint.
         """
         self._evaluate, self._folder, self._every, self._steps, self._best = evaluate, folder, every, steps, best
         self.best_success: float | None = None
@@ -126,7 +127,7 @@ class Validation(Part):
     async def _validate(self, step: int, success: float | None) -> None:
         if success is None:
             success = await self._evaluate(step)
-        if self._best is not None and success is not None and self._is_best(success):
+        if success is not None and self._is_best(success):
             self.best_success = success
             self._best.save(step, best=True)
 

@@ -13,23 +13,24 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
+from turnwise.core.messages import Exchange
 from turnwise.core.protocols import Observation
 from turnwise.core.random_streams import address, random_stream
 from turnwise.core.samples import Sample, on_device
 from turnwise.core.task import Task
-from turnwise.data.demonstrations import Exchange, build_demonstration
+from turnwise.data.demonstrations import build_demonstration
 from turnwise.data.packing import pack
 from turnwise.envs.answers import format_answer
 from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
 from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.files.disk import atomic_folder
 from turnwise.models.forward import batch_attention
-from turnwise.models.loading.catalogue import SMOLLM2_VISION, TINY, TINY_VLM, cached_model_folder
+from turnwise.models.loading.catalogue import OTHER_CACHE, SMOLLM2_VISION, TINY, TINY_VLM, cached_model_folder
 from turnwise.models.loading.load import LoadedModel, device_of
 from turnwise.models.loading.save import write_model
 from turnwise.models.loading.tiny import TINY_VERSION
@@ -51,6 +52,8 @@ ATTEMPTS = 10
 """Attempts per episode. More than in a rollout, since one failed episode stops the warm-up."""
 EPISODES_PER_START = 4
 """Episodes from the same start state, whose common prefix is computed once."""
+MAX_EPISODE_TOKENS = 16_384
+"""Tokens of an episode at most. It is cut before the turn whose text has more characters than they can represent."""
 SINGLE_TURNS = 8
 """Turns of an episode at most, if the model sees one turn at a time: later ones teach nothing about the format."""
 
@@ -86,6 +89,8 @@ WARMUPS = {
 }
 
 Progress = Callable[[int, int], None]
+WARMUP_SEED = 0
+"""Seed of the warm-up of every run: its cached models serve all seeds."""
 Environments = Sequence[tuple[EnvSpec, dict[str, Any]]]
 """Environments with their parameters."""
 
@@ -105,16 +110,18 @@ def load_warmed_up(
     environments: Environments,
     *,
     steps: int,
-    seed: int,
+    seed: int = WARMUP_SEED,
     load: Callable[[str], LoadedModel],
     show: Progress,
     single_turns: bool = False,
+    timeout_s: float | None = None,
 ) -> tuple[LoadedModel, float]:
     """Return the model, warmed up for these environments, and the seconds that took; from the cache if possible.
 
     `load` loads a model by name or folder, with the caller's settings. Its dtype, device type and chat template are
     part of the cache key: the weights depend on them, and the cached tokenizer keeps the template.
-    `single_turns`: the run shows the model the current turn only, and so does the warm-up.
+    `single_turns`: the run shows the model the current turn only, and so does the warm-up. `timeout_s`: time limit of
+    an episode.
     """
     began = time.perf_counter()
     fresh = load(name)
@@ -126,8 +133,9 @@ def load_warmed_up(
     title = "+".join(spec.name for spec, _ in played) or "boards"
     folder = cached_model_folder(f"{name}-{title}-{key:016x}")
     if not folder.exists():
-        warm_up(fresh, environments, steps=steps, seed=seed, show=show, single_turns=single_turns)
-        with suppress(FileExistsError), atomic_folder(folder) as temporary:  # another process may have been faster
+        warm_up(fresh, environments, steps=steps, seed=seed, show=show, single_turns=single_turns, timeout_s=timeout_s)
+        # another process may have been faster
+        with suppress(FileExistsError), atomic_folder(folder, OTHER_CACHE) as temporary:
             write_model(fresh.model, fresh.tokenizer, temporary)
     return load(str(folder)), time.perf_counter() - began
 
@@ -149,6 +157,7 @@ def warm_up(
     seed: int,
     show: Progress,
     single_turns: bool = False,
+    timeout_s: float | None = None,
 ) -> None:
     """Train the model, in place, on random boards if an environment shows images, then on random actions."""
     warmup, renderer = WARMUPS[loaded.name], Renderer(loaded.tokenizer, images=loaded.images)
@@ -165,17 +174,24 @@ def warm_up(
         return [board(number % boards.distinct) for number in _numbers(step, boards.per_step)]
 
     _train(loaded, warmup, describe, board_steps, lambda done: show(done, total))
+    play = partial(
+        _play_episodes,
+        environments,
+        renderer,
+        seed,
+        single_turns=single_turns,
+        max_tokens=warmup.action_tokens,
+        timeout_s=timeout_s,
+    )
     with asyncio.Runner() as runner:  # one event loop for all steps: tools keep their connections
 
         def act(step: int) -> list[Sample]:
             samples, numbers = list[Sample](), _numbers(step, EPISODES_PER_STEP)
             try:
                 # Not as the task's result, which asyncio's signal handling formats as text after every run.
-                runner.run(
-                    _play_episodes(environments, renderer, seed, numbers, single_turns, warmup.action_tokens, samples)
-                )
+                runner.run(play(numbers, samples))
             except (EnvironmentFailure, InfrastructureFailure) as failure:  # random actions cannot be to blame
-                raise UserError(f"the environment failed during the warm-up of {loaded.name}: {failure}") from failure
+                raise UserError(f"The environment failed during the warm-up of {loaded.name}: {failure}") from failure
             return samples
 
         _train(loaded, warmup, act, action_steps, lambda done: show(board_steps + done, total))
@@ -215,13 +231,13 @@ def _optimizers(model: Any, warmup: Warmup, schedule: Schedule) -> list[Optimize
     if warmup.vision_learning_rate is not None:
         vision = vision_parameters(model)
         seen = {id(each) for each in vision}
-        others = [each for each in model.parameters() if id(each) not in seen]
+        others = [parameter for parameter in model.parameters() if id(parameter) not in seen]
         parts = [(vision, warmup.vision_learning_rate), (others, warmup.learning_rate)]
     return [Optimizer(parameters, _optimizer_settings(rate), schedule.share) for parameters, rate in parts]
 
 
 def _optimizer_settings(learning_rate: float) -> OptimizerSettings:
-    return OptimizerSettings(learning_rate=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
+    return OptimizerSettings(learning_rate=learning_rate, weight_decay=0.0, max_grad_norm=1.0)
 
 
 async def _play_episodes(
@@ -229,31 +245,57 @@ async def _play_episodes(
     renderer: Renderer,
     seed: int,
     numbers: Iterable[int],
+    samples: list[Sample],
+    *,
     single_turns: bool,
     max_tokens: int,
-    samples: list[Sample],
+    timeout_s: float | None,
 ) -> None:
     """Play an episode for each number and append the samples, which have at most `max_tokens` tokens in all."""
     chosen = [(number, *environments[number // EPISODES_PER_START % len(environments)]) for number in numbers]
     max_turns = SINGLE_TURNS if single_turns else None
     with skip_judges():
         episodes = await asyncio.gather(
-            *(random_episode(spec, params, seed, number, max_turns) for number, spec, params in chosen)
+            *(random_episode(spec, params, seed, number, max_turns, timeout_s) for number, spec, params in chosen)
         )
 
+    short = [
+        (number, _cut_long(exchanges, spec.name, renderer))
+        for (number, spec, _), exchanges in zip(chosen, episodes, strict=True)
+    ]
+
     def render(turns: int | None = None) -> list[list[Sample]]:
-        cut = [(number, exchanges[:turns]) for (number, *_), exchanges in zip(chosen, episodes, strict=True)]
+        cut = [(number, exchanges[:turns]) for number, exchanges in short]
         contexts = [(number, split_turns(first) if single_turns else [first]) for number, first in cut]
         return [[build_demonstration(number, each, renderer) for each in several] for number, several in contexts]
 
     rendered = render()
     ends = [turn_ends(each) for each in rendered]
     turns = longest = max(map(len, ends))
-    while turns > 1 and sum(each[:turns][-1] for each in ends) > max_tokens:
+    while turns > 1 and sum(end[:turns][-1] for end in ends) > max_tokens:
         turns -= 1
     if turns < longest:
         rendered = render(turns)
     samples += [sample for several in rendered for sample in several]
+
+
+def _cut_long(exchanges: Sequence[Exchange], env: str, renderer: Renderer) -> Sequence[Exchange]:
+    """Return the exchanges before the one that is too long to encode: the tokens of megabytes would fill the memory."""
+
+    def fits(turns: int) -> bool:
+        messages = [message for each in exchanges[:turns] for message in each.messages]
+        return renderer.can_fit(messages, MAX_EPISODE_TOKENS)
+
+    if fits(len(exchanges)):
+        return exchanges
+    turns = next(turns for turns in range(len(exchanges)) if not fits(turns + 1))
+    if not turns:
+        length = sum(len(message.content) for message in exchanges[0].messages)
+        raise UserError(
+            f"The first observation of {env} has {length:,} characters, more than {MAX_EPISODE_TOKENS:,} tokens can "
+            "represent: shorten it."
+        )
+    return exchanges[:turns]
 
 
 def turn_ends(samples: Iterable[Sample]) -> list[int]:
@@ -267,7 +309,12 @@ def turn_ends(samples: Iterable[Sample]) -> list[int]:
 
 
 async def random_episode(
-    spec: EnvSpec, params: dict[str, Any], seed: int, number: int, max_turns: int | None = None
+    spec: EnvSpec,
+    params: dict[str, Any],
+    seed: int,
+    number: int,
+    max_turns: int | None = None,
+    timeout_s: float | None = None,
 ) -> list[Exchange]:
     """Play an episode of random legal answers, of at most `max_turns` turns."""
     index = address("warmup", seed, number // EPISODES_PER_START) % SEEDS_PER_SPLIT
@@ -284,7 +331,7 @@ async def random_episode(
         rng = random_stream("warmup answers", seed, number, *retry)  # a retry does not repeat the failing answers
         return lambda env, observation: env.random_answer(rng) or random_word(rng, observation)
 
-    exchanges, _ = await play_demonstration(make, script, attempts=ATTEMPTS, max_turns=max_turns)
+    exchanges, _ = await play_demonstration(make, script, attempts=ATTEMPTS, max_turns=max_turns, timeout_s=timeout_s)
     return exchanges
 
 
@@ -294,8 +341,10 @@ def split_turns(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
     opening = Observation(messages=first.messages, tools=first.tools, tools_in_words=first.tools_in_words)
     kept = permanent_messages(opening, keep_opening=False)
     later = [
-        replace(first, messages=(*kept, *prepend_text("", each.messages)), answer=each.answer, calls=each.calls)
-        for each in exchanges[1:]
+        replace(
+            first, messages=(*kept, *prepend_text("", exchange.messages)), answer=exchange.answer, calls=exchange.calls
+        )
+        for exchange in exchanges[1:]
     ]
     return [[each] for each in (first, *later)]
 

@@ -44,7 +44,7 @@ def reference_to(value: Any) -> str:
     """Return the reference of a class or function, and remember the object under it."""
     name = getattr(value, "__name__", "")
     if not name or not callable(value):
-        raise UserError(f"{value!r} is not a class or a function: pass one, or its reference FILE.py:name")
+        raise UserError(f"{value!r} is not a class or a function: pass one, or its reference FILE.py:name.")
     if name == LAMBDA:
         reference = _lambda_reference(value)
     else:
@@ -79,7 +79,7 @@ def find_object(reference: str) -> Any | None:
         name = reference.removeprefix(IN_MEMORY)
         raise UserError(
             f"{name} was defined in a notebook, at a prompt or as a lambda: save it in a file and name it "
-            f"FILE.py:{name}, or pass the object again from Python"
+            f"FILE.py:{name}, or pass the object again from Python."
         )
     return found
 
@@ -87,14 +87,16 @@ def find_object(reference: str) -> Any | None:
 def import_file(file: Path) -> ModuleType:
     """Import a file once per process, under a module name that depends only on its path."""
     if not file.is_file():
-        raise UserError(f"{not_a_file(file)}: check the path before the colon")
+        raise UserError(f"{not_a_file(file)}: check the path before the colon.")
     path = file.resolve()
     name = f"turnwise_env_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UserError(f"{path} cannot be imported as Python: check that it is a .py file")
+        raise UserError(f"{path} cannot be imported as Python: check that it is a .py file.")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # modules beside the file, as for a script; at the end they shadow nothing
     module = sys.modules[name] = module_from_spec(spec)  # dataclasses and pydantic look their module up by name
     _importing.append(path)
     try:
@@ -113,7 +115,7 @@ def import_file(file: Path) -> ModuleType:
 def refuse_while_importing(call: str) -> None:
     """Raise UserError if a settings file's import reaches this call: it would start a run inside another one."""
     if _importing:
-        raise UserError(f'it calls {call} when it is imported: move the call under `if __name__ == "__main__":`')
+        raise UserError(f'It calls {call} when it is imported: move the call under `if __name__ == "__main__":`')
 
 
 def load_function(reference: str, setting: str, alternatives: Iterable[str] = ()) -> Callable[..., Any]:
@@ -124,9 +126,9 @@ def load_function(reference: str, setting: str, alternatives: Iterable[str] = ()
     if not file.endswith(".py"):
         others = [f'"{each}"' for each in alternatives]
         problem = f"is neither {' nor '.join(others)} nor" if others else "is not"
-        raise UserError(f'{setting} "{reference}" {problem} FILE.py:function: write one of them')
+        raise UserError(f'{setting} "{reference}" {problem} FILE.py:function: write one of them.')
     if "." in name:
-        raise UserError(f'{setting} "{reference}": methods cannot be used: move the function out of its class')
+        raise UserError(f'{setting} "{reference}": methods cannot be used: move the function out of its class.')
     functions = {word: value for word, value in vars(import_file(Path(file))).items() if callable(value)}
     if name not in functions:
         raise UserError(f'{setting}: no function "{name}" in {file}:{suggest(name, _function_names(functions))}')

@@ -1,15 +1,21 @@
-"""Source locations in users' files, as FILE:LINE, for error messages."""
+"""Bugs in users' code: their location as FILE:LINE, and failures of environments, which are never rewarded."""
 
 import inspect
 import linecache
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from turnwise.core.errors import FOREIGN_ERRORS, EnvironmentFailure, ImageError, InfrastructureFailure, UserError
+from turnwise.text.truncation import one_line, shorten
+
+MAX_MESSAGE = 300
+"""Characters of an exception's text that an error quotes."""
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
 LIBRARIES = ("<", *(path + os.sep for path in sysconfig.get_paths().values()))
 """Prefixes of file names of the standard library and installed packages."""
@@ -34,7 +40,7 @@ def describe_bug(error: BaseException) -> str:
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     ours = [each for each in frames if not each[0].startswith(LIBRARIES)]
     users = [each for each in ours if not each[0].startswith(PACKAGE)]
-    text = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    text = f"{type(error).__name__}: {shorten(one_line(str(error)), MAX_MESSAGE)}".removesuffix(": ")
     found = [] if isinstance(error, SyntaxError) else (users or ours or frames)[-1:]  # its text has the line
     return f"{text} at {_format(*found[0])}" if found else text
 
@@ -53,3 +59,21 @@ def _code(function: Callable[..., Any]) -> CodeType | None:
 
 def _format(file: str, line: int) -> str:
     return f"{Path(file).name}:{line}"
+
+
+@contextmanager
+def failure_boundary(where: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Convert an exception of environment code into EnvironmentFailure: the member is retried, not rewarded 0.
+
+    Typed failures, `passing`, and errors that the user has to fix (a rejected API key, an exhausted budget) pass. An
+    image that cannot be used fails only its episode: a camera or a download may break one of thousands.
+    """
+    typed: tuple[type[Exception], ...] = (UserError, EnvironmentFailure, InfrastructureFailure, *passing)
+    try:
+        yield
+    except ImageError as error:
+        raise EnvironmentFailure(f"{where}: {error}") from error
+    except typed:
+        raise
+    except FOREIGN_ERRORS as error:
+        raise EnvironmentFailure(f"{where} raised {describe_bug(error)}") from error

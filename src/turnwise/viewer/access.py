@@ -10,6 +10,7 @@ from fastapi import Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from turnwise.network.http_headers import bearer_token, host_name
 from turnwise.viewer.json_io import error_response
 
 SECURITY_HEADERS = {
@@ -114,31 +115,10 @@ class AccessMiddleware:
         return cookie.value if cookie is not None else None
 
 
-def bearer_token(headers: Headers) -> str | None:
-    scheme, _, value = headers.get("authorization", "").partition(" ")
-    return value.strip() if scheme.lower() == "bearer" else None
-
-
 def set_headers(headers: MutableHeaders, path: str) -> None:
     for name, value in SECURITY_HEADERS.items():
         headers[name] = value
     headers["Cache-Control"] = "no-cache" if path.startswith("/static/") else "no-store"
-
-
-def host_name(host: str) -> str:
-    """Return the name in a Host header without the port: `[::1]:7860` gives ::1, a malformed header ""."""
-    if host.startswith("["):
-        name, closed, port = host[1:].partition("]")
-        return name.lower() if closed and (not port or port.startswith(":")) else ""
-    name, _, port = host.partition(":")
-    return name.lower().removesuffix(".") if not port or port.isdigit() else ""
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def is_wildcard(host: str) -> bool:

@@ -18,6 +18,8 @@ from turnwise.pictures.image import MAX_IMAGE_BYTES, PNG_SIGNATURE
 from turnwise.record.catalogue import METRICS
 from turnwise.record.images import IMAGES_FOLDER, image_file_name
 from turnwise.viewer.access import AccessMiddleware, AccessPolicy
+from turnwise.viewer.explanations import Explanations
+from turnwise.viewer.extension import Extension, add_extension
 from turnwise.viewer.json_io import encode_json, error_response, json_response
 from turnwise.viewer.metrics import read_alarms
 from turnwise.viewer.runs import RunList, read_summary
@@ -38,21 +40,30 @@ Bound = Annotated[float | None, Query(allow_inf_nan=False)]
 Text = Annotated[str, Query(max_length=10_000)]
 
 
-def make_app(folder: Path, policy: AccessPolicy | None = None) -> FastAPI:
-    """Return the web application over a folder of runs, or over a single run."""
-    app = FastAPI(title="turnwise", docs_url=None, redoc_url=None, openapi_url=None)
+def make_app(folder: Path, policy: AccessPolicy | None = None, extension: Extension | None = None) -> FastAPI:
+    """Return the web application over a folder of runs, or over a single run. An extension needs a token."""
+    if extension is not None and (policy is None or policy.token is None):
+        raise ValueError("an extension may write, so the policy needs a token")
+    app = bare_app()
     root = ViewedFolder(folder)
     store = RunStore(root)
     add_run_routes(app, root, store)
     add_trajectory_routes(app, store)
     add_comparison_route(app, store)
     add_image_route(app, root)
+    add_extension(app, extension)
     add_page_routes(app)
+    app.add_middleware(AccessMiddleware, policy=policy or AccessPolicy())
+    return app
+
+
+def bare_app() -> FastAPI:
+    """Return an application without routes, whose errors are one line of JSON."""
+    app = FastAPI(title="turnwise", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(UserError, respond_to_user_error)
     app.add_exception_handler(OSError, respond_to_disk_error)
     app.add_exception_handler(HTTPException, respond_to_http_error)
     app.add_exception_handler(RequestValidationError, respond_to_wrong_query)
-    app.add_middleware(AccessMiddleware, policy=policy or AccessPolicy())
     return app
 
 
@@ -69,13 +80,15 @@ def add_page_routes(app: FastAPI) -> None:
 
 
 def write_catalogue() -> str:
-    """Return the metrics' titles, units and names as a module of the page."""
+    """Return the metrics' names, titles, units and ranges as a module of the page."""
     metrics = [
         {
             "name": metric.name,
             "pattern": metric.pattern,
             "unit": metric.unit,
             "title": metric.label[:1].upper() + metric.label[1:] if "viewer" in metric.places else "",
+            "evaluations": metric.evaluations or (),
+            "range": [0, 1] if metric.from_0_to_1 else None,
         }
         for metric in METRICS
     ]
@@ -84,7 +97,7 @@ def write_catalogue() -> str:
 
 def add_run_routes(app: FastAPI, root: ViewedFolder, store: RunStore) -> None:
     """Add the routes for the list of runs, settings, metrics and alarms."""
-    runs = RunList(root)
+    runs, explanations = RunList(root), Explanations(root)
 
     @app.get("/api/runs")
     def list_runs(request: Request) -> Response:
@@ -110,6 +123,11 @@ def add_run_routes(app: FastAPI, root: ViewedFolder, store: RunStore) -> None:
         columns = store.open(run).metrics(after, names, generation)
         return json_response(request, encode_json(columns, nonfinite="null"))
 
+    @app.get("/api/explain")
+    def explanation(request: Request, run: Text) -> Response:
+        """Return what the run did in sentences, by title."""
+        return json_response(request, encode_json({"sections": explanations.explain(root.find_run(run))}))
+
     @app.get("/api/alarms")
     def alarms(request: Request, run: Text) -> Response:
         return json_response(request, encode_json(read_alarms(root, root.find_run(run))))
@@ -121,10 +139,10 @@ def add_image_route(app: FastAPI, root: ViewedFolder) -> None:
         """Return an image that a trajectory refers to."""
         name = image_file_name(hash)
         if name is None:
-            raise FileNotServed("An image is requested by its hash: reload the page")
+            raise FileNotServed("An image is requested by its hash: reload the page.")
         data = root.read(root.find_run(run), IMAGES_FOLDER, name, limit=MAX_IMAGE_BYTES)
         if not data.startswith(PNG_SIGNATURE):
-            raise FileNotServed(f"{name} is not a PNG file: restore it from a copy of the run")
+            raise FileNotServed(f"{name} is not a PNG file: restore it from a copy of the run.")
         return Response(data, media_type="image/png")
 
 

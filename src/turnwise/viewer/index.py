@@ -3,8 +3,9 @@
 Only positions in the files are kept in memory, not the trajectories or texts themselves.
 """
 
+from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +26,50 @@ MAX_TOKEN_ID = 1 << 40
 TURNS_KEY, TURN_KEY = b',"turns":[', b'"context_ids":'
 
 
-class RunIndex:
-    """Follows a run's `index.jsonl`. Not thread-safe."""
+class FollowedFile(ABC):
+    """Passes each line of a file to `_add` once, and starts again when the file is replaced. Not thread-safe."""
 
-    models: tuple[str, ...] = ()
+    def __init__(self, root: ViewedFolder, folder: Path, file: Sequence[str], max_line: int) -> None:
+        self._root, self._folder, self._file = root, folder, file
+        self._follower = LineFollower(max_line)
+        self._clear()
 
-    def __init__(self, root: ViewedFolder, folder: Path) -> None:
-        self._root, self._folder = root, folder
-        self._follower = LineFollower(MAX_INDEX_LINE)
-        self._rows = TableBuilder()
+    @abstractmethod
+    def _clear(self) -> None: ...
 
-    def refresh(self) -> TrajectoryTable:
+    @abstractmethod
+    def _add(self, block: LineBlock) -> None: ...
+
+    def _read_new_lines(self) -> None:
         try:
-            with self._root.open(self._folder, FOLDER, INDEX) as file:
+            with self._root.open(self._folder, *self._file) as file:
                 if self._follower.is_replaced(file):
                     self._restart()
                 for block in self._follower.read_blocks(file):
                     self._add(block)
         except FileNotServed:
             self._restart()
+
+    def _restart(self) -> None:
+        self._follower.restart()
+        self._clear()
+
+
+class RunIndex(FollowedFile):
+    """Follows a run's `index.jsonl`. Not thread-safe."""
+
+    models: tuple[str, ...] = ()
+
+    def __init__(self, root: ViewedFolder, folder: Path) -> None:
+        super().__init__(root, folder, (FOLDER, INDEX), MAX_INDEX_LINE)
+
+    def refresh(self) -> TrajectoryTable:
+        self._read_new_lines()
         self._rows.broken += self._follower.too_long
         self._follower.too_long = 0
         return self._rows.table()
 
-    def _restart(self) -> None:
-        self._follower.restart()
+    def _clear(self) -> None:
         self._rows = TableBuilder()
 
     def _add(self, block: LineBlock) -> None:
@@ -147,28 +167,18 @@ def index_trajectory(line: bytes, offset: int) -> dict[str, Any] | None:
     }
 
 
-class TokenTexts:
+class TokenTexts(FollowedFile):
     """Follows a file of token texts, keeping only the offset of each. Old runs have no such file. Not thread-safe."""
 
     def __init__(self, root: ViewedFolder, folder: Path, model: str | None) -> None:
         """`model`: a model of an evaluation, which may have its own tokens; None for a run."""
-        self._root, self._folder = root, folder
-        self._file = (FOLDER, TOKENS) if model is None else ("models", f"{model}.{TOKENS}")
-        self._follower = LineFollower(MAX_TOKEN_LINE)
-        self._ids, self._offsets = array("q"), array("q")
+        file = (FOLDER, TOKENS) if model is None else ("models", f"{model}.{TOKENS}")
+        super().__init__(root, folder, file, MAX_TOKEN_LINE)
 
     def refresh(self) -> None:
-        try:
-            with self._root.open(self._folder, *self._file) as file:
-                if self._follower.is_replaced(file):
-                    self._restart()
-                for block in self._follower.read_blocks(file):
-                    self._add(block)
-        except FileNotServed:
-            self._restart()
+        self._read_new_lines()
 
-    def _restart(self) -> None:
-        self._follower.restart()
+    def _clear(self) -> None:
         self._ids, self._offsets = array("q"), array("q")
 
     def _add(self, block: LineBlock) -> None:

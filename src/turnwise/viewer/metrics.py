@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.record.jsonl_follower import LineFollower
+from turnwise.record.rows import EvaluationRecord, SetUpRecord, read_record, training_s
+from turnwise.record.run_folder import METRICS_FILE
+from turnwise.record.steps import StepRecord, finite_number, metric_name
 from turnwise.viewer.json_io import read_number, read_row
 from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder, is_unicode
 
-METRICS, ALARMS = "metrics.jsonl", "alarms.jsonl"
+ALARMS = "alarms.jsonl"
 MAX_LINE = 1 << 20
 MAX_COLUMNS = 1000
 """Further metrics are dropped, so that a file with a new name on each line does not fill the memory."""
@@ -24,9 +27,6 @@ MAX_ALARM_BYTES = 4 << 20
 MAX_ALARM_TEXT = 2000
 MAX_READ = 256 << 20
 """Bytes of metrics that one request reads: a sparse or endless file must not block it."""
-UNTIMED_EVALUATIONS = ("before", "after")
-"""Evaluations outside training, whose time does not count, as in the run's summary."""
-SUCCESS_INTERVAL = ("eval/success", "eval/success_low", "eval/success_high")
 
 
 class MetricsReader(ABC):
@@ -50,7 +50,7 @@ class MetricsReader(ABC):
     def refresh(self, limit: int = MAX_READ) -> int:
         """Read about `limit` bytes of new rows and return the number of bytes read. Later calls read the rest."""
         try:
-            with self._root.open(self._folder, METRICS) as file:
+            with self._root.open(self._folder, METRICS_FILE) as file:
                 if self._follower.is_replaced(file):
                     self._restart()
                 before = self._follower.offset
@@ -85,9 +85,9 @@ class MetricColumns(MetricsReader):
             return
         for name, value in row.items():
             if type(value) is float or type(value) is int:
-                self._add_number(name, value)
+                self._add_number(metric_name(name), value)
             elif isinstance(value, str | bool):
-                self._add_text(name, value)
+                self._add_text(metric_name(name), value)
         self._rows += 1
 
     def _add_number(self, name: str, value: float) -> None:
@@ -98,6 +98,8 @@ class MetricColumns(MetricsReader):
             column = self._numbers[name] = array("d")
         if len(column) < self._rows:
             column.extend([math.nan] * (self._rows - len(column)))
+        elif len(column) > self._rows:  # two names of the row are the same metric
+            return
         try:
             column.append(value)
         except OverflowError:  # an integer that is too large for a float
@@ -160,7 +162,7 @@ class RunProgress(MetricsReader):
         self.tokens: int | None = None
         self.is_sft = False
         self._broken = 0
-        self._eval_success: tuple[float | None, ...] | None = None
+        self._evaluation: EvaluationRecord | None = None
         self._rollout_success: float | None = None
 
     @property
@@ -168,27 +170,31 @@ class RunProgress(MetricsReader):
         return self._broken + self._follower.too_long
 
     def _add(self, row: Mapping[str, Any] | None) -> None:
-        step = None if row is None else row.get("step")
-        if row is None or type(step) is not int:
+        record = None if row is None else read_record(row)
+        if record is None:
             self._broken += 1
             return
-        self.step = step
-        self.is_sft = self.is_sft or "sft/digest" in row
-        for name in ("time/total_s", "time/warmup_s") if row.get("eval/name") not in UNTIMED_EVALUATIONS else ():
-            if (seconds := finite_or_none(row.get(name))) is not None:
-                self.wall_s = (self.wall_s or 0.0) + seconds
-        for name in ("rollout/sampled_tokens", "train/answer_tokens"):
-            if (tokens := finite_or_none(row.get(name))) is not None:
-                self.tokens = (self.tokens or 0) + int(tokens)
-        if SUCCESS_INTERVAL[0] in row:
-            self._eval_success = tuple(finite_or_none(row.get(name)) for name in SUCCESS_INTERVAL)
-        self._rollout_success = finite_or_none(row.get("rollout/success", self._rollout_success))
+        self.step = record.step
+        if seconds := training_s(record):
+            self.wall_s = (self.wall_s or 0.0) + seconds
+        if isinstance(record, SetUpRecord):
+            self.is_sft = record.digest is not None
+        elif isinstance(record, EvaluationRecord):
+            self._evaluation = record
+        elif isinstance(record, StepRecord):
+            self._add_step(record)
+
+    def _add_step(self, record: StepRecord) -> None:
+        for tokens in (record.played("sampled_tokens"), record.training.get("answer_tokens")):
+            if number := finite_number(tokens):
+                self.tokens = (self.tokens or 0) + int(number)
+        self._rollout_success = finite_number(record.rollout.get("success", self._rollout_success))
 
     def read_tail(self) -> None:
         """Read only the last rows, for step and success. Time and tokens are sums over all rows and stay unknown."""
         self._restart()
         try:
-            with self._root.open(self._folder, METRICS) as file:
+            with self._root.open(self._folder, METRICS_FILE) as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - TAIL_BYTES))
                 lines = file.read(TAIL_BYTES).split(b"\n")
@@ -200,20 +206,10 @@ class RunProgress(MetricsReader):
 
     def success(self) -> dict[str, float | None]:
         """Return the last evaluation's success with its interval; before the first one, the last step's success."""
-        low, high = None, None
-        success = self._rollout_success
-        if self._eval_success is not None:
-            success, low, high = self._eval_success
-        return {"success": success, "success_low": low, "success_high": high}
-
-
-def finite_or_none(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:  # an integer that is too large for a float
-        return None
+        if self._evaluation is None:
+            return {"success": self._rollout_success, "success_low": None, "success_high": None}
+        low, high = self._evaluation.interval
+        return {"success": self._evaluation.success, "success_low": low, "success_high": high}
 
 
 def read_alarms(root: ViewedFolder, folder: Path) -> dict[str, Any]:

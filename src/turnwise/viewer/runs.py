@@ -14,10 +14,13 @@ from typing import Any, Literal, NamedTuple
 
 from turnwise.core.errors import UserError
 from turnwise.files.disk import LOCK_NAME
+from turnwise.files.run_folders import CONFIG_FILE, EVALUATION_FILE
+from turnwise.record.run_folder import METRICS_FILE
+from turnwise.record.steps import finite_number
 from turnwise.viewer.json_io import read_row
-from turnwise.viewer.metrics import METRICS, RunProgress, finite_or_none
+from turnwise.viewer.metrics import RunProgress
 from turnwise.viewer.settings import get_setting, read_main_settings, read_toml
-from turnwise.viewer.viewed_folder import CONFIG, PLAN, FileNotServed, ViewedFolder
+from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder
 
 SUMMARY = "summary.json"
 MAX_SUMMARY = 4 << 20
@@ -52,7 +55,7 @@ class RunStamps(NamedTuple):
         return max((stamp.modified_ns / 1e9 for stamp in files if stamp is not None), default=None)
 
 
-STAMPED_FILES = (CONFIG, PLAN, SUMMARY, METRICS, LOCK_NAME, "trajectories")
+STAMPED_FILES = (CONFIG_FILE, EVALUATION_FILE, SUMMARY, METRICS_FILE, LOCK_NAME, "trajectories")
 """File names in the order of `RunStamps`."""
 
 
@@ -209,7 +212,7 @@ class RunEntry:
     def _read_plan(self) -> tuple[dict[str, Any], int]:
         """Return an evaluation's plan and 0; for an unreadable file, an empty plan and 1."""
         try:
-            return read_toml(self._root, self._folder, PLAN), 0
+            return read_toml(self._root, self._folder, EVALUATION_FILE), 0
         except FileNotServed:
             raise
         except UserError:
@@ -310,7 +313,7 @@ def summarized_progress(summary: Mapping[str, Any]) -> dict[str, Any] | None:
         "wall_s": summary.get("wall_s"),
         "tokens": summary.get("tokens", summary.get("answer_tokens")),
     }
-    if any(finite_or_none(value) is None for value in progress.values()) or not isinstance(progress["step"], int):
+    if any(finite_number(value) is None for value in progress.values()) or not isinstance(progress["step"], int):
         return None
     return {**progress, "broken": 0, "is_sft": "answer_tokens" in summary}
 

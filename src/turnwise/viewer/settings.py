@@ -11,8 +11,9 @@ from typing import Any
 from turnwise.config.load import to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
+from turnwise.files.run_folders import CONFIG_FILE, EVALUATION_FILE
 from turnwise.viewer.json_io import parse_json
-from turnwise.viewer.viewed_folder import CONFIG, PLAN, FileNotServed, ViewedFolder
+from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder
 
 MAX_TOML = 4 << 20
 MAX_DEPTH = 32
@@ -57,7 +58,7 @@ def read_main_settings(root: ViewedFolder, folder: Path) -> dict[str, Any]:
     Reads only the lines of these settings if all of them are written as turnwise writes them, as one JSON value per
     line; otherwise parses the whole file.
     """
-    data = root.read(folder, CONFIG, limit=MAX_TOML)
+    data = root.read(folder, CONFIG_FILE, limit=MAX_TOML)
     table, settings = "", dict[str, dict[str, Any]]()
     with suppress(ValueError):  # a value over several lines, or one that is not JSON
         for line in MAIN_LINES.finditer(data):
@@ -67,7 +68,7 @@ def read_main_settings(root: ViewedFolder, folder: Path) -> dict[str, Any]:
         if {name: settings[name].keys() for name in settings} == MAIN_SETTINGS and _is_plain(data):
             settings["algo"]["advantage"] = settings.pop("algo.advantage")
             return settings
-    return read_toml(root, folder, CONFIG)
+    return read_toml(root, folder, CONFIG_FILE)
 
 
 def _is_plain(data: bytes) -> bool:
@@ -77,7 +78,7 @@ def _is_plain(data: bytes) -> bool:
 
 
 def is_evaluation(folder: Path) -> bool:
-    return (folder / PLAN).is_file()
+    return (folder / EVALUATION_FILE).is_file()
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -97,8 +98,8 @@ def flat_settings(root: ViewedFolder, folder: Path) -> dict[str, Any]:
     With several models, keys start with the name of the model.
     """
     if not is_evaluation(folder):
-        return dict(flatten(read_toml(root, folder, CONFIG)))
-    settings = dict(flatten(read_toml(root, folder, PLAN), "evaluation."))
+        return dict(flatten(read_toml(root, folder, CONFIG_FILE)))
+    settings = dict(flatten(read_toml(root, folder, EVALUATION_FILE), "evaluation."))
     models = model_names(root, folder)
     for model in models:
         try:
@@ -121,7 +122,7 @@ def default_settings() -> tuple[tuple[str, Any], ...]:
 
 def model_names(root: ViewedFolder, folder: Path) -> tuple[str, ...]:
     """Return the models of an evaluation in the order of its plan."""
-    models = read_toml(root, folder, PLAN).get("models")
+    models = read_toml(root, folder, EVALUATION_FILE).get("models")
     tables = models if isinstance(models, list) else []
     names = [table["name"] for table in tables if isinstance(table, dict) and isinstance(table.get("name"), str)]
     return tuple(dict.fromkeys(names))

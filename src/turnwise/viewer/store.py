@@ -56,7 +56,7 @@ class RunReader:
         table = self.table()
         position = table.find(number)
         if position is None:
-            raise FileNotServed(f"No trajectory {number} in this run: reload the list")
+            raise FileNotServed(f"No trajectory {number} in this run: reload the list.")
         row = table.row(position)
         with self.line_reader() as read_line:
             line, contents, repaired = decode_line(read_line(row), self._index.file_name(row))

@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from turnwise.core.errors import UserError
@@ -32,9 +31,7 @@ class LineReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._file is not None:
             self._file.close()
 
@@ -42,10 +39,10 @@ class LineReader:
         """Return the line of file `name` at the offset and length of an index row, reading nothing else."""
         offset, length = row["offset"], row["length"]
         if not 0 < length <= MAX_TRAJECTORY or offset < 0:
-            raise UserError(f"Trajectory {row['number']} has {length} bytes: too large to show, open {name} directly")
+            raise UserError(f"Trajectory {row['number']} has {length} bytes: too large to show, open {name} directly.")
         file = self._open(name)
         if os.fstat(file.fileno()).st_size < offset + length:
-            raise FileNotServed(f"{name} does not match its index: the run may be restarting, reload the page")
+            raise FileNotServed(f"{name} does not match its index: the run may be restarting, reload the page.")
         file.seek(offset)
         return file.read(length)
 
@@ -66,7 +63,7 @@ def decode_line(line: bytes, name: str) -> tuple[bytes, dict[str, Any], bool]:
     repaired = line.decode("utf-8", "replace").encode()
     row = read_row(repaired)
     if row is None:
-        raise FileNotServed(f"{name} contains a line that is not JSON: restore the file from a copy of the run")
+        raise FileNotServed(f"{name} contains a line that is not JSON: restore the file from a copy of the run.")
     return repaired, row, True
 
 

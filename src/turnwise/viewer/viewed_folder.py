@@ -7,8 +7,8 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from turnwise.core.errors import UserError
+from turnwise.files.run_folders import CONFIG_FILE, EVALUATION_FILE
 
-CONFIG, PLAN = "config.toml", "evaluation.toml"
 MAX_DEPTH = 4
 """Folder levels that are searched for runs."""
 MAX_FOLDERS = 20_000
@@ -28,7 +28,7 @@ class ViewedFolder:
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
-            raise UserError(f"No folder {folder}: train first, or give the folder of your runs")
+            raise UserError(f"No folder {folder}: train first, or give the folder of your runs.")
         folder = folder.resolve()
         self._is_single_run = is_run(str(folder))
         self._base = folder.parent if self._is_single_run else folder
@@ -47,7 +47,7 @@ class ViewedFolder:
         is_unsafe = not run_id or "\0" in run_id or "\\" in run_id or pure.is_absolute() or ".." in pure.parts
         path = None if is_unsafe else self._resolve(self._base / run_id)
         if path is None or not is_run(str(path)):
-            raise FileNotServed(f"No run {run_id!r} in this folder: reload the list of runs")
+            raise FileNotServed(f"No run {run_id!r} in this folder: reload the list of runs.")
         return path
 
     def shorten_path(self, text: str) -> str:
@@ -68,14 +68,14 @@ class ViewedFolder:
         is_unsafe = any("/" in part or "\0" in part or part == ".." for part in parts)
         path = None if is_unsafe else self._resolve(folder.joinpath(*parts))
         if path is None:
-            raise FileNotServed(f"{name} does not exist or is outside the viewed folder")
+            raise FileNotServed(f"{name} does not exist or is outside the viewed folder.")
         try:
             handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            raise FileNotServed(f"Cannot read {name} ({error.strerror}): reload the page") from error
+            raise FileNotServed(f"Cannot read {name} ({error.strerror}): reload the page.") from error
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
-            raise FileNotServed(f"{name} is not a regular file: check what it is")
+            raise FileNotServed(f"{name} is not a regular file: check what it is.")
         return os.fdopen(handle, "rb")
 
     def stat(self, folder: Path, name: str) -> os.stat_result | None:
@@ -94,7 +94,7 @@ class ViewedFolder:
         with self.open(folder, *parts) as file:
             data = file.read(limit + 1)
         if len(data) > limit:
-            raise UserError(f"{'/'.join(parts)} is larger than {limit} bytes: too large to show")
+            raise UserError(f"{'/'.join(parts)} is larger than {limit} bytes: too large to show.")
         return data
 
     def _resolve(self, path: Path) -> Path | None:
@@ -107,7 +107,7 @@ class ViewedFolder:
 
 
 def is_run(folder: str) -> bool:
-    return is_file(f"{folder}/{CONFIG}") or is_file(f"{folder}/{PLAN}")
+    return is_file(f"{folder}/{CONFIG_FILE}") or is_file(f"{folder}/{EVALUATION_FILE}")
 
 
 def is_file(path: str) -> bool:

@@ -9,8 +9,11 @@ from turnwise.models.loading.load import device_of
 from turnwise.render.renderer import Renderer
 
 
-def build_native(model: Any, renderer: Renderer, options: EngineOptions) -> NativeEngine:
-    """Build an engine over the model's own parameters: contiguous KV cache on a CPU, paged on a GPU."""
+def build_native(model: Any, renderer: Renderer, options: EngineOptions, cache_share: float) -> NativeEngine:
+    """Build an engine over the model's own parameters: contiguous KV cache on a CPU, paged on a GPU.
+
+    `cache_share`: largest share of the free memory of a GPU for the KV cache.
+    """
     common: dict[str, Any] = {"slots": options.slots, "stop_ids": renderer.stop_ids, "decode": renderer.decode}
     if device_of(model).type == "cpu":
         return NativeEngine(model, **common, grammars=renderer.grammars)
@@ -18,8 +21,8 @@ def build_native(model: Any, renderer: Renderer, options: EngineOptions) -> Nati
         model,
         **common,
         longest=options.max_tokens,
-        steps=options.system.decode_steps,
-        share=options.system.cache_share,
+        steps=options.decode_steps,
+        share=cache_share,
         pages=options.pages,
     )
     return NativeEngine(model, **common, runner=runner, grammars=renderer.grammars)

@@ -13,8 +13,8 @@ from turnwise.core.constraint import ConstraintError
 from turnwise.core.protocols import Completion, EngineStats, Sampling, WeightSource
 from turnwise.core.task import EpisodeKey
 from turnwise.engine.active_time import ActiveTime
+from turnwise.engine.cpu.runner import SlotRunner
 from turnwise.engine.native.requests import PassRunner, Request, SessionSlot
-from turnwise.engine.native.runner import SlotRunner
 from turnwise.models.weights import WeightCopier
 from turnwise.render.grammar import GrammarCompiler, GrammarMatcher
 

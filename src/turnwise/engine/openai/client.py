@@ -10,7 +10,6 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 import httpx2
@@ -78,9 +77,7 @@ class ChatClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -210,7 +207,7 @@ class ChatClient:
     def _request(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling, seed: int
     ) -> dict[str, Any]:
-        """Leave out parameters at their defaults: endpoints differ in what they take."""
+        """Omit parameters at their defaults: endpoints differ in what they take."""
         request: dict[str, Any] = {
             "model": self._endpoint.model,
             "messages": [message_json(message) for message in messages],

@@ -17,7 +17,7 @@ from turnwise.engine.paged.state import SampledTokens, SessionState
 from turnwise.models.allowed_tokens import mask_logits_, stack_sets
 from turnwise.models.attention.operator import use_plan
 from turnwise.models.head import OutputHead
-from turnwise.models.memory.allocator import freeze_gc
+from turnwise.models.memory.host import freeze_gc
 from turnwise.models.vision.encoder import embed_images, image_encoder
 from turnwise.models.vision.whole_images import attends_to_whole_images, tokens_ahead
 
@@ -179,13 +179,22 @@ class Device:
     def update_sessions(self, updates: Sequence[SessionUpdate]) -> None:
         """Write the state of these sessions."""
         ints = [
-            [each.slot, each.last, each.length, each.counter, each.address, each.left, each.top_k, each.shift]
-            for each in updates
+            [
+                update.slot,
+                update.last,
+                update.length,
+                update.counter,
+                update.address,
+                update.left,
+                update.top_k,
+                update.shift,
+            ]
+            for update in updates
         ]
         slot, last, length, counter, address, left, top_k, shift = self._to_device(torch.tensor(ints).T).unbind()
-        floats = self._to_device(torch.tensor([[each.temperature, each.top_p] for each in updates]).T)
+        floats = self._to_device(torch.tensor([[update.temperature, update.top_p] for update in updates]).T)
         width = self.sessions.tables.shape[1]
-        tables = [[*each.pages, *[0] * (width - len(each.pages))] for each in updates]
+        tables = [[*update.pages, *[0] * (width - len(update.pages))] for update in updates]
         sessions = self.sessions
         sessions.last[slot] = last
         sessions.lengths[slot] = length.int()
@@ -201,12 +210,14 @@ class Device:
     @torch.no_grad()
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         """Put context tokens of several sessions into the cache in one forward, after `update_sessions`."""
-        tokens = sum(len(each.ids) for each in chunks)
+        tokens = sum(len(chunk.ids) for chunk in chunks)
         blocks = self._split_blocks(chunks)
         size = bucket(tokens, MIN_TOKENS)
         block_count = size // self.block_tokens + len(self.rows)
         key = "prefill", size
-        with_images = self.encoder is not None and any(min(each.ids) < 0 or each.rotary is not None for each in chunks)
+        with_images = self.encoder is not None and any(
+            min(chunk.ids) < 0 or chunk.rotary is not None for chunk in chunks
+        )
         if not with_images and not self.graphs.has(key):
             self._set_padding(size)
             self.graphs.add(key, lambda: self._prefill(size, block_count))
@@ -215,7 +226,7 @@ class Device:
         self.blocks[3].zero_()
         self.blocks[:, : blocks.shape[1]].copy_(self._to_device(torch.from_numpy(blocks)), non_blocking=True)
         if with_images:  # features are computed on demand, which a graph cannot
-            lengths = [*(len(each.ids) for each in chunks), size - tokens]
+            lengths = [*(len(chunk.ids) for chunk in chunks), size - tokens]
             ahead = tokens_ahead(self.trunk, columns[0], lengths)
             with embed_images(self.trunk, columns[0]) as ids:
                 placed = self._rotary(chunks, size), None if ahead is None else self._to_device(ahead)
@@ -228,31 +239,33 @@ class Device:
         if self.grid is None:
             return None
         rows = [
-            torch.arange(each.past, each.past + len(each.ids)).expand(3, -1) if each.rotary is None else each.rotary
-            for each in chunks
+            torch.arange(chunk.past, chunk.past + len(chunk.ids)).expand(3, -1)
+            if chunk.rotary is None
+            else chunk.rotary
+            for chunk in chunks
         ]
         rows.append(torch.zeros(3, size - sum(row.shape[1] for row in rows), dtype=torch.int64))
         return self._to_device(torch.cat(rows, dim=1))
 
     def _columns(self, chunks: Sequence[PrefillChunk], size: int) -> np.ndarray:
         """Return ids, positions and slots of the tokens, followed by padding."""
-        counts = np.array([len(each.ids) for each in chunks])
+        counts = np.array([len(chunk.ids) for chunk in chunks])
         tokens = int(counts.sum())
         columns = np.zeros((3, size), dtype=np.int64)
         columns[2] = self.sessions.padding_slot
-        columns[0, :tokens] = np.fromiter(chain.from_iterable(each.ids for each in chunks), np.int64, tokens)
-        starts = np.array([each.past for each in chunks]) - (counts.cumsum() - counts)
+        columns[0, :tokens] = np.fromiter(chain.from_iterable(chunk.ids for chunk in chunks), np.int64, tokens)
+        starts = np.array([chunk.past for chunk in chunks]) - (counts.cumsum() - counts)
         columns[1, :tokens] = np.arange(tokens) + starts.repeat(counts)
-        columns[2, :tokens] = np.array([each.slot for each in chunks]).repeat(counts)
+        columns[2, :tokens] = np.array([chunk.slot for chunk in chunks]).repeat(counts)
         return columns
 
     def _split_blocks(self, chunks: Sequence[PrefillChunk]) -> np.ndarray:
         """Split each chunk into blocks: index of the first token, slot, its position, number of tokens. [4, NB]"""
-        counts = np.array([len(each.ids) for each in chunks])
+        counts = np.array([len(chunk.ids) for chunk in chunks])
         parts = -(-counts // self.block_tokens)
         inside = (np.arange(parts.sum()) - (parts.cumsum() - parts).repeat(parts)) * self.block_tokens
-        starts, pasts = counts.cumsum() - counts, np.array([each.past for each in chunks])
-        slots = np.array([each.slot for each in chunks])
+        starts, pasts = counts.cumsum() - counts, np.array([chunk.past for chunk in chunks])
+        slots = np.array([chunk.slot for chunk in chunks])
         rows = (starts.repeat(parts) + inside, slots.repeat(parts), pasts.repeat(parts) + inside)
         return np.stack([*rows, np.minimum(self.block_tokens, counts.repeat(parts) - inside)]).astype(np.int32)
 

@@ -106,7 +106,7 @@ def _xor_shift(state, bits: tl.constexpr):
 
 @triton.jit
 def _uniform(address, counter):
-    """SplitMix64, the same as `engine.native.sampling.uniforms`."""
+    """SplitMix64, the same as `engine.cpu.sampling.uniforms`."""
     state = address.to(tl.uint64) + (counter.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
     state = _xor_shift(state, 30) * 0xBF58476D1CE4E5B9
     state = _xor_shift(state, 27) * 0x94D049BB133111EB

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from turnwise.engine.native.sampling import SamplingTensors, sample, uniforms
+from turnwise.engine.cpu.sampling import SamplingTensors, sample, uniforms
 from turnwise.engine.paged.state import SampledTokens, SessionState
 from turnwise.models.attention.interface import AttentionCall, causal_bias, masked_attention
 from turnwise.models.memory.plan import PAGE

@@ -142,7 +142,8 @@ class PagedRunner:
                 entering, tokens, enough = [], 0, self._device.prefill_tokens
         if self._waiting and not self._running:
             raise UserError(
-                "the KV cache is too small for a single episode: lower rollout.max_tokens or raise system.cache_share"
+                "The KV cache is too small for a single episode: lower rollout.max_tokens or raise "
+                "engine.gpu_memory_utilization."
             )
         self._launch(entering)
 
@@ -326,8 +327,8 @@ def build_paged_runner(
     head = output_head(model)
     if head is None:
         raise UserError(
-            f"the GPU engine does not support how {type(model).__name__} computes its logits: "
-            "set model.device to cpu, or choose another model"
+            f"The GPU engine does not support how {type(model).__name__} computes its logits: "
+            "set model.device to cpu, or choose another model."
         )
     shape = cache_shape(model)
     if pages is None:

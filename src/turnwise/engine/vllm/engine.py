@@ -54,7 +54,7 @@ class VllmSession:
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
         if sampling.constraint is not None:
-            raise ConstraintError("the vLLM engine samples without constraints; engine.kind native has them")
+            raise ConstraintError("the vLLM engine samples without constraints; engine native has them")
         if restart:
             self._context.clear()
         self._context.extend(ids)
@@ -95,7 +95,7 @@ class VllmEngine:
         """
         self.policy_version = 0
         self._model, self._publisher = model, publisher
-        self._states = [ReplicaState(each) for each in replicas]
+        self._states = [ReplicaState(replica) for replica in replicas]
         self._stop_ids, self._decode, self._images = tuple(stop_ids), decode, images
         self._numbers = count()
         self._counts = Counter(dict.fromkeys(("context_tokens", "sampled_tokens", "restarts"), 0))
@@ -243,7 +243,7 @@ class VllmEngine:
     async def _restart(self, state: ReplicaState, failure: ReplicaFailure) -> None:
         name = state.replica.name
         if not state.answered:
-            raise Outage(f"{name} failed again right after it was restarted ({failure})") from failure
+            raise Outage(f"{name} failed again right after it was restarted ({failure}).") from failure
         published = self._publisher.latest
         assert published is not None  # sessions open after the first publication
         try:

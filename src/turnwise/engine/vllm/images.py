@@ -56,19 +56,19 @@ class ImageReader:
         rotary = model.config.get_text_config().rope_parameters or {}
         if len(rotary.get("mrope_section", (1, 1, 1))) != 3:
             raise UserError(
-                "vLLM lacks the rotary positions of tiny_vlm and smollm2-135m-vision. Choose engine.kind native."
+                "vLLM lacks the rotary positions of tiny_vlm and smollm2-135m-vision. Choose engine native."
             )
         if model.config.model_type == "qwen3_vl" and not rotary.get("mrope_interleaved"):
             raise UserError(
                 "vLLM would place the images of this qwen3_vl otherwise than transformers. Set mrope_interleaved in "
-                "the rope_parameters of its config.json, or choose engine.kind native."
+                "the rope_parameters of its config.json, or choose engine native."
             )
         encoder = image_encoder(model)
         assert encoder is not None
         if encoder.whole_images:
             raise UserError(
                 f"The vLLM engine does not read images of a {model.config.model_type}, in which the tokens of an image "
-                "attend to all of it. Choose engine.kind native."
+                "attend to all of it. Choose engine native."
             )
         self._processor = encoder.processor
         self._layout = LAYOUTS[model.config.model_type]

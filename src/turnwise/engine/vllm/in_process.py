@@ -30,13 +30,13 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 DEAD = (EngineDeadError, EngineGenerateError)
 MEMORY = ("weights", "kv_cache")
 """vLLM's names for the memory that it releases while it sleeps."""
-REPORTS_VERSIONS = any(each.name == "weight_versions" for each in fields(CompletionOutput))
+REPORTS_VERSIONS = any(field.name == "weight_versions" for field in fields(CompletionOutput))
 """vLLM 0.26 does not: its tokens are streamed, and labelled when they arrive."""
 IMAGE_ARGUMENTS = {
     "skip_tokenizer_init": False,  # vLLM's processor of images has a tokenizer
     "limit_mm_per_prompt": {"video": 0},  # else it plans memory for videos
     # Pixels come normalized. Versions after 0.26 would do it again in the model.
-    **{each.name: False for each in fields(AsyncEngineArgs) if each.name == "mm_device_do_normalize"},
+    **{field.name: False for field in fields(AsyncEngineArgs) if field.name == "mm_device_do_normalize"},
 }
 
 
@@ -77,7 +77,7 @@ class InProcessReplica:
             self._llm, self._adapter, self._frozen_part, self._asleep = llm, None, None, set()
             await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
         except Exception as error:  # of vLLM, its workers or pydantic: nothing here can be retried
-            raise UserError(f"vLLM cannot run this model: {_reason(error)}. Choose engine.kind native.") from error
+            raise UserError(f"vLLM cannot run this model: {_reason(error)}. Choose engine native.") from error
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
         streams = request.streams or not REPORTS_VERSIONS
@@ -91,7 +91,7 @@ class InProcessReplica:
             params = SamplingParams(**request.params(), output_kind=kind)
             async for output in llm.generate(prompt, params, request.id, lora_request=self._adapter):
                 if output.finished and tuple(output.prompt_token_ids or ()) != request.prompt:
-                    raise UserError("vLLM changed the tokens of a prompt. Choose engine.kind native.")
+                    raise UserError("vLLM changed the tokens of a prompt. Choose engine native.")
                 yield _chunk(output.outputs[0], output.finished)
         except DEAD as error:
             raise ReplicaFailure("its engine died") from error
@@ -126,7 +126,7 @@ class InProcessReplica:
             raise ReplicaFailure("its engine died") from error
         except Exception as error:  # the model may be half loaded
             await self.close()
-            raise UserError(f"vLLM cannot load the weights: {_reason(error)}. Choose engine.kind native.") from error
+            raise UserError(f"vLLM cannot load the weights: {_reason(error)}. Choose engine native.") from error
 
     async def sleep(self) -> None:
         """Move the weights to host memory and drop the KV cache. On a CPU there is nothing to release."""

@@ -17,9 +17,9 @@ def image_prompt(request: TokenRequest) -> Any:
     """Return the request's prompt with its images. vLLM keeps their features by content hash."""
     return mm_input(
         prompt_token_ids=list(request.prompt),
-        mm_kwargs=MultiModalKwargsItems({MODALITY: [_item(each) for each in request.images]}),
-        mm_hashes={MODALITY: [each.hash for each in request.images]},
-        mm_placeholders={MODALITY: [_placeholder(each) for each in request.images]},
+        mm_kwargs=MultiModalKwargsItems({MODALITY: [_item(image) for image in request.images]}),
+        mm_hashes={MODALITY: [image.hash for image in request.images]},
+        mm_placeholders={MODALITY: [_placeholder(image) for image in request.images]},
         cache_salt=request.salt,
     )
 

@@ -60,14 +60,14 @@ class FrozenVision:
 
     def split(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the parameters of the frozen tower, none if it is trained, and all others."""
-        tower = {name: each for name, each in parameters.items() if name in self._names}
+        tower = {name: parameter for name, parameter in parameters.items() if name in self._names}
         if any(each.requires_grad for each in tower.values()):
             return {}, dict(parameters)
-        if not all(self._seen.has(*each) for each in tower.items()):
+        if not all(self._seen.has(*item) for item in tower.items()):
             self.number += 1
-            for each in tower.items():
-                self._seen.add(*each)
-        return tower, {name: each for name, each in parameters.items() if name not in tower}
+            for item in tower.items():
+                self._seen.add(*item)
+        return tower, {name: parameter for name, parameter in parameters.items() if name not in tower}
 
 
 class Publisher(Protocol):
@@ -141,10 +141,12 @@ class FilePublisher:
             return WeightFile(version=version, path=path, frozen_path=frozen_path, frozen_part=self._vision.number)
         base, adapter = folder / "base.safetensors", folder / f"version-{version}"
         if not base.exists():
-            self._save({base_name(name): each for name, each in parameters.items() if not _is_update(name)}, base)
+            self._save(
+                {base_name(name): parameter for name, parameter in parameters.items() if not _is_update(name)}, base
+            )
         self._config.save_pretrained(str(adapter))
-        updates = {name: each for name, each in parameters.items() if _is_update(name)}
-        renamed = {f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": each for name, each in updates.items()}
+        updates = {name: parameter for name, parameter in parameters.items() if _is_update(name)}
+        renamed = {f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": update for name, update in updates.items()}
         self._save(renamed, adapter / "adapter_model.safetensors")
         return WeightFile(version=version, path=base, adapter=adapter)
 
@@ -164,7 +166,7 @@ class FilePublisher:
 
 
 def _default_parent(model: Any) -> Path:
-    size = sum(each.numel() * each.element_size() for each in model.parameters())
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     temporary = Path(tempfile.gettempdir())
     try:
         free = shutil.disk_usage(SHARED_MEMORY).free
@@ -227,7 +229,7 @@ class IpcPublisher:
 
 
 def _share(parameters: Mapping[str, Tensor]) -> tuple[tuple[str, Tensor], ...]:
-    return tuple((checkpoint_name(name), each.detach().contiguous()) for name, each in parameters.items())
+    return tuple((checkpoint_name(name), parameter.detach().contiguous()) for name, parameter in parameters.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ def format_observation(observation: Any, name: str) -> str:
     if isinstance(observation, numpy.ndarray):
         if observation.size > MAX_NUMBERS:
             raise InvalidSetting(
-                f"{name} has observations of more than {MAX_NUMBERS} numbers: choose another", param="id"
+                f"{name} has observations of more than {MAX_NUMBERS} numbers: choose another.", param="id"
             )
         return ", ".join(format_observation(value, name) for value in observation.ravel())
     return str(observation) if isinstance(observation, str | int | numpy.integer) else f"{observation:.4g}"

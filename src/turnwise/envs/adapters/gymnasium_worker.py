@@ -70,7 +70,7 @@ class GymnasiumWorkerEnv(WorkerEnv):
         self.first, count = self._actions()
         self.names = actions or self.family.actions or self._default_names(count)
         if len(set(self.names)) != count:
-            raise InvalidSetting(f"{id} has {count} actions: give as many different names", param="actions")
+            raise InvalidSetting(f"{id} has {count} actions: give as many different names.", param="actions")
 
     def __del__(self) -> None:
         if self.reusable and self.env is not None:
@@ -92,7 +92,7 @@ class GymnasiumWorkerEnv(WorkerEnv):
             if solution is None or len(solution) <= self.action_budget:
                 return self._observe()
         raise InvalidSetting(
-            f"no start of {self.spec.id} can be solved in {self.action_budget} actions: raise it", param="max_turns"
+            f"No start of {self.spec.id} can be solved in {self.action_budget} actions: raise it.", param="max_turns"
         )
 
     def reseed(self, seed: int) -> None:
@@ -119,7 +119,7 @@ class GymnasiumWorkerEnv(WorkerEnv):
         if self.shows_image:
             mode = RGB
             if RGB not in modes:
-                raise InvalidSetting(f"{self.spec.id} draws no {RGB} images: choose text", param="observation")
+                raise InvalidSetting(f"{self.spec.id} draws no {RGB} images: choose text.", param="observation")
         options = self.family.draw_options(self.options, seed)
         try:
             # max_episode_steps -1: only the limit in the prompt applies
@@ -132,7 +132,7 @@ class GymnasiumWorkerEnv(WorkerEnv):
     def _actions(self) -> tuple[int, int]:
         space = self.env.action_space
         if not isinstance(space, gymnasium.spaces.Discrete):
-            raise InvalidSetting(f"the actions of {self.spec.id} are not discrete: choose another", param="id")
+            raise InvalidSetting(f"The actions of {self.spec.id} are not discrete: choose another.", param="id")
         return int(space.start), int(space.n)
 
     def _default_names(self, count: int) -> list[str]:

@@ -20,7 +20,7 @@ UNSUPPORTED = {
 class ReasoningGymWorkerEnv(WorkerEnv):
     def __init__(self, task: str, options: dict[str, Any], success_at: float, max_turns: int) -> None:
         if task in UNSUPPORTED:
-            raise InvalidSetting(f"{task} is not supported ({UNSUPPORTED[task]}): choose another", param="task")
+            raise InvalidSetting(f"{task} is not supported ({UNSUPPORTED[task]}): choose another.", param="task")
         if task not in DATASETS:
             near = closest_match(task, DATASETS)
             fix = f'did you mean "{near}"?' if near else "see reasoning_gym.factory.DATASETS"

@@ -37,7 +37,7 @@ class TextArenaGame:
 
     def __init__(self, id: str, options: dict[str, Any]) -> None:
         if id not in ENV_REGISTRY or f"{id}-raw" not in ENV_REGISTRY:
-            raise InvalidSetting(f"TextArena has no game {id!r}: choose one such as TicTacToe-v0", param="id")
+            raise InvalidSetting(f"TextArena has no game {id!r}: choose one such as TicTacToe-v0.", param="id")
         self.id, self.options = id, options
         self.brackets = ActionFormattingWrapper in (ENV_REGISTRY[id].default_wrappers or ())
         key = json.dumps([id, options], sort_keys=True)
@@ -104,7 +104,7 @@ class TextArenaGame:
             except AssertionError:
                 continue
             return players
-        raise InvalidSetting(f"{self.id} is for more than two players: choose another", param="id")
+        raise InvalidSetting(f"{self.id} is for more than two players: choose another.", param="id")
 
     def _make(self, players: int, seed: int) -> Any:
         try:

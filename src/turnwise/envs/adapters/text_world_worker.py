@@ -50,7 +50,7 @@ class TextWorldWorkerEnv(WorkerEnv):
     ) -> None:
         if quest_length > action_budget:
             raise InvalidSetting(
-                f"{action_budget} actions are too few for a quest of {quest_length}: raise it", param="max_turns"
+                f"{action_budget} actions are too few for a quest of {quest_length}: raise it.", param="max_turns"
             )
         self.rooms, self.objects, self.quest_length, self.action_budget = rooms, objects, quest_length, action_budget
         self.objective, self.narrator, self.commands = objective, narrator, commands
@@ -71,7 +71,7 @@ class TextWorldWorkerEnv(WorkerEnv):
                 quest = " ".join(game.objective.split())
                 text = self._text(str(self.state.description or ""))
                 return {"text": f"{QUEST}{quest}\n{text}", "moves": self._moves()}
-        raise InvalidSetting("no such game is possible: choose more rooms or objects, or a shorter quest", param="")
+        raise InvalidSetting("No such game is possible: choose more rooms or objects, or a shorter quest.", param="")
 
     def step(self, action: str) -> WorkerStep:
         by_name = {command.casefold(): command for command in self.state.admissible_commands}

@@ -189,7 +189,7 @@ def _load_class(class_path: str) -> type[WorkerEnv]:
         found: type[WorkerEnv] = getattr(import_module(module), name)
     except (ImportError, SyntaxError, OSError) as error:
         raise InvalidSetting(
-            f"a package cannot be imported: install it again ({type(error).__name__}: {error})"
+            f"A package cannot be imported: install it again ({type(error).__name__}: {error})."
         ) from error
     return found
 

@@ -5,10 +5,10 @@ import random
 from functools import lru_cache
 from typing import Any
 
-from turnwise.config.agent import AGENT_ENV
 from turnwise.core.errors import UserError
 from turnwise.core.random_streams import address
 from turnwise.core.task import Split, Task
+from turnwise.envs.agent.settings import AGENT_ENV
 from turnwise.envs.seeds import FIRST_SEED, SEEDS_PER_SPLIT, seed_for, split_of_state
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
@@ -47,7 +47,7 @@ def task_of_value(value: Any, split: Split) -> Task:
     try:
         seed = seed_for(split, address("agent task", value) % SEEDS_PER_SPLIT)
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"a task is not a JSON value ({error}): pass texts, numbers, dictionaries or lists") from None
+        raise UserError(f"A task is not a JSON value ({error}): pass texts, numbers, dictionaries or lists.") from None
     return Task(env=AGENT_ENV, seed=seed, split=split, params={"task": value})
 
 
@@ -83,5 +83,5 @@ def read_tasks(path: str) -> tuple[Row, ...]:
 
 def _check_object(row: Any, where: str) -> Row:
     if not isinstance(row, dict):
-        raise UserError(f'{where} is not a JSON object: write {{"question": ...}} with any columns')
+        raise UserError(f'{where} is not a JSON object: write {{"question": ...}} with any columns.')
     return row

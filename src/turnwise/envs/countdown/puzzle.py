@@ -124,7 +124,7 @@ def generate_puzzle(
         expression = random_expression(rng, numbers)
         if targets[0] <= expression.value <= targets[1] and expression.value not in numbers:
             return CountdownPuzzle(numbers=numbers, target=expression.value, solution=expression.text)
-    raise UserError(f"found no target from {targets[0]} to {targets[1]}: widen the range of targets or raise largest")
+    raise UserError(f"Found no target from {targets[0]} to {targets[1]}: widen the range of targets or raise largest.")
 
 
 def random_expression(rng: random.Random, numbers: Sequence[int]) -> Term:

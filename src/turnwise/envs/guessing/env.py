@@ -44,9 +44,9 @@ class GuessingGame(TextEnv):
 
     params: Params
 
-    @classmethod
+    @staticmethod
     @abstractmethod
-    def table(cls) -> FactTable:
+    def table() -> FactTable:
         """Return the facts about all words. Cached by the subclass."""
 
     def rules(self) -> str:
@@ -79,7 +79,7 @@ class GuessingGame(TextEnv):
             return self.names
         if self.split is None:
             raise UserError(
-                f'{param_setting("words")} = "split" needs a task with a split: set one, or use words = "all"'
+                f'{param_setting("words")} = "split" needs a task with a split: set one, or use words = "all".'
             )
         fifths = SPLIT_FIFTHS[self.split]
         return tuple(name for index, name in enumerate(self.names) if index % 5 in fifths)

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from turnwise.core.random_streams import address
+from turnwise.files.package_data import load_toml
 
 UNKNOWN = "I do not know."
 MAX_CHARS = 200
@@ -78,6 +79,12 @@ class Topic:
     """phrase -> value that it means, in addition to the values themselves"""
 
 
+def load_topics(package: str, name: str) -> tuple[Topic, ...]:
+    """Read the topics of a game from a TOML file, with a table per topic."""
+    topics = load_toml(package, name)
+    return tuple(Topic(key=key, **fields | {"phrases": tuple(fields["phrases"])}) for key, fields in topics.items())
+
+
 @dataclass(frozen=True, slots=True)
 class TopicQuestion:
     topic: Topic
@@ -111,6 +118,7 @@ class FactTable:
     """Answers questions about any of its secrets."""
 
     def __init__(self, secrets: Sequence[Secret], topics: Sequence[Topic]) -> None:
+        self.topics = tuple(topics)
         self.secrets = {secret.name: secret for secret in secrets}
         self.questions = tuple(TopicQuestion(topic) for topic in topics if topic.question)
         self.columns = {topic.key: {secret.name: secret.facts[topic.key] for secret in secrets} for topic in topics}

@@ -59,7 +59,7 @@ class RubiksCube(PictureEnv):
         if depth < self.params.min_depth:
             raise UserError(
                 f"min_depth {self.params.min_depth} needs as many actions, and the limits allow {self.action_budget}: "
-                "lower min_depth or raise max_turns or max_actions"
+                "lower min_depth or raise max_turns or max_actions."
             )
         return depth
 

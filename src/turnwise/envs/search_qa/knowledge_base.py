@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from turnwise.core.random_streams import random_stream
+from turnwise.files.package_data import load_toml
 from turnwise.tools.search.types import Passage
 
 
@@ -147,26 +148,13 @@ def make_small_knowledge_base(size: int, rng: random.Random, *, chained: bool) -
     return KnowledgeBase(entity_types=dict.fromkeys(names, THING), facts=facts, relations=relations, passages=passages)
 
 
-def _relation(name: str, subject: str, object: str, sentence: str) -> Relation:
-    question = "Who is {}?" if object == "person" else "What is {}?"
-    phrase = f"the {name} of {{}}"
-    return Relation(name=name, subject=subject, object=object, phrase=phrase, question=question, sentence=sentence)
+def _load_relation(name: str, fields: Mapping[str, str]) -> Relation:
+    question = "Who is {}?" if fields.get("object") == "person" else "What is {}?"
+    return Relation(name=name, phrase=f"the {name} of {{}}", question=question, **fields)
 
 
-RELATIONS = (
-    _relation("birthplace", "person", "town", "{name} was born in {value}."),
-    _relation("employer", "person", "company", "{name} works for {value}."),
-    _relation("instrument", "person", "", "{name} plays the {value}."),
-    _relation("age", "person", "", "{name} is {value} years old."),
-    _relation("river", "town", "", "{name} lies on the river {value}."),
-    _relation("mayor", "town", "person", "The mayor of {name} is {value}."),
-    _relation("region", "town", "", "{name} belongs to the region of {value}."),
-    _relation("founder", "company", "person", "{name} was founded by {value}."),
-    _relation("seat", "company", "town", "{name} has its seat in {value}."),
-    _relation("product", "company", "", "{name} makes {value}."),
-    _relation("author", "book", "person", "{name} was written by {value}."),
-    _relation("publisher", "book", "company", "{name} was published by {value}."),
-    _relation("year", "book", "", "{name} appeared in {value}."),
+RELATIONS = tuple(
+    _load_relation(name, fields) for name, fields in load_toml("turnwise.envs.search_qa", "relations.toml").items()
 )
 ENTITY_SHARES = {"person": 2, "town": 1, "company": 1, "book": 1}
 """Entities of each type per five passages."""

@@ -83,7 +83,7 @@ def generate_level(rng: random.Random, *, size: int, boxes: int, max_moves: int)
         if level.boxes_on_targets == 0 or (attempt >= ATTEMPTS_ALL_OFF and not level.solved):
             return level
     raise UserError(
-        f"found no level of size {size} with {boxes} boxes and {max_moves} moves: raise size or max_actions"
+        f"Found no level of size {size} with {boxes} boxes and {max_moves} moves: raise size or max_actions."
     )
 
 

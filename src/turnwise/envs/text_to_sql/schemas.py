@@ -1,8 +1,13 @@
-"""Database schemas: tables and columns, with what is needed to fill them and to phrase questions about them."""
+"""Database schemas: tables and columns, with what is needed to fill them and to phrase questions about them.
+
+They are declared in `schemas.toml`.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
+
+from turnwise.files.package_data import load_toml
 
 ColumnKind = Literal["key", "label", "group", "number", "money", "day", "ref"]
 SQL_TYPES: dict[ColumnKind, str] = {"label": "TEXT", "group": "TEXT", "money": "REAL", "day": "TEXT"}
@@ -86,217 +91,25 @@ def _declare(column: ColumnSpec) -> str:
     return f"{column.name} {SQL_TYPES.get(column.kind, 'INTEGER')}"
 
 
-_PEOPLE = "Ada Ben Cleo Dan Ella Finn Gina Hugo Ida Jan Kira Lars Mia Nils Olga Paul Rosa Sven Tina Udo Vera Will Yara"
-PEOPLE = tuple(_PEOPLE.split())
-COLOURS = ("red", "blue", "green", "black", "white", "pink", "grey", "gold", "brown", "lime", "navy", "teal")
-CITIES = ("Bergen", "Cairo", "Lima", "Oslo", "Quito", "Turin")
-COUNTRIES = ("Brazil", "Egypt", "India", "Japan", "Kenya", "Norway")
-OBJECTS = tuple(
-    f"{kind} {noun}"
-    for kind in ("Big", "Blue", "Old", "Plain")
-    for noun in ("Chair", "Cup", "Lamp", "Pen", "Vase", "Bag")
-)
-TITLES = tuple(
-    f"{kind} {noun}"
-    for kind in ("Cold", "Lost", "Quiet", "Red")
-    for noun in ("Harbour", "Moon", "River", "Song", "Tower", "Wind")
-)
+def _load_schemas() -> dict[str, Schema]:
+    data = load_toml("turnwise.envs.text_to_sql", "schemas.toml")
+
+    def column(fields: dict[str, Any]) -> ColumnSpec:
+        values = fields.get("values", ())
+        return ColumnSpec(**fields | {"values": tuple(data["words"][values] if isinstance(values, str) else values)})
+
+    def table(name: str, fields: dict[str, Any]) -> TableSpec:
+        low, high = fields["rows"]
+        return TableSpec(
+            name=name, noun=fields["noun"], rows=(low, high), columns=tuple(map(column, fields["columns"]))
+        )
+
+    return {
+        name: Schema(name=name, tables=tuple(table(*item) for item in tables.items()))
+        for name, tables in data["schemas"].items()
+    }
 
 
-def _key() -> ColumnSpec:
-    return ColumnSpec(name="id", kind="key")
-
-
-def _label(values: tuple[str, ...], name: str = "name") -> ColumnSpec:
-    return ColumnSpec(name=name, kind="label", values=values)
-
-
-def _group(name: str, *values: str) -> ColumnSpec:
-    return ColumnSpec(name=name, kind="group", values=values)
-
-
-def _number(name: str, low: int, high: int, nulls: float = 0.0) -> ColumnSpec:
-    return ColumnSpec(name=name, kind="number", low=low, high=high, nulls=nulls)
-
-
-def _money(name: str, low: int, high: int) -> ColumnSpec:
-    return ColumnSpec(name=name, kind="money", low=low, high=high)
-
-
-def _ref(noun: str) -> ColumnSpec:
-    return ColumnSpec(name=f"{noun}_id", kind="ref")
-
-
-def _day(name: str, nulls: float = 0.0) -> ColumnSpec:
-    return ColumnSpec(name=name, kind="day", nulls=nulls)
-
-
-def _table(name: str, noun: str, *columns: ColumnSpec, rows: tuple[int, int] = (8, 14)) -> TableSpec:
-    return TableSpec(name=name, noun=noun, columns=(_key(), *columns), rows=rows)
-
-
-SHOP = Schema(
-    name="shop",
-    tables=(
-        _table("customers", "customer", _label(PEOPLE), _group("city", *CITIES), _number("age", 18, 80, nulls=0.2)),
-        _table(
-            "products",
-            "product",
-            _label(OBJECTS),
-            _group("category", "garden", "home", "office", "toys"),
-            _money("price", 2, 90),
-            _number("stock", 0, 60),
-        ),
-        _table(
-            "orders",
-            "order",
-            _ref("customer"),
-            _ref("product"),
-            _number("quantity", 1, 9),
-            _day("shipped", nulls=0.2),
-            rows=(20, 32),
-        ),
-    ),
-)
-SCHOOL = Schema(
-    name="school",
-    tables=(
-        _table(
-            "teachers",
-            "teacher",
-            _label(PEOPLE),
-            _group("subject", "art", "maths", "music", "physics"),
-            _number("salary", 30, 90),
-        ),
-        _table(
-            "courses",
-            "course",
-            _label(TITLES, "title"),
-            _ref("teacher"),
-            _number("credits", 1, 12),
-            _group("term", "autumn", "spring"),
-        ),
-        _table("students", "student", _label(PEOPLE), _group("city", *CITIES), _number("year", 1, 5)),
-        _table(
-            "enrolments",
-            "enrolment",
-            _ref("student"),
-            _ref("course"),
-            _number("hours", 5, 80),
-            _number("score", 1, 100, nulls=0.25),
-            rows=(20, 32),
-        ),
-    ),
-)
-LIBRARY = Schema(
-    name="library",
-    tables=(
-        _table("authors", "author", _label(PEOPLE), _group("country", *COUNTRIES), _number("born", 1900, 1999)),
-        _table(
-            "books",
-            "book",
-            _label(TITLES, "title"),
-            _ref("author"),
-            _group("genre", "crime", "history", "poetry", "science"),
-            _number("pages", 60, 900),
-            rows=(12, 20),
-        ),
-        _table(
-            "loans",
-            "loan",
-            _ref("book"),
-            _group("branch", "east", "north", "west"),
-            _number("days", 1, 60),
-            _day("returned", nulls=0.3),
-            rows=(18, 30),
-        ),
-    ),
-)
-FLIGHTS = Schema(
-    name="flights",
-    tables=(
-        _table(
-            "airlines",
-            "airline",
-            _label(tuple(f"Air {name}" for name in PEOPLE)),
-            _group("country", *COUNTRIES),
-            _number("planes", 2, 80),
-        ),
-        _table(
-            "airports",
-            "airport",
-            _label(tuple(f"Port {name}" for name in PEOPLE)),
-            _group("country", *COUNTRIES),
-            _number("gates", 2, 60),
-        ),
-        _table(
-            "flights",
-            "flight",
-            _ref("airline"),
-            _ref("airport"),
-            _number("distance", 100, 9000),
-            _money("fare", 40, 900),
-            _number("delay", 1, 90, nulls=0.4),
-            rows=(20, 32),
-        ),
-    ),
-)
-HOSPITAL = Schema(
-    name="hospital",
-    tables=(
-        _table(
-            "doctors", "doctor", _label(PEOPLE), _group("field", "eyes", "heart", "skin"), _number("salary", 60, 200)
-        ),
-        _table("patients", "patient", _label(PEOPLE), _group("city", *CITIES), _number("age", 1, 95)),
-        _table(
-            "visits",
-            "visit",
-            _ref("doctor"),
-            _ref("patient"),
-            _money("cost", 20, 400),
-            _number("minutes", 5, 60),
-            _day("follow_up", nulls=0.5),
-            rows=(20, 32),
-        ),
-    ),
-)
-MUSIC = Schema(
-    name="music",
-    tables=(
-        _table(
-            "artists",
-            "artist",
-            _label(PEOPLE),
-            _group("country", *COUNTRIES),
-            _number("founded", 1960, 2020, nulls=0.2),
-        ),
-        _table(
-            "albums",
-            "album",
-            _label(TITLES, "title"),
-            _ref("artist"),
-            _money("price", 5, 40),
-            _group("style", "folk", "jazz", "rock"),
-            rows=(12, 20),
-        ),
-        _table("tracks", "track", _ref("album"), _number("seconds", 60, 600), _number("plays", 0, 5000), rows=(20, 32)),
-    ),
-)
-SCHEMAS: dict[str, Schema] = {schema.name: schema for schema in (SHOP, SCHOOL, LIBRARY, FLIGHTS, HOSPITAL, MUSIC)}
-TINY = Schema(
-    name="tiny",
-    tables=(
-        TableSpec(
-            name="t",
-            noun="row",
-            columns=(
-                _label(COLOURS, "c"),
-                _number("a", 1, 9),
-                _number("b", 1, 9),
-                _number("d", 1, 9),
-            ),
-            rows=(8, 8),
-        ),
-    ),
-)
+SCHEMAS = _load_schemas()
+TINY = SCHEMAS.pop("tiny")
 """One table with one-letter columns, for a model of a million parameters."""

@@ -96,7 +96,7 @@ class Tools(RubricEnv):
             incomplete = next((number for number, row in enumerate(rows) if column not in row), None)
             if incomplete is not None:
                 raise UserError(
-                    f'the reward {name} compares with the column "{column}", which is missing in row {incomplete + 1}:'
+                    f'The reward {name} compares with the column "{column}", which is missing in row {incomplete + 1}:'
                     f"{suggest_and_list(column, rows[incomplete])}"
                 )
 

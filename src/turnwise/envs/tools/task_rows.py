@@ -10,6 +10,7 @@ from turnwise.core.task import Split
 from turnwise.envs.param_setting import param_setting
 from turnwise.envs.seeds import FIRST_SEED, split_of_state
 from turnwise.files.table_files import READERS, read_jsonl_rows
+from turnwise.text.truncation import describe_value
 
 QUESTION_COLUMNS = ("question", "prompt", "problem", "input")
 """Columns that may hold the question; the first that a row has counts."""
@@ -28,7 +29,11 @@ def rows_of_split(path: str, split: Split | None) -> tuple[Row, ...]:
     rows = read_rows(path)
     selected = tuple(row for row in rows if split in (None, row.get("split") or split_of_state(get_question(row))))
     if not selected:
-        raise UserError(f"{path} has no row for the split {split}: add rows, or a column split with the value {split}")
+        count = len({get_question(row) for row in rows})
+        raise UserError(
+            f"{path} has no row for the split {split}: a hash divides its {count} different questions. Add some, or a "
+            f"column split with the value {split}"
+        )
     return selected
 
 
@@ -44,27 +49,32 @@ def read_table(path: str, *, setting: str, check: Callable[[Any, str], Row]) -> 
     read = READERS.get(file.suffix.lower(), read_jsonl_rows)
     try:
         if file.stat().st_size > MAX_BYTES:
-            raise UserError(f"{setting}: {file} is larger than 1 GiB: use a part of it")
+            raise UserError(f"{setting}: {file} is larger than 1 GiB: use a part of it.")
         rows = [_check_split(check(row, where), where) for where, row in read(file)]
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{setting}: {read_failure(file, error)}: give a JSONL or CSV file") from error
+        raise UserError(f"{setting}: {read_failure(file, error)}: give a JSONL or CSV file.") from error
     if not rows:
         if file.suffix.lower() == ".csv":
-            raise UserError(f"{setting}: {file} has no rows below the line with the names of its columns: add some")
-        raise UserError(f"{setting}: {file} has no rows: write one JSON object per line")
+            raise UserError(f"{setting}: {file} has no rows below the line with the names of its columns: add some.")
+        raise UserError(f"{setting}: {file} has no rows: write one JSON object per line.")
     return tuple(rows)
 
 
 def _check_question(row: Any, where: str) -> Row:
-    if not isinstance(row, dict) or not any(name in row for name in QUESTION_COLUMNS):
-        raise UserError(f"{where} has no question: add one of the columns {', '.join(QUESTION_COLUMNS)}")
-    column = next(name for name in QUESTION_COLUMNS if name in row)
+    names = ", ".join(QUESTION_COLUMNS)
+    if not isinstance(row, dict):
+        raise UserError(f'{where} is {describe_value(row)}, not a JSON object: write {{"question": ...}}.')
+    column = next((name for name in QUESTION_COLUMNS if name in row), None)
+    if column is None:
+        raise UserError(f"{where} has no question: it has {', '.join(map(str, row))}; add one of the columns {names}")
     if isinstance(row[column], list | dict):
-        raise UserError(f"{where}: {column} is a list or table, such as messages: give the text of the user's message")
+        raise UserError(f"{where}: {column} is a list or table, such as messages: give the text of the user's message.")
+    if row[column] is None or not str(row[column]).strip():
+        raise UserError(f"{where}: {column} is empty: give the text of the user's message, or remove the row.")
     return row
 
 
 def _check_split(row: Row, where: str) -> Row:
     if row.get("split") not in (None, "", *FIRST_SEED):
-        raise UserError(f"{where}: unknown split {row['split']!r}: use {', '.join(FIRST_SEED)}, or leave it out")
+        raise UserError(f"{where}: unknown split {row['split']!r}: use {', '.join(FIRST_SEED)}, or remove it.")
     return row

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from turnwise.config.keys import read_options
 from turnwise.core.errors import UserError
 from turnwise.envs.param_setting import param_setting
+from turnwise.settings.options import read_options
 from turnwise.text.suggestions import suggest
 from turnwise.tools.function import from_function
 from turnwise.tools.mcp.factory import make_mcp_source

@@ -1,4 +1,7 @@
-"""The shop's catalogue: product types, generated products, goals, search by BM25, and the score of a purchase."""
+"""The shop's catalogue: product types, generated products, goals, search by BM25, and the score of a purchase.
+
+Product types are declared in `products.toml`.
+"""
 
 import math
 import random
@@ -9,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from turnwise.core.random_streams import random_stream
+from turnwise.files.package_data import load_toml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,52 +27,19 @@ class ProductType:
     """Lowest and highest price in dollars."""
 
 
-COLORS = ("color", ("black", "blue", "green", "grey", "pink", "red", "white", "yellow"))
-CLOTHES_SIZES = ("size", ("small", "medium", "large", "x-large"))
-SHOE_SIZES = ("size", ("6", "7", "8", "9", "10", "11"))
-FITS = ("machine washable", "slim fit", "long sleeve", "stretch fabric", "quick dry", "pure cotton", "soft wool")
-SOLES = ("rubber sole", "non slip", "water resistant", "memory foam", "leather upper", "light weight")
-HOUSEHOLD = ("easy to clean", "easy to assemble", "solid wood", "stainless steel", "space saving", "fade resistant")
-GADGETS = ("fast charging", "wireless", "noise cancelling", "long lasting battery", "high resolution", "usb port")
-CARE = ("cruelty free", "fragrance free", "alcohol free", "for sensitive skin", "natural oils", "paraben free")
-FOOD = ("gluten free", "sugar free", "low sodium", "organic", "non gmo", "dairy free")
-
-
-def _product_types(
-    department: str,
-    names: str,
-    attributes: tuple[str, ...],
-    options: tuple[tuple[str, tuple[str, ...]], ...],
-    prices: tuple[int, int],
-) -> tuple[ProductType, ...]:
-    return tuple(
-        ProductType(name=name, department=department, attributes=attributes, options=options, prices=prices)
-        for name in names.split(", ")
+_DATA = load_toml("turnwise.envs.web_shop", "products.toml")
+PRODUCT_TYPES = tuple(
+    ProductType(
+        name=name,
+        department=department,
+        attributes=tuple(fields["attributes"]),
+        options=tuple((option, tuple(values)) for option, values in fields["options"].items()),
+        prices=tuple(fields["prices"]),
     )
-
-
-PRODUCT_TYPES = (
-    *_product_types("clothes", "shirt, sweater, jacket, dress", FITS, (COLORS, CLOTHES_SIZES), (12, 70)),
-    *_product_types("shoes", "sneakers, sandals, boots", SOLES, (COLORS, SHOE_SIZES), (20, 120)),
-    *_product_types("home", "table lamp, bookshelf, side table, shower curtain", HOUSEHOLD, (COLORS,), (15, 160)),
-    *_product_types("electronics", "headphones, speaker, tablet, keyboard", GADGETS, (COLORS,), (18, 220)),
-    *_product_types(
-        "beauty",
-        "face cream, shampoo, lip balm",
-        CARE,
-        (("scent", ("lavender", "lemon", "rose", "vanilla")), ("pack", ("1 pack", "2 pack", "4 pack"))),
-        (4, 45),
-    ),
-    *_product_types(
-        "grocery",
-        "granola, trail mix, crackers",
-        FOOD,
-        (("flavor", ("almond", "berry", "chocolate", "coconut", "honey")), ("pack", ("1 pack", "6 pack", "12 pack"))),
-        (3, 40),
-    ),
+    for department, fields in _DATA["departments"].items()
+    for name in fields["names"]
 )
-BRANDS = ("Alder", "Birch", "Cobalt", "Dune", "Ember", "Fjord", "Grove", "Harbor", "Inlet", "Juniper", "Koa", "Lumen")
-STYLES = ("classic", "everyday", "modern", "outdoor", "premium", "simple", "travel", "vintage")
+BRANDS, STYLES = _DATA["brands"], _DATA["styles"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,8 @@ from turnwise.envs.web_shop.pages import (
     ResultsPage,
     SearchPage,
     next_action,
+    page_blocks,
 )
-from turnwise.envs.web_shop.screenshot import page_blocks
 from turnwise.pictures.web_page import draw_page
 
 ACTION = re.compile(r"\A(search|click)\s*\[([^\[\]]*)\]\Z", re.IGNORECASE)

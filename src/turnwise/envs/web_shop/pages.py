@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from turnwise.envs.web_shop.catalogue import Product
+from turnwise.pictures.web_page import Block, Blocks, Buttons, Heading, Item, Paragraph, SearchField
 
 BACK, NEXT, PREVIOUS, FEATURES, BUY = "Back to Search", "Next >", "< Prev", "Features", "Buy Now"
 
@@ -165,3 +166,23 @@ def matches_goal(goal: ParsedGoal, page: str) -> bool | None:
     if feature_list := FEATURE_LIST.search(page):
         return set(feature_list[1].split(", ")).issuperset(goal.attributes)
     return True if all(attribute in title for attribute in goal.attributes) else None
+
+
+def page_blocks(page: Page) -> Blocks:
+    match page:
+        case SearchPage():
+            return Heading(text="Search page"), SearchField(hint="Search for products")
+        case ResultsPage():
+            items = (Item(button=each.code, text=each.title, price=each.price) for each in page.shown)
+            return Paragraph(text=page.head), Buttons(names=page.navigation), *items
+        case ProductPage():
+            return _product_blocks(page)
+
+
+def _product_blocks(page: ProductPage) -> Blocks:
+    product = page.product
+    blocks: list[Block] = [Heading(text=product.title, price=product.price)]
+    blocks += [Buttons(label=name, names=values, selected=page.selected.get(name)) for name, values in product.options]
+    if page.show_features:
+        blocks.append(Paragraph(text=f"Features: {', '.join(product.attributes)}"))
+    return *blocks, Buttons(names=(BACK, PREVIOUS, FEATURES, BUY), main=BUY)

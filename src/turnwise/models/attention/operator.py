@@ -11,6 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Query, key, value, output, log-sum-exp."""
+Gradients = tuple[Tensor, Tensor, Tensor]
+
 
 class ActivePlan(Protocol):
     """Plan of a forward pass. Layers call it in order, once each. `softcap` and `window`: 0 if there is none."""
@@ -29,15 +33,8 @@ class TrainingPlan(ActivePlan, Protocol):
         """Return the output and the log-sum-exp of the scores, [H, N] float32."""
         ...
 
-    def backward(
-        self,
-        grad: Tensor,
-        saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-        scale: float,
-        softcap: float,
-        window: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of query, key and value. `saved`: query, key, value, output, log-sum-exp."""
+    def backward(self, grad: Tensor, saved: Saved, scale: float, softcap: float, window: int) -> Gradients:
+        """Return the gradients of query, key and value."""
         ...
 
 

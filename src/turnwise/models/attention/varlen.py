@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from turnwise.models.attention.interface import causal_bias
+from turnwise.models.attention.operator import Gradients, Saved
 
 MAX_FLASH_HEAD, FLASH_DTYPES = 256, (torch.float16, torch.bfloat16)
 """Largest head size and the dtypes that flash attention supports."""
@@ -30,14 +31,14 @@ class VarlenPlan:
             [*([] if parent < 0 else [(starts[parent], starts[parent + 1])]), (starts[row], starts[row + 1])]
             for row, parent in enumerate(parents)
         ]
-        key_lengths = [sum(end - start for start, end in each) for each in spans]
+        key_lengths = [sum(end - start for start, end in span) for span in spans]
         self.max_lengths = max(lengths, default=0), max(key_lengths, default=0)
         self.rows = _to_device(torch.tensor(starts, dtype=torch.int32), device)
         self.key_rows = _to_device(torch.tensor([0, *accumulate(key_lengths)], dtype=torch.int32), device)
         self.gather: Tensor | None = None
         """Indices of the keys that each row reads, row after row; None: every row reads its own keys only."""
         if any(parent >= 0 for parent in parents):
-            parts = [torch.arange(start, end) for each in spans for start, end in each]
+            parts = [torch.arange(start, end) for span in spans for start, end in span]
             self.gather = _to_device(torch.cat(parts), device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int) -> Tensor:
@@ -57,14 +58,7 @@ class VarlenPlan:
         )
         return out, logsumexp
 
-    def backward(
-        self,
-        grad: Tensor,
-        saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-        scale: float,
-        softcap: float,
-        window: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad: Tensor, saved: Saved, scale: float, softcap: float, window: int) -> Gradients:
         query, key, value, out, logsumexp = saved
         keys, values = self._gather(key), self._gather(value)
         if self._uses_flash(query, softcap):
@@ -122,8 +116,8 @@ class VarlenPlan:
             score_grad = score_grad * softcap_grad * scale
             grads[0][queries] = (score_grad @ k).transpose(0, 1).to(query.dtype)
             key_grads = score_grad.transpose(1, 2) @ q, weights.transpose(1, 2) @ out_grad
-            for target, each in zip(grads[1:], key_grads, strict=True):
-                target[keys] = each.unflatten(0, (-1, group)).sum(dim=1).transpose(0, 1).to(key.dtype)
+            for target, key_grad in zip(grads[1:], key_grads, strict=True):
+                target[keys] = key_grad.unflatten(0, (-1, group)).sum(dim=1).transpose(0, 1).to(key.dtype)
         return grads
 
     def _row_slices(self) -> Iterator[tuple[slice, slice, Tensor | None]]:

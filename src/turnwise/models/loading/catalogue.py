@@ -11,6 +11,10 @@ def cache_folder() -> Path:
     return Path(folder).expanduser() if folder else Path.home() / ".cache" / "turnwise"
 
 
+OTHER_CACHE = "set TURNWISE_CACHE to a folder with write permission"
+"""How to fix a cache that cannot be written."""
+
+
 def cached_model_folder(key: str) -> Path:
     """Return the folder of the cached model with this key. It exists if and only if the model is complete."""
     return cache_folder() / "models" / key

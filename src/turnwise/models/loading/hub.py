@@ -36,19 +36,19 @@ def is_hub_available(name: str) -> bool:
         run_with_timeout(TIMEOUT_S, lambda: HfApi().model_info(name, timeout=TIMEOUT_S))
     except GatedRepoError as error:
         raise UserError(
-            f'model "{name}" is gated: accept its terms at https://huggingface.co/{name}, '
+            f'Model "{name}" is gated: accept its terms at https://huggingface.co/{name}, '
             "then log in with `hf auth login`"
         ) from error
     except RepositoryNotFoundError as error:
         raise UserError(
-            f'no model "{name}" on the Hugging Face hub (for a private model, log in with `hf auth login`);'
+            f'No model "{name}" on the Hugging Face hub (for a private model, log in with `hf auth login`);'
             f"{suggest(name, model_names())}"
         ) from error
     except Exception as error:  # offline: every HTTP library has its own errors
         if not isinstance(try_to_load_from_cache(name, "config.json"), str):
             raise UserError(
-                f'model "{name}" is not in the local cache and the Hugging Face hub cannot be reached: '
-                "connect to the network, or use a model folder, tiny or smollm2-135m"
+                f'Model "{name}" is not in the local cache and the Hugging Face hub cannot be reached: '
+                "connect to the network, or use a model folder, tiny or smollm2-135m."
             ) from error
         logger.info("the Hugging Face hub cannot be reached: loading %s from the local cache", name)
         return False

@@ -15,9 +15,8 @@ from turnwise.models.loading.lora import base_model_of, has_adapter, is_adapter,
 from turnwise.models.loading.pretrained import read_folder, read_gguf, read_hub, remove_dropout_from_modules
 from turnwise.models.loading.smollm2 import smollm2_folder
 from turnwise.models.loading.smollm2_vision import smollm2_vision_folder
-from turnwise.models.loading.tiny import tiny_model, tiny_tokenizer
-from turnwise.models.loading.tiny_vlm import tiny_vlm_model, tiny_vlm_tokenizer
-from turnwise.models.memory.allocator import configure_allocator
+from turnwise.models.loading.tiny import tiny_model, tiny_tokenizer, tiny_vlm_model, tiny_vlm_tokenizer
+from turnwise.models.memory.host import configure_allocator
 from turnwise.models.vision.architectures import attention_by_part
 from turnwise.models.vision.encoder import freeze_vision, image_encoder
 from turnwise.models.vision.processor import ImageProcessor
@@ -90,9 +89,9 @@ def resolve_device(device: str) -> torch.device:
     try:
         resolved = torch.device(device)
     except RuntimeError as error:
-        raise UserError(f'unknown device "{device}": use "auto", "cpu" or "cuda"') from error
+        raise UserError(f'Unknown device "{device}": use "auto", "cpu" or "cuda".') from error
     if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise UserError('no CUDA device is available: use device "cpu" or "auto"')
+        raise UserError('No CUDA device is available: use device "cpu" or "auto".')
     return resolved
 
 
@@ -119,11 +118,11 @@ def _read(name: str, dtype: torch.dtype, attn_implementation: str, seed: int) ->
     if name and path.is_dir():
         return read_folder(path, dtype=dtype, attn_implementation=attn_implementation)
     if _is_path(name):
-        raise UserError(f"no model folder {name}: use an existing folder, a hub name (owner/name) or a .gguf file")
+        raise UserError(f"No model folder {name}: use an existing folder, a hub name (owner/name) or a .gguf file.")
     if not is_hub_name(name):
         raise UserError(
-            f'unknown model "{name}":{suggest(name, model_names())} '
-            "(or use a hub name (owner/name), a folder or a .gguf file)"
+            f'Unknown model "{name}":{suggest(name, model_names())} '
+            "(or use a hub name (owner/name), a folder or a .gguf file)."
         )
     return read_hub(name, online=is_hub_available(name), dtype=dtype, attn_implementation=attn_implementation)
 
@@ -136,7 +135,7 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if name not in DTYPES:
-        raise UserError(f'unknown dtype "{name}":{suggest(name, DTYPES)}')
+        raise UserError(f'Unknown dtype "{name}":{suggest(name, DTYPES)}')
     return DTYPES[name]
 
 
@@ -144,20 +143,20 @@ def _read_template(file: str) -> str:
     try:
         return Path(file).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the chat template {read_failure(Path(file), error)}: pass a Jinja file") from error
+        raise UserError(f"The chat template {read_failure(Path(file), error)}: pass a Jinja file.") from error
 
 
 def _check_template(tokenizer: Any, name: str) -> None:
     """Raise for a missing or broken template now rather than in the first rollout."""
     if tokenizer.chat_template is None:
         raise UserError(
-            f'the tokenizer of model "{name}" has no chat template: set model.chat_template to a file with one'
+            f'The tokenizer of model "{name}" has no chat template: set model.chat_template to a file with one.'
         )
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
     except TemplateSyntaxError as error:
         raise UserError(
-            f'the chat template of model "{name}" is not valid Jinja ({error}): fix it or pass another'
+            f'The chat template of model "{name}" is not valid Jinja ({error}): fix it or pass another.'
         ) from error
 
 

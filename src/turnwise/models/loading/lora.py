@@ -74,7 +74,7 @@ def _target_modules(model: Any, settings: LoraSettings) -> list[str] | str:
     """Return the target layers: by their full names in a model that reads images, where only a part has targets."""
     if image_encoder(model) is None:
         if settings.part != "language":
-            raise UserError(f"lora.part {settings.part} needs a model that reads images. Leave lora.part out.")
+            raise UserError(f"lora.part {settings.part} needs a model that reads images. Remove lora.part.")
         return list(settings.targets) or "all-linear"
     language = {id(module) for module in model.base_model.get_decoder().modules()}
     parts = {"language": (True,), "vision": (False,), "both": (True, False)}[settings.part]
@@ -83,11 +83,11 @@ def _target_modules(model: Any, settings: LoraSettings) -> list[str] | str:
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and module is not model.get_output_embeddings()
         if (id(module) in language) in parts
-        if not settings.targets or any(f".{name}".endswith(f".{each}") for each in settings.targets)
+        if not settings.targets or any(f".{name}".endswith(f".{target}") for target in settings.targets)
     ]
     if not names:
         raise UserError(
-            f"no layers named {', '.join(settings.targets)} in the {settings.part} part: set lora.part both"
+            f"No layers named {', '.join(settings.targets)} in the {settings.part} part: set lora.part both."
         )
     return names
 
@@ -95,9 +95,9 @@ def _target_modules(model: Any, settings: LoraSettings) -> list[str] | str:
 def _check_targets(model: Any, targets: Sequence[str]) -> None:
     """Raise for a target that matches no layer: peft accepts it if another target matches."""
     names = [f".{name}" for name, _ in model.named_modules()]
-    if unknown := [each for each in targets if not any(name.endswith(f".{each}") for name in names)]:
+    if unknown := [target for target in targets if not any(name.endswith(f".{target}") for name in names)]:
         raise UserError(
-            f"no layers named {', '.join(unknown)} in {type(model).__name__}: set lora.targets to some of "
+            f"No layers named {', '.join(unknown)} in {type(model).__name__}: set lora.targets to some of "
             f"{_linear_names(model)}"
         )
 
@@ -120,7 +120,7 @@ def has_adapter(model: Any) -> bool:
 
 def copy_adapter(model: Any) -> dict[str, Tensor]:
     """Return a copy of the adapter's weights by name."""
-    return {name: each.detach().clone() for name, each in model.named_parameters() if each.requires_grad}
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 @contextmanager
@@ -156,9 +156,9 @@ def base_model_of(folder: Path) -> str:
     try:
         base = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"cannot read {folder / ADAPTER_CONFIG}: save the adapter again") from error
+        raise UserError(f"Cannot read {folder / ADAPTER_CONFIG}: save the adapter again.") from error
     if not isinstance(base, str) or not base:
-        raise UserError(f"{folder / ADAPTER_CONFIG} names no base model: set base_model_name_or_path in it")
+        raise UserError(f"{folder / ADAPTER_CONFIG} names no base model: set base_model_name_or_path in it.")
     return base
 
 
@@ -181,7 +181,7 @@ def merge_adapter(model: Any, folder: Path) -> Any:
 
 def _require_peft() -> None:
     if find_spec("peft") is None:
-        raise UserError("adapters need peft: run `pip install 'turnwise[lora]'`")
+        raise UserError("Adapters need peft: run `pip install 'turnwise[lora]'`")
 
 
 @contextmanager
@@ -190,4 +190,4 @@ def _user_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise UserError(f"cannot read the adapter {folder} ({type(error).__name__}): save it again") from error
+        raise UserError(f"Cannot read the adapter {folder} ({type(error).__name__}): save it again.") from error

@@ -51,11 +51,11 @@ def read_hub(name: str, *, online: bool, dtype: torch.dtype, attn_implementation
 def read_gguf(file: Path, *, dtype: torch.dtype, attn_implementation: str) -> tuple[Any, Any]:
     """Return (model, tokenizer) of a GGUF file, with dequantized weights that can be trained."""
     if not file.is_file():
-        raise UserError(f"{not_a_file(file)}: pass the path of a .gguf file")
+        raise UserError(f"{not_a_file(file)}: pass the path of a .gguf file.")
     require_gguf()
     with file.open("rb") as stream:
         if stream.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
-            raise UserError(f"{file} is not a GGUF file, or is damaged: download it again")
+            raise UserError(f"{file} is not a GGUF file, or is damaged: download it again.")
     options = {"gguf_file": file.name, "local_files_only": True}
     dequantize = {"quantization_config": GgufConfig(dequantize=True)}
     # the GGUF reader's progress bar cannot be turned off
@@ -85,7 +85,7 @@ def _parse_gguf_once() -> Iterator[None]:
 def require_gguf() -> None:
     """Raise unless the packages that read GGUF files are installed."""
     if missing := [package for package in GGUF_PACKAGES if find_spec(package) is None]:
-        raise UserError(f"reading GGUF files needs {' and '.join(missing)}: run `pip install 'turnwise[gguf]'`")
+        raise UserError(f"Reading GGUF files needs {' and '.join(missing)}: run `pip install 'turnwise[gguf]'`")
 
 
 def _read(
@@ -130,7 +130,7 @@ def _check_complete(report: dict[str, Any], name: str) -> None:
     for keys, problem in ((missing, "are missing"), (mismatched, "do not have the shape in its configuration")):
         if keys:
             others = f" and {len(keys) - 1} others" if len(keys) > 1 else ""
-            raise UserError(f'weights of model "{name}" {problem} ({keys[0]}{others}): download or save it again')
+            raise UserError(f'Weights of model "{name}" {problem} ({keys[0]}{others}): download or save it again.')
 
 
 def _check_architecture(config: Any, name: str) -> None:
@@ -138,10 +138,10 @@ def _check_architecture(config: Any, name: str) -> None:
         check_vision_model(config.model_type, name)
     elif config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise _not_causal(name, config.model_type)
-    elif config.architectures and not any(each in _causal_classes() for each in config.architectures):
+    elif config.architectures and not any(architecture in _causal_classes() for architecture in config.architectures):
         raise _not_causal(name, config.architectures[0])
     if getattr(config, "quantization_config", None) is not None:  # only quantized models have this field
-        raise UserError(f'model "{name}" is quantized and cannot be trained: use the unquantized model')
+        raise UserError(f'Model "{name}" is quantized and cannot be trained: use the unquantized model.')
 
 
 def reads_images(config: Any) -> bool:
@@ -159,7 +159,7 @@ def _causal_classes() -> set[str]:
 
 
 def _not_causal(name: str, architecture: str) -> UserError:
-    return UserError(f'model "{name}" is a {architecture}, not a causal language model: use one that generates text')
+    return UserError(f'Model "{name}" is a {architecture}, not a causal language model: use one that generates text.')
 
 
 @contextmanager
@@ -168,9 +168,9 @@ def _user_errors(name: str, part: str, fix: str) -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        raise UserError(f'the weights of model "{name}" are damaged or incomplete: {fix}') from error
+        raise UserError(f'The weights of model "{name}" are damaged or incomplete: {fix}') from error
     except Exception as error:
-        raise UserError(f'cannot read the {part} of model "{name}" ({first_line(error, 160)}): {fix}') from error
+        raise UserError(f'Cannot read the {part} of model "{name}" ({first_line(error, 160)}): {fix}') from error
 
 
 @contextmanager

@@ -33,4 +33,4 @@ def write_model(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def _exists_error(folder: Path) -> UserError:
-    return UserError(f"{folder} already exists: choose another folder or remove it")
+    return UserError(f"{folder} already exists: choose another folder or remove it.")

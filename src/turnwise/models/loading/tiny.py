@@ -5,16 +5,28 @@ Token ids, in order:
     0 .. 255    the bytes, so that any text can be represented
     256 ..      the pieces of data/tiny_tokens.txt
     the last    the special tokens; plain text never becomes one of them
+
+tiny_vlm is tiny with a patch encoder. Environments that draw one cell as PIXELS x PIXELS pixels (`cell_pixels`) give it
+one token per cell.
 """
 
 import json
 from functools import cache
-from importlib import resources
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import Unigram
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+)
+
+from turnwise.files.package_data import read_data
+from turnwise.models.loading.catalogue import PIXELS_PER_TOKEN, TINY_VLM
+from turnwise.models.vision.patch_encoder import IMAGE, equip_patch_encoder, match_embeddings, patch_encoder_config
 
 TINY_VERSION = 4
 """Part of every cache key of a tiny model. Increase it when tokens, template or architecture change."""
@@ -31,7 +43,7 @@ BYTE_SCORE = -1000.0
 @cache
 def tiny_pieces() -> tuple[str, ...]:
     """Return the pieces for all built-in environments in the order of their ids."""
-    lines = _data("tiny_tokens.txt").splitlines()
+    lines = read_data("turnwise.models", "data/tiny_tokens.txt").splitlines()
     return tuple(json.loads(line) for line in lines if not line.startswith("#"))
 
 
@@ -55,7 +67,7 @@ def tiny_tokenizer(*more: str) -> PreTrainedTokenizerFast:
         eos_token=END,
         additional_special_tokens=[token for token in special if token not in (PAD, END)],
         clean_up_tokenization_spaces=False,
-        chat_template=_data("tiny_chat.jinja"),
+        chat_template=read_data("turnwise.models", "data/tiny_chat.jinja"),
     )
 
 
@@ -86,5 +98,24 @@ def tiny_model(seed: int = 0) -> LlamaForCausalLM:
         return LlamaForCausalLM(tiny_config()).eval()
 
 
-def _data(name: str) -> str:
-    return (resources.files("turnwise.models") / "data" / name).read_text(encoding="utf-8")
+PIXELS = PIXELS_PER_TOKEN[TINY_VLM]
+"""Height and width that one token of an image shows."""
+
+
+def tiny_vlm_tokenizer() -> PreTrainedTokenizerFast:
+    """Return tiny's tokenizer with a token for images."""
+    return tiny_tokenizer(IMAGE)
+
+
+def tiny_vlm_config() -> Qwen2VLConfig:
+    return patch_encoder_config(tiny_config(), pixels=PIXELS, embed_dim=64)
+
+
+def tiny_vlm_model(seed: int = 0) -> Qwen2VLForConditionalGeneration:
+    """Return untrained float32 weights on the CPU that depend on the seed only. Keeps the global random state."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = Qwen2VLForConditionalGeneration(tiny_vlm_config()).eval()
+        match_embeddings(model)
+    equip_patch_encoder(model, tiny_vlm_tokenizer())
+    return model

@@ -243,6 +243,6 @@ def _out_of_memory_error(estimate: MemoryEstimate, smallest: MemoryPlan, host_by
     if needed <= smallest.device_bytes and host_bytes is not None:
         needed, location, available = smallest.host, "host", host_bytes
     return UserError(
-        f"training this model needs {needed / GIB:.1f} GiB of {location} memory even with {smallest.describe()}, "
+        f"Training this model needs {needed / GIB:.1f} GiB of {location} memory even with {smallest.describe()}, "
         f"but only {available / GIB:.1f} GiB are available: {fix}"
     )

@@ -16,8 +16,7 @@ from turnwise.models.loading.hub import is_hub_available, is_hub_name
 from turnwise.models.loading.lora import base_model_of, is_adapter
 from turnwise.models.loading.pretrained import quiet_transformers, reads_images
 from turnwise.models.loading.smollm2_vision import vision_config
-from turnwise.models.loading.tiny import tiny_config
-from turnwise.models.loading.tiny_vlm import tiny_vlm_config
+from turnwise.models.loading.tiny import tiny_config, tiny_vlm_config
 from turnwise.text.suggestions import suggest
 
 
@@ -75,7 +74,7 @@ def _adapter_sizes(model: Any, rank: int, targets: Collection[str]) -> list[int]
 def _shape(model: Any, adapter: list[int] | None, parameter_bytes: int) -> ModelShape:
     """`adapter`: tensor sizes of an adapter that the model does not have yet."""
     embeddings = {id(each.weight) for each in (model.get_input_embeddings(), model.get_output_embeddings())}
-    every, trunk = list(model.parameters()), {id(each) for each in model.base_model.parameters()}
+    every, trunk = list(model.parameters()), {id(parameter) for parameter in model.base_model.parameters()}
     trainable = [each for each in every if each.requires_grad]
     trained = adapter if adapter is not None else [each.numel() for each in trainable]
     matrices = adapter or [each.numel() for each in trainable if each.ndim == 2 and id(each) not in embeddings]
@@ -102,7 +101,7 @@ def _shape(model: Any, adapter: list[int] | None, parameter_bytes: int) -> Model
 
 
 def _intermediate_size(config: Any) -> int:
-    """Model families name it differently; some leave it out, which means four times the hidden size."""
+    """Model families name it differently; some remove it, which means four times the hidden size."""
     if getattr(config, "moe_intermediate_size", None) and getattr(config, "num_experts_per_tok", None):
         return config.moe_intermediate_size * config.num_experts_per_tok
     size = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
@@ -154,7 +153,7 @@ def known_config(name: str) -> Any:
     """Return the configuration of a model in KNOWN_MODELS, by its short name or its hub name."""
     short = short_name(name)
     if short not in KNOWN_MODELS:
-        raise UserError(f'unknown model "{name}":{suggest(short, KNOWN_MODELS)} (or use a folder or owner/name)')
+        raise UserError(f'Unknown model "{name}":{suggest(short, KNOWN_MODELS)} (or use a folder or owner/name).')
     model_type, values = KNOWN_MODELS[short]
     return AutoConfig.for_model(model_type, **dict(zip(MODEL_FIELDS, values, strict=True)))
 
@@ -171,5 +170,5 @@ def _read(source: str, *, local: bool) -> Any:
             return AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
     except Exception as error:
         raise UserError(
-            f'cannot read the configuration of model "{source}" ({type(error).__name__}): use another model'
+            f'Cannot read the configuration of model "{source}" ({type(error).__name__}): use another model.'
         ) from error

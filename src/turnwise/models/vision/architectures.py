@@ -27,7 +27,7 @@ def check_vision_model(model_type: str, name: str) -> None:
         return
     reason = f": {NOT_APPEND_ONLY[model_type]}" if model_type in NOT_APPEND_ONLY else ""
     raise UserError(
-        f'model "{name}" is a {model_type}, whose images turnwise does not read{reason}. '
+        f'Model "{name}" is a {model_type}, whose images turnwise does not read{reason}. '
         f"Use one of {', '.join(sorted(VISION_MODELS))}."
     )
 

@@ -74,7 +74,7 @@ class ImageEncoder:
         else:
             self._forget_if_changed(tower)
             tables = self._cached(trunk, keys, exact=not trained and not tower[0].is_cuda)
-        sizes = torch.tensor([len(each) for each in tables])
+        sizes = torch.tensor([len(table) for table in tables])
         rows = (sizes.cumsum(0) - sizes)[inverse] + codes % MAX_IMAGE_TOKENS
         return torch.cat(tables).index_select(0, send(rows, tables[0].device))
 
@@ -82,7 +82,7 @@ class ImageEncoder:
         """Return a 0 that gives the vision tower gradients of 0, for a batch without images; None if it needs none."""
         if not self.reaches_all_batches or not torch.is_grad_enabled():
             return None
-        if not any(each.requires_grad for each in vision_parameters(trunk)):
+        if not any(vision_parameter.requires_grad for vision_parameter in vision_parameters(trunk)):
             return None
         (table,) = self._forward(trunk, [self.processor.blank])
         return 0 * table.sum()
@@ -160,7 +160,7 @@ class ImageEncoder:
             inputs["position_ids"] = send(positions, weight.device)
         found = trunk.get_image_features(**inputs, return_dict=True)
         tables = [found.pooler_output, *(found.get("deepstack_features") or ())]
-        whole = [each if isinstance(each, Tensor) else torch.cat(list(each)) for each in tables]
+        whole = [table if isinstance(table, Tensor) else torch.cat(list(table)) for table in tables]
         flat = torch.cat([each.reshape(-1, weight.shape[1]) for each in whole], dim=1)
         return flat.split([image.count for image in images])
 
@@ -241,7 +241,7 @@ def vision_parameters(model: Any) -> list[nn.Parameter]:
 
     def collect(module: nn.Module) -> None:
         if module is not decoder:
-            found.update((id(each), each) for each in module.parameters(recurse=False))
+            found.update((id(parameter), parameter) for parameter in module.parameters(recurse=False))
             for child in module.children():
                 collect(child)
 
@@ -253,8 +253,8 @@ def vision_names(model: Any) -> frozenset[str]:
     """Return the names of the parameters of the vision tower and of its projection; none for a text model."""
     if image_encoder(model) is None:
         return frozenset()
-    found = {id(each) for each in vision_parameters(model)}
-    return frozenset(name for name, each in model.named_parameters() if id(each) in found)
+    found = {id(vision_parameter) for vision_parameter in vision_parameters(model)}
+    return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in found)
 
 
 @contextmanager
@@ -322,7 +322,9 @@ def place_rows(model: Any, ids: Tensor, positions: Tensor, lengths: Sequence[int
 
 def trains_vision(model: Any) -> bool:
     """Return whether the model reads images and its vision tower is trained."""
-    return image_encoder(model) is not None and any(each.requires_grad for each in vision_parameters(model))
+    return image_encoder(model) is not None and any(
+        vision_parameter.requires_grad for vision_parameter in vision_parameters(model)
+    )
 
 
 def freeze_vision(model: Any) -> None:

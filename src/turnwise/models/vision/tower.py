@@ -18,12 +18,12 @@ BATCHED = "batched_flash"
 
 def batch_tower(model: Any) -> None:
     """Let the vision tower attend within all images of equal size at once, and project patches by one product."""
-    towers = [each for each in model.modules() if getattr(each, "config", None) is model.config.vision_config]
-    convolutions = [each for tower in towers for each in tower.modules() if isinstance(each, nn.Conv3d)]
+    towers = [module for module in model.modules() if getattr(module, "config", None) is model.config.vision_config]
+    convolutions = [module for tower in towers for module in tower.modules() if isinstance(module, nn.Conv3d)]
     if not convolutions:  # only these towers are given all images as one sequence
         return
-    for each in convolutions:
-        each.__class__ = OnePatchConvolution
+    for convolution in convolutions:
+        convolution.__class__ = OnePatchConvolution
     model.config.vision_config._attn_implementation = BATCHED
 
 
@@ -61,7 +61,7 @@ def batched_attention(
         alike[length].append(index)
     outputs: list[Tensor] = [query] * len(lengths)
     for indices in alike.values():
-        queries, keys, values = (torch.cat([each[index] for index in indices]) for each in parts)
+        queries, keys, values = (torch.cat([part[index] for index in indices]) for part in parts)
         found = F.scaled_dot_product_attention(queries, keys, values, scale=scaling).transpose(1, 2)
         for index, output in zip(indices, found.split(1), strict=True):
             outputs[index] = output

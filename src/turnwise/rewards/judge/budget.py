@@ -75,10 +75,10 @@ class JudgeBudget:
             settled.clear()
             await settled.wait()
         if self.counts.calls >= self._max_calls:
-            raise UserError(f"the judge's budget of {self._max_calls} calls is spent: {CONTINUE.format('max_calls')}")
+            raise UserError(f"The judge's budget of {self._max_calls} calls is spent: {CONTINUE.format('max_calls')}")
         if self._left() < tokens:
             raise UserError(
-                f"the judge's budget of {self._max_tokens} tokens is spent ({self.counts.tokens} used, the next call "
+                f"The judge's budget of {self._max_tokens} tokens is spent ({self.counts.tokens} used, the next call "
                 f"may take {tokens}): {CONTINUE.format('max_tokens_total')}"
             )
         self._on_spend(1, tokens)

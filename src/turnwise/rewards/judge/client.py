@@ -98,7 +98,7 @@ class AnswerCache:
             os.close(os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600))
         except OSError as error:
             raise UserError(
-                f"the judge's cache {self._file} cannot be written ({error}): set cache to another folder"
+                f"The judge's cache {self._file} cannot be written ({error}): set cache to another folder."
             ) from error
 
     def get(self, key: str) -> str | None:

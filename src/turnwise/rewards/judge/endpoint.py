@@ -8,7 +8,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from turnwise.concurrency.per_loop import PerLoop
-from turnwise.config.secrets import read_key, split_url
 from turnwise.core.errors import InfrastructureFailure, UserError, read_failure
 from turnwise.core.messages import Message, ToolSpec
 from turnwise.core.protocols import Sampling
@@ -23,6 +22,7 @@ from turnwise.engine.openai.endpoint import (
     TransientError,
 )
 from turnwise.engine.openai.messages import Reply
+from turnwise.network.secrets import read_key, split_url
 from turnwise.rewards.judge.budget import JudgeBudget
 from turnwise.rewards.judge.client import JudgeAnswer, estimate_tokens
 from turnwise.rewards.judge.settings import JudgeSettings
@@ -40,7 +40,7 @@ class EndpointJudgeModel:
         try:
             endpoint = _endpoint(settings)
         except UserError as error:
-            raise UserError(f"the judge {settings.model}: {error}") from None
+            raise UserError(f"The judge {settings.model}: {error}") from None
         self.identity = (endpoint.chat_url, endpoint.model)
         self._settings, self._endpoint = settings, endpoint
         self._sampling = Sampling(max_tokens=settings.max_tokens, temperature=settings.temperature)
@@ -51,7 +51,7 @@ class EndpointJudgeModel:
             try:
                 reply = await self._client.get().reply(messages, (), self._sampling, seed=0)
             except ContextLengthError as error:
-                raise UserError(f"{self._label}: {error}: the request is too long, so lower max_chars") from error
+                raise UserError(f"{self._label}: {error}: the request is too long, so lower max_chars.") from error
             except InfrastructureFailure as failure:
                 raise InfrastructureFailure(f"{self._label} at {self._endpoint.chat_url}: {failure}") from failure
         return JudgeAnswer(text=reply.message.content, cut=reply.stop is Stop.LENGTH)
@@ -121,7 +121,7 @@ def _endpoint(settings: JudgeSettings) -> Endpoint:
     else:
         key = read_key(parts, settings.key_env or None, default=KEY_VARIABLE, option="key_env")
     if key is None and parts.hostname == urlsplit(OPENAI_URL).hostname:
-        raise UserError(f"{OPENAI_URL} requires a key: set {KEY_VARIABLE}, or set endpoint to another URL")
+        raise UserError(f"{OPENAI_URL} requires a key: set {KEY_VARIABLE}, or set endpoint to another URL.")
     return Endpoint(url=url, model=settings.model, key=key, timeout_s=settings.timeout_s, retries=settings.retries)
 
 
@@ -130,9 +130,9 @@ def _read_key_file(name: str) -> str:
         with Path(name).expanduser().open(encoding="utf-8") as file:
             key = file.read(MAX_KEY_CHARS).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"key_file {read_failure(Path(name), error)}: give a file with the key") from error
+        raise UserError(f"key_file {read_failure(Path(name), error)}: give a file with the key.") from error
     if not key or not (key.isascii() and key.isprintable()) or " " in key:
-        raise UserError(f"key_file {name} does not hold a key: give a file with nothing but the key")
+        raise UserError(f"key_file {name} does not hold a key: give a file with nothing but the key.")
     return key
 
 

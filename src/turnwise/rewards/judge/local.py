@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.concurrency.per_loop import PerLoop
-from turnwise.config.resources import SystemConfig
 from turnwise.core.errors import UserError
 from turnwise.core.images import find_images
 from turnwise.core.messages import Message
@@ -17,7 +16,7 @@ from turnwise.core.protocols import Policy, Sampling
 from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Stop
-from turnwise.engine.engines import ENGINES
+from turnwise.engine.engines import Native
 from turnwise.engine.options import EngineOptions
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.catalogue import model_names
@@ -71,8 +70,8 @@ class LocalJudgeModel:
         judge = self._judge.get()
         if not judge.renderer.reads_images and any(message.images for message in messages):
             raise UserError(
-                f"the judge {self._settings.model} reads text only, but observations contain images: choose a "
-                "vision-language model"
+                f"The judge {self._settings.model} reads text only, but observations contain images: choose a "
+                "vision-language model."
             )
         ids = judge.renderer.start(messages)
         with self._keeping_images(judge.renderer, ids):
@@ -104,9 +103,9 @@ class LocalJudgeModel:
 
     def _load(self) -> LoadedJudge:
         renderer, model = self._model
-        system = SystemConfig(cache_share=CACHE_SHARE, decode_steps=DECODE_STEPS)
-        options = EngineOptions(slots=self._settings.concurrency, max_tokens=MAX_TOKENS, system=system)
-        return LoadedJudge(ENGINES["native"].build(model, renderer, options), renderer)
+        slots = self._settings.concurrency
+        options = EngineOptions(slots=slots, max_tokens=MAX_TOKENS, decode_steps=DECODE_STEPS)
+        return LoadedJudge(Native(gpu_memory_utilization=CACHE_SHARE).build(model, renderer, options), renderer)
 
     @cached_property
     def _model(self) -> tuple[Renderer, Any]:
@@ -120,7 +119,7 @@ def _check_model(name: str) -> None:
     """Reject unknown names before the run starts: the model is loaded long after."""
     if name not in model_names() and not is_hub_name(name) and not (name and Path(name).expanduser().exists()):
         near = suggest(name, model_names())
-        raise UserError(f'the judge: unknown model "{name}":{near} (or give a hub name, owner/name, or a folder)')
+        raise UserError(f'The judge: unknown model "{name}":{near} (or give a hub name, owner/name, or a folder).')
 
 
 def _key(messages: Sequence[Message]) -> EpisodeKey:

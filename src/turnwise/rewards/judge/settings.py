@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from turnwise.config.secrets import check_variable_name
+from turnwise.network.secrets import check_variable_name
 from turnwise.settings.section import Positive, Section
 
 LOCAL = "local"

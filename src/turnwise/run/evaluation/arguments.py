@@ -7,11 +7,11 @@ from typing import Any
 
 from turnwise.config.load import Overrides, build, read_run
 from turnwise.core.errors import UserError
-from turnwise.envs.registry import ENVIRONMENTS
+from turnwise.envs.catalogue import split_target
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_name
 from turnwise.recipes.presets import recipe_names
-from turnwise.run.configure import GYMNASIUM, load_target
+from turnwise.run.configure import load_target
 from turnwise.run.environment_mix import parse_list_params
 from turnwise.run.find_source import find_run_or_none
 from turnwise.run.setting_names import check_model_name
@@ -35,7 +35,7 @@ def split_environment(words: Sequence[str], remote: RemoteModels | None) -> tupl
         return list(words), None
     *others, last = words
     is_file = ".py" in last or last.endswith(".toml")
-    if is_file or last in ENVIRONMENTS or last in recipe_names() or last.startswith((IN_MEMORY, GYMNASIUM)):
+    if is_file or last in recipe_names() or last.startswith(IN_MEMORY) or split_target(last) is not None:
         return others, last
     if not _is_source(last):
         load_target(last)  # raises an error that suggests the nearest name
@@ -79,5 +79,5 @@ def shared_settings(
     if not sources:
         raise UserError("There is nothing to evaluate. Give a run, a model, or an endpoint and the model behind it.")
     raise UserError(
-        f'No run "{sources[0]}". If it is a model, give the environment as well: turnwise eval {sources[0]} ENV'
+        f'No run "{sources[0]}". If it is a model, give the environment as well: `turnwise eval {sources[0]} ENV`.'
     )

@@ -60,9 +60,11 @@ def evaluate_into_folder(
     """Evaluate into a folder; None creates one. Episodes that the folder already holds are not run again."""
     console = console or make_console()
     path = out or default_folder(plan)
-    for each in plan.models:
-        if each.url is not None:
-            endpoint_options.endpoint(each.url, each.source)  # report a missing key before the first model is evaluated
+    for model in plan.models:
+        if model.url is not None:
+            endpoint_options.endpoint(
+                model.url, model.source
+            )  # report a missing key before the first model is evaluated
     with EvaluationFolder(path) as folder:
         save_plan(folder, plan, key_variable=endpoint_options.key_variable)
         with _explain_resuming(folder):
@@ -120,8 +122,8 @@ def evaluate(
         console.print(sanitize_line(plan.note), soft_wrap=True)
     services = RewardServices()  # one budget for all models
     plan = replace(plan, spec=replace(plan.spec, services=services))
-    evaluations = [_ModelEvaluation(plan, each, folder, endpoint_options, console, services) for each in plan.models]
-    remote = [each.model for each in evaluations if each.model.url and each.missing()]
+    evaluations = [_ModelEvaluation(plan, model, folder, endpoint_options, console, services) for model in plan.models]
+    remote = [evaluation.model for evaluation in evaluations if evaluation.model.url and evaluation.missing()]
     asyncio.run(check_endpoints(remote, endpoint_options))
     results = EvaluationResults(
         environment=plan.spec.name,
@@ -130,7 +132,7 @@ def evaluate(
         tasks=len(plan.seeds),
         tries=plan.tries,
         models=plan.models,
-        evaluations=[each.run() for each in evaluations],
+        evaluations=[evaluation.run() for evaluation in evaluations],
     )
     print_results(results, console)
     return results

@@ -12,13 +12,13 @@ import torch
 
 from turnwise.config.load import Overrides, build, read_run
 from turnwise.config.schema import Config
-from turnwise.config.secrets import read_key, split_url
 from turnwise.core.errors import UserError
 from turnwise.core.trajectory import TokenName
 from turnwise.engine.openai.client import ChatClient
 from turnwise.engine.openai.endpoint import EXAMPLE_URL, KEY_VARIABLE, Endpoint, EndpointError
 from turnwise.envs.spec import EnvSpec
 from turnwise.evaluation.episodes import EpisodeRunner
+from turnwise.network.secrets import read_key, split_url
 from turnwise.pictures.image_store import ImageStore
 from turnwise.rollout.chat_episode import ChatRunner
 from turnwise.rollout.collect import PolicyRunner
@@ -91,21 +91,21 @@ def _local_model(
 
 def _with_unique_names(models: Sequence[EvaluatedModel]) -> Iterator[EvaluatedModel]:
     """Label models of equal names, such as runs in two folders, by their whole source."""
-    names = [each.name for each in models]
+    names = [model.name for model in models]
     taken: set[str] = set()
-    for each in models:
-        if names.count(each.name) > 1:
-            longer = f"{each.source} at {urlsplit(each.url).netloc}" if each.url else each.source
-            each = EvaluatedModel(label=longer, source=each.source, config=each.config, url=each.url)
-        if each.name in taken:
-            raise UserError(f"{each.source} is given twice. Leave one out; tries sets the episodes per task.")
-        taken.add(each.name)
-        yield each
+    for model in models:
+        if names.count(model.name) > 1:
+            longer = f"{model.source} at {urlsplit(model.url).netloc}" if model.url else model.source
+            model = EvaluatedModel(label=longer, source=model.source, config=model.config, url=model.url)
+        if model.name in taken:
+            raise UserError(f"{model.source} is given twice. Remove one; tries sets the episodes per task.")
+        taken.add(model.name)
+        yield model
 
 
 def _check_equal_tasks(models: Sequence[EvaluatedModel]) -> None:
     for key in ("env", "split", "episodes"):
-        values = [each.config.env if key == "env" else getattr(each.config.eval, key) for each in models]
+        values = [model.config.env if key == "env" else getattr(model.config.eval, key) for model in models]
         if other := next((number for number, value in enumerate(values) if value != values[0]), 0):
             raise UserError(
                 f"{models[0].label} and {models[other].label} have different settings of "
@@ -116,13 +116,13 @@ def _check_equal_tasks(models: Sequence[EvaluatedModel]) -> None:
 def _check_used(models: Sequence[EvaluatedModel], key: str) -> None:
     """Raise UserError if no model uses this setting."""
     if key in UNUSED:
-        raise UserError(f"{key} has no effect on an evaluation. Leave it out.")
-    if key.startswith(UNUSED_BY_ENDPOINTS) and all(each.url is not None for each in models):
-        raise UserError(f"{key} has no effect on an endpoint. Leave it out.")
+        raise UserError(f"{key} has no effect on an evaluation. Remove it.")
+    if key.startswith(UNUSED_BY_ENDPOINTS) and all(model.url is not None for model in models):
+        raise UserError(f"{key} has no effect on an endpoint. Remove it.")
     errors = []
-    for each in models:
+    for model in models:
         try:
-            check_is_used(each.config, key, missing_capabilities(each.config))
+            check_is_used(model.config, key, missing_capabilities(model.config))
         except UserError as error:
             errors.append(error)
     if len(errors) == len(models):
@@ -216,12 +216,12 @@ def open_policy(
 
 async def check_endpoints(models: Sequence[EvaluatedModel], endpoint_options: EndpointOptions) -> None:
     """Send one short request to each model's endpoint. Raises UserError if its address, key or model is wrong."""
-    for each in models:
-        if each.url is None:
+    for model in models:
+        if model.url is None:
             continue
-        async with ChatClient(endpoint_options.endpoint(each.url, each.source)) as chat:
+        async with ChatClient(endpoint_options.endpoint(model.url, model.source)) as chat:
             with _advising(endpoint_options):
-                await chat.check(evaluation_sampling(each.config))
+                await chat.check(evaluation_sampling(model.config))
 
 
 @contextmanager

@@ -73,16 +73,16 @@ def load_plan(path: Path) -> tuple[EvaluationPlan, str | None]:
 
 
 def _build_plan(models: Sequence[EvaluatedModel], seeds: str | None, split: Split, tries: int) -> EvaluationPlan:
-    models = [replace(each, config=resolve(each.config)) for each in models]
+    models = [replace(model, config=resolve(model.config)) for model in models]
     config = models[0].config
     if config.env.kind == NO_ENV:
         raise UserError(f"{models[0].label} was trained without an environment. Name one: turnwise eval RUN ENV.")
     spec, given = load_environment(config)
-    for each in models:
-        if each.url is None:
-            check_context(each.config)
-            check_model(each.config.model)
-            check_threads(each.config.system)
+    for model in models:
+        if model.url is None:
+            check_context(model.config)
+            check_model(model.config.model)
+            check_threads(model.config.system)
     params = spec.check_params(given)
     spec.check_resources(params)
     chosen, note = _choose_seeds(spec, params, split, seeds, config.eval.episodes)
@@ -101,7 +101,7 @@ def _choose_seeds(
         indices = [seed - FIRST_SEED[split] for seed in chosen]
         beyond = next((index for index in indices if size is not None and index >= size), None)
         if beyond is not None:
-            raise UserError(f"seeds {beyond}: {rows}, counted from 0. Leave it out.")
+            raise UserError(f"seeds {beyond}: {rows}, counted from 0. Remove it.")
         return chosen, ""
     if size is None or size >= episodes:
         return [seed_for(split, index) for index in range(episodes)], ""
@@ -115,7 +115,7 @@ def save_plan(folder: EvaluationFolder, plan: EvaluationPlan, *, key_variable: s
     A folder that holds an evaluation can get more tasks, tries and models, but not other settings for its episodes.
     Models that this plan leaves out stay in the folder's plan.
     """
-    rows = {each.name: _row(each) for each in plan.models}
+    rows = {model.name: _row(model) for model in plan.models}
     contents: dict[str, Any] = {
         "environment": plan.models[0].config.env.kind,
         "split": plan.split,
@@ -127,7 +127,7 @@ def save_plan(folder: EvaluationFolder, plan: EvaluationPlan, *, key_variable: s
         contents["api_key_env"] = key_variable
     if not folder.is_new:
         _check_extends(folder, plan, contents, rows)
-    folder.write_plan(contents, {each.name: to_toml(each.config) for each in plan.models})
+    folder.write_plan(contents, {model.name: to_toml(model.config) for model in plan.models})
 
 
 def _check_extends(
@@ -143,11 +143,11 @@ def _check_extends(
             "would replace. Give another folder."
         )
     old_rows = {row["name"]: row for row in old["models"]}
-    for each in plan.models:
-        if each.name in old_rows:
-            _check_same(folder, old_rows[each.name], rows[each.name])
-            saved = build(read_saved_settings(folder.settings_path(each.name)))
-            _check_same(folder, _compared_settings(saved), _compared_settings(each.config))
+    for model in plan.models:
+        if model.name in old_rows:
+            _check_same(folder, old_rows[model.name], rows[model.name])
+            saved = build(read_saved_settings(folder.settings_path(model.name)))
+            _check_same(folder, _compared_settings(saved), _compared_settings(model.config))
 
 
 def saved_models(path: Path, plan: Mapping[str, Any]) -> list[EvaluatedModel]:

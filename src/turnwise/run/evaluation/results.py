@@ -70,9 +70,9 @@ def describe_caveats(results: EvaluationResults) -> Iterator[str]:
             pairs = zip(results.models, values, strict=True)
             yield f"{key} differs: {', '.join(f'{each.label} {value}' for each, value in pairs)}"
     for model, (label, metrics) in zip(results.models, results.rows(), strict=True):
-        if metrics["eval/cut"] > MAX_CUT_SHARE:
+        if metrics["cut"] > MAX_CUT_SHARE:
             limit = model.config.rollout.max_new_tokens
-            share = f"{100 * metrics['eval/cut']:.0f} %"
+            share = f"{100 * metrics['cut']:.0f} %"
             yield f"{label}: {share} of turns were cut at rollout.max_new_tokens {limit}. Raise it to let them finish."
     if results.split == "train":
         yield "These are training tasks: a model that was trained on this environment may have seen them."
@@ -88,8 +88,8 @@ def summarise_results(results: EvaluationResults) -> dict[str, Any]:
         "tries": results.tries,
         "finished": results.dropped == 0,
         "models": [
-            {"label": each.label, "source": each.source, "endpoint": each.url, **_without_prefix(metrics)}
-            for each, (_, metrics) in zip(results.models, results.rows(), strict=True)
+            {"label": model.label, "source": model.source, "endpoint": model.url, **metrics}
+            for model, (_, metrics) in zip(results.models, results.rows(), strict=True)
         ],
         "comparisons": [
             {"first": results.models[0].label, "second": label, **asdict(pair)}
@@ -99,18 +99,14 @@ def summarise_results(results: EvaluationResults) -> dict[str, Any]:
     }
 
 
-def _without_prefix(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {key.removeprefix("eval/"): value for key, value in metrics.items()}
-
-
 def draw_figure(results: EvaluationResults) -> str:
     bars = [
         SuccessBar(
             label=label,
-            success=metrics["eval/success"],
-            low=metrics["eval/success_low"],
-            high=metrics["eval/success_high"],
-            pass_at_k=metrics.get(f"eval/pass_at_{results.tries}"),
+            success=metrics["success"],
+            low=metrics["success_low"],
+            high=metrics["success_high"],
+            pass_at_k=metrics.get(f"pass_at_{results.tries}"),
         )
         for label, metrics in results.rows()
     ]

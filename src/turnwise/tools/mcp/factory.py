@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from turnwise.config.keys import read_options
 from turnwise.core.errors import UserError
 from turnwise.pictures.image import import_pillow
+from turnwise.settings.options import read_options
 from turnwise.tools.mcp.options import McpOptions
 from turnwise.tools.tool import ToolSource
 
@@ -19,6 +19,6 @@ def make_mcp_source(options: Mapping[str, Any]) -> ToolSource:
         from turnwise.tools.mcp.source import McpSource  # the SDK is optional, and takes a second to import
     except ImportError as error:
         raise UserError(
-            f"MCP servers need the package mcp, version 2.3 or newer ({error}): pip install 'turnwise[mcp]'"
+            f"MCP servers need the package mcp, version 2.3 or newer ({error}). Run `pip install 'turnwise[mcp]'`."
         ) from error
     return McpSource(checked)

@@ -10,8 +10,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from turnwise.config.secrets import PLACEHOLDER, VARIABLE, reject_keys, split_url
 from turnwise.core.errors import UserError
+from turnwise.network.secrets import PLACEHOLDER, VARIABLE, reject_keys, split_url
 from turnwise.settings.section import Positive
 from turnwise.text.truncation import shorten
 from turnwise.tools.process_tree import inherited_environment
@@ -85,13 +85,13 @@ def resolve_server(options: McpOptions) -> McpServer:
     try:
         command = shlex.split(options.mcp)
     except ValueError as error:
-        raise UserError(f"mcp: the command line cannot be parsed ({error}): close its quotes") from error
+        raise UserError(f"mcp: the command line cannot be parsed ({error}): close its quotes.") from error
     if not command:
-        raise UserError("mcp is empty: give a command line or a URL")
+        raise UserError("mcp is empty: give a command line or a URL.")
     reject_keys(command, option="mcp", fix=FIX_KEY)
     label = shorten(options.mcp, MAX_LABEL_CHARS)
     if options.headers:
-        raise UserError(f"mcp {label}: headers are for URLs: pass a command's keys with env")
+        raise UserError(f"mcp {label}: headers are for URLs: pass a command's keys with env.")
     values = _read_variables(options.env, "env", label)
     environment = inherited_environment() | values
     folder = _resolve_folder(options.cwd, label)
@@ -113,7 +113,7 @@ def _resolve_url(options: McpOptions) -> McpServer:
     label = shorten(parts._replace(query="", fragment="").geturl(), MAX_LABEL_CHARS)
     for name in ("env", "cwd"):
         if getattr(options, name):
-            raise UserError(f"mcp {label}: {name} is for servers that are started by a command: leave it out")
+            raise UserError(f"mcp {label}: {name} is for servers that are started by a command: remove it.")
     values = _read_variables(options.headers, "headers", label)
     headers = {name: _add_bearer(value) if name.lower() == "authorization" else value for name, value in values.items()}
     return McpServer(label=label, url=options.mcp, headers=headers, secrets=_select_secrets(values.values()))
@@ -127,12 +127,12 @@ def _read_variables(names: VariableNames, option: str, label: str) -> dict[str, 
     values = {}
     for name, variable in names.items():
         if not VARIABLE.fullmatch(variable):
-            raise UserError(f"mcp {label}: {option}.{name} must be the name of an environment variable, not its value")
+            raise UserError(f"mcp {label}: {option}.{name} must be the name of an environment variable, not its value.")
         if variable not in os.environ:
-            raise UserError(f"mcp {label}: {option}.{name} names an environment variable that is not set: export it")
+            raise UserError(f"mcp {label}: {option}.{name} names an environment variable that is not set: export it.")
         values[name] = os.environ[variable].strip()
         if any(ord(letter) < 32 for letter in values[name]):
-            raise UserError(f"mcp {label}: {option}.{name} contains a line break: give a single line")
+            raise UserError(f"mcp {label}: {option}.{name} contains a line break: give a single line.")
     return values
 
 
@@ -155,5 +155,5 @@ def _find_program(name: str, environment: Mapping[str, str], folder: str | None,
     path = os.path.join(folder, name) if folder and os.sep in name else name  # noqa: PTH118
     found = shutil.which(path, path=environment.get("PATH", os.defpath))
     if found is None:
-        raise UserError(f"mcp {label}: there is no command {name}: install it, or give its path")
+        raise UserError(f"mcp {label}: there is no command {name}: install it, or give its path.")
     return os.path.abspath(found)  # noqa: PTH100

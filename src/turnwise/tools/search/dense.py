@@ -30,14 +30,14 @@ class Encoder:
     def __init__(self, name: str, device: str = "cpu") -> None:
         local = not is_hub_name(name) or Path(name).is_dir() or not is_hub_available(name)
         if not is_hub_name(name) and not Path(name).is_dir():
-            raise UserError(f"there is no encoder {name}: give the folder or the owner/name of a Hugging Face model")
+            raise UserError(f"There is no encoder {name}: give the folder or the owner/name of a Hugging Face model.")
         try:
             with quiet_transformers():
                 self._tokenizer: Any = AutoTokenizer.from_pretrained(name, local_files_only=local)
                 self._model: Any = AutoModel.from_pretrained(name, local_files_only=local, dtype=torch.float32)
         except (OSError, ValueError, KeyError) as error:
             reason = " ".join(str(error).split())[:120]
-            raise UserError(f"{name} cannot be loaded as an encoder ({reason}): give another") from error
+            raise UserError(f"{name} cannot be loaded as an encoder ({reason}): give another.") from error
         self._model.to(device).eval()
         self._device = device
         positions = getattr(self._model.config, "max_position_embeddings", None) or MAX_TOKENS
@@ -79,7 +79,7 @@ class DenseIndex:
         """Rank the passages for each query by cosine similarity."""
         vectors = self._encoder.encode([self._prefix + query for query in queries])
         if vectors.shape[1] != self._matrix.shape[1]:
-            raise UserError("the index was built with another encoder: build the index again")
+            raise UserError("The index was built with another encoder: build the index again.")
         rankings: list[RankedPassages] = [[] for _ in queries]
         for start in range(0, len(self._matrix), CHUNK_ROWS):
             scores = vectors @ self._matrix[start : start + CHUNK_ROWS].astype(np.float32).T  # [queries, rows]

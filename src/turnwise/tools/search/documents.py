@@ -110,9 +110,9 @@ def find_files(paths: Sequence[Path], skipped: SkippedFiles | None = None) -> li
             _check_suffix(path)
             found[path] = None
         else:
-            raise UserError(f"{not_a_file(path)}: give files or folders to index")
+            raise UserError(f"{not_a_file(path)}: give files or folders to index.")
     if not found:
-        raise UserError(f"no {', '.join(SUFFIXES)} file in {', '.join(map(str, paths))}: give files to index")
+        raise UserError(f"No {', '.join(SUFFIXES)} file in {', '.join(map(str, paths))}: give files to index.")
     return list(found)
 
 
@@ -141,7 +141,7 @@ def _is_hidden(file: Path, folder: Path) -> bool:
 
 def _check_suffix(path: Path) -> None:
     if path.suffix.lower() not in SUFFIXES:
-        raise UserError(f"{path} is not one of {', '.join(SUFFIXES)}: convert it, or rename it if it is plain text")
+        raise UserError(f"{path} is not one of {', '.join(SUFFIXES)}: convert it, or rename it if it is plain text.")
 
 
 def hash_files(files: Sequence[Path]) -> str:
@@ -175,7 +175,7 @@ def _split_file(file: Path, limit: int, skipped: SkippedFiles | None) -> Iterato
         return
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
-            raise UserError(f"{file} is larger than {MAX_FILE_BYTES >> 20} MiB: split it, or give it as JSONL")
+            raise UserError(f"{file} is larger than {MAX_FILE_BYTES >> 20} MiB: split it, or give it as JSONL.")
         content = file.read_bytes()
     except OSError as error:
         raise _unreadable(file, error) from error
@@ -208,7 +208,7 @@ def _read_jsonl(file: Path, limit: int) -> Iterator[Passage]:
         with file.open("rb") as stream:
             for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b""), start=1):
                 if len(line) > MAX_LINE_BYTES:
-                    raise UserError(f"{file} line {number} is longer than {MAX_LINE_BYTES >> 20} MiB: split it")
+                    raise UserError(f"{file} line {number} is longer than {MAX_LINE_BYTES >> 20} MiB: split it.")
                 if line.strip():
                     yield from _split_row(line, number, file, limit)
     except OSError as error:
@@ -219,9 +219,9 @@ def _split_row(line: bytes, number: int, file: Path, limit: int) -> Iterator[Pas
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} line {number} is not valid JSON ({str(error)[:80]}): correct it") from error
+        raise UserError(f"{file} line {number} is not valid JSON ({str(error)[:80]}): correct it.") from error
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-        raise UserError(f'{file} line {number} has no text: give it {{"text": "...", "title": "..."}}')
+        raise UserError(f'{file} line {number} has no text: give it {{"text": "...", "title": "..."}}.')
     title, identifier = row.get("title"), row.get("id")
     passage_title = one_line(clean_text(str(title)))[:MAX_TITLE_CHARS] if title is not None else file.stem
     passage_id = (
@@ -232,7 +232,7 @@ def _split_row(line: bytes, number: int, file: Path, limit: int) -> Iterator[Pas
 
 
 def _unreadable(file: Path, error: OSError) -> UserError:
-    return UserError(f"cannot read {file} ({error.strerror or type(error).__name__}): make it readable")
+    return UserError(f"Cannot read {file} ({error.strerror or type(error).__name__}): make it readable.")
 
 
 def split_text(text: str, limit: int) -> Iterator[str]:

@@ -7,25 +7,11 @@ from turnwise.text.truncation import one_line
 SKIPPED = frozenset({"script", "style", "template", "noscript", "svg", "nav", "footer", "select", "button"})
 HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
 ENDS_LINE = frozenset({"br", "li", "tr", "td", "th", "dt", "dd"})
-ENDS_PARAGRAPH = frozenset(
-    {
-        "p",
-        "div",
-        "section",
-        "article",
-        "aside",
-        "header",
-        "main",
-        "body",
-        "ul",
-        "ol",
-        "dl",
-        "table",
-        "pre",
-        "blockquote",
-    }
-    | {"figure", "figcaption", "hr", "form", "fieldset", "details", "summary", "address", "caption"}
-)
+_PARAGRAPHS = """
+p div section article aside header main body ul ol dl table pre blockquote figure figcaption hr form fieldset details
+summary address caption
+"""
+ENDS_PARAGRAPH = frozenset(_PARAGRAPHS.split())
 """All other tags are inline and do not separate words."""
 PERMALINK = "¶"
 

@@ -63,7 +63,7 @@ def open_index(folder: Path, mode: Mode | None = None) -> SearchIndex:
     mode = mode or ("hybrid" if manifest.dense else "lexical")
     if mode != "lexical" and manifest.dense is None:
         raise UserError(
-            f"{folder} has no vectors for mode {mode}: build it again with a dense model, or choose lexical"
+            f"{folder} has no vectors for mode {mode}: build it again with a dense model, or choose lexical."
         )
     try:
         passages = StoredPassages(folder)

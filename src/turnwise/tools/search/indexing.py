@@ -44,7 +44,7 @@ def build_index(
         with atomic_folder(to) as folder:
             count = write_passages(_read_files(files, passage_characters, progress, skipped), folder)
             if not count:
-                raise UserError(f"there is no text in {', '.join(map(str, paths))}: give other files")
+                raise UserError(f"There is no text in {', '.join(map(str, paths))}: give other files.")
             passages = StoredPassages(folder)
             progress("lexical index", 0, count)
             LexicalIndex.build(passage.lexical_text for passage in passages).save(folder)
@@ -66,7 +66,7 @@ def build_index(
 
 
 def _folder_exists(folder: Path) -> UserError:
-    return UserError(f"{folder} exists: choose another folder, or remove it first")
+    return UserError(f"{folder} exists: choose another folder, or remove it first.")
 
 
 def _read_files(files: Sequence[Path], limit: int, progress: Progress, skipped: SkippedFiles) -> Iterator[Passage]:

@@ -52,7 +52,7 @@ class LexicalIndex:
             array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in tokenize(text)]) for text in texts
         ]
         if not vocabulary:
-            raise UserError("these texts contain no words: give others")
+            raise UserError("These texts contain no words: give others.")
         retriever = _import_bm25s().BM25(method="lucene", backend="numpy")
         retriever.index((token_ids, vocabulary), show_progress=False, create_empty_token=False)
         return cls(retriever)
@@ -100,7 +100,7 @@ def _import_bm25s() -> Any:
         with _without_jax():
             return import_module("bm25s")
     except ModuleNotFoundError as error:
-        raise UserError("search needs bm25s: pip install 'turnwise[search]'") from error
+        raise UserError("Search needs bm25s. Run `pip install 'turnwise[search]'`.") from error
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from urllib.parse import SplitResult
 import httpx2
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from turnwise.config import secrets
 from turnwise.core.errors import UserError
+from turnwise.network import secrets
 from turnwise.tools.search.types import KEY_VARIABLE, MAX_REPLY_BYTES, Passage, SearchFailed, SearchResult, clean_text
 
 PATH = "/search"
@@ -65,7 +65,7 @@ class RemoteIndex:
         try:
             await asyncio.to_thread(self.search, ["ready"], 1)
         except SearchFailed as error:
-            raise UserError(f"{error}: start it with turnwise search INDEX --serve, or correct url") from error
+            raise UserError(f"{error}: start it with `turnwise search INDEX --serve`, or correct url.") from error
 
     def _post(self, request: dict[str, Any]) -> tuple[int, bytes]:
         data, deadline = json.dumps(request).encode("ascii"), time.monotonic() + self._timeout_s

@@ -5,7 +5,6 @@ The standard library's server is fast enough, since a client sends the queries o
 
 import hmac
 import json
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -16,9 +15,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from turnwise.config.secrets import is_local
 from turnwise.core.errors import UserError
-from turnwise.network.ports import check_port
+from turnwise.network.http_headers import bearer_token, host_name, is_local
+from turnwise.network.ports import check_port, listen
 from turnwise.tools.search.remote import PATH
 from turnwise.tools.search.types import (
     KEY_VARIABLE,
@@ -86,12 +85,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _check_access(self) -> None:
         """Check the key first, so that clients without one learn nothing else."""
-        scheme, _, key = self.headers.get("Authorization", "").partition(" ")
-        if self._key is not None and not (
-            scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode(), self._key.encode())
-        ):
+        token = bearer_token({"authorization": self.headers.get("Authorization", "")}) or ""
+        if self._key is not None and not hmac.compare_digest(token.encode(), self._key.encode()):
             raise RequestRefused(HTTPStatus.UNAUTHORIZED, "this server requires a key")
-        if self._local and not is_local(_host_name(self.headers.get("Host", ""))):
+        if self._local and not is_local(host_name(self.headers.get("Host", ""))):
             raise RequestRefused(HTTPStatus.FORBIDDEN, "unknown host name")  # DNS rebinding by a web page
         if self.path.rstrip("/") != PATH:
             raise RequestRefused(HTTPStatus.NOT_FOUND, f"use POST {PATH}")
@@ -138,7 +135,6 @@ class SearchServer(ThreadingHTTPServer):
     """`with SearchServer(index, ...) as server: server.serve_forever()`."""
 
     daemon_threads = True
-    request_queue_size = 128
 
     def __init__(
         self,
@@ -152,13 +148,11 @@ class SearchServer(ThreadingHTTPServer):
         """`key`: required from clients, and mandatory unless `host` is local. `port` 0: any free port."""
         _check_options(host, port, key)
         self.log, self._free = log, BoundedSemaphore(MAX_CONNECTIONS)
-        try:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            self.address_family = family
-            super().__init__((host, port), partial(_Handler, searcher=searcher, key=key, local=is_local(host)))
-        except (OSError, UnicodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not an address"
-            raise UserError(f"cannot listen on {host} port {port} ({reason}): choose another host or port") from error
+        handler = partial(_Handler, searcher=searcher, key=key, local=is_local(host))
+        super().__init__((host, port), handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listen(host, port)
+        self.server_address = self.socket.getsockname()
 
     @property
     def url(self) -> str:
@@ -185,16 +179,9 @@ class SearchServer(ThreadingHTTPServer):
 def _check_options(host: str, port: int, key: str | None) -> None:
     check_port(port)
     if key is None and not is_local(host):
-        raise UserError(f"host {host} is reachable by others: set a key first, export {KEY_VARIABLE}=KEY")
+        raise UserError(f"host {host} is reachable by others: set a key first: `export {KEY_VARIABLE}=KEY`.")
     if key is not None and len(key) < MIN_KEY_CHARS:
-        raise UserError(f"the key in {KEY_VARIABLE} is too short: use at least {MIN_KEY_CHARS} characters")
-
-
-def _host_name(host: str) -> str:
-    """Host header without the port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()
+        raise UserError(f"The key in {KEY_VARIABLE} is too short: use at least {MIN_KEY_CHARS} characters.")
 
 
 def _to_row(result: SearchResult) -> dict[str, Any]:

@@ -57,13 +57,13 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of an index and check its files. Raises UserError if it is not a complete index."""
     if not (folder / MANIFEST).is_file():
         problem = "is not a search index" if folder.exists() else "does not exist"
-        raise UserError(f"{folder} {problem}: build an index with turnwise index FILES --to FOLDER")
+        raise UserError(f"{folder} {problem}: build an index with `turnwise index FILES --to FOLDER`.")
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
     except (OSError, ValidationError) as error:
         raise damaged_index(folder, "its manifest cannot be read") from error
     if manifest.version != VERSION:
-        raise UserError(f"{folder} has index version {manifest.version}, not {VERSION}: build the index again")
+        raise UserError(f"{folder} has index version {manifest.version}, not {VERSION}: build the index again.")
     for name, size in manifest.sizes.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != size:
@@ -72,7 +72,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def damaged_index(folder: Path, reason: str) -> UserError:
-    return UserError(f"the index {folder} is damaged ({reason}): build it again")
+    return UserError(f"The index {folder} is damaged ({reason}): build it again.")
 
 
 def write_passages(passages: Iterable[Passage], folder: Path) -> int:
@@ -120,7 +120,7 @@ class StoredPassages(Sequence[Passage]):
             row = json.loads(os.pread(self._file, end - start, start))
             return Passage(title=row["title"], text=row["text"], id=row["id"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{self._path} is damaged at passage {number}: build the index again") from error
+            raise UserError(f"{self._path} is damaged at passage {number}: build the index again.") from error
 
     def __iter__(self) -> Iterator[Passage]:
         return (self[number] for number in range(len(self)))

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from turnwise.config.keys import read_options
-from turnwise.config.secrets import check_variable_name
 from turnwise.core.errors import UserError
 from turnwise.core.messages import ToolSpec
+from turnwise.network.secrets import check_variable_name
+from turnwise.settings.options import read_options
 from turnwise.text.truncation import one_line, shorten
 from turnwise.tools.search.batching import Batcher
 from turnwise.tools.search.types import (
@@ -61,17 +61,17 @@ def make_search_tool(options: Mapping[str, Any]) -> Tool:
 
 def _open_searcher(options: SearchOptions) -> Searcher:
     if options.index is not None and options.url is not None:
-        raise UserError("the tool search takes an index or a url, not both: leave one of them out")
+        raise UserError("The tool search takes an index or a url, not both: remove one of them.")
     if options.index is not None:
         if options.key_env is not None:
-            raise UserError("the tool search: key_env is only for a url: leave it out")
+            raise UserError("The tool search: key_env is only for a url: remove it.")
         from turnwise.tools.search.index import open_cached_index
 
         return open_cached_index(Path(options.index).expanduser(), options.mode)
     if options.url is None:
-        raise UserError('the tool search needs an index or a url: { use = "search", index = "FOLDER" }')
+        raise UserError('The tool search needs an index or a url: { use = "search", index = "FOLDER" }.')
     if options.mode is not None:
-        raise UserError("the tool search: the server at url sets the mode: leave mode out, or start the server with it")
+        raise UserError("The tool search: the server at url sets the mode: remove mode, or start the server with it.")
     from turnwise.tools.search.remote import RemoteIndex, read_key
 
     return RemoteIndex(options.url, read_key(options.url, options.key_env))
@@ -147,11 +147,11 @@ def check_search_arguments(arguments: Mapping[str, Any], *, top: int, model_sets
     return {"query": query, "top": top}
 
 
-def format_results(results: Sequence[SearchResult], limit: int = MAX_OUTPUT_CHARS) -> str:
-    """One numbered line per result, `title: passage`; about `limit` characters in all."""
+def format_results(results: Sequence[SearchResult]) -> str:
+    """One numbered line per result, `title: passage`; about MAX_OUTPUT_CHARS characters in all."""
     if not results:
         return NOTHING_FOUND
-    line_limit = max(limit // len(results), 20)
+    line_limit = max(MAX_OUTPUT_CHARS // len(results), 20)
     lines = (
         f"{number}. {one_line(result.passage.title)}: {one_line(result.passage.text)}"
         for number, result in enumerate(results, start=1)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from turnwise.config.keys import read_options
 from turnwise.core.errors import InfrastructureFailure, UserError, not_a_file
+from turnwise.settings.options import read_options
 from turnwise.settings.section import Positive
 from turnwise.text.truncation import shorten
 from turnwise.tools.function import from_function, tool
@@ -77,11 +77,11 @@ def max_call_seconds(limits: SqlLimits) -> float:
 
 def _check_database(database: Path) -> Schema:
     if not database.is_file():
-        raise UserError(f"the tool sql: {not_a_file(database)}: give a SQLite file")
+        raise UserError(f"The tool sql: {not_a_file(database)}: give a SQLite file.")
     try:
         return read_schema(database)
     except (sqlite3.Error, OSError, InfrastructureFailure) as error:
-        raise UserError(f"the tool sql cannot read {database} ({error}): give a SQLite file") from error
+        raise UserError(f"The tool sql cannot read {database} ({error}): give a SQLite file.") from error
 
 
 def _format_schema(schema: Schema) -> str:
@@ -95,7 +95,7 @@ def extract_query(answer: str) -> str:
     return str(blocks[-1] if blocks else answer).strip().removesuffix(";")
 
 
-def format_table(result: QueryResult, max_cell: int = MAX_CELL_CHARS) -> str:
+def format_table(result: QueryResult) -> str:
     """Format a result with one line per row, so that different values never look the same.
 
     name | age
@@ -103,8 +103,8 @@ def format_table(result: QueryResult, max_cell: int = MAX_CELL_CHARS) -> str:
     Bob | NULL
     ... 7 more rows
     """
-    lines = [CELL_SEPARATOR.join(shorten(_escape_newlines(name), max_cell) for name in result.columns)]
-    lines += [CELL_SEPARATOR.join(_format_cell(value, max_cell) for value in row) for row in result.rows]
+    lines = [CELL_SEPARATOR.join(shorten(_escape_newlines(name), MAX_CELL_CHARS) for name in result.columns)]
+    lines += [CELL_SEPARATOR.join(_format_cell(value) for value in row) for row in result.rows]
     if result.omitted_rows:
         lines.append(f"... {_format_count(result.omitted_rows)}")
     elif not result.rows:
@@ -118,13 +118,13 @@ def _format_count(omitted: int) -> str:
     return f"{omitted} more row{'s' * (omitted != 1)}"
 
 
-def _format_cell(value: SqlValue, max_cell: int) -> str:
+def _format_cell(value: SqlValue) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, bytes):
-        return shorten(f"x'{value[:max_cell].hex()}'", max_cell)
+        return shorten(f"x'{value[:MAX_CELL_CHARS].hex()}'", MAX_CELL_CHARS)
     if isinstance(value, str):
-        return shorten(_quote(value[: max_cell + 1]), max_cell)
+        return shorten(_quote(value[: MAX_CELL_CHARS + 1]), MAX_CELL_CHARS)
     return repr(value)
 
 

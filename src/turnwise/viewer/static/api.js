@@ -8,9 +8,14 @@ export async function get(name, parameters = {}, signal = undefined) {
   for (const [key, value] of Object.entries(parameters)) {
     if (value !== null && value !== undefined && value !== "") query.set(key, value);
   }
+  return readAnswer(fetch(`/api/${name}?${query}`, { signal, credentials: "same-origin" }));
+}
+
+/** Return the JSON of a response that is still to come, or throw the error in it. */
+export async function readAnswer(coming) {
   let response;
   try {
-    response = await fetch(`/api/${name}?${query}`, { signal, credentials: "same-origin" });
+    response = await coming;
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("No response from the server: is `turnwise view` still running?");

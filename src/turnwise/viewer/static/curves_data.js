@@ -1,7 +1,7 @@
 /** Data of the curves view: metrics of several runs, and the plots made from them. */
 
 import { get } from "./api.js";
-import { EVALUATION, SUCCESS, fixedRange, isShare } from "./metric_groups.js";
+import { describe } from "./metric_groups.js";
 import { curveStyle } from "./palette.js";
 import { meanAndRange, seriesOf, smooth } from "./series.js";
 
@@ -28,8 +28,7 @@ export class CurvesData {
 
   /** Fetch further metrics of all runs. */
   async load(metrics) {
-    const keys = new Set(metrics);
-    if (keys.has(SUCCESS)) EVALUATION.forEach((key) => keys.add(key));
+    const keys = new Set(metrics.flatMap((metric) => [metric, ...describe(metric).evaluations]));
     const missing = [...keys].filter((key) => !this.feeds.some((feed) => feed.keys.includes(key)));
     if (!missing.length) return;
     const feeds = this.runs.map((run) => new Feed(run, missing));
@@ -45,7 +44,8 @@ export class CurvesData {
       feeds.map(async (feed) => (await feed.update(this.signal)) && feed.keys.forEach((key) => changed.add(key))),
     );
     if (changed.size) await this.updateAlarms();
-    if (EVALUATION.some((key) => changed.has(key))) changed.add(SUCCESS);
+    for (const key of feeds.flatMap((feed) => feed.keys))
+      if (describe(key).evaluations.some((evaluation) => changed.has(evaluation))) changed.add(key);
     return changed;
   }
 
@@ -69,18 +69,19 @@ export class CurvesData {
 
   /** Return the plot of a metric. `view`: {smoothing, log, seeds, from, to}. */
   plot(metric, view) {
+    const { unit, evaluations, range } = describe(metric);
     const groups = this.groups(view.seeds);
     const curves = groups
       .map((group, index) => this.curve(group, index, metric, view))
       .filter((curve) => curve.x.length);
     return {
       curves,
-      points: metric === SUCCESS ? this.evaluations(groups) : [],
+      points: evaluations.length ? this.evaluations(groups, evaluations) : [],
       from: view.from,
       to: view.to,
       log: view.log,
-      fixed: fixedRange(metric),
-      share: isShare(metric),
+      fixed: range,
+      unit,
     };
   }
 
@@ -102,10 +103,11 @@ export class CurvesData {
     return { name: group[0], ...smooth(raw[0], view.smoothing), faint: view.smoothing ? raw[0] : null, ...style };
   }
 
-  evaluations(groups) {
+  /** `metrics`: names of the success and of the ends of its interval. */
+  evaluations(groups, metrics) {
     return this.runs.flatMap((run, index) => {
       const { colour } = curveStyle(groups.findIndex((group) => group.includes(run)));
-      const [middle, low, high] = EVALUATION.map((key) => this.series(run, key));
+      const [middle, low, high] = metrics.map((key) => this.series(run, key));
       const at = (series, step) => series.y[series.x.indexOf(step)] ?? null;
       return middle.x.map((x, row) => ({
         run,
@@ -121,7 +123,7 @@ export class CurvesData {
 
   /** Return the stored numbers of a panel, for CSV. */
   parts(metric) {
-    const metrics = metric === SUCCESS ? [metric, ...EVALUATION] : [metric];
+    const metrics = [metric, ...describe(metric).evaluations];
     return this.runs.flatMap((run) => metrics.map((each) => ({ run, metric: each, ...this.series(run, each) })));
   }
 }

@@ -33,6 +33,12 @@ function setProperty(element, name, value) {
   else element.setAttribute(name, value === true ? "" : marked(String(value)));
 }
 
+/** Return a link to the page above and the title of this one. */
+export function breadcrumb(href, above, title) {
+  const links = [h("a", { href }, above), h("span", {}, "›"), h("h1", {}, title)];
+  return h("nav", { class: "crumbs", "aria-label": "Breadcrumb" }, links);
+}
+
 export function button(label, onclick, properties) {
   return h("button", { type: "button", onclick, ...properties }, label);
 }

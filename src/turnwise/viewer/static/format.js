@@ -34,6 +34,14 @@ export function percent(value) {
   return value === null || value === undefined ? "–" : `${(100 * Number(value)).toFixed(1)} %`;
 }
 
+const amount = (value) => (Math.abs(value) >= 1e4 ? count(value) : short(value));
+const UNIT_FORMATS = { share: percent, count: amount, "1/s": amount };
+
+/** Format a number of a metric with this unit of record/metrics.toml. */
+export function formatMetric(value, unit) {
+  return (UNIT_FORMATS[unit] ?? short)(value);
+}
+
 /** Plain words for the statuses of trajectories; others are shown as stored. */
 const STATUS_WORDS = {
   truncated_turns: "out of turns",

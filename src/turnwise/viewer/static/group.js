@@ -1,7 +1,7 @@
 /** The view of a group: all members of one task at one step, side by side. */
 
 import { fetchTrajectory, get } from "./api.js";
-import { h, note, put } from "./dom.js";
+import { breadcrumb, h, note, put } from "./dom.js";
 import { mean, percent, signed } from "./format.js";
 import { bind } from "./keys.js";
 import { address, go } from "./router.js";
@@ -27,12 +27,10 @@ export async function showGroup(main, query, signal) {
     h(
       "div",
       { class: "title" },
-      h(
-        "nav",
-        { class: "crumbs", "aria-label": "Breadcrumb" },
-        h("a", { href: address("trajectories", { run, step }) }, run),
-        h("span", {}, "›"),
-        h("h1", {}, step === "0" ? `task ${group}` : `step ${step} · group ${group}`),
+      breadcrumb(
+        address("trajectories", { run, step }),
+        run,
+        step === "0" ? `task ${group}` : `step ${step} · group ${group}`,
       ),
       h(
         "span",

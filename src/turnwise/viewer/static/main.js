@@ -7,6 +7,7 @@ import { button, failure, h, put, replace } from "./dom.js";
 import { showGroup } from "./group.js";
 import { bind, listBindings, startKeys } from "./keys.js";
 import { isDark } from "./palette.js";
+import { EXTRA_LINKS, EXTRA_PARENTS, EXTRA_VIEWS } from "./plugins.js";
 import { address, go, parse } from "./router.js";
 import { showRun } from "./run.js";
 import { showRuns } from "./runs.js";
@@ -25,6 +26,7 @@ const VIEWS = {
   tokens: showTokens,
   compare: showCompare,
   before_after: showBeforeAfter,
+  ...EXTRA_VIEWS,
 };
 const PARENT_VIEWS = {
   run: "runs",
@@ -32,6 +34,7 @@ const PARENT_VIEWS = {
   group: "trajectories",
   tokens: "trajectories",
   before_after: "curves",
+  ...EXTRA_PARENTS,
 };
 
 let current = new AbortController();
@@ -122,8 +125,10 @@ function start() {
   );
   bind("?", "show keyboard shortcuts", showKeys);
   bind("t", "switch theme", switchTheme);
-  ["runs", "curves", "trajectories", "compare"].forEach((view, index) =>
-    bind(String(index + 1), view, () => document.querySelector(`nav [data-view=${view}]`).click()),
+  const navigation = document.querySelector("nav");
+  put(navigation, ...EXTRA_LINKS.map(({ view, text }) => h("a", { dataset: { view }, href: address(view) }, text)));
+  [...navigation.querySelectorAll("[data-view]")].forEach((link, index) =>
+    bind(String(index + 1), link.dataset.view, () => link.click()),
   );
   startKeys();
   window.addEventListener("hashchange", show);

@@ -2,7 +2,7 @@
 
 import { button, h, put, replace } from "./dom.js";
 import { exportCsv, exportPng, exportSvg } from "./export.js";
-import { percent, short } from "./format.js";
+import { formatMetric } from "./format.js";
 import { drawPlot, innerBox } from "./plot.js";
 import { plotColours, swatch } from "./palette.js";
 import { nearest } from "./series.js";
@@ -62,7 +62,7 @@ export class Panel {
   }
 
   text(value) {
-    return this.plot.share ? percent(value) : short(value);
+    return formatMetric(value, this.plot.unit);
   }
 
   draw() {

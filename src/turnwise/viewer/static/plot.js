@@ -2,7 +2,7 @@
 
     {curves: [{name, x, y, faint: {x, y} | null, low, high, colour, dash}],
      points: [{x, y, low, high, colour, shift}],
-     from, to, log, fixed, share}
+     from, to, log, fixed, unit}
 */
 
 import { averaged, lowerBound, thin } from "./series.js";
@@ -63,7 +63,7 @@ function typicalRange({ x, y }, plot) {
 
 export function drawPlot(surface, plot, box, colours) {
   const { x, y } = scales(plot, box);
-  drawAxes(surface, x, y, box, colours, plot.share ? shareText : tickText);
+  drawAxes(surface, x, y, box, colours, plot.unit === "share" ? shareText : tickText);
   const width = box.right - box.left;
   surface.clip(box.left - 7, box.top - 5, width + 16, box.bottom - box.top + 10, () => {
     for (const curve of plot.curves) if (curve.low) drawBand(surface, curve, plot, x, y, width);

@@ -2,10 +2,11 @@
 
 import { fetchRuns, get } from "./api.js";
 import { CurvesData } from "./curves_data.js";
-import { failure, h, note, put, replace } from "./dom.js";
+import { breadcrumb, failure, h, note, put, replace } from "./dom.js";
 import { count, percent, signed } from "./format.js";
 import { mainMetrics } from "./metric_groups.js";
 import { Panel, panelGrid } from "./panel.js";
+import { collect } from "./plugins.js";
 import { poll } from "./poll.js";
 import { address } from "./router.js";
 import { COLUMNS, successCell } from "./runs.js";
@@ -71,7 +72,7 @@ class RunPage {
     return h(
       "div",
       { class: "title" },
-      h("nav", { class: "crumbs", "aria-label": "Breadcrumb" }, h("a", { href: "#/runs" }, "Runs"), h("span", {}, "›"), h("h1", {}, this.id)),
+      breadcrumb("#/runs", "Runs", this.id),
       h(
         "span",
         { class: "row" },
@@ -80,6 +81,7 @@ class RunPage {
         !isEvaluation && link("before_after", "Before and after training"),
         this.run.models?.length > 1 && link("compare", "Compare its models", { one: this.id, other: this.id }),
       ),
+      collect("runTools", this.run, this.signal),
     );
   }
 

@@ -64,7 +64,8 @@ export function shareText(value) {
 
 /** Return the range of an axis with a margin: not below 0 unless a value is, nor for shares above 1.
     `fixed`: a range that it must include. */
-export function padded(low, high, { log, fixed, share }) {
+export function padded(low, high, { log, fixed, unit }) {
+  const share = unit === "share";
   if (fixed && !log) return [Math.min(low, fixed[0]), Math.max(high, fixed[1])];
   if (!(low <= high)) return log ? [0.1, 1] : [0, 1];
   if (log) return low === high ? [low / 2, high * 2] : [low / 1.1, high * 1.1];

@@ -1,7 +1,7 @@
 /** Navigation between trajectories: filters of the list, kept in every address, and the header of a trajectory. */
 
 import { get } from "./api.js";
-import { h, put } from "./dom.js";
+import { breadcrumb, h, put } from "./dom.js";
 import { episodesText } from "./format.js";
 import { bind } from "./keys.js";
 import { address, go } from "./router.js";
@@ -67,13 +67,7 @@ export function addHeader(main, view, query, row, signal) {
     h(
       "div",
       { class: "title" },
-      h(
-        "nav",
-        { class: "crumbs", "aria-label": "Breadcrumb" },
-        h("a", { href: address("trajectories", { run, ...filtersOf(query) }) }, run),
-        h("span", {}, "›"),
-        h("h1", {}, trajectoryName(row)),
-      ),
+      breadcrumb(address("trajectories", { run, ...filtersOf(query) }), run, trajectoryName(row)),
       h(
         "span",
         { class: "row" },

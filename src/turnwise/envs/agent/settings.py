@@ -1,0 +1,75 @@
+"""Settings of agents that are trained through the gateway."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from turnwise.settings.choice import Choice, choices
+from turnwise.settings.needs import WARM_UP
+
+AGENT_ENV = "agent"
+"""`env.kind` of runs that train an agent through the gateway."""
+
+
+class AgentSettings(Choice):
+    """An agent of your own, trained through the gateway in place of an environment."""
+
+    reward: str | None = None
+    """FILE.py:function of (task, result); none uses the reward that the agent returns or posts to the gateway."""
+    success_at: float = 1.0
+    """Lowest reward at which an episode counts as success, if the reward is a plain number."""
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds per episode, waiting for the model included."""
+    on_timeout: Literal["retry", "truncate"] = "retry"
+    """Episode that takes too long: retried, or trained on as truncated, with the rewards posted until then."""
+    on_crash: Literal["retry", "fail"] = "retry"
+    """Exception or exit status that is not 0: the episode is retried, or trained on as failed, with reward 0."""
+
+    @property
+    def program(self) -> str:
+        """Command line or function that the run starts; empty if it starts none."""
+        return str(getattr(self, self.implied_by)) if self.implied_by else ""
+
+
+class CallersAgent(AgentSettings, kind="none"):
+    """An agent that the program which calls `tw.Trainer` brings along with the tasks."""
+
+
+class StartedAgent(AgentSettings):
+    """An agent that the run starts for each task."""
+
+    tasks: str | None = None
+    """JSONL, JSON or CSV file with a task per row; a column split may assign rows to train, validation and test."""
+    random_reply: str | None = None
+    """FILE.py:function of (text, rng) that draws a valid reply to the text so far, for the warm-up of tiny."""
+
+    uses: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"random_reply": WARM_UP}
+
+
+class CommandSettings(StartedAgent, kind="command"):
+    """A program."""
+
+    implied_by: ClassVar[str] = "command"
+    command: str
+    """Command line of the agent, run without a shell; {task} stands for the task as JSON, {task_file} for its file."""
+    pass_env: tuple[str, ...] = ()
+    """Environment variables that the command gets besides PATH, HOME and the like; others may contain keys."""
+
+
+class FunctionSettings(StartedAgent, kind="function"):
+    """A function of Python."""
+
+    implied_by: ClassVar[str] = "function"
+    function: str
+    """FILE.py:function, async, of (client, task), where client is an openai.AsyncOpenAI."""
+
+
+AGENTS: dict[str, type[AgentSettings]] = choices(CallersAgent, CommandSettings, FunctionSettings)
+
+
+def starts_agent(agent: Any) -> bool:
+    """Return whether a value of `agent`, checked or not, names an agent that the run starts."""
+    if not isinstance(agent, Mapping):
+        return isinstance(agent, StartedAgent)
+    return any(agent.get(chosen.implied_by) for chosen in AGENTS.values() if chosen.implied_by)

@@ -1,0 +1,40 @@
+"""Mistakes of new users end with one line that says what is wrong, where, and what to do."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mistakes_for_tests import MISTAKES, NO_TORCH, Mistake
+from turnwise.cli.main import main
+
+
+def write_files(mistake: Mistake, folder: Path) -> None:
+    for name, content in mistake.files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake_is_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mistake = MISTAKES[name]
+    write_files(mistake, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(mistake.typed)) == 2
+    *_, last = shown = capsys.readouterr().err.splitlines()
+    assert last.startswith("turnwise: ") and "Traceback" not in "".join(shown), shown
+    assert all(part in last for part in mistake.says), last
+    assert len(last) < 700
+    assert not list(tmp_path.glob("runs/*/metrics.jsonl"))
+
+
+@pytest.mark.parametrize("name", NO_TORCH)
+def test_mistake_is_reported_without_torch(name: str, tmp_path: Path) -> None:
+    write_files(MISTAKES[name], tmp_path)
+    code = "import sys; from turnwise.cli.main import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    command = [sys.executable, "-c", code, *shlex.split(MISTAKES[name].typed)]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0
