@@ -37,16 +37,21 @@ from step_job import PARAMS, SPEC, Job
 
 from turnwise.algos.advantages import Grpo
 from turnwise.algos.losses import Ppo, TokenMean
-from turnwise.config.schema import AlgoConfig, Config, EnvConfig, RewardConfig, RolloutConfig, TrainConfig
+from turnwise.algos.settings import AlgoConfig
+from turnwise.config.schema import Config
+from turnwise.config.training import TrainConfig
 from turnwise.core.protocols import Sampling
 from turnwise.core.trajectory import Trajectory
 from turnwise.engine.native.engine import NativeEngine
+from turnwise.envs.settings import EnvConfig
 from turnwise.models.loading.load import LoadedModel
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.registry import JudgeRegistry
+from turnwise.rewards.settings import RewardConfig
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullContext
 from turnwise.rollout.episode import Limits
+from turnwise.rollout.settings import RolloutConfig
 from turnwise.run.build import build_rewards, load_policy
 from turnwise.run.build_learner import build_coefficients, build_learner, estimate_settings, update_settings
 from turnwise.run.environment_mix import build_environment_mix

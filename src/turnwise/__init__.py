@@ -51,7 +51,7 @@ PUBLIC = {
     "Run": "turnwise.run.api:Run",
     "RunParts": "turnwise.training.step:RunParts",
     "Source": "turnwise.training.step:Source",
-    "SourceSettings": "turnwise.config.sources:SourceSettings",
+    "SourceSettings": "turnwise.rollout.settings:SourceSettings",
     "StepResult": "turnwise.core.protocols:StepResult",
     "StrictParams": "turnwise.envs.text_env:StrictParams",
     "Task": "turnwise.core.task:Task",
@@ -91,7 +91,6 @@ if TYPE_CHECKING:
     from turnwise.algos.loss_types import LossResult as LossResult
     from turnwise.algos.reward_functions import RewardFunction as RewardFunction
     from turnwise.config.schema import Config as Config
-    from turnwise.config.sources import SourceSettings as SourceSettings
     from turnwise.core.errors import InfrastructureFailure as InfrastructureFailure
     from turnwise.core.errors import UserError as UserError
     from turnwise.core.messages import Message as Message
@@ -118,6 +117,7 @@ if TYPE_CHECKING:
     from turnwise.gateway.agent_episodes import AgentResult as AgentResult
     from turnwise.pictures.image import Image as Image
     from turnwise.record.steps import IdleReason as IdleReason
+    from turnwise.rollout.settings import SourceSettings as SourceSettings
     from turnwise.run.api import EvaluationResult as EvaluationResult
     from turnwise.run.api import Rows as Rows
     from turnwise.run.api import Run as Run

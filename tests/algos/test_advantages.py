@@ -22,7 +22,7 @@ from trajectories_for_tests import (
 
 from turnwise.algos.advantage_types import AdvantageInputs
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.config.algorithm import AlgoConfig
+from turnwise.algos.settings import AlgoConfig
 
 ZERO_SUM = ["grpo", "dr_grpo", "rloo"]
 ZERO_IF_EQUAL = [name for name in (*GROUP_ESTIMATORS, "brpo") if name != "reinforce_pp_baseline"]

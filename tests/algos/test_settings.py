@@ -17,7 +17,7 @@ from turnwise.algos.loss_types import RATIO_LEVELS, Loss
 from turnwise.algos.losses import AGGREGATIONS, LOSSES
 from turnwise.algos.off_policy import CORRECTIONS, REJECTIONS, Correction
 from turnwise.algos.rewards import NORMALISATIONS
-from turnwise.config.algorithm import AlgoConfig
+from turnwise.algos.settings import AlgoConfig
 from turnwise.settings.choice import Choice
 
 TABLES: dict[str, Mapping[str, type[Choice]]] = {

@@ -11,7 +11,7 @@ from trajectories_for_tests import row_inputs
 from turnwise.algos.advantage_types import compute_advantages
 from turnwise.algos.filters import Filter, select_groups
 from turnwise.algos.loss_types import compute_loss
-from turnwise.config.algorithm import AlgoConfig
+from turnwise.algos.settings import AlgoConfig
 from turnwise.core.errors import UserError
 from turnwise.settings.choice import LOAD_CODE
 

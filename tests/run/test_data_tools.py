@@ -10,8 +10,8 @@ import pytest
 
 from runs_for_tests import printed, quiet, small
 from turnwise.cli.main import main
-from turnwise.config.schema import DataConfig
 from turnwise.core.errors import UserError
+from turnwise.data.settings import DataConfig
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import open_replay, trajectory_from_row
 from turnwise.run.dataset_rows import from_dataset_row, to_dataset_row

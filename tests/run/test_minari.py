@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from turnwise.config.schema import DataConfig
 from turnwise.core.errors import UserError
 from turnwise.core.trajectory import Status
 from turnwise.data.episodes import parse_episode
+from turnwise.data.settings import DataConfig
 from turnwise.run.datasets import open_source
 
 gymnasium, minari = pytest.importorskip("gymnasium"), pytest.importorskip("minari")

@@ -13,12 +13,13 @@ import torch
 
 from runs_for_tests import learnt, metrics, quiet, rewind, small
 from turnwise.cli.main import main
-from turnwise.config.schema import Config, DataConfig
+from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.images import find_images, image_hash, image_token_id
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.replay import Replay
 from turnwise.data.samples import build_samples
+from turnwise.data.settings import DataConfig
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.critic import UtteranceCritic
 from turnwise.models.loading.load import LoadedModel, load_model

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from turnwise.cli.output import print_line, print_table
 from turnwise.cli.parsing import INFORMATION, Settings, command_app, merge_settings
-from turnwise.config.schema import RecordConfig
+from turnwise.config.recording import RecordConfig
 from turnwise.core.errors import UserError
 from turnwise.run.doctor import Finding, check_machine
 

@@ -223,7 +223,7 @@ def sft(
         train__max_minutes=run.max_minutes,
         record__name=run.name,
     )
-    from turnwise.config.schema import NO_ENV
+    from turnwise.envs.settings import NO_ENV
     from turnwise.run.configure import configure
     from turnwise.run.demo_source import check_demos_source
     from turnwise.run.setting_names import check_before_torch

@@ -1,20 +1,50 @@
-"""Settings of training steps, supervised fine-tuning and stored episodes."""
+"""Settings of training steps with their optimizer, and of supervised fine-tuning."""
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from turnwise.config.optimizers import OPTIMIZERS, SCHEDULES, AdamW, Constant
-from turnwise.settings.choice import Choice, OneOf
+from turnwise.settings.choice import Choice, OneOf, choices
 from turnwise.settings.needs import (
     ONE_PASS,
-    PAIRS,
-    PLAYED,
-    STORED,
     Lack,
 )
-from turnwise.settings.section import Idle, LearningRate, NonNegative, Positive, Section
+from turnwise.settings.section import Idle, LearningRate, NonNegative, Positive, Section, Share
+
+
+class AdamW(Choice, kind="adamw"):
+    """AdamW (Loshchilov and Hutter 2019)."""
+
+    weight_decay: NonNegative = 0.0
+    """Weight decay."""
+
+
+class Muon(AdamW, kind="muon"):
+    """Muon for matrices (Jordan et al. 2024), AdamW for embeddings, norms and heads."""
+
+    learning_rate: LearningRate = 0.02
+    """Learning rate of Muon; about 100 times AdamW's, since its updates are scaled differently."""
+
+
+OPTIMIZERS: dict[str, type[AdamW]] = choices(AdamW, Muon)
+
+
+class Constant(Choice, kind="constant"):
+    """The peak after the warm-up."""
+
+
+class Linear(Choice, kind="linear"):
+    """Falls linearly."""
+
+    final_share: Share = 0.0
+    """Final learning rate, as a share of the peak."""
+
+
+class Cosine(Linear, kind="cosine"):
+    """Falls like half a cosine."""
+
+
+SCHEDULES: dict[str, type[Choice]] = choices(Constant, Linear, Cosine)
 
 
 class TrainConfig(Section):
@@ -69,29 +99,3 @@ class SftConfig(Section):
     def idle(self) -> Idle:
         others = ("count", "epochs", "batch", "learning_rate", "think")
         return {} if self.demos else dict.fromkeys(others, ("sft.demos none", "run `turnwise sft`"))
-
-
-class DataConfig(Section):
-    """Stored episodes to train on instead of playing the environment (`turnwise train --data`)."""
-
-    sources: tuple[str, ...] = ()
-    """Runs, files of conversations or episodes, and dataset folders; default: the environment is played."""
-    capacity: Positive = 100_000
-    """Maximum number of episodes; the newest are kept."""
-    episodes: Literal["training", "evaluation", "all"] = "training"
-    """Episodes of a run that are read: of its training steps, of its evaluations, or both."""
-    keep: Literal["all", "succeeded"] | float = "all"
-    """Episodes that are kept: all, those that succeeded, or those with at least this total reward."""
-    pair_gap: NonNegative = 0.0
-    """Smallest difference of total rewards between the episodes of a pair for dpo; 0 compares any that differ."""
-
-    uses: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
-        **dict.fromkeys(("capacity", "episodes", "keep"), STORED),
-        "pair_gap": (STORED, PAIRS),
-    }
-
-    def lacks(self) -> dict[str, Lack]:
-        if not self.sources:
-            return {STORED: Lack("an empty data.sources", "names none", "name stored episodes (data.sources)")}
-        fix = "remove data.sources to play the environment"
-        return {PLAYED: Lack("data.sources", "replaces them", fix)}

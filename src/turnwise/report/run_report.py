@@ -9,7 +9,8 @@ from typing import Any
 from markupsafe import Markup
 
 from turnwise.config.keys import all_keys
-from turnwise.config.schema import NO_ENV, Config
+from turnwise.config.schema import Config
+from turnwise.envs.settings import NO_ENV
 from turnwise.record.images import IMAGES_FOLDER
 from turnwise.record.jsonl_follower import JsonlFollower
 from turnwise.record.rows import (

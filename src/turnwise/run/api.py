@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 
 from turnwise.config.load import build, read_run
-from turnwise.config.schema import NO_ENV, Config
+from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split
 from turnwise.core.trajectory import Trajectory
 from turnwise.envs.protocol_env import EnvFactory
 from turnwise.envs.registry import spec_of
+from turnwise.envs.settings import NO_ENV
 from turnwise.envs.text_env import TextEnv
 from turnwise.evaluation.episodes import Evaluation
 from turnwise.files.run_folders import find_run_folder

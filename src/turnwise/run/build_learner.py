@@ -9,10 +9,10 @@ from torch.nn import Parameter
 from turnwise.algos.critics import HeadCriticSettings, TokenCriticSettings
 from turnwise.algos.entropy import EntropyCoefficient
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient
+from turnwise.algos.settings import AlgoConfig
 from turnwise.algos.turn_discount import AdaptiveDiscount
-from turnwise.config.algorithm import AlgoConfig
-from turnwise.config.optimizers import Linear, Muon
-from turnwise.config.schema import Config, TrainConfig
+from turnwise.config.schema import Config
+from turnwise.config.training import Linear, Muon, TrainConfig
 from turnwise.core.errors import UserError
 from turnwise.core.learner import Needs
 from turnwise.core.protocols import EngineControl, ValueEngine

@@ -9,7 +9,6 @@ from turnwise.algos.alarms import AlarmSettings
 from turnwise.algos.estimators import EstimatorSettings, OnPolicySettings, UtteranceEstimator
 from turnwise.algos.user_code import naming
 from turnwise.config.schema import Config
-from turnwise.config.sources import AutoSource, SourceSettings
 from turnwise.core.errors import UserError
 from turnwise.core.learner import Learner
 from turnwise.core.task import Task
@@ -22,6 +21,7 @@ from turnwise.report.progress import Progress
 from turnwise.report.trajectory_images import TrajectoryImages
 from turnwise.rewards.services import RewardServices
 from turnwise.rollout.collect import GroupCollector
+from turnwise.rollout.settings import AutoSource, SourceSettings
 from turnwise.rollout.tasks import TaskSource
 from turnwise.run.archer import build_archer
 from turnwise.run.build import PolicyStack, build_rewards, model_loader

@@ -12,12 +12,13 @@ from turnwise.config.load import (
     read_run,
     read_settings,
 )
-from turnwise.config.schema import NO_ENV, Config
+from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.engine.engines import ENGINES, Native
 from turnwise.envs.agent.settings import AGENT_ENV, starts_agent
 from turnwise.envs.catalogue import split_target
 from turnwise.envs.registry import ENVIRONMENTS
+from turnwise.envs.settings import NO_ENV
 from turnwise.files.run_folders import CONFIG_FILE, find_run_folder
 from turnwise.models.loading.catalogue import PIXELS_PER_TOKEN, TINY, TINY_VLM
 from turnwise.recipes.presets import MODELS, find_method, find_recipe, method_path, recipe_names, recipe_path

@@ -13,12 +13,13 @@ from torch import Tensor
 from turnwise.algos.advantage_types import find_turns
 from turnwise.algos.off_policy_evaluation import OffPolicyEstimate, estimate_value
 from turnwise.config.load import build, read_run
-from turnwise.config.schema import Config, DataConfig
+from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.samples import Sample, on_device
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.packing import micro_batches, pack, unpack
 from turnwise.data.samples import TokenTable, build_samples
+from turnwise.data.settings import DataConfig
 from turnwise.files.disk import atomic_folder
 from turnwise.files.run_folders import find_run_folder
 from turnwise.models.forward import batch_attention

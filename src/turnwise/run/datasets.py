@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config.load import build, read_run
-from turnwise.config.schema import Config, DataConfig
+from turnwise.config.schema import Config
 from turnwise.core.errors import UserError, read_failure
 from turnwise.core.trajectory import Sampler, Trajectory, Turn
 from turnwise.data.episodes import build_episode, parse_episode
 from turnwise.data.replay import Replay
+from turnwise.data.settings import DataConfig
 from turnwise.files.disk import wrap_disk_errors, write_atomic
 from turnwise.files.run_folders import CONFIG_FILE
 from turnwise.files.table_files import READERS, is_table_file, read_jsonl_rows

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config.load import Overrides
-from turnwise.config.schema import NO_ENV, Config
+from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split, Task
 from turnwise.envs.agent.settings import AGENT_ENV, StartedAgent
 from turnwise.envs.agent.tasks import AGENT_SPEC
 from turnwise.envs.param_setting import params_in
 from turnwise.envs.registry import load_spec
+from turnwise.envs.settings import NO_ENV
 from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.evaluation.statistics import wilson_interval

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from turnwise.algos.critics import TrunkCriticSettings, UtteranceCriticSettings
-from turnwise.config.optimizers import Muon
 from turnwise.config.resources import SystemConfig
 from turnwise.config.schema import Config
+from turnwise.config.training import Muon
 from turnwise.core.errors import UserError
 from turnwise.models.loading.load import device_of
 from turnwise.models.memory.estimate import CUDA_CONTEXT, MemoryEstimate

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from turnwise.config.algorithm import TOKEN_RULES
+from turnwise.algos.settings import TOKEN_RULES
 from turnwise.config.load import read_settings
 from turnwise.config.schema import Config
 from turnwise.rollout.context_settings import Summary

@@ -12,7 +12,6 @@ from rich.console import Console
 from turnwise.algos.estimators import OnPolicySettings
 from turnwise.config.load import Overrides
 from turnwise.config.schema import Config
-from turnwise.config.sources import AutoSource
 from turnwise.core.errors import DivergedError, UserError
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.envs.agent.settings import AGENT_ENV, StartedAgent
@@ -22,6 +21,7 @@ from turnwise.evaluation.episodes import Evaluation
 from turnwise.gateway.agent_episodes import AgentCollector, AgentRun, RecordedEpisodes
 from turnwise.gateway.agents import Access
 from turnwise.rollout.collect import CollectedGroups
+from turnwise.rollout.settings import AutoSource
 from turnwise.run.configure import configure
 from turnwise.run.environment_mix import build_environment_mix
 from turnwise.run.sources import find_checkpoint

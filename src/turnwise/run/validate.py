@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from turnwise.algos.settings import TOKEN_RULES
 from turnwise.cluster.placement import check_capacity, plan_placement
-from turnwise.config.algorithm import TOKEN_RULES
-from turnwise.config.schema import Config, ModelConfig
+from turnwise.config.schema import Config
 from turnwise.core.errors import UserError, not_a_file
 from turnwise.envs.adapters.package_envs import PackageEnv
 from turnwise.envs.agent.settings import AGENT_ENV, FunctionSettings, StartedAgent
@@ -27,6 +27,7 @@ from turnwise.envs.tool_env import ToolEnv
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
 from turnwise.models.loading.load import resolve_device
+from turnwise.models.settings import ModelConfig
 from turnwise.render.parse import read_sections
 from turnwise.rewards.factory import build_group_judges
 from turnwise.rewards.functions import build_reward

@@ -12,11 +12,12 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from turnwise.config.keys import FREE_TABLES, Key, all_keys, settings_of
-from turnwise.config.schema import NO_ENV, Config
+from turnwise.config.schema import Config
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.envs.agent.settings import AGENT_ENV
 from turnwise.envs.catalogue import CATALOGUE
 from turnwise.envs.registry import load_spec
+from turnwise.envs.settings import NO_ENV
 from turnwise.files.run_folders import CONFIG_FILE
 from turnwise.models.loading.catalogue import model_names
 from turnwise.recipes.presets import find_method, list_recipes, method_names

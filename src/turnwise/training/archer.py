@@ -29,8 +29,8 @@ from turnwise.algos.archer import (
 )
 from turnwise.algos.critics import UtteranceCriticSettings
 from turnwise.algos.estimators import ActingEstimator, ArcherSettings, UtteranceEstimator
+from turnwise.algos.settings import AlgoConfig
 from turnwise.algos.stats import effective_sample_size, whiten
-from turnwise.config.algorithm import AlgoConfig
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.learner import Learner, Needs
 from turnwise.core.protocols import Policy, Sampling

@@ -18,8 +18,8 @@ from turnwise.algos.rewards import (
     place_returns,
     scale_process_rewards,
 )
+from turnwise.algos.settings import AlgoConfig
 from turnwise.algos.turn_discount import CriticFit, critic_fit_by_distance, turn_distances
-from turnwise.config.algorithm import AlgoConfig
 from turnwise.core.errors import UserError
 from turnwise.core.learner import Learner, Needs
 from turnwise.core.samples import Sample

@@ -19,7 +19,7 @@ from turnwise.algos.off_policy import (
     apply_rejection,
     compute_off_policy_metrics,
 )
-from turnwise.config.algorithm import AlgoConfig
+from turnwise.algos.settings import AlgoConfig
 from turnwise.core.samples import TrainBatch
 
 

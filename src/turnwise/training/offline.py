@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from turnwise.config.algorithm import AlgoConfig
+from turnwise.algos.settings import AlgoConfig
 from turnwise.core.learner import Learner, Needs
 from turnwise.data.replay import Replay, has_pair
 from turnwise.data.replay_files import Entry

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from turnwise.algos.filters import Filter, GroupScore, select_groups
-from turnwise.config.algorithm import AlgoConfig
+from turnwise.algos.settings import AlgoConfig
 from turnwise.core.errors import Outage
 from turnwise.core.learner import Learner, Needs
 from turnwise.core.trajectory import Group, Trajectory

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from turnwise.config.algorithm import AlgoConfig
+from turnwise.algos.settings import AlgoConfig
 from turnwise.core.errors import DivergedError
 
 MAX_SKIPPED = 3

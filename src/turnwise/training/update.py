@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from turnwise.algos.loss_types import LossInputs, PairInputs
-from turnwise.config.schema import TrainConfig
+from turnwise.config.training import TrainConfig
 from turnwise.core.learner import Learner, Needs
 from turnwise.core.random_streams import address, random_stream
 from turnwise.core.samples import TrainSample

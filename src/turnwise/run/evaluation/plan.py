@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config.load import Overrides, build, read_saved_settings, to_toml
-from turnwise.config.schema import NO_ENV, Config
+from turnwise.config.schema import Config
 from turnwise.core.errors import UserError, read_failure
 from turnwise.core.task import Split, Task
 from turnwise.envs.seeds import FIRST_SEED, SEEDS_PER_SPLIT, seed_for, split_of_seed
+from turnwise.envs.settings import NO_ENV
 from turnwise.envs.spec import EnvSpec
 from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
 from turnwise.run.contexts import check_context

@@ -1,13 +1,12 @@
-"""Settings of rollouts, curriculum and self-play."""
+"""Settings of rollouts, of the source of a step's episodes, of the curriculum and of self-play."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from turnwise.config.sources import SOURCES, AutoSource, SourceSettings
 from turnwise.rollout.opponents import OPPONENTS, Opponent, PolicyOpponent, Script
-from turnwise.settings.choice import OneOf
+from turnwise.settings.choice import Choice, OneOf, choices
 from turnwise.settings.needs import (
     FIXED_OPPONENT,
     GROUPS,
@@ -17,6 +16,30 @@ from turnwise.settings.needs import (
     Need,
 )
 from turnwise.settings.section import Idle, NonNegative, Positive, Section
+
+
+class SourceSettings(Choice):
+    """Settings of a source.
+
+    A source of your own, rollout.source FILE.py:Name, is a class derived from `tw.SourceSettings` with `build`.
+    """
+
+    def build(self, run: Any) -> Any:
+        """Return the user's `tw.Source`, given `tw.RunParts`."""
+        raise NotImplementedError
+
+    def needs(self) -> list[Need]:
+        return [Need(IN_TURN, f"rollout.source {self.kind} is asked for a step's episodes when the step begins")]
+
+
+class AutoSource(SourceSettings, kind="auto"):
+    """Plays episodes, ahead of the learner with rollout.max_staleness, or draws them from data.sources."""
+
+    def needs(self) -> list[Need]:
+        return []
+
+
+SOURCES: dict[str, type[SourceSettings]] = choices(AutoSource)
 
 
 class RolloutConfig(Section):
