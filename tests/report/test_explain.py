@@ -12,6 +12,7 @@ from turnwise.record.rows import EvaluationRecord
 from turnwise.record.steps import EpisodeSource, IdleReason, StepRecord
 from turnwise.report import explain as explaining
 from turnwise.report import run_facts
+from turnwise.report.alarm_advice import ALARM_ADVICE, advise
 from turnwise.report.explain import explain
 from turnwise.report.html_report import render_report
 from turnwise.report.progress import EXPLANATIONS
@@ -248,8 +249,10 @@ def test_each_kind_of_alarm_gets_advice_once() -> None:
 def test_every_detector_of_alarms_has_advice() -> None:
     """A spike of the gradient has two texts."""
     source = Path(alarms.__file__).read_text()
-    assert [part for part in explaining.ALARM_ADVICE if part not in source] == []
-    assert len(explaining.ALARM_ADVICE) == len(alarms.DETECTORS) + 1
+    assert [part for part in ALARM_ADVICE if part not in source] == []
+    assert len(ALARM_ADVICE) == len(alarms.DETECTORS) + 1
+    assert [advise(f"x: {part}; y") for part in ALARM_ADVICE] == list(ALARM_ADVICE.values())
+    assert advise("another text") is None
 
 
 def test_sentences_are_sorted_by_topic() -> None:

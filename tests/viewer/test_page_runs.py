@@ -3,7 +3,7 @@
 import json
 import tomllib
 
-from browser_for_tests import HOSTILE, LONG, ONE, OTHER, STEPS, TWO, Viewer
+from browser_for_tests import GAINED, HOSTILE, LONG, LOST, ONE, OTHER, STEPS, TWO, Viewer
 
 from opened_page_for_tests import expect
 from turnwise.config.schema import Config
@@ -141,3 +141,27 @@ def test_environment_paths_are_shown_by_their_last_part(viewer: Viewer) -> None:
     script = "async (name) => (await import('/static/format.js')).environmentText(name)"
     shown = {"/home/me/coin.py:Coin": "coin.py:Coin", "frozen_lake": "frozen_lake", "gym/Taxi": "gym/Taxi"}
     assert {name: viewer.page.evaluate(script, name) for name in shown} == shown
+
+
+def test_run_page_explains_the_run_and_shows_a_task_before_and_after(viewer: Viewer) -> None:
+    viewer.open("run", run=OTHER)
+    expect(viewer.page.locator(".run-words")).to_contain_text("What happened")
+    gained, lost = len(set(GAINED) - set(LOST)), len(set(LOST) - set(GAINED))
+    expect(viewer.page.locator(".run-words")).to_contain_text(
+        f"{gained} are solved now that were not before, and {lost} no"
+    )
+    viewer.page.get_by_text("See a task before and after training").click()
+    expect(viewer.page.locator(".run-words .column-head a")).to_have_text(["Before training", "After training"])
+    expect(viewer.page.locator(".run-words p .state")).to_contain_text("solved now")
+    expect(viewer.page.get_by_role("heading", name="Alarm", exact=True)).to_be_visible()
+    expect(viewer.page.locator(".alarm-list")).to_contain_text("entropy fell to <b>half</b>")
+
+
+def test_run_page_left_early_logs_no_error(viewer: Viewer) -> None:
+    """Requests that are aborted on the way are no errors. The fixture asserts that none is logged."""
+    viewer.open("runs")
+    for _ in range(5):
+        viewer.page.evaluate(f"location.hash = '#/run?run={OTHER}'")
+        viewer.page.wait_for_timeout(15)
+        viewer.page.evaluate("location.hash = '#/runs'")
+    expect(viewer.page.locator(NAMES)).to_have_count(5)

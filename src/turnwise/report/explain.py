@@ -12,6 +12,7 @@ from typing import Literal
 
 from turnwise.record.rows import AFTER, BEFORE, EvaluationRecord
 from turnwise.record.steps import StepRecord, finite_number
+from turnwise.report.alarm_advice import ALARM_ADVICE
 from turnwise.report.episodes import STATUS_WORDS
 from turnwise.report.formatting import format_percent
 from turnwise.report.progress import EXPLANATIONS
@@ -342,20 +343,6 @@ def training_beats_evaluation(facts: RunFacts) -> Iterator[Sentence]:
     yield Sentence(
         topic="advice", text="Train on more and more varied tasks: those of the evaluation are not like them."
     )
-
-
-ALARM_ADVICE = {
-    "echo trap": "The agent repeats itself: stop at the checkpoint before the alarm, raise rollout.temperature or "
-    "algo.entropy_coef, or let diagnose.rollbacks return to it.",
-    "reward hacking": "The reward rises without success: look at the episodes with the highest reward, and close the "
-    "loophole or lower the weight of that reward.",
-    "no longer explores": "Raise algo.entropy_coef or rollout.temperature, or lower train.learning_rate.",
-    "a spike": "Lower train.learning_rate or train.max_grad_norm.",
-    "not finite": "Lower train.learning_rate; if it happens again, set model.dtype float32.",
-    "without more success": "Answers only get longer: lower rollout.max_new_tokens, or add a reward for short answers.",
-    "template collapse": "The reasoning no longer depends on the task: raise algo.kl_coef, or use more varied tasks.",
-}
-"""Part of an alarm's text -> what to do."""
 
 
 def alarms_raised(facts: RunFacts) -> Iterator[Sentence]:

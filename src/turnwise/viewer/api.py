@@ -22,6 +22,7 @@ from turnwise.viewer.explanations import Explanations
 from turnwise.viewer.extension import Extension, add_extension
 from turnwise.viewer.json_io import encode_json, error_response, json_response
 from turnwise.viewer.metrics import read_alarms
+from turnwise.viewer.run_page import describe_run
 from turnwise.viewer.runs import RunList, read_summary
 from turnwise.viewer.search import list_trajectories
 from turnwise.viewer.settings import settings_and_defaults
@@ -107,9 +108,12 @@ def add_run_routes(app: FastAPI, root: ViewedFolder, store: RunStore) -> None:
     def config(request: Request, run: Text) -> Response:
         return json_response(request, encode_json(settings_and_defaults(root, root.find_run(run))))
 
-    @app.get("/api/summary")
-    def summary(request: Request, run: Text) -> Response:
-        return json_response(request, encode_json({"summary": read_summary(root, root.find_run(run))}))
+    @app.get("/api/run")
+    def run_page(request: Request, run: Text) -> Response:
+        """Return what the page of a run shows: its row, its summary, its parent, its checkpoints and its alarms."""
+        folder = root.find_run(run)
+        found = {"row": runs.row(run), "summary": read_summary(root, folder), **describe_run(root, folder)}
+        return json_response(request, encode_json(found))
 
     @app.get("/api/keys")
     def keys(request: Request, run: Text) -> Response:

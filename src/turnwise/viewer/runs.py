@@ -100,6 +100,13 @@ class RunList:
         rows = [(run_id, entry.row(budget)) for (run_id, _), entry in zip(runs, entries, strict=True)]
         return [{"id": run_id, **row} for run_id, row in rows if row is not None]
 
+    def row(self, run_id: str) -> dict[str, Any]:
+        """Return the row of one run, without looking at the others. Raises FileNotServed if the run does not exist."""
+        folder = self._root.find_run(run_id)
+        with self._lock:
+            entry = self._entries.setdefault(str(folder), RunEntry(self._root, folder))
+        return {"id": run_id, **(entry.row(ReadBudget(left=READ_PER_LIST)) or {})}
+
 
 class RunEntry:
     """The row of a run or evaluation, and the file contents that it was built from."""

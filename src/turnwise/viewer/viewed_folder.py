@@ -97,6 +97,11 @@ class ViewedFolder:
             raise UserError(f"{'/'.join(parts)} is larger than {limit} bytes: too large to show.")
         return data
 
+    def list_folders(self, folder: Path, name: str) -> list[Path]:
+        """Return the folders in a folder of a run, sorted by name; nothing if it is missing or outside the folder."""
+        path = self._resolve(folder / name)
+        return [] if path is None else sorted(map(Path, subfolders(str(path))))
+
     def _resolve(self, path: Path) -> Path | None:
         """Return the real path, or None if it does not exist or is outside the viewed folder."""
         try:

@@ -20,7 +20,10 @@ export async function readAnswer(coming) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("No response from the server: is `turnwise view` still running?");
   }
-  const body = await response.json().catch(() => ({}));
+  const body = await response.json().catch((error) => {
+    if (error.name === "AbortError") throw error; // the answer is not empty: it was not read
+    return {};
+  });
   if (!response.ok) throw new ApiError(body.error ?? `The server responded with status ${response.status}`);
   return body;
 }

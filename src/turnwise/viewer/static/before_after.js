@@ -21,10 +21,34 @@ export async function showBeforeAfter(main, query, signal) {
   const ids = runs.map((each) => each.id);
   const choose = select("of run", ids.includes(run) ? ids : [run, ...ids], run, (id) => go("before_after", { run: id }));
   put(main, h("div", { class: "title" }, title, choose));
-  const sides = { one: run, other: run, one_evaluation: "before", other_evaluation: "after" };
-  const answer = await get("common", sides, signal);
+  const answer = await fetchOutcomes(run, signal);
   if (!answer.tasks.length) return put(main, explainEmpty(run, answer.evaluations.one));
   await new BeforeAfterView(main, run, answer, query, signal).start();
+}
+
+/** Return {tasks, total, evaluations}: the tasks of both evaluations, each with its outcome; changed ones first. */
+export async function fetchOutcomes(run, signal) {
+  const sides = { one: run, other: run, one_evaluation: "before", other_evaluation: "after" };
+  const answer = await get("common", sides, signal);
+  const order = Object.keys(OUTCOMES);
+  const tasks = answer.tasks
+    .map((task) => ({ ...task, outcome: outcomeOf(task) }))
+    .sort((one, other) => order.indexOf(one.outcome) - order.indexOf(other.outcome));
+  return { ...answer, tasks };
+}
+
+/** Return the columns of `sideBySide` for a task: its episode before training and the one after it. */
+export async function fetchSides(run, task, signal) {
+  const sides = [
+    ["Before training", task.one[0]],
+    ["After training", task.other[0]],
+  ];
+  const answers = await Promise.all(sides.map(([, { number }]) => fetchTrajectory(run, number, signal)));
+  return sides.map(([title, { number, evaluation }], index) => ({
+    title,
+    href: address("trajectory", { run, number, evaluation }),
+    answer: answers[index],
+  }));
 }
 
 function explainEmpty(run, evaluations) {
@@ -46,10 +70,7 @@ function outcomeOf({ one, other }) {
 
 class BeforeAfterView {
   constructor(main, run, { tasks, total }, query, signal) {
-    const order = Object.keys(OUTCOMES);
-    this.tasks = tasks
-      .map((task) => ({ ...task, outcome: outcomeOf(task) }))
-      .sort((one, other) => order.indexOf(one.outcome) - order.indexOf(other.outcome));
+    this.tasks = tasks;
     this.outcome = query.get("outcome") ?? "";
     this.shown = this.tasks.filter((task) => !this.outcome || task.outcome === this.outcome);
     Object.assign(this, { main, run, total, query, signal, episodes: h("div", { class: "compared" }) });
@@ -135,16 +156,7 @@ class BeforeAfterView {
   }
 
   async open(task) {
-    const sides = [
-      ["Before training", task.one[0]],
-      ["After training", task.other[0]],
-    ];
-    const answers = await Promise.all(sides.map(([, { number }]) => fetchTrajectory(this.run, number, this.signal)));
-    const columns = sides.map(([title, { number, evaluation }], index) => ({
-      title,
-      href: address("trajectory", { run: this.run, number, evaluation }),
-      answer: answers[index],
-    }));
+    const columns = await fetchSides(this.run, task, this.signal);
     const index = this.shown.indexOf(task);
     replace(
       this.episodes,
@@ -162,7 +174,7 @@ class BeforeAfterView {
   }
 }
 
-function outcomeBadge(outcome) {
+export function outcomeBadge(outcome) {
   return h(
     "span",
     { class: `state ${TONES[outcome]}` },

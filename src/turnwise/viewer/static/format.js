@@ -30,6 +30,16 @@ export function count(value) {
   return unit ? `${Number((value / unit[0]).toPrecision(3))} ${unit[1]}` : String(value);
 }
 
+export function bytes(value) {
+  const units = [
+    [1 << 30, "GiB"],
+    [1 << 20, "MiB"],
+    [1 << 10, "KiB"],
+  ];
+  const unit = units.find(([size]) => value >= size);
+  return unit ? `${Number((value / unit[0]).toPrecision(3))} ${unit[1]}` : `${value} B`;
+}
+
 export function percent(value) {
   return value === null || value === undefined ? "–" : `${(100 * Number(value)).toFixed(1)} %`;
 }

@@ -3,8 +3,12 @@
     VIEWS       views by name, called as the viewer's own: (main, query, signal)
     LINKS       [{view, text}] for the navigation
     PARENTS     {view: the view whose link is marked}
-    runTools, runSections, episodeTools
-                functions that return nodes to show on the pages of a run and of an episode
+    runTools, runSections
+                functions (run, signal) that return nodes to show on the page of a run
+    checkpointTools
+                function (run, checkpoint) that returns nodes to show beside a checkpoint
+    episodeTools
+                function (answer, signal) that returns nodes to show on the page of an episode
 */
 
 import { EXTENSIONS } from "./extensions.js";

@@ -1,16 +1,16 @@
-/** The page of one run: its state and results, its main curves, and the settings that differ from their defaults. */
+/** The page of one run: results, what happened in words, curves, alarms, what it changed, checkpoints and settings. */
 
-import { fetchRuns, get } from "./api.js";
+import { get } from "./api.js";
 import { CurvesData } from "./curves_data.js";
 import { breadcrumb, failure, h, note, put, replace } from "./dom.js";
-import { count, percent, signed } from "./format.js";
+import { count, percent, short, signed } from "./format.js";
 import { mainMetrics } from "./metric_groups.js";
 import { Panel, panelGrid } from "./panel.js";
 import { collect } from "./plugins.js";
 import { poll } from "./poll.js";
 import { address } from "./router.js";
+import { alarmList, beforeAndAfter, checkpointTable, explanation, parentChanges, settingTable, table } from "./run_parts.js";
 import { COLUMNS, successCell } from "./runs.js";
-import { settingName, valueText } from "./differences.js";
 
 const NUM_PANELS = 6;
 
@@ -22,27 +22,68 @@ class RunPage {
   constructor(main, id, signal) {
     Object.assign(this, { main, id, signal, cursor: null, zoom: null, panels: [] });
     this.facts = h("section", { class: "card" });
+    this.words = h("section", { class: "card run-words", hidden: true });
     this.charts = h("section", { class: "run-charts" });
+    this.alarms = h("section", { class: "card", hidden: true });
+    this.parent = h("section", { class: "card differences", hidden: true });
+    this.checkpoints = h("section", { class: "card", hidden: true });
     this.settings = h("section", { class: "card differences" });
   }
 
   async start() {
     await this.load();
     const isEvaluation = this.run.kind === "evaluation";
-    put(this.main, this.head(isEvaluation), this.facts, !isEvaluation && this.charts, this.settings);
-    this.fillFacts();
+    put(
+      this.main,
+      this.head(isEvaluation),
+      this.facts,
+      this.words,
+      !isEvaluation && this.charts,
+      this.alarms,
+      this.parent,
+      this.checkpoints,
+      collect("runSections", this.run, this.signal),
+      this.settings,
+    );
+    this.fill();
     await Promise.all([isEvaluation || this.tryIn(this.charts, () => this.startCharts()), this.fillSettings()]);
+    this.explainLater();
     window.addEventListener("turnwise-theme", () => this.redraw(), { signal: this.signal });
     poll(() => this.update(), this.signal, this.run.status === "running");
   }
 
   async load() {
-    const [runs, { summary }] = await Promise.all([
-      fetchRuns(this.signal),
-      get("summary", { run: this.id }, this.signal),
-    ]);
-    this.run = runs.find((run) => run.id === this.id) ?? { id: this.id };
-    this.summary = summary;
+    this.found = await get("run", { run: this.id }, this.signal);
+    this.run = this.found.row;
+    this.summary = this.found.summary;
+  }
+
+  fill() {
+    const { alarms, parent, checkpoints } = this.found;
+    this.fillFacts();
+    for (const [element, content] of [
+      [this.alarms, alarmList(alarms)],
+      [this.parent, parentChanges(parent)],
+      [this.checkpoints, checkpointTable(checkpoints, this.run)],
+    ]) {
+      element.hidden = !content;
+      replace(element, content);
+    }
+  }
+
+  /** Fetch the explanation, which may read many episodes, after the rest of the page. */
+  async explainLater() {
+    if (this.run.kind !== "run") return;
+    try {
+      const { sections } = await get("explain", { run: this.id }, this.signal);
+      if (this.signal.aborted) return;
+      this.words.hidden = !sections.length;
+      replace(this.words, explanation(sections), beforeAndAfter(this.id, this.signal));
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      this.words.hidden = false;
+      replace(this.words, failure(error));
+    }
   }
 
   /** Show an error in place of a part of the page; the other parts stay. */
@@ -58,7 +99,8 @@ class RunPage {
   async update() {
     const before = this.run.status;
     await this.load();
-    this.fillFacts();
+    this.fill();
+    if (before === "running" && this.run.status !== "running") this.explainLater();
     if (this.data && (before === "running" || this.run.status === "running")) {
       await this.data.update(new Set([this.id]));
       this.redraw();
@@ -92,6 +134,8 @@ class RunPage {
       ...cells.map(({ name, title, cell }) => [title, cell ? cell(run) : run[name]]),
       ["Success before training", typeof summary.success_before === "number" && percent(summary.success_before)],
       ["Episodes", typeof summary.episodes === "number" && count(summary.episodes)],
+      ["Cost", typeof summary.cost === "number" && short(summary.cost)],
+      ["Energy", typeof summary.energy_wh === "number" && `${count(Math.round(summary.energy_wh))} Wh`],
       ["Dropped episodes", typeof summary.dropped === "number" && count(summary.dropped)],
     ];
     const items = pairs.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)));
@@ -146,19 +190,6 @@ class RunPage {
   }
 }
 
-function settingTable(keys, settings, defaults) {
-  const rows = keys.map((key) =>
-    h(
-      "tr",
-      {},
-      h("th", { scope: "row" }, settingName(key)),
-      h("td", {}, valueText(settings[key])),
-      h("td", {}, key in defaults ? valueText(defaults[key]) : "–"),
-    ),
-  );
-  return table(["Setting", "Value", "Default"], rows);
-}
-
 function modelTable(models) {
   const rows = models.map((model) =>
     h(
@@ -171,9 +202,4 @@ function modelTable(models) {
     ),
   );
   return table(["Model", "Success", "Mean reward", "Episodes"], rows);
-}
-
-function table(titles, rows) {
-  const headings = titles.map((title) => h("th", { scope: "col" }, title));
-  return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, headings)), h("tbody", {}, rows)));
 }
