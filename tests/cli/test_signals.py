@@ -5,6 +5,8 @@ import fcntl
 import os
 import pty
 import signal
+import subprocess
+import sys
 import termios
 from collections.abc import Callable
 from contextlib import suppress
@@ -149,3 +151,26 @@ def test_closed_terminal_still_saves_a_checkpoint(tmp_path: Path) -> None:
     found = newest(run / "checkpoints")
     assert found is not None and found[1].step == steps_done(run)
     assert process.returncode == 128 + signal.SIGHUP
+
+
+ENTRY = """
+import os, signal, sys, types
+from turnwise import __main__
+
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+
+if sys.argv[1] == "import":
+    sys.meta_path.insert(0, types.SimpleNamespace(find_spec=interrupt))
+else:
+    sys.modules["turnwise.cli.main"] = types.SimpleNamespace(main=lambda: 7)
+status = __main__.main()
+interrupt()
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize(("moment", "status", "stderr"), [("import", 130, "turnwise: stopped\n"), ("exit", 7, "")])
+def test_ctrl_c_while_python_imports_or_exits_shows_no_traceback(moment: str, status: int, stderr: str) -> None:
+    ran = subprocess.run([sys.executable, "-c", ENTRY, moment], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (status, stderr)
