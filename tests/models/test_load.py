@@ -1,10 +1,12 @@
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -186,6 +188,13 @@ def test_mismatched_weight_shape_is_an_error(copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(config | {"intermediate_size": 400}))
     assert "do not have the shape in its configuration (model.layers.0.mlp.down_proj.weight" in error_of(copied)
+
+
+def test_weights_that_are_not_finite_are_an_error(copied: Path) -> None:
+    weights = load_file(copied / "model.safetensors")
+    weights["model.norm.weight"][3] = math.nan
+    save_file(weights, copied / "model.safetensors", {"format": "pt"})
+    assert "are not finite (model.norm.weight): use an earlier checkpoint" in error_of(copied)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"model_type": "no_such_model"}'])

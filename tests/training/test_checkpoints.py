@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -271,10 +272,21 @@ def test_damaged_checkpoint_is_skipped_for_an_older_one(
     DAMAGES[damage](folder / "step_000002" / name)
     assert last_checkpoint(folder) == folder / "step_000001"
     (warning,) = caplog.messages
-    assert "step_000002 is damaged" in warning and "step_000001 is used instead" in warning
+    assert re.search(r"step_000002 is damaged: .*\. Using the older checkpoint step_000001 instead\.$", warning)
+    assert f"{name} " in warning and "Errno" not in warning
     DAMAGES[damage](folder / "step_000001" / name)
-    with pytest.raises(UserError, match=r"No checkpoint in .* is complete .*: start a new run with its settings"):
+    with pytest.raises(UserError, match=r"No other checkpoint in .* is complete: start a new run with its settings"):
         last_checkpoint(folder)
+
+
+def test_checkpoint_copied_over_that_of_another_step_is_skipped(
+    tmp_path: Path, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = copy_of(saved, tmp_path)
+    shutil.rmtree(folder / "step_000002")
+    shutil.copytree(folder / "step_000001", folder / "step_000002")
+    assert last_checkpoint(folder) == folder / "step_000001"
+    assert "step_000002 is damaged: it is a copy of step 1." in caplog.text
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

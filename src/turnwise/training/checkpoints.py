@@ -194,10 +194,10 @@ def newest(folder: Path) -> tuple[Path, State] | None:
             damaged.append(str(error))
             continue
         if damaged:
-            log.warning("%s: skipped, %s is used instead", "; ".join(damaged), step_folder.name)
+            log.warning("%s Using the older checkpoint %s instead.", " ".join(damaged), step_folder.name)
         return found
     if damaged:
-        raise UserError(f"No checkpoint in {folder} is complete ({damaged[0]}): start a new run with its settings.")
+        raise UserError(f"{damaged[0]} No other checkpoint in {folder} is complete: start a new run with its settings.")
     return None
 
 
@@ -225,16 +225,24 @@ def read_state(folder: Path) -> State:
         if recorded.pop("digest") != _digest_of(recorded):
             raise UserError(f"Checkpoint {folder} is damaged: state.json has changed.")
         for name, digest in recorded.pop("files").items():
+            if not (folder / name).is_file():
+                raise UserError(f"Checkpoint {folder} is damaged: {name} is missing.")
             if file_digest(folder / name) != digest:
                 raise UserError(f"Checkpoint {folder} is damaged: {name} has changed.")
+        if STEP_NAME.fullmatch(folder.name) and recorded["step"] != step_of(folder):
+            raise UserError(f"Checkpoint {folder} is damaged: it is a copy of step {recorded['step']}.")
         return State(
             step=recorded["step"],
             skipped_steps=recorded["skipped_steps"],
             parts=recorded.get("parts", {}),
             version=recorded.get("version", 1),
         )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"Checkpoint {folder} is damaged: {error}") from error
+    except FileNotFoundError as error:
+        raise UserError(f"Checkpoint {folder} is damaged: state.json is missing.") from error
+    except OSError as error:
+        raise UserError(f"Checkpoint {folder} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"Checkpoint {folder} is damaged: state.json is not one that turnwise wrote.") from error
 
 
 def _has_state(folder: Path, state: State) -> bool:

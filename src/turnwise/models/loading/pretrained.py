@@ -117,6 +117,7 @@ def _read(
             **(weight_options or {}),
         )
     _check_complete(report, name)
+    _check_finite(model, name)
     if vision:
         with _user_errors(name, "image processor", "use a model folder with a preprocessor_config.json"):
             equip_model(model, read_processor(config, source, tokenizer, options))
@@ -131,6 +132,13 @@ def _check_complete(report: dict[str, Any], name: str) -> None:
         if keys:
             others = f" and {len(keys) - 1} others" if len(keys) > 1 else ""
             raise UserError(f'Weights of model "{name}" {problem} ({keys[0]}{others}): download or save it again.')
+
+
+def _check_finite(model: nn.Module, name: str) -> None:
+    """Raise for NaN and infinity, of which a damaged file or a diverged training is the cause."""
+    for key, weights in model.named_parameters():
+        if not weights.isfinite().all():
+            raise UserError(f'Weights of model "{name}" are not finite ({key}): use an earlier checkpoint.')
 
 
 def _check_architecture(config: Any, name: str) -> None:
