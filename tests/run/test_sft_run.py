@@ -17,22 +17,20 @@ from runs_for_tests import episodes, metrics, quiet, rewind, small
 from turnwise.cli.main import main
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.core.messages import Message, user
+from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Observation
-from turnwise.core.task import Task
-from turnwise.envs.seeds import seed_for
 from turnwise.models.loading.lora import is_adapter
 from turnwise.record.run_folder import RunFolder
 from turnwise.rollout.context import FullContext
 from turnwise.run import demos
 from turnwise.run.configure import configure
-from turnwise.run.environment_mix import build_environment_mix
+from turnwise.run.environment_mix import EnvironmentMix, build_environment_mix
 from turnwise.run.evaluation.plan import plan_evaluation
 from turnwise.run.sft import check_sft, sft
 from turnwise.run.train import train
 from turnwise.tools.call_formats import format_call
 from turnwise.training import sft as train_sft
-from turnwise.training.sft import train_on_demonstrations
+from turnwise.training.sft import first_observation, train_on_demonstrations
 
 QUIZ = f"{Path(__file__).parents[2] / 'docs' / 'examples' / 'quiz.py'}:Quiz"
 BASE = {"env__kind": "frozen_lake", "eval__every": 2, "rollout__max_tokens": 512, "checkpoint__every": 1}
@@ -173,26 +171,38 @@ def test_calls_in_a_style_that_the_environment_cannot_read_are_refused(
         check_sft(config, build_environment_mix(config))
 
 
-def test_jsonl_demonstrations_render_tools_as_episodes_do(tmp_path: Path) -> None:
-    renderer, style = renderer_of("chatml"), {"style": "hermes"}
-    config = settings(tmp_path, env__kind="lookup", env__params=style, rollout__max_new_tokens=99)
+def first_observation_of(config: Config) -> tuple[EnvironmentMix, Observation]:
     worlds = build_environment_mix(config)
-    kind, params = worlds.with_params[0]
+    opening = asyncio.run(first_observation(worlds.with_params))
+    assert opening is not None and opening.messages[0].role == "system"
+    return worlds, opening
 
-    async def opening() -> Observation:
-        env = kind.make(Task(env="lookup", params=params, seed=seed_for("train", 5)))
-        try:
-            return await env.start()
-        finally:
-            await env.close()
 
-    begun = asyncio.run(opening())
-    file = talks(tmp_path, PLAIN, opening=begun.messages)
+@pytest.mark.parametrize("template", ["chatml", "tiny"])
+@pytest.mark.parametrize("has_system", [True, False])
+def test_conversations_of_a_file_open_as_episodes_do(template: str, has_system: bool, tmp_path: Path) -> None:
+    renderer = renderer_of(template)
+    config = settings(tmp_path, env__kind="lookup", env__params={"style": "hermes"})
+    worlds, opening = first_observation_of(config)
+    begun = opening.messages if has_system else opening.messages[1:]
+    if has_system and not renderer.renders_tools:
+        begun = (system(f"{begun[0].content}\n{opening.tools_in_words}"), *begun[1:])
+    file = talks(tmp_path, PLAIN, opening=begun)
     config = settings(tmp_path, sft__demos=str(file), rollout__max_new_tokens=99, rollout__max_tokens=9999)
     (sample,) = demos.build_demonstrations(config, worlds, None, renderer, lambda *_: None)  # type: ignore[arg-type]
-    shown = FullContext(renderer).start(begun).ids
+    shown = FullContext(renderer).start(opening).ids
     assert sample.ids[: len(shown)].tolist() == list(shown) and not sample.mask[: len(shown)].any()
     assert "The room of a person." in renderer.decode(shown)
+
+
+def test_system_message_of_a_conversation_stays(tmp_path: Path) -> None:
+    renderer = renderer_of("tiny")
+    worlds, _ = first_observation_of(settings(tmp_path, env__kind="lookup"))
+    file = talks(tmp_path, PLAIN, opening=(system("Be brief."), user("Where?")))
+    config = settings(tmp_path, sft__demos=str(file))
+    (sample,) = demos.build_demonstrations(config, worlds, None, renderer, lambda *_: None)  # type: ignore[arg-type]
+    text = renderer.decode(sample.ids.tolist())
+    assert "Be brief." in text and "In which room" not in text
 
 
 FILE_ONLY = {"env__kind": "none", "sft__epochs": 2, "rollout__max_new_tokens": 4}

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Exchange
+from turnwise.core.protocols import Observation
 from turnwise.core.random_streams import random_stream
 from turnwise.core.samples import Sample
 from turnwise.core.trajectory import Trajectory
@@ -35,7 +36,7 @@ from turnwise.run.environment_mix import EnvironmentMix
 from turnwise.run.sources import find_checkpoint
 from turnwise.run.stored_images import StoredImages
 from turnwise.tools.call_formats import CALL_FORMATS, parse_calls
-from turnwise.training.sft import opening_tools, solve_demonstrations
+from turnwise.training.sft import first_observation, solve_demonstrations
 
 Show = Callable[[int, int], None]
 
@@ -121,10 +122,9 @@ def build_demonstrations(
         )
         samples = [build_demonstration(number, each, renderer) for number, each in enumerate(solved)]
     elif is_table_file(demos):
-        has_tools = environments.specs and renderer.renders_tools
-        tools = asyncio.run(opening_tools(environments.with_params)) if has_tools else ()
+        opening = asyncio.run(first_observation(environments.with_params))
         read = (
-            [replace(first, tools=first.tools or tools), *later]
+            [_open_as_episode(first, opening, renderer.renders_tools), *later]
             for first, *later in _conversations(demos, count, environments)
         )
         samples = [build_demonstration(number, each, renderer) for number, each in enumerate(read)]
@@ -132,6 +132,20 @@ def build_demonstrations(
         samples = _read_successes(find_run_folder(demos), loaded, count)
     _check_lengths(samples, config, demos, samples_answers=bool(environments.specs))
     return samples
+
+
+def _open_as_episode(first: Exchange, opening: Observation | None, renders_tools: bool) -> Exchange:
+    """Give a conversation the environment's system message, unless it has one, and the environment's tools.
+
+    With a system message of its own it also describes its tools, if the chat template does not (`renders_tools`).
+    """
+    if opening is None:
+        return first
+    prompt = tuple(message for message in opening.messages if message.role == "system")
+    if not prompt or any(message.role == "system" for message in first.messages):
+        return replace(first, tools=first.tools or opening.tools) if renders_tools else first
+    messages, in_words = (*prompt, *first.messages), "" if first.tools else opening.tools_in_words
+    return replace(first, messages=messages, tools=first.tools or opening.tools, tools_in_words=in_words)
 
 
 def hold_out(samples: Sequence[Sample], share: float, seed: int) -> tuple[list[Sample], list[Sample]]:

@@ -15,8 +15,8 @@ import torch
 from turnwise.concurrency.blocking import EventLoopBlocked, allow_interrupts
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.learner import Learner, Needs, StepSettings
-from turnwise.core.messages import Exchange, ToolSpec, assistant
-from turnwise.core.protocols import EngineControl, StepResult
+from turnwise.core.messages import Exchange, assistant
+from turnwise.core.protocols import EngineControl, Observation, StepResult
 from turnwise.core.random_streams import address, random_stream
 from turnwise.core.samples import Sample, TrainSample
 from turnwise.core.task import Task
@@ -253,14 +253,14 @@ async def _play_script(env: EnvRunner, script: Script, max_turns: int | None) ->
         exchanges.append(Exchange(messages=result.messages, answer=answer(text)))
 
 
-async def opening_tools(environments: Sequence[tuple[EnvSpec, dict[str, Any]]]) -> tuple[ToolSpec, ...]:
-    """Return the tools in the first observation of the environment; none for a mix of environments."""
-    spec, params = environments[0]
-    if len(environments) > 1:
-        return ()
+async def first_observation(environments: Sequence[tuple[EnvSpec, dict[str, Any]]]) -> Observation | None:
+    """Return the first observation of an episode; None for a mix of environments, and without one."""
+    if len(environments) != 1:
+        return None
+    ((spec, params),) = environments
     env = spec.make(Task(env=spec.name, params=params, seed=seed_for("train", 0)))
     try:
-        return tuple((await env.start()).tools)
+        return await env.start()
     finally:
         await env.close()
 
