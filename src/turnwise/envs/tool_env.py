@@ -243,21 +243,11 @@ class ToolEnv(TextEnv):
 
     def calling_text(self, specs: Sequence[ToolSpec]) -> str:
         """Explain how to call tools, for call styles that the chat template does not explain."""
-        if self.params.style == "python":
-            return "Code in a block is run, and you see what it prints:\n" + format_call(
-                "python", EXAMPLE_PROGRAM, "python"
-            )
-        if self.params.style != "answer":
-            return ""
-        lines = [_escape_tags(f"- {format_signature(spec)}: {spec.description}") for spec in specs]
-        forms = [_example(specs[0]), *(_example(spec) for spec in specs[1:] if sole_text_argument(spec) is None)]
-        return "\n".join(["Tools:", *lines, f"Call: {' or '.join(forms[:2])}."])
+        return describe_calls(specs, self.params.style)
 
     def tools_in_words(self, specs: Sequence[ToolSpec]) -> str:
         """Describe the tools and the call format, for models whose chat template has no tools."""
-        shown = [json.dumps(tool_schema(spec)["function"], ensure_ascii=False) for spec in specs]
-        example = self.call(specs[0].name, **json.loads(_escape_tags(json.dumps(example_arguments(specs[0])))))
-        return "\n".join(["Tools:", *map(_escape_tags, shown), f"A call: {example}"])
+        return describe_tools(specs, self.params.style)
 
     def tool_state(self) -> Any:
         """Return the state that this episode's tools work on, after `reset`."""
@@ -274,7 +264,25 @@ class ToolEnv(TextEnv):
         return format_answer(actions, think)
 
 
-def _escape_tags(text: str) -> str:
+def describe_calls(specs: Sequence[ToolSpec], style: Style) -> str:
+    """Explain how to call tools in a style that chat templates do not explain; empty for the others."""
+    if style == "python":
+        return "Code in a block is run, and you see what it prints:\n" + format_call("python", EXAMPLE_PROGRAM, style)
+    if style != "answer":
+        return ""
+    lines = [escape_tags(f"- {format_signature(spec)}: {spec.description}") for spec in specs]
+    forms = [_example(specs[0]), *(_example(spec) for spec in specs[1:] if sole_text_argument(spec) is None)]
+    return "\n".join(["Tools:", *lines, f"Call: {' or '.join(forms[:2])}."])
+
+
+def describe_tools(specs: Sequence[ToolSpec], style: Style) -> str:
+    """Describe the tools and the format of calls, for models whose chat template has no tools."""
+    shown = [json.dumps(tool_schema(spec)["function"], ensure_ascii=False) for spec in specs]
+    example = format_call(specs[0].name, json.loads(escape_tags(json.dumps(example_arguments(specs[0])))), style)
+    return "\n".join(["Tools:", *map(escape_tags, shown), f"A call: {example}"])
+
+
+def escape_tags(text: str) -> str:
     """Escape tags such as <think> in a server's untrusted texts."""
     return text.replace("<", "‹").replace(">", "›")
 
@@ -282,4 +290,4 @@ def _escape_tags(text: str) -> str:
 def _example(spec: ToolSpec) -> str:
     name = sole_text_argument(spec)
     arguments = json.dumps(example_arguments(spec), ensure_ascii=False) if name is None else name.upper()
-    return f"<call>{_escape_tags(f'{spec.name} {arguments}')}</call>"
+    return f"<call>{escape_tags(f'{spec.name} {arguments}')}</call>"

@@ -129,10 +129,10 @@ class EpisodeTools:
     async def call(self, call: ToolCall) -> ToolResult:
         tools = self._tools()
         if call.name not in tools:
-            return ToolResult(text=_unknown_tool(call.name, tools), failed=True)
+            return ToolResult(text=describe_unknown_tool(call.name, tools), failed=True)
         tool, session = tools[call.name]
         try:
-            arguments = tool.check(_check_text(_parse_arguments(call.arguments, tool.spec)))
+            arguments = tool.check(read_arguments(call.arguments, tool.spec))
         except ToolError as error:
             return ToolResult(text=f"{call.name}: {error}", failed=True)
         key = json.dumps(arguments, sort_keys=True, default=repr)
@@ -160,10 +160,18 @@ def check_unique_names(names: Iterable[str]) -> None:
             raise UserError(f'Two tools are called "{name}": rename one with name = "...", or set prefix for a server.')
 
 
-def _unknown_tool(name: str, tools: Iterable[str]) -> str:
+def describe_unknown_tool(name: str, tools: Iterable[str]) -> str:
     similar = difflib.get_close_matches(name, tools, n=1)
     hint = f"Did you mean {similar[0]}?" if similar else f"There are: {', '.join(tools)}."
     return f"There is no tool {name[:60]!r}. {hint}"
+
+
+def read_arguments(text: str, spec: ToolSpec) -> dict[str, Any]:
+    """Parse the arguments of a call, and check that a server would accept their characters. Raises ToolError."""
+    arguments = _parse_arguments(text, spec)
+    if (problem := find_invalid_character(arguments)) is not None:  # the agent's mistake, not a failure of the server
+        raise ToolError(f"the arguments contain {problem}: remove it")
+    return arguments
 
 
 def _parse_arguments(text: str, spec: ToolSpec) -> dict[str, Any]:
@@ -179,10 +187,3 @@ def _parse_arguments(text: str, spec: ToolSpec) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ToolError("the arguments must be an object")
     return value
-
-
-def _check_text(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Reject characters that no server accepts. They are the agent's mistake, not a failure of the server."""
-    if (problem := find_invalid_character(arguments)) is not None:
-        raise ToolError(f"the arguments contain {problem}: remove it")
-    return arguments
