@@ -149,7 +149,7 @@ def hostile_product(product: Product, texts: list[str]) -> Product:
 @given(st.lists(st.sampled_from(HOSTILE) | st.text(max_size=80), min_size=5, max_size=5))
 def test_hostile_product_texts_stay_inside_the_page_and_apart(texts: list[str]) -> None:
     products = tuple(hostile_product(product, texts) for product in make_catalogue(0, 50)[:3])
-    results = ResultsPage(found=products, page_number=1, per_page=3)
+    results = ResultsPage(products=products, page_number=1, per_page=3)
     product_page = ProductPage(product=products[0], results=results, selected={texts[2]: texts[3]}, show_features=True)
     for page in (results, product_page):
         drawing = lay_out_page("Web Shop", page_blocks(page))
@@ -165,7 +165,7 @@ def test_hostile_product_texts_stay_inside_the_page_and_apart(texts: list[str]) 
 
 def test_largest_page_of_hostile_titles_is_a_valid_image() -> None:
     products = tuple(replace(product, title="W" * 999) for product in make_catalogue(0, 50))
-    page = ResultsPage(found=products, page_number=1, per_page=50)
+    page = ResultsPage(products=products, page_number=1, per_page=50)
     image = PillowImage.open(io.BytesIO(draw_page("Web Shop", page_blocks(page), 896).data))
     assert image.height > 4000 and image.width > 448
 

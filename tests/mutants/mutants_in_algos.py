@@ -322,7 +322,11 @@ IN_ALGOS = (
             "(1 - self.outcome_weight) * by_turn",
             "self.outcome_weight * by_turn",
         ),
-        ("by_std is inverted", "if advantage.by_std else found.centred", "if not advantage.by_std else found.centred"),
+        (
+            "by_std is inverted",
+            "if advantage.by_std else statistics.centred",
+            "if not advantage.by_std else statistics.centred",
+        ),
     ),
     *mutants(
         "algos/advantages.py",
@@ -456,7 +460,7 @@ IN_ALGOS = (
             "self.momentum * self.gamma + (1 - self.momentum) * fitted",
             "(1 - self.momentum) * self.gamma + self.momentum * fitted",
         ),
-        ("tokens are not counted", "each.count * distance**2", "distance**2"),
+        ("tokens are not counted", "fit.count * distance**2", "distance**2"),
         ("the discount may exceed 1", "min(1.0, max(low, math.exp(rise / run)))", "max(low, math.exp(rise / run))"),
     ),
     *mutants(

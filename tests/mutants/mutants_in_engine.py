@@ -89,7 +89,7 @@ IN_ENGINE = (
         "engine/cpu/runner.py",
         ("engine/test_native.py",),
         ("values of rejected drafts are kept", "values[row : row + taken]", "values[row : row + each.read]"),
-        ("values of another slot", "            row += each.read\n\n    def _take", "\n    def _take"),
+        ("values of another slot", "            row += entry.read\n\n    def _take", "\n    def _take"),
     ),
     *mutants(
         "models/critic.py",
@@ -223,7 +223,7 @@ IN_ENGINE = (
         ),
         (
             "trained vision towers are published once",
-            "if any(each.requires_grad for each in tower.values()):",
+            "if any(parameter.requires_grad for parameter in tower.values()):",
             "if False:",
         ),
         (
@@ -247,10 +247,10 @@ IN_ENGINE = (
         ("cluster/test_published_weights.py",),
         (
             "frozen weights are stored again",
-            "if self._frozen is None or not all(self._seen.has(*each) for each in frozen):",
+            "if self._frozen is None or not all(self._seen.has(*entry) for entry in frozen):",
             "if True:",
         ),
-        ("loaded weights are not stored", " or not all(self._seen.has(*each) for each in frozen)", ""),
+        ("loaded weights are not stored", " or not all(self._seen.has(*entry) for entry in frozen)", ""),
     ),
     *mutants(
         "cluster/replica_pool.py",

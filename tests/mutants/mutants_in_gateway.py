@@ -29,13 +29,13 @@ IN_GATEWAY = (
         ),
         (
             "a branch has sampled its last call only",
-            "sum(len(each.completion.ids) for each in call.branch.calls)",
+            "sum(len(branch_call.completion.ids) for branch_call in call.branch.calls)",
             "len(call.completion.ids)",
         ),
         ("equal branches share a random stream", "conversation.hex(), equal)", "conversation.hex(), 0)"),
         ("a reply is continued at any equal one", "return max(equal, key=rank)", "return min(equal, key=rank)"),
         ("restored branches share a number", "self._numbers = max(self._numbers, branch.number + 1)", "pass"),
-        ("the branches in use are forgotten", "each.calls[-1].stored.number)", "-each.calls[-1].stored.number)"),
+        ("the branches in use are forgotten", "branch.calls[-1].stored.number)", "-branch.calls[-1].stored.number)"),
     ),
     *mutants(
         "gateway/capture.py",
@@ -192,7 +192,7 @@ IN_GATEWAY = (
         (*HOSTILE, *MESSAGES, *RESPONSES),
         ("texts are glued together", '"\\n".join(texts)', '"".join(texts)'),
         ("base64 is not checked", "validate=True", "validate=False"),
-        ("True is a number of tokens", "(found, bool) or not isinstance(found, int) or", "(found, str) or"),
+        ("True is a number of tokens", "(value, bool) or not isinstance(value, int) or", "(value, str) or"),
         ("refused fields are accepted", "if body.get(name):", "if not body.get(name, 1):"),
     ),
 )

@@ -197,7 +197,7 @@ IN_REWARDS = (
         "rewards/unit_tests.py",
         CODE,
         ("a difference is taken for equality", "ast.Eq | ast.Is)", "ast.Eq | ast.Is | ast.NotEq)"),
-        ("the first function is called", "found[-1] if found", "found[0] if found"),
+        ("the first function is called", "functions[-1] if functions", "functions[0] if functions"),
         ("a list is one argument", "if isinstance(arguments, list) else", "if isinstance(arguments, tuple) else"),
     ),
     *mutants(
@@ -206,8 +206,8 @@ IN_REWARDS = (
         ("what was printed first counts", "line.startswith(MARK)][-count:]", "line.startswith(MARK)][:count]"),
         (
             "missing results pass",
-            "found + [NO_RESULT] * (count - len(found))",
-            "found + found[:1] * (count - len(found))",
+            "results + [NO_RESULT] * (count - len(results))",
+            "results + results[:1] * (count - len(results))",
         ),
         ("an error is a value", "return ExpressionResult(fine is True, text)", "return ExpressionResult(True, text)"),
     ),
@@ -274,7 +274,7 @@ IN_REWARDS = (
     *mutants(
         "rewards/math_answers.py",
         FORM,
-        ("math_code pays for arithmetic", "found is None or not is_literal(build_tree(parse(text)))", "found is None"),
+        ("math_code pays for arithmetic", "value is None or not is_literal(build_tree(parse(text)))", "value is None"),
         (
             "equal expressions are answers",
             "verdict is False or not is_result(",
@@ -344,11 +344,11 @@ IN_REWARDS = (
         ("a coefficient need not be reduced", "if divisors and not _is_reduced(", "if False and not _is_reduced("),
         ("common factors of a sum are left", "if divisors and any(math.gcd(", "if False and any(math.gcd("),
         ("two roots are left", "sum(map(_is_numeric_root, top)) > 1", "False"),
-        ("sums of numbers are multiplied", "sum(not variables(each) for each in sums) > 1", "False"),
+        ("sums of numbers are multiplied", "sum(not variables(term) for term in sums) > 1", "False"),
         (
             "a root in the denominator is left",
-            "if any(_is_numeric_root(each) for",
-            "if False and any(_is_numeric_root(each) for",
+            "if any(_is_numeric_root(part) for",
+            "if False and any(_is_numeric_root(part) for",
         ),
         ("equal bases are left", "return len(set(bases)) == len(bases)", "return True"),
         ("powers of numbers are left", "base.denominator == 1 and base > 1 and 0 < exponent < 1", "True"),

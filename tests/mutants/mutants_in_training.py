@@ -75,8 +75,8 @@ IN_TRAINING = (
         ),
         (
             "mismatch of the last mini-batch",
-            "found[0] if name in MISMATCH_METRICS",
-            "found[-1] if name in MISMATCH_METRICS",
+            "numbers[0] if name in MISMATCH_METRICS",
+            "numbers[-1] if name in MISMATCH_METRICS",
         ),
     ),
     *mutants(
@@ -497,8 +497,8 @@ IN_TRAINING = (
         ("the target never moves", "        self.move_target()\n", ""),
         (
             "the target follows at once",
-            "self._trained(self.critic)], self.target_rate)",
-            "self._trained(self.critic)], 1.0)",
+            "weights, self.target_rate)",
+            "weights, 1.0)",
         ),
         (
             "the next state of another turn",
@@ -582,8 +582,8 @@ IN_TRAINING = (
         ("the actor trusts any critic", "rate_scale=1.0 if corrects else check.trust", "rate_scale=1.0"),
         (
             "advantages of fresh and played are swapped",
-            "[each.sample for each in new] + ([each.stored_sample()",
-            "[each.stored_sample() for each in new] + ([each.sample",
+            "chosen += [utterance.stored_sample() for utterance in new]",
+            "chosen = [utterance.stored_sample() for utterance in new] + chosen",
         ),
         ("the actor acts in old states", "if entry.step == step]", "if entry.step <= step]"),
         ("advantages in units of rewards", "else advantages / std", "else advantages"),

@@ -159,7 +159,7 @@ class Gigpo(Advantage, kind="gigpo"):
         states = turns.at_starts(inputs.state_ids)
         compared = turns.mask & (states >= 0) & (episodes.size > 1)[:, None]
         rewards = inputs.token_rewards
-        onwards, sizes = (_onwards(turns.sums(each), turns, self.gamma_turn) for each in (rewards, rewards.abs()))
+        onwards, sizes = (_onwards(turns.sums(amounts), turns, self.gamma_turn) for amounts in (rewards, rewards.abs()))
         steps = _compared_turns(onwards, sizes, compared, states, inputs, self)
         mixed = _norm(episodes, self)[:, None] + self.step_weight * steps
         return _on_turns(mixed, turns, inputs)
@@ -204,12 +204,12 @@ def _compared_turns(
     """
     groups = inputs.group_ids[:, None].expand_as(keys)[compared]
     rounding = rounding_error(sizes[compared], inputs.token_rewards.dtype)
-    found = group_statistics(values[compared], pair_ids(groups, keys[compared]), rounding)
-    return torch.zeros_like(values).masked_scatter(compared, _norm(found, advantage))
+    statistics = group_statistics(values[compared], pair_ids(groups, keys[compared]), rounding)
+    return torch.zeros_like(values).masked_scatter(compared, _norm(statistics, advantage))
 
 
-def _norm(found: GroupStatistics, advantage: Gigpo | TurnGrpo) -> Tensor:
-    return found.standardised() if advantage.by_std else found.centred
+def _norm(statistics: GroupStatistics, advantage: Gigpo | TurnGrpo) -> Tensor:
+    return statistics.standardised() if advantage.by_std else statistics.centred
 
 
 def _on_turns(per_turn: Tensor, turns: TurnLayout, inputs: AdvantageInputs) -> AdvantageResult:

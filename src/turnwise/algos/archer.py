@@ -89,7 +89,7 @@ def calibration_metrics(q_values: Tensor, values: Tensor, returns: Tensor) -> di
     Meaningful for decisions of the current policy that the critic has not been trained on yet.
     """
     q, v = q_values.amin(dim=1), values.amin(dim=1)
-    found = {
+    metrics = {
         "q_mean": float(q.mean()),
         "v_mean": float(v.mean()),
         "return_mean": float(returns.mean()),
@@ -98,4 +98,4 @@ def calibration_metrics(q_values: Tensor, values: Tensor, returns: Tensor) -> di
         "v_error": float((v - returns).square().mean().sqrt()),
     }
     explained = {"q_explained": explained_variance(q, returns), "v_explained": explained_variance(v, returns)}
-    return found | {name: value for name, value in explained.items() if value is not None}
+    return metrics | {name: value for name, value in explained.items() if value is not None}

@@ -169,14 +169,14 @@ def measure_retrieval(
     right = prompts[None, :] == prompts[own][:, None]  # [R, N]
     hits = right.gather(1, ranked)
     chance = float(right.double().mean())
-    found = {}
+    retrievals = {}
     for k in at:
         accuracy = float(hits[:, : min(k, num_prompts)].any(dim=1).double().mean())
-        found[k] = Retrieval(accuracy=accuracy, chance=min(1.0, k * chance))
-    return found
+        retrievals[k] = Retrieval(accuracy=accuracy, chance=min(1.0, k * chance))
+    return retrievals
 
 
-def information_metrics(measured: MutualInformation, found: dict[int, Retrieval]) -> dict[str, float]:
+def information_metrics(measured: MutualInformation, retrievals: dict[int, Retrieval]) -> dict[str, float]:
     """Flatten into metrics."""
     metrics = {
         "mutual_information": measured.information,
@@ -185,6 +185,6 @@ def information_metrics(measured: MutualInformation, found: dict[int, Retrieval]
         "conditional_entropy": measured.conditional_entropy,
         "reasoning_entropy": measured.entropy,
     }
-    for k, each in found.items():
-        metrics |= {f"retrieval_at_{k}": each.accuracy, f"retrieval_at_{k}_above_chance": each.above_chance}
+    for k, retrieval in retrievals.items():
+        metrics |= {f"retrieval_at_{k}": retrieval.accuracy, f"retrieval_at_{k}_above_chance": retrieval.above_chance}
     return metrics

@@ -45,7 +45,7 @@ class LossInputs:
 
     def __post_init__(self) -> None:
         given = (self.old_logprobs, self.sampler_logprobs, self.advantages, self.segment_ids, self.turn_ids)
-        tensors = [each for each in (*given, self.selected, self.factors) if each is not None]
+        tensors = [tensor for tensor in (*given, self.selected, self.factors) if tensor is not None]
         if self.policy_logprobs.dim() != 1 or any(tensor.shape != self.policy_logprobs.shape for tensor in tensors):
             raise ValueError("Log-probabilities, advantages, ids and selected tokens must have the same shape [M].")
 

@@ -352,7 +352,7 @@ def compute_off_policy_metrics(
     lengths = empty.index_add(0, segments, torch.ones_like(d))
     sampled = lengths > 0
     log_ppl, log_ppl_sampler = (
-        -empty.index_add(0, segments, each)[sampled] / lengths[sampled] for each in (policy, sampler)
+        -empty.index_add(0, segments, logprobs)[sampled] / lengths[sampled] for logprobs in (policy, sampler)
     )
     rho_segment = clamp_log_ratio(empty.index_add(0, segments, d)[sampled]).exp()
     return torch.stack(

@@ -176,14 +176,14 @@ class AlgoConfig(Section):
         return lacks
 
     def idle(self) -> Idle:
-        found: dict[str, tuple[str, str]] = {}
+        idle: dict[str, tuple[str, str]] = {}
         if self.kl_coef == 0:
-            found |= dict.fromkeys(("kl_estimator", "kl_in", "kl_target"), ("algo.kl_coef 0", "raise algo.kl_coef"))
+            idle |= dict.fromkeys(("kl_estimator", "kl_in", "kl_target"), ("algo.kl_coef 0", "raise algo.kl_coef"))
         if self.entropy_coef == 0:
-            found |= dict.fromkeys(
+            idle |= dict.fromkeys(
                 ("entropy_tokens", "entropy_target"), ("algo.entropy_coef 0", "raise algo.entropy_coef")
             )
         if not self.estimator.uses_advantage:
             replaced = ("advantage", "filter", "loss_tokens", "advantage_tokens", "entropy_tokens", "placement")
-            found |= dict.fromkeys(replaced, (f"algo.estimator {self.estimator.kind}", "choose on_policy"))
-        return found
+            idle |= dict.fromkeys(replaced, (f"algo.estimator {self.estimator.kind}", "choose on_policy"))
+        return idle

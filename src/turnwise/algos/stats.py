@@ -71,12 +71,12 @@ def return_statistics(token_rewards: Tensor, mask: Tensor, group_ids: Tensor) ->
     counted = mask.any(dim=1)
     rewards = torch.where(mask, token_rewards, 0.0)[counted].double()
     rounding = rounding_error(rewards.abs().sum(dim=1), token_rewards.dtype)
-    found = group_statistics(rewards.sum(dim=1), group_ids[counted], rounding)
+    statistics = group_statistics(rewards.sum(dim=1), group_ids[counted], rounding)
     return GroupStatistics(
-        values=_at_rows(found.values, counted),
-        centred=_at_rows(found.centred, counted),
-        std=_at_rows(found.std, counted),
-        size=_at_rows(found.size, counted),
+        values=_at_rows(statistics.values, counted),
+        centred=_at_rows(statistics.centred, counted),
+        std=_at_rows(statistics.std, counted),
+        size=_at_rows(statistics.size, counted),
     )
 
 

@@ -41,13 +41,13 @@ def critic_fit_by_distance(
     Distances with fewer than `min_count` tokens or with constant returns are left out. `returns` are undiscounted sums
     of future rewards: with bootstrapped targets the critic would judge itself.
     """
-    found = {}
+    fits = {}
     for distance in distances.unique().tolist():
         here = distances == distance
         explained = explained_variance(values[here], returns[here])
         if distance >= 0 and explained is not None and int(here.sum()) >= min_count:
-            found[distance] = CriticFit(explained=explained, count=int(here.sum()))
-    return found
+            fits[distance] = CriticFit(explained=explained, count=int(here.sum()))
+    return fits
 
 
 def fit_discount(critic_fit: Mapping[int, CriticFit], low: float = 0.8, floor: float = 0.05) -> float | None:
@@ -56,9 +56,9 @@ def fit_discount(critic_fit: Mapping[int, CriticFit], low: float = 0.8, floor: f
         return None
     nearest = max(critic_fit[0].explained, floor)
     rise = sum(
-        each.count * distance * math.log(max(each.explained, floor) / nearest) for distance, each in critic_fit.items()
+        fit.count * distance * math.log(max(fit.explained, floor) / nearest) for distance, fit in critic_fit.items()
     )
-    run = sum(each.count * distance**2 for distance, each in critic_fit.items())
+    run = sum(fit.count * distance**2 for distance, fit in critic_fit.items())
     return min(1.0, max(low, math.exp(rise / run)))
 
 

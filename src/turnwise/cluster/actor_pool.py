@@ -115,7 +115,7 @@ class ActorPool(ABC, Generic[Pooled]):
                 raise Outage(f"All {self.kind}s are lost. Last failure: {self._actors[-1].given_up}")
             self._check_hope()
             await self._wait_for_change()
-        return min(live, key=lambda each: each.load)
+        return min(live, key=lambda actor: actor.load)
 
     async def _wait_for_change(self) -> None:
         """Wait; unblocked by `_report_change`: an actor is live or given up, or something else has changed."""

@@ -104,9 +104,9 @@ class EngineReplica:
             assert isinstance(collector, Collector), "check_conflicts rejects self-play and agents here"
             collector = replace(collector, make_env=job.lease.make)
         try:
-            found = list(await collector.episodes(job.keys))
-            self._shown |= shown_images(found)
-            result: Sequence[Trajectory] | Exception = found
+            trajectories = list(await collector.episodes(job.keys))
+            self._shown |= shown_images(trajectories)
+            result: Sequence[Trajectory] | Exception = trajectories
         except Exception as error:
             result = error
         self._finished.append((job.number, encode_result(result)))

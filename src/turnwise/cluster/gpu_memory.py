@@ -45,7 +45,7 @@ def peak(items: Sequence[MemoryItem]) -> int:
 def fit_learner(estimate: MemoryEstimate, request: MemoryRequest, ranks: int, available: int) -> LearnerMemory | None:
     """Return the fastest way to train in the available memory: many tokens per pass, kept activations; None: none."""
     recomputes = (False, True) if request.recompute is None else (request.recompute,)
-    tokens = [max(request.max_context, each) for each in MICRO_TOKENS]
+    tokens = [max(request.max_context, micro_tokens) for micro_tokens in MICRO_TOKENS]
     ways = [(recompute, count) for recompute in recomputes for count in tokens]
     ways += [(recompute, request.max_context) for recompute in recomputes]
     for recompute, count in ways:

@@ -81,11 +81,11 @@ class ImagePacker:
         missing = needed.difference(*(keys for keys, _ in self._held))
         if not missing:
             return None
-        found = {key: self._store.get(key) for key in sorted(missing)}
-        dropped = self._drop(needed, MEMORY_BYTES - sum(map(len, found.values())))
-        self._held.append((frozenset(missing), sum(map(len, found.values()))))
+        images = {key: self._store.get(key) for key in sorted(missing)}
+        dropped = self._drop(needed, MEMORY_BYTES - sum(map(len, images.values())))
+        self._held.append((frozenset(missing), sum(map(len, images.values()))))
         return PackedImages(
-            images={key: numpy.frombuffer(data, numpy.uint8) for key, data in found.items()}, dropped=dropped
+            images={key: numpy.frombuffer(data, numpy.uint8) for key, data in images.items()}, dropped=dropped
         )
 
     def _drop(self, needed: set[str], limit: int) -> tuple[str, ...]:

@@ -146,10 +146,10 @@ class RemoteLearner:
         ranks = len(self.actors)
         host, port = ray.get(self.actors[0].open_store.remote(ranks), timeout=START_S)
         joining = [actor.join.remote(rank, ranks, host, port) for rank, actor in enumerate(self.actors)]
-        found: list[ProcessInfo] = ray.get(joining, timeout=START_S)
-        for info in found:
+        processes: list[ProcessInfo] = ray.get(joining, timeout=START_S)
+        for info in processes:
             check_versions(info)
-        self.pids = [info.pid for info in found]
+        self.pids = [info.pid for info in processes]
         self._max_grad_norm, *_ = ray.get([actor.build.remote(self._build) for actor in self.actors], timeout=START_S)
 
     def _launch(self, slot: ActorSlot) -> Any:

@@ -116,7 +116,7 @@ def find_targets(*, is_own: bool) -> dict[str, str]:
     if is_own:
         return {name: str(pid) for pid, name in _find_children().items()}
     context = ray.get_runtime_context()
-    node = next(each for each in ray.nodes() if each["NodeID"] == context.get_node_id())
+    node = next(candidate for candidate in ray.nodes() if candidate["NodeID"] == context.get_node_id())
     return {"raylet": f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", "GCS": context.gcs_address}
 
 

@@ -88,7 +88,9 @@ def count_placeable(bundles: Sequence[Resources], nodes: Sequence[Resources]) ->
     """Return how many of the bundles fit on the nodes, the largest first, each on the first node with room."""
     free = [dict(node) for node in nodes]
     placed = 0
-    for bundle in sorted(bundles, key=lambda each: (each.get("GPU", 0), each.get("CPU", 0)), reverse=True):
+    for bundle in sorted(
+        bundles, key=lambda resources: (resources.get("GPU", 0), resources.get("CPU", 0)), reverse=True
+    ):
         for node in free:
             if all(node.get(name, 0) >= amount for name, amount in bundle.items()):
                 for name, amount in bundle.items():
@@ -110,7 +112,7 @@ def check_capacity(settings: ClusterConfig, placement: Placement, nodes: Mapping
     if settings.placement == "disaggregated" and settings.engines and settings.learners:
         fixes.insert(1, "set cluster.placement colocated")
     raise UserError(
-        f"{' and '.join(actors)} need {' and '.join(f'{count} x ({each})' for each, count in counts.items())}, "
+        f"{' and '.join(actors)} need {' and '.join(f'{count} x ({bundle})' for bundle, count in counts.items())}, "
         f"and there is room for {placed}: "
         f"{'; '.join(f'{name} has {_describe(node)}' for name, node in nodes.items()) or 'no machine is alive'}. "
         f"{', '.join(fixes[:-1]).capitalize()} or {fixes[-1]}."

@@ -69,11 +69,13 @@ class PredictedDivision:
     @property
     def gpu_idle(self) -> float:
         """Share of the GPU time in which neither a turn is generated nor an update runs."""
-        layout, found = self.division.layout, self.prediction
+        layout, prediction = self.division.layout, self.prediction
         if layout.colocated:
-            return max(0.0, found.engine_idle + found.learner_idle - 1)
+            return max(0.0, prediction.engine_idle + prediction.learner_idle - 1)
         engines = layout.engines * self.division.tensor_parallel
-        return (engines * found.engine_idle + layout.learners * found.learner_idle) / (engines + layout.learners)
+        return (engines * prediction.engine_idle + layout.learners * prediction.learner_idle) / (
+            engines + layout.learners
+        )
 
 
 def plan_cluster(job: TrainingJob, gpu: Gpu, gpus: int, *, steps: int = 4, seed: int = 0) -> list[PredictedDivision]:
@@ -86,11 +88,11 @@ def plan_cluster(job: TrainingJob, gpu: Gpu, gpus: int, *, steps: int = 4, seed:
     if not divisions:
         raise UserError(_describe_misfit(job, gpu, gpus))
     chosen = []
-    for staleness in sorted({each.layout.max_staleness for each in divisions}):
-        alternatives = [each for each in divisions if each.layout.max_staleness == staleness]
-        chosen += sorted(alternatives, key=lambda each: bound_step_s(job, gpu, each))[:SIMULATED]
+    for staleness in sorted({division.layout.max_staleness for division in divisions}):
+        alternatives = [division for division in divisions if division.layout.max_staleness == staleness]
+        chosen += sorted(alternatives, key=lambda division: bound_step_s(job, gpu, division))[:SIMULATED]
     predicted = [predict(job, gpu, division, steps=steps, seed=seed) for division in chosen]
-    return sorted(predicted, key=lambda each: each.prediction.step_s)
+    return sorted(predicted, key=lambda plan: plan.prediction.step_s)
 
 
 def find_divisions(job: TrainingJob, gpu: Gpu, gpus: int) -> Iterator[Division]:

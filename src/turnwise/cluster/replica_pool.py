@@ -98,13 +98,13 @@ class ReplicaPool(ActorPool[_Replica]):
         if replica.pump is None or replica.pump.done():
             replica.pump = asyncio.create_task(self._pump(replica))
         try:
-            found: Sequence[Trajectory] = decode_result(await done)
+            trajectories: Sequence[Trajectory] = decode_result(await done)
         except asyncio.CancelledError:
             if replica.running.pop(number, None) is not None:
                 self._send_soon(replica)
                 replica.cancelled.append(number)
             raise
-        return found
+        return trajectories
 
     def _check_hope(self) -> None:
         """Raise LearnerLost if the latest weights are lost: only a restarted learner can publish others."""
@@ -194,7 +194,7 @@ class ReplicaPool(ActorPool[_Replica]):
 
     async def publish(self, version: int, weights: WeightSource) -> None:
         """Load the weights into all replicas. Those being replaced get them before they run episodes."""
-        head = {name: pack_tensor(each) for name, each in self._value_head().items()}
+        head = {name: pack_tensor(tensor) for name, tensor in self._value_head().items()}
         self._latest = latest = _Published(version=version, weights=self._store.put(weights), value_head=head)
         self._report_change()
         try:
@@ -225,19 +225,19 @@ class ReplicaPool(ActorPool[_Replica]):
             except ActorLost as loss:
                 self._lose(replica, actor, loss)
 
-        await asyncio.gather(*(one(each, each.actor) for each in self.replicas if each.live))
+        await asyncio.gather(*(one(replica, replica.actor) for replica in self.replicas if replica.live))
 
     def stats(self) -> EngineStats:
         """Return the totals of the replicas as of their last answers; `busy_s` and `active_s` are means."""
-        found, counts = [*self._past_stats, *(replica.stats for replica in self.replicas)], Counter[str]()
-        for each in found:
-            counts.update(each.counts)
+        all_stats, counts = [*self._past_stats, *(replica.stats for replica in self.replicas)], Counter[str]()
+        for stats in all_stats:
+            counts.update(stats.counts)
         return EngineStats(
             counts=dict(counts),
-            capture_s=sum(each.capture_s for each in found),
-            busy_s=sum(each.busy_s for each in found) / len(self.replicas),
-            active_s=sum(each.active_s for each in found) / len(self.replicas),
-            published_bytes=sum(each.published_bytes for each in found),
+            capture_s=sum(stats.capture_s for stats in all_stats),
+            busy_s=sum(stats.busy_s for stats in all_stats) / len(self.replicas),
+            active_s=sum(stats.active_s for stats in all_stats) / len(self.replicas),
+            published_bytes=sum(stats.published_bytes for stats in all_stats),
         )
 
 

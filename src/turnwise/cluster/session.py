@@ -168,8 +168,8 @@ def describe_loss(error: BaseException) -> str:
     """Return why an actor was lost, in a few words."""
     if isinstance(error, OutOfMemoryError):
         return "its node has too little memory, so Ray killed it"
-    found = EXIT_DETAIL.search(str(error))
-    return (found[1] or found[2]).strip() if found is not None else describe_briefly(error)
+    match = EXIT_DETAIL.search(str(error))
+    return (match[1] or match[2]).strip() if match is not None else describe_briefly(error)
 
 
 def cause_of(error: RayTaskError) -> Exception:
@@ -200,8 +200,8 @@ class ProcessInfo:
 
 
 def process_info() -> ProcessInfo:
-    found = {name: version(name).partition("+")[0] for name in SAME_VERSION}  # 2.13.0+cpu: builds may differ
-    return ProcessInfo(host=platform.node(), pid=os.getpid(), versions={"turnwise": installed_version(), **found})
+    versions = {name: version(name).partition("+")[0] for name in SAME_VERSION}  # 2.13.0+cpu: builds may differ
+    return ProcessInfo(host=platform.node(), pid=os.getpid(), versions={"turnwise": installed_version(), **versions})
 
 
 def check_versions(info: ProcessInfo) -> None:

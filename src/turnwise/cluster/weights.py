@@ -63,12 +63,12 @@ class WeightStore:
         if isinstance(weights, RemoteWeights):
             return weights
         named = list(weights.named_parameters())
-        frozen = [(name, each) for name, each in named if not each.requires_grad]
-        if self._frozen is None or not all(self._seen.has(*each) for each in frozen):
+        frozen = [(name, parameter) for name, parameter in named if not parameter.requires_grad]
+        if self._frozen is None or not all(self._seen.has(*entry) for entry in frozen):
             self._frozen = put_weights(frozen)
-            for each in frozen:
-                self._seen.add(*each)
-        trained = put_weights((name, each) for name, each in named if each.requires_grad)
+            for entry in frozen:
+                self._seen.add(*entry)
+        trained = put_weights((name, parameter) for name, parameter in named if parameter.requires_grad)
         return RemoteWeights(trained=trained, frozen=self._frozen)
 
 

@@ -65,14 +65,14 @@ Content = str | ImagePart | Sequence[str | ImagePart]
 def content_parts(content: Content) -> tuple[ContentPart, ...]:
     """Return the parts of a message with this content. Raises TypeError for anything that is neither text nor image."""
     items = content if isinstance(content, list | tuple) else [content]
-    found: list[ContentPart] = []
+    parts: list[ContentPart] = []
     for item in items:
         if not isinstance(item, str | ImagePart):
             found_in = f"a {type(content).__name__} with " if items is content else ""
             wrong = f"{found_in}a value of type {type(item).__name__}"
             raise TypeError(f"{wrong}: give text, a tw.Image made of the image, or a list of both")
-        found += text_parts(item) if isinstance(item, str) else [item]
-    return tuple(found)
+        parts += text_parts(item) if isinstance(item, str) else [item]
+    return tuple(parts)
 
 
 def join_lines(lines: Sequence[Content]) -> Content:

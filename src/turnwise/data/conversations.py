@@ -140,14 +140,14 @@ def _parts(value: Any, where: str, folder: Path) -> tuple[ContentPart, ...]:
         return content_parts(value)
     if not isinstance(value, list):
         raise UserError(f"{where} has no content. Write a text, or a list of texts and images.")
-    found = list[str | ImagePart]()
+    parts = list[str | ImagePart]()
     for part in value:
         item = _part(part, where, folder)
-        if isinstance(item, str) and found and isinstance(found[-1], str):
-            found[-1] += item  # texts that follow each other are one, as in a content that is a text
+        if isinstance(item, str) and parts and isinstance(parts[-1], str):
+            parts[-1] += item  # texts that follow each other are one, as in a content that is a text
         else:
-            found.append(item)
-    return content_parts(found)
+            parts.append(item)
+    return content_parts(parts)
 
 
 def _part(part: Any, where: str, folder: Path) -> str | ImagePart:
@@ -254,7 +254,7 @@ def _exchanges(turns: Turns, where: str) -> list[Exchange]:
 
 def _with_call_id(message: Message, exchanges: Sequence[Exchange], shown: Sequence[Message]) -> Message:
     """Give a tool message without an id that of the call that it answers: the first one, the second one, ..."""
-    position = sum(each.role == "tool" for each in shown)
+    position = sum(message.role == "tool" for message in shown)
     calls = exchanges[-1].calls if exchanges else ()
     if message.role != "tool" or message.call_id or position >= len(calls):
         return message

@@ -88,7 +88,7 @@ def pack(samples: Sequence[Sample]) -> Batch:
         counts=tuple(count_sampled(ordered)),
         sources=sampled_at - 1,
         targets=ids[sampled_at],
-        temperatures=gather_sampled(ordered, [each.temperatures for each in ordered]),
+        temperatures=gather_sampled(ordered, [sample.temperatures for sample in ordered]),
         ends=starts + lengths - 1,
         allowed=_pack_allowed(ordered),
     )
@@ -102,7 +102,7 @@ def _pack_allowed(samples: Sequence[Sample]) -> AllowedTokens | None:
     rows = list[int]()
     for sample in samples:
         allowed = (b"",) * count_sampled([sample])[0] if sample.allowed is None else sample.allowed
-        rows += [numbers.setdefault(each, len(numbers)) if each else -1 for each in allowed]
+        rows += [numbers.setdefault(allowed_set, len(numbers)) if allowed_set else -1 for allowed_set in allowed]
     sets = torch.frombuffer(bytearray(b"".join(numbers)), dtype=torch.uint8).view(len(numbers), -1)
     return AllowedTokens(sets=sets, rows=torch.tensor(rows))
 
@@ -119,9 +119,9 @@ def _shared_prompts(samples: Sequence[Sample]) -> tuple[list[Tensor], dict[int, 
     alone = [member[0] for member in members.values() if len(member) == 1]
     if len(alone) > 1:
         shared.append((alone, _common_length([samples[index] for index in alone])))
-    shared = [(each, length) for each, length in shared if length >= SHORTEST_PREFIX]
-    prompts = [samples[each[0]].ids[:length] for each, length in shared]
-    return prompts, {index: number for number, (each, _) in enumerate(shared) for index in each}
+    shared = [(members, length) for members, length in shared if length >= SHORTEST_PREFIX]
+    prompts = [samples[members[0]].ids[:length] for members, length in shared]
+    return prompts, {index: number for number, (members, _) in enumerate(shared) for index in members}
 
 
 def _common_length(samples: Sequence[Sample]) -> int:
@@ -140,18 +140,18 @@ def unpack(batch: Batch, values: Tensor) -> list[Tensor]:
 def pack_train(samples: Sequence[TrainSample]) -> TrainBatch:
     batch = pack([sample.sample for sample in samples])
     ordered = [samples[index] for index in batch.order]
-    bare = [each.sample for each in ordered]
+    bare = [sample.sample for sample in ordered]
 
     def sampled(name: str) -> Tensor:
-        return gather_sampled(bare, [getattr(each, name) for each in ordered])
+        return gather_sampled(bare, [getattr(sample, name) for sample in ordered])
 
     def optional(name: str) -> Tensor | None:
         return None if getattr(samples[0], name) is None else sampled(name)
 
     return TrainBatch(
         batch=batch,
-        sampler_logprobs=gather_sampled(bare, [each.sampler_logprobs for each in bare]),
-        turn_ids=gather_sampled(bare, [each.turn_ids for each in bare]),
+        sampler_logprobs=gather_sampled(bare, [sample.sampler_logprobs for sample in bare]),
+        turn_ids=gather_sampled(bare, [sample.turn_ids for sample in bare]),
         old_logprobs=sampled("old_logprobs"),
         advantages=sampled("advantages"),
         weights=sampled("weights"),

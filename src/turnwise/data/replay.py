@@ -85,10 +85,10 @@ class Replay:
     @cached_property
     def groups(self) -> Mapping[int, Sequence[Entry]]:
         """The entries by group, in the order of their first one."""
-        found: dict[int, list[Entry]] = {}
+        groups: dict[int, list[Entry]] = {}
         for entry in self.entries:
-            found.setdefault(entry.group, []).append(entry)
-        return found
+            groups.setdefault(entry.group, []).append(entry)
+        return groups
 
     def add(
         self, trajectory: Trajectory, *, step: int = 0, source: str = "", sampled: bool = True, scored: bool = True
@@ -176,12 +176,12 @@ class Replay:
 
     def find_images(self) -> set[str]:
         """Return the hashes of the images in the contexts of the buffer."""
-        found: set[str] = set()
+        images: set[str] = set()
         for entry in self.entries:
             codes = -1 - self._parts[entry.part].arrays(entry)[0]
             first = codes[(codes >= 0) & (codes % MAX_IMAGE_TOKENS == 0)]  # of each image's tokens
-            found.update(image_of_token(-1 - code)[0] for code in np.unique(first).tolist())
-        return found
+            images.update(image_of_token(-1 - code)[0] for code in np.unique(first).tolist())
+        return images
 
     def read_logprobs(self, entry: Entry) -> Logprobs:
         return self._parts[entry.part].arrays(entry)[1]
@@ -208,7 +208,7 @@ class Replay:
         """Draw groups, and from each two members whose rewards differ by `gap` or more, the better one first."""
         random = random_stream("replay pairs", *key)
         varied = [group for group in self.groups.values() if has_pair(group, gap)]
-        return [_draw_pair(random, each, gap) for each in random.sample(varied, min(count, len(varied)))]
+        return [_draw_pair(random, group, gap) for group in random.sample(varied, min(count, len(varied)))]
 
     def read_group(self, members: Iterable[Entry]) -> Group:
         """Return trajectories of one task as a group."""

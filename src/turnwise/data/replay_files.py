@@ -89,8 +89,8 @@ class Part:
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = json.loads(line)
-            return {name: found[name] for name in HEAD}
+            row: dict[str, Any] = json.loads(line)
+            return {name: row[name] for name in HEAD}
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             number = len(self.entries) + 1
             raise UserError(f"{self._lines} line {number} is damaged. Delete {self.folder.parent}.") from error
@@ -154,10 +154,10 @@ class Part:
         with self._lines.open("rb") as file:
             file.seek(start)
             try:
-                found: dict[str, Any] = json.loads(file.read(end - start))
+                row: dict[str, Any] = json.loads(file.read(end - start))
             except ValueError as error:
                 raise UserError(f"{self._lines} line {entry.line} is damaged. Delete {self.folder.parent}.") from error
-        return found
+        return row
 
 
 def part_numbers(folder: Path) -> list[int]:
@@ -170,7 +170,7 @@ def take_arrays(row: dict[str, Any]) -> tuple[Ids, Logprobs]:
     turns = []
     for turn in row["turns"]:
         ids += [*turn["context_ids"], *turn["action_ids"]]
-        logprobs += [float(each) for each in turn["action_logprobs"]]
+        logprobs += [float(logprob) for logprob in turn["action_logprobs"]]
         counts = {"context_ids": len(turn["context_ids"]), "action_ids": len(turn["action_ids"])}
         turns.append({name: value for name, value in turn.items() if name != "action_logprobs"} | counts)
     row["turns"] = turns
@@ -190,8 +190,8 @@ def put_arrays(row: dict[str, Any], ids: Ids, logprobs: Logprobs) -> None:
 
 def hash_trajectory(row: Mapping[str, Any], ids: Ids, logprobs: Logprobs | None) -> str:
     """Hash of everything that the author wrote. Log-probabilities of a reference are not part of it."""
-    found = hashlib.blake2b(json.dumps(row, sort_keys=True).encode(), digest_size=16)
-    found.update(ids.tobytes())
+    digest = hashlib.blake2b(json.dumps(row, sort_keys=True).encode(), digest_size=16)
+    digest.update(ids.tobytes())
     if logprobs is not None:
-        found.update(logprobs.tobytes())
-    return found.hexdigest()
+        digest.update(logprobs.tobytes())
+    return digest.hexdigest()

@@ -74,14 +74,14 @@ def _find_allowed(turns: Sequence[Turn], allowed_sets: AllowedSets | None) -> tu
             "Episodes with response_format or a required tool_choice cannot be used here: their probabilities are "
             "those among the allowed tokens, which this method does not compute. Remove these settings."
         )
-    found = list[bytes]()
+    allowed = list[bytes]()
     for turn in turns:
         try:
             sets = None if turn.constraint is None else allowed_sets(turn.constraint, turn.action_ids)
         except ConstraintError as error:
             raise UserError(f"A recorded grammar does not match its reply: {error}. Remove the episode.") from error
-        found += [b""] * len(turn.action_ids) if sets is None else sets
-    return tuple(found)
+        allowed += [b""] * len(turn.action_ids) if sets is None else sets
+    return tuple(allowed)
 
 
 TokenRule = Callable[[Turn], Sequence[bool]]
@@ -151,10 +151,11 @@ class TokenTable:
             starts.append(counts[sample.trajectory])
             counts[sample.trajectory] += size
         self.counts = torch.tensor(counts)  # [B]
-        each = torch.tensor(sizes)
-        before = torch.tensor(starts) - (each.cumsum(0) - each)
-        self.rows = torch.tensor([sample.trajectory for sample in samples]).repeat_interleave(each)
-        self.columns = torch.arange(len(self.rows)) + before.repeat_interleave(each)  # [K] column of each sampled token
+        sampled = torch.tensor(sizes)
+        before = torch.tensor(starts) - (sampled.cumsum(0) - sampled)
+        self.rows = torch.tensor([sample.trajectory for sample in samples]).repeat_interleave(sampled)
+        # [K] column of each sampled token
+        self.columns = torch.arange(len(self.rows)) + before.repeat_interleave(sampled)
         self.shape = num_trajectories, max(counts)
         self.mask = torch.arange(self.shape[1]) < self.counts[:, None]  # [B, S]
 

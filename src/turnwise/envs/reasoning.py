@@ -39,7 +39,7 @@ def read_section(text: str, name: str) -> str | None:
 
     Sections are those of the token masks: closed, inside closed thinking, and not inside another section.
     """
-    section = next((section for found, section in reversed(read_sections(text)) if found == name), None)
+    section = next((section for section_name, section in reversed(read_sections(text)) if section_name == name), None)
     return None if section is None or len(section) > MAX_SECTION_CHARS else section
 
 

@@ -220,13 +220,13 @@ class EnvSpec:
 
 def _param_docstrings(settings: type[BaseModel]) -> dict[str, str]:
     """Read the docstrings under the parameters from the source, only on request: pydantic would at every start."""
-    found: dict[str, str] = {}
+    docstrings: dict[str, str] = {}
     for cls in reversed(settings.__mro__):
         with PARSING, suppress(OSError, TypeError, SyntaxError):  # created at run time, or without its source
             body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body[0]
             if isinstance(body, ast.ClassDef):
-                found |= _field_docstrings(body)
-    return found
+                docstrings |= _field_docstrings(body)
+    return docstrings
 
 
 def _field_docstrings(body: ast.ClassDef) -> dict[str, str]:

@@ -205,8 +205,8 @@ class ToolEnv(TextEnv):
                 f'{param_setting("style")} "python" can call only the tool python, not {", ".join(others)}: '
                 "remove them, or choose hermes, llama, mistral or answer."
             )
-        for name, each in tools.items():
-            if isinstance(each, FunctionTool) and each.takes_state and cls.tool_state is ToolEnv.tool_state:
+        for name, tool in tools.items():
+            if isinstance(tool, FunctionTool) and tool.takes_state and cls.tool_state is ToolEnv.tool_state:
                 raise UserError(
                     f"The tool {name} takes a state, but {cls.__name__} has none for its tools: "
                     "remove that parameter, or write a ToolEnv with a tool_state."

@@ -54,9 +54,9 @@ def compare_all(evaluations: Sequence[Evaluation]) -> list[PairedComparison | No
     """Compare each agent with the first. The p-values are Holm-corrected for the number of comparisons."""
     comparisons = [compare_paired(evaluations[0], other) for other in evaluations[1:]]
     made = [comparison for comparison in comparisons if comparison is not None]
-    ps = holm_correction([each.p for each in made])
-    reward_ps = holm_correction([each.reward_p for each in made])
-    corrected = (replace(each, p=p, reward_p=q) for each, p, q in zip(made, ps, reward_ps, strict=True))
+    ps = holm_correction([comparison.p for comparison in made])
+    reward_ps = holm_correction([comparison.reward_p for comparison in made])
+    corrected = (replace(comparison, p=p, reward_p=q) for comparison, p, q in zip(made, ps, reward_ps, strict=True))
     return [None if comparison is None else next(corrected) for comparison in comparisons]
 
 

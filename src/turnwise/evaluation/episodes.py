@@ -77,11 +77,11 @@ class Evaluation:
             "success_high": high,
             "episodes": self.episodes,
             "dropped": self.dropped,
-            "reward": self._mean([each.total_reward for each in self.trajectories]),
+            "reward": self._mean([trajectory.total_reward for trajectory in self.trajectories]),
             "turns": len(turns) / max(1, self.episodes),
             "invalid": sum(turn.invalid for turn in turns) / max(1, len(turns)),
             "cut": sum(turn.stop is Stop.LENGTH for turn in turns) / max(1, len(turns)),
-            "sampled_tokens": self._mean([count_sampled_tokens(each) for each in self.trajectories]),
+            "sampled_tokens": self._mean([count_sampled_tokens(trajectory) for trajectory in self.trajectories]),
         }
         return metrics | {f"pass_at_{k}": self.pass_at(k) for k in reported_ks(self.tries)}
 

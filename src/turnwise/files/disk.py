@@ -77,7 +77,7 @@ def remove_path(path: Path) -> None:
 def unused_path(path: Path) -> Path:
     """Return the path, or the path with the first number from 2 on that does not exist yet: NAME-2, NAME-3, ..."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
-    return path if not path.exists() else next(each for each in numbered if not each.exists())
+    return path if not path.exists() else next(candidate for candidate in numbered if not candidate.exists())
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:

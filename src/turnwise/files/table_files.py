@@ -64,8 +64,8 @@ def _parse_json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        found = str(error)[:80]
+        problem = str(error)[:80]
         if isinstance(error, json.JSONDecodeError):
             line = f"line {error.lineno} " if "\n" in text else ""  # the line of a row is in `where`
-            found = f"{error.msg}, {line}column {error.colno}"
-        raise UserError(f"{where} is not valid JSON ({found}): fix it.") from error
+            problem = f"{error.msg}, {line}column {error.colno}"
+        raise UserError(f"{where} is not valid JSON ({problem}): fix it.") from error

@@ -49,11 +49,11 @@ def admin_routes(gateway: OpenEpisodes, settings: AdminSettings) -> list[Route]:
         return JSONResponse({"id": episode.id, "api_key": episode.bearer}, status_code=201)
 
     async def close_episode(request: Request) -> Response:
-        found = [episode for episode in gateway.episodes() if episode.id == request.path_params["id"]]
-        if not found:
+        matching = [episode for episode in gateway.episodes() if episode.id == request.path_params["id"]]
+        if not matching:
             raise GatewayError(404, "not_found", f"There is no open episode {request.path_params['id'][:80]}.")
-        await gateway.close_episode(found[0])
-        return JSONResponse({"id": found[0].id, "calls": found[0].calls, "reward": found[0].posted})
+        await gateway.close_episode(matching[0])
+        return JSONResponse({"id": matching[0].id, "calls": matching[0].calls, "reward": matching[0].posted})
 
     return [
         Route("/v1/turnwise/episodes", guard(open_episode, settings.token), methods=["POST"]),

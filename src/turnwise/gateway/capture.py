@@ -70,7 +70,7 @@ def _split_at_assistants(messages: Sequence[Message], opening: bool) -> list[lis
     """Split before each assistant message. The opening is not split before its first user or tool message."""
     groups: list[list[Message]] = [[]]
     for message in messages:
-        opened = not opening or len(groups) > 1 or any(each.role in ("user", "tool") for each in groups[0])
+        opened = not opening or len(groups) > 1 or any(message.role in ("user", "tool") for message in groups[0])
         if message.role == "assistant" and opened:
             groups.append([])
         groups[-1].append(message)
@@ -174,7 +174,7 @@ class GatewayEpisode:
         """Set the reward of the episode or of one of its calls. A later one replaces it."""
         if self.closed:
             raise episode_over()
-        if call and all(call != each.stored.id for each in self._tree.calls()):
+        if call and all(call != recorded.stored.id for recorded in self._tree.calls()):
             raise RequestError("call", f"{call!r} is not a call of this episode")
         await self._store.set_reward(self.id, call, reward)
         self.rewards[call] = reward
@@ -199,7 +199,9 @@ class GatewayEpisode:
     async def close(self) -> None:
         """Revoke the bearer, stop running calls and close the sessions. Recorded calls remain."""
         self.closed = True
-        running = [each.replies for same in self._requests.values() for each in same if not each.replies.done()]
+        running = [
+            pending.replies for same in self._requests.values() for pending in same if not pending.replies.done()
+        ]
         for replies in running:
             replies.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -238,7 +240,8 @@ class GatewayEpisode:
             record = partial(record_choice, request, position.conversation, renderer=self._renderer, episode=self.id)
             response = self.history.describe(request)
             calls = [
-                record(each, number=number, choice=choice, response=response) for choice, each in enumerate(sampled)
+                record(completion, number=number, choice=choice, response=response)
+                for choice, completion in enumerate(sampled)
             ]
             await self._store.add_calls([call.stored for call in calls])
             for call in calls:

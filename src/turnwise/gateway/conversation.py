@@ -16,11 +16,11 @@ Digest = bytes
 
 def digest(*parts: bytes) -> Digest:
     """Return a hash of these parts."""
-    found = hashlib.blake2b(digest_size=16)
+    hasher = hashlib.blake2b(digest_size=16)
     for part in parts:
-        found.update(len(part).to_bytes(8, "big"))
-        found.update(part)
-    return found.digest()
+        hasher.update(len(part).to_bytes(8, "big"))
+        hasher.update(part)
+    return hasher.digest()
 
 
 def number_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -120,5 +120,5 @@ def _write_call(call: ToolCall) -> str:
 
 def reply_message(content: str, calls: Sequence[ToolCall], call: str) -> Message:
     """Return the assistant message for the client. Its tool calls have ids that are unique in the episode."""
-    named = tuple(replace(each, call_id=f"call_{call}_{number}") for number, each in enumerate(calls))
+    named = tuple(replace(tool_call, call_id=f"call_{call}_{number}") for number, tool_call in enumerate(calls))
     return Message(role="assistant", parts=text_parts(content), tool_calls=named)

@@ -18,14 +18,14 @@ MOST_ITEMS = {"tools": MAX_TOOLS, "functions": MAX_TOOLS, "messages": MAX_MESSAG
 
 def read_list(body: Mapping[str, Any], name: str) -> list[Any]:
     """Return a list of the request; empty if it is missing or null."""
-    found = body.get(name)
-    if found is None:
+    items = body.get(name)
+    if items is None:
         return []
-    if not isinstance(found, list):
+    if not isinstance(items, list):
         raise RequestError(name, "must be a list")
     if name in MOST_ITEMS:
-        check_count(name, len(found), MOST_ITEMS[name], "items")
-    return found
+        check_count(name, len(items), MOST_ITEMS[name], "items")
+    return items
 
 
 def read_object(value: Any, param: str) -> Mapping[str, Any]:
@@ -44,13 +44,13 @@ def read_text(value: Any, param: str) -> str:
 
 def read_number(body: Mapping[str, Any], name: str) -> float | None:
     """Return a finite number of the request; None if it is missing or null."""
-    found = body.get(name)
-    if found is None:
+    value = body.get(name)
+    if value is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(name, "must be a number")
     try:
-        return float(found)
+        return float(value)
     except OverflowError:  # `parse_json` refused other numbers that are not finite
         raise RequestError(name, "must be a finite number") from None
 
@@ -93,12 +93,12 @@ def read_tool(function: Any, param: str) -> ToolSpec:
 
 def read_count(body: Mapping[str, Any], name: str, most: int | None = None) -> int | None:
     """Return a positive integer of the request; None if it is missing or null."""
-    found = body.get(name)
-    if found is None:
+    value = body.get(name)
+    if value is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, int) or found < 1 or (most is not None and found > most):
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
         raise RequestError(name, f"must be an integer from 1 to {most}" if most else "must be a positive integer")
-    return found
+    return value
 
 
 def refuse(body: Mapping[str, Any], name: str, instead: str) -> None:

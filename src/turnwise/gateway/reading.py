@@ -35,8 +35,8 @@ def read_reply(
     """Split the sampled text. Calls are only looked for if the request has tools; malformed ones remain content."""
     text, stop_string = _with_think_start(parsed), ""
     if completion.stop is Stop.STRING:
-        found = [(at, each) for each in stop if (at := text.find(each)) >= 0]
-        end, stop_string = min(found, default=(len(text), ""))
+        occurrences = [(at, candidate) for candidate in stop if (at := text.find(candidate)) >= 0]
+        end, stop_string = min(occurrences, default=(len(text), ""))
         text = text[:end]
     thinking, answer = split_thinking(text)
     style = _call_style(answer) if tools else None

@@ -57,11 +57,11 @@ def call_format(renderer: Renderer) -> CallFormat:
     """Return how the chat template writes a call; the Hermes format if it shows none that the gateway parses."""
     ids = renderer.answer_with_calls("", [PROBE])
     text = "" if ids is None else renderer.decode(ids[:-1])
-    before, found, rest = text.partition(PROBE.name)
+    before, probe_name, rest = text.partition(PROBE.name)
     between, also_found, after = rest.partition(PROBE.arguments)
     styles = ("hermes", "llama", "mistral")
     parsed = [call for style in styles for call in parse_calls(text, style).calls if call.arguments == PROBE.arguments]
-    if found and also_found and parsed:
+    if probe_name and also_found and parsed:
         return CallFormat(before=before.lstrip(), between=between, after=after.rstrip())
     return CallFormat(before=HERMES_CALL[0], between=HERMES_CALL[1], after=HERMES_CALL[2])
 

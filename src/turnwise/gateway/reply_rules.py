@@ -59,8 +59,8 @@ def read_choice(value: Any, param: str, tools: Sequence[ToolSpec]) -> ToolChoice
             return _require(param, tools, _named([row.get(kind, row)], param, tools))
         case "allowed_tools":
             allowed = read_object(row.get("allowed_tools", row), param)
-            rows = [read_object(each, f"{param}.tools") for each in read_list(allowed, "tools")]
-            chosen = _named([each.get("function", each) for each in rows], param, tools)
+            rows = [read_object(item, f"{param}.tools") for item in read_list(allowed, "tools")]
+            chosen = _named([row.get("function", row) for row in rows], param, tools)
             required = allowed.get("mode") == "required"
             return _require(param, tools, chosen) if required else ToolChoice(setting=param, tools=chosen)
     raise RequestError(param, f"{row.get('type')!r} is not supported: use auto, none, required or a function")

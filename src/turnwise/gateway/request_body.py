@@ -79,19 +79,19 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise GatewayError(413, "too_large", message)
     try:
         text = body.decode()
-        found = json.loads(text, parse_float=_finite, parse_constant=_finite)
+        parsed = json.loads(text, parse_float=_finite, parse_constant=_finite)
         if "\\ud" in text.lower():  # escapes may leave unpaired surrogates, which no tokenizer encodes
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(parsed, ensure_ascii=False).encode()
     except UnicodeDecodeError:
         raise RequestError("", "The body is not UTF-8.") from None
     except UnicodeEncodeError:
         raise RequestError("", "The body has an unpaired surrogate: remove it.") from None
     except (ValueError, RecursionError) as error:
         raise RequestError("", f"The body is not valid JSON: {str(error)[:80]}.") from None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise RequestError("", "The body must be a JSON object.")
-    _check_values(found)
-    return found
+    _check_values(parsed)
+    return parsed
 
 
 def _finite(text: str) -> float:
@@ -120,7 +120,7 @@ def _check_values(body: Mapping[str, Any]) -> None:
 def _children(value: Any) -> list[Any]:
     """Return the lists and objects in a list or object."""
     values = value.values() if isinstance(value, Mapping) else value
-    return [each for each in values if isinstance(each, dict | list)]
+    return [child for child in values if isinstance(child, dict | list)]
 
 
 MAX_MESSAGES = 10_000

@@ -134,7 +134,7 @@ class CallStore:
         loop = asyncio.get_running_loop()
         while self._waiting:
             batch, self._waiting = self._waiting, []
-            statements = [statement for each, _ in batch for statement in each]
+            statements = [statement for write, _ in batch for statement in write]
             failure: Exception | None = None
             try:
                 await loop.run_in_executor(self._thread, self._commit, statements)

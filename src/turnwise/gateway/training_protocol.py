@@ -153,7 +153,7 @@ class FailureBody(_Body):
 
     @classmethod
     def of(cls, failure: Exception) -> "FailureBody":
-        kind = next(name for name, each in FAILURES.items() if isinstance(failure, each))
+        kind = next(name for name, failure_type in FAILURES.items() if isinstance(failure, failure_type))
         return cls(kind=kind, message=str(failure))
 
     def failure(self) -> Exception:

@@ -147,7 +147,9 @@ class CallTree:
 
     def forget(self, keep: int) -> list[Branch]:
         """Remove and return branches, those that were extended least recently, until `keep` are left."""
-        idle = sorted((each for each in self.branches if not each.busy), key=lambda each: each.calls[-1].stored.number)
+        idle = sorted(
+            (branch for branch in self.branches if not branch.busy), key=lambda branch: branch.calls[-1].stored.number
+        )
         gone = idle[: max(0, len(self.branches) - keep)]
         if gone:
             self.branches = [branch for branch in self.branches if branch not in gone]
@@ -165,7 +167,7 @@ class CallTree:
     def add(self, call: RecordedCall) -> None:
         """Add a call at the end of its branch."""
         call.branch.calls.append(call)
-        call.branch.session.sampled = sum(len(each.completion.ids) for each in call.branch.calls)
+        call.branch.session.sampled = sum(len(branch_call.completion.ids) for branch_call in call.branch.calls)
         self._index(call)
 
     def calls(self) -> Iterator[RecordedCall]:

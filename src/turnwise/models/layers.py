@@ -85,8 +85,8 @@ def fuse_projections(model: nn.Module) -> int:
 
 def _fuse(linears: Sequence[nn.Linear]) -> None:
     joined = torch.cat([linear.weight.data for linear in linears])
-    for each, part in zip(linears, joined.split([linear.out_features for linear in linears]), strict=True):
-        each.weight.data = part
+    for linear, part in zip(linears, joined.split([linear.out_features for linear in linears]), strict=True):
+        linear.weight.data = part
     first, *followers = linears
     first.__class__ = FusedLinear
     first.__dict__["_followers"] = followers  # not as submodules: their parameters keep their names

@@ -117,8 +117,8 @@ class Sharding:
         """Allocate the shards. Buffers, which skeletons have, keep their values and are on the computing device."""
         buffers = [(owner, name, buffer) for owner in module.modules() for name, buffer in owner._buffers.items()]
         module.to_empty(device=self.storage)
-        for owner, name, each in buffers:
-            owner._buffers[name] = None if each is None else each.to(self.device)
+        for owner, name, buffer in buffers:
+            owner._buffers[name] = None if buffer is None else buffer.to(self.device)
 
     @torch.no_grad()
     def load(self, module: nn.Module, weights: WeightSource | None) -> None:
@@ -152,13 +152,13 @@ class Sharding:
 
     def shard(self, whole: Tensor) -> Tensor:
         """Return a tensor that all ranks have as a sharded one, in the shards' storage. Exchanges nothing."""
-        found = distribute_tensor(whole.contiguous(), self.mesh, PLACEMENTS, src_data_rank=None)
-        return self.wrap(found.to_local().to(self.storage), found)
+        dtensor = distribute_tensor(whole.contiguous(), self.mesh, PLACEMENTS, src_data_rank=None)
+        return self.wrap(dtensor.to_local().to(self.storage), dtensor)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return an uninitialised sharded tensor."""
-        found = empty_dtensor(*shape, dtype=dtype, device_mesh=self.mesh, placements=PLACEMENTS)
-        return self.wrap(found.to_local().to(self.storage), found)
+        dtensor = empty_dtensor(*shape, dtype=dtype, device_mesh=self.mesh, placements=PLACEMENTS)
+        return self.wrap(dtensor.to_local().to(self.storage), dtensor)
 
     def wrap(self, local: Tensor, like: Tensor) -> DTensor:
         return DTensor.from_local(local, self.mesh, PLACEMENTS, run_check=False, shape=like.shape, stride=like.stride())
@@ -218,7 +218,8 @@ def _on_meta(parameter: nn.Parameter) -> nn.Parameter:
 def _run(module: Any, function: Callable[..., Any], *inputs: Any) -> Any:
     """Return `function(module, *inputs)`. As a forward method, so that the parameters are whole in the function."""
     outputs = function(module, *inputs)
-    return tree_map_only(Tensor, lambda each: each.clone() if each._is_view() else each, outputs)  # FSDP wants no views
+    # FSDP wants no views
+    return tree_map_only(Tensor, lambda output: output.clone() if output._is_view() else output, outputs)
 
 
 def _watch_vision_shards(model: Any) -> None:
@@ -244,7 +245,7 @@ def model_dtype(model: Any) -> torch.dtype:
 
 
 def sharded_modules(module: nn.Module) -> list[FSDPModule]:
-    return [each for each in module.modules() if isinstance(each, FSDPModule)]
+    return [inner for inner in module.modules() if isinstance(inner, FSDPModule)]
 
 
 def local_of(tensor: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ def _words(word: str) -> list[str]:
         inner = shlex.split(word) if any(map(str.isspace, word)) else []
     except ValueError:
         inner = word.split()
-    return [word, *(each for one in inner if one != word for each in _words(one))]
+    return [word, *(inner_word for one in inner if one != word for inner_word in _words(one))]
 
 
 def _contains_key(word: str) -> bool:

@@ -85,8 +85,8 @@ def draw_sudoku(rows: CellRows) -> SizedShapes:
     width, height = _size(rows)
     box = isqrt(len(rows))
     edges = range(len(rows) + 1)
-    thin = [each for each in edges if each % box]
-    thick = [each for each in edges if each % box == 0]
+    thin = [edge for edge in edges if edge % box]
+    thick = [edge for edge in edges if edge % box == 0]
     shapes: list[Shape] = [
         Rect(x=0, y=0, width=width, height=height, fill="#ffffff"),
         _rules(thin, width, "#b6bcc3", 1.0),

@@ -111,7 +111,7 @@ def evaluation_to_row(trajectory: Trajectory, task: int, decode: Callable[[Seque
     for turn, turn_row in zip(trajectory.turns, row["turns"], strict=True):
         if is_chat_turn(turn):
             turn_row["context"] = "\n\n".join(
-                f"[{each['role']}]\n{each['content']}" for each in turn.info[MESSAGES_KEY]
+                f"[{message['role']}]\n{message['content']}" for message in turn.info[MESSAGES_KEY]
             )
     return row
 

@@ -232,9 +232,11 @@ class TokenNamesFile:
             drop_partial_line(self._path)
             self._known = {row["id"] for _, row in read_jsonl(self._path)}
         turns = [turn for row in rows for turn in row["turns"]]
-        new = sorted({each for turn in turns for name in ID_KEYS for each in turn[name] if each >= 0} - self._known)
+        new = sorted(
+            {token_id for turn in turns for name in ID_KEYS for token_id in turn[name] if token_id >= 0} - self._known
+        )
         if new:
-            append_bytes(self._path, b"".join(encode_row(asdict(name_token(each))) + b"\n" for each in new))
+            append_bytes(self._path, b"".join(encode_row(asdict(name_token(token_id))) + b"\n" for token_id in new))
             self._known.update(new)
 
 

@@ -248,12 +248,12 @@ def _plain_backends(spec: dict[str, Any], control: dict[str, AddedToken]) -> tup
     """Return two backends without special tokens, with and without the inserted space, and where it is inserted."""
     tokens = [token | {"special": token["special"] or token["content"] in control} for token in spec["added_tokens"]]
     spec = spec | {"added_tokens": tokens, "post_processor": None, "truncation": None, "padding": None}
-    found: list[PrefixSpace] = []
-    bare = spec | {key: _without_prefix(spec[key], found) for key in ("normalizer", "pre_tokenizer")}
-    if not found:
+    schemes: list[PrefixSpace] = []
+    bare = spec | {key: _without_prefix(spec[key], schemes) for key in ("normalizer", "pre_tokenizer")}
+    if not schemes:
         backend = _plain_backend(spec)
         return backend, backend, "never"
-    return _plain_backend(spec), _plain_backend(bare), "always" if "always" in found else "first"
+    return _plain_backend(spec), _plain_backend(bare), "always" if "always" in schemes else "first"
 
 
 def _plain_backend(spec: dict[str, Any]) -> Any:
@@ -262,19 +262,19 @@ def _plain_backend(spec: dict[str, Any]) -> Any:
     return backend
 
 
-def _without_prefix(component: Any, found: list[PrefixSpace]) -> Any:
-    """Return the normalizer or pre-tokenizer without space insertion; append where it inserted to `found`."""
+def _without_prefix(component: Any, schemes: list[PrefixSpace]) -> Any:
+    """Return the normalizer or pre-tokenizer without space insertion; append where it inserted to `schemes`."""
     match component:
         case {"type": "Prepend"}:
-            found.append("always")
+            schemes.append("always")
             return {"type": "Sequence", "normalizers": []}
         case {"type": "Metaspace", "prepend_scheme": "first" | "always" as scheme}:
-            found.append(scheme)
+            schemes.append(scheme)
             return component | {"prepend_scheme": "never"}
         case {"type": "ByteLevel", "add_prefix_space": True}:
-            found.append("always")
+            schemes.append("always")
             return component | {"add_prefix_space": False}
         case {"type": "Sequence"}:
             (key,) = component.keys() - {"type"}
-            return component | {key: [_without_prefix(inner, found) for inner in component[key]]}
+            return component | {key: [_without_prefix(inner, schemes) for inner in component[key]]}
     return component

@@ -57,10 +57,10 @@ class TextRun:
 
 def overlapping_matches(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
     """Yield all matches, also those that begin inside another."""
-    found = pattern.search(text)
-    while found is not None:
-        yield found
-        found = pattern.search(text, found.start() + 1)
+    match = pattern.search(text)
+    while match is not None:
+        yield match
+        match = pattern.search(text, match.start() + 1)
 
 
 Step = tuple[int, ...] | TextRun | ImageSlot

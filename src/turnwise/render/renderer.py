@@ -104,7 +104,9 @@ class Renderer:
         Whitespace around a message does not count: a template may strip it. Nor do schemas, which it may abbreviate.
         """
         chars = sum(len(message.content.strip()) for message in messages)
-        chars += sum(len(call.name) + len(call.arguments.strip()) for each in messages for call in each.tool_calls)
+        chars += sum(
+            len(call.name) + len(call.arguments.strip()) for message in messages for call in message.tool_calls
+        )
         chars += sum(len(tool.name) + len(tool.description.strip()) for tool in tools)
         return chars <= max_tokens * self._codec.longest_token
 

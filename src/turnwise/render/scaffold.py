@@ -112,11 +112,11 @@ def find_markers(template: ChatTemplate, added: re.Pattern[str], eos: str | None
     """Find the end of turn and the delimiters in one exchange. `added` matches the tokenizer's added tokens."""
     parts = extend_parts(template, (("user", True),))
     header, footer = (part if isinstance(part, str) else "" for part in (parts[0], parts[-1]))
-    found = added.findall(header) + added.findall(footer.partition(THINK)[0])
+    special = added.findall(header) + added.findall(footer.partition(THINK)[0])
     end = _turn_end(template, header, added, eos)
     return TurnMarkers(
         end=end,
-        delimiters=frozenset(token for token in (*found, end) if token and (token == end or not token.isalnum())),
+        delimiters=frozenset(token for token in (*special, end) if token and (token == end or not token.isalnum())),
         opens_think=footer.rfind(THINK) > footer.rfind("</think>"),
     )
 

@@ -279,7 +279,7 @@ class TemplateProbe:
                     ]
         if not all(possible.values()):
             raise RefusedError(REWRITES)
-        return {word: found[0] for word, found in possible.items()}
+        return {word: candidates[0] for word, candidates in possible.items()}
 
     def _render(self, changed: Mapping[str, str] | None = None) -> str:
         """Render the messages, with other texts in place of some placeholders."""
@@ -315,8 +315,8 @@ def _apart(words: Sequence[str]) -> list[list[str]]:
 
 
 def after_lead(text: str, setting: ProbeSetting) -> str:
-    _, found, rest = text.rpartition(setting.placeholders("a"))
+    _, placeholders, rest = text.rpartition(setting.placeholders("a"))
     begin = rest.find(setting.resume_at)
-    if not found or begin < 0:
+    if not placeholders or begin < 0:
         raise RefusedError("it does not show an assistant message")
     return rest[begin:]

@@ -187,8 +187,8 @@ def _is_brief(turn: Mapping[str, Any]) -> bool:
 
 
 def _split_thought(content: str) -> tuple[str, str]:
-    found = THOUGHT.match(content[:MAX_TEXT])
-    end = 0 if found is None else found.end()
+    match = THOUGHT.match(content[:MAX_TEXT])
+    end = 0 if match is None else match.end()
     return content[:end], content[end:]
 
 

@@ -109,7 +109,7 @@ def _numbers(row: Row, keys: Sequence[str]) -> list[float | None]:
 
 
 def _mappings(value: Any) -> list[Row]:
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
 def _is_file_name(name: Any) -> bool:

@@ -67,8 +67,10 @@ def explain(facts: RunFacts) -> list[Sentence]:
 
 def by_title(sentences: Sequence[Sentence]) -> list[tuple[str, list[str]]]:
     """Return the texts under the titles of their topics."""
-    found = [(title, [each.text for each in sentences if each.topic == topic]) for topic, title in TITLES.items()]
-    return [(title, texts) for title, texts in found if texts]
+    sections = [
+        (title, [sentence.text for sentence in sentences if sentence.topic == topic]) for topic, title in TITLES.items()
+    ]
+    return [(title, texts) for title, texts in sections if texts]
 
 
 def success_changed(facts: RunFacts) -> Iterator[Sentence]:
@@ -131,7 +133,7 @@ def actions_changed(facts: RunFacts) -> Iterator[Sentence]:
         if sum(one.values()) < LEAST_ACTIONS or sum(other.values()) < LEAST_ACTIONS or len({*one, *other}) > 50:
             continue
         shares = {name: (_share(one, name), _share(other, name)) for name in sorted({*one, *other})}
-        name = max(shares, key=lambda each: abs(shares[each][1] - shares[each][0]))
+        name = max(shares, key=lambda candidate: abs(shares[candidate][1] - shares[candidate][0]))
         first, second = shares[name]
         if abs(second - first) >= LEAST_CHANGE:
             yield Sentence(

@@ -179,4 +179,4 @@ def _read_rows(open_file: OpenFile, *parts: str) -> Iterator[Row]:
 
 
 def _dicts(value: Any) -> Iterator[Row]:
-    return (each for each in value if isinstance(each, dict)) if isinstance(value, list) else iter(())
+    return (item for item in value if isinstance(item, dict)) if isinstance(value, list) else iter(())

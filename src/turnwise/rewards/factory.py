@@ -92,8 +92,8 @@ def _read_parts(
     settings: Sequence[str | Mapping[str, Any]], load: LoadFunction, services: RewardServices
 ) -> Iterator[tuple[str, float, str, RubricPart]]:
     """Yield name, weight, reference column and part."""
-    for each in settings:
-        table = {"use": each} if isinstance(each, str) else each
+    for setting in settings:
+        table = {"use": setting} if isinstance(setting, str) else setting
         if not isinstance(table, Mapping) or not isinstance(table.get("use"), str):
             raise UserError('A reward does not say what it uses: give { use = "exact_match" } or a name.')
         use, options = table["use"], {key: value for key, value in table.items() if key not in REWARD_KEYS}

@@ -114,7 +114,11 @@ def required_parameters(function: Callable[..., Any]) -> list[str]:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return []
-    return [each.name for each in parameters if each.default is each.empty and each.kind is not each.VAR_POSITIONAL]
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+    ]
 
 
 def to_float(value: Any) -> float:

@@ -67,11 +67,11 @@ def equal(text: str, expected: Fraction) -> bool:
 
     A decimal may be rounded if the number has no finite decimal.
     """
-    found = exact(text)
-    if found is None or not is_literal(build_tree(parse(text))):
+    value = exact(text)
+    if value is None or not is_literal(build_tree(parse(text))):
         return False
     rounded = bool(decimals(text)) and not _ends(expected)
-    return _same(found, expected, _rounding(text, "") if rounded else Fraction(0))
+    return _same(value, expected, _rounding(text, "") if rounded else Fraction(0))
 
 
 def compare(text: str, expected: str, close: float | None = None) -> bool | None:
@@ -119,8 +119,8 @@ def _ends(value: Fraction) -> bool:
 
 def _rounding(text: str, expected: str) -> Fraction:
     """Return the relative error of rounding: 1 in the answer's last digit, half of 1 in the reference's."""
-    units = [min(map(_last_place, decimals(text))), *(_last_place(each) / 2 for each in decimals(expected))]
-    return max([DOUBLE, *(each for each in units if each <= SIX_DIGITS)])
+    units = [min(map(_last_place, decimals(text))), *(_last_place(decimal) / 2 for decimal in decimals(expected))]
+    return max([DOUBLE, *(unit for unit in units if unit <= SIX_DIGITS)])
 
 
 def _last_place(decimal: str) -> Fraction:
@@ -226,13 +226,13 @@ def _check_size(value: Value) -> Value:
     return value
 
 
-def _same(found: Value, expected: Value, error: Fraction) -> bool:
+def _same(value: Value, expected: Value, error: Fraction) -> bool:
     """Compare with relative tolerance `error`."""
-    if isinstance(found, Fraction) and isinstance(expected, Fraction):
-        return found == expected or abs(found - expected) < error * abs(expected)
+    if isinstance(value, Fraction) and isinstance(expected, Fraction):
+        return value == expected or abs(value - expected) < error * abs(expected)
     try:
         with localcontext(DIGITS):
-            one, other, part = _decimal(found), _decimal(expected), _decimal(error)
+            one, other, part = _decimal(value), _decimal(expected), _decimal(error)
             apart, size = abs(one - other), max(abs(one), abs(other), Decimal(1))
             return apart <= SAME * size or apart < part * abs(other)
     except ArithmeticError:  # one value overflows Decimal, the other does not

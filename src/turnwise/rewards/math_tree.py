@@ -125,7 +125,7 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def variables(node: Node) -> set[str]:
-    return {each for each in walk(node) if isinstance(each, str)} - CONSTANTS
+    return {part for part in walk(node) if isinstance(part, str)} - CONSTANTS
 
 
 def is_literal(node: Node) -> bool:
@@ -183,7 +183,7 @@ def is_simplified(node: Node) -> bool:
 
 def _is_constant(node: Node) -> bool:
     """Return whether this is arithmetic on rational numbers only."""
-    return not any(isinstance(each, Decimal | str | Call) for each in walk(node))
+    return not any(isinstance(part, Decimal | str | Call) for part in walk(node))
 
 
 def _is_square_free(node: Node) -> bool:
@@ -236,11 +236,11 @@ def _is_simplified_product(top: Sequence[Node], bottom: Sequence[Node]) -> bool:
     if divisors and not _is_reduced(math.prod(numbers, start=Fraction(1)), divisors[0]):
         return False
     sums = [factor for factor in top if isinstance(factor, Sum)]
-    if divisors and any(math.gcd(_content(each), divisors[0].numerator) > 1 for each in sums):
+    if divisors and any(math.gcd(_content(term), divisors[0].numerator) > 1 for term in sums):
         return False
-    if sum(not variables(each) for each in sums) > 1 or sum(map(_is_numeric_root, top)) > 1:
+    if sum(not variables(term) for term in sums) > 1 or sum(map(_is_numeric_root, top)) > 1:
         return False
-    if any(_is_numeric_root(each) for factor in bottom for each in walk(factor)):
+    if any(_is_numeric_root(part) for factor in bottom for part in walk(factor)):
         return False
     bases = [repr(factor.base if isinstance(factor, Power) else factor) for factor in others]
     return len(set(bases)) == len(bases)

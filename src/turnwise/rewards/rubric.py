@@ -112,9 +112,9 @@ def reference_answers(row: Mapping[str, Any], column: str) -> list[str]:
     """Return the accepted answers in a column, which holds one or a list."""
     value = get_column(row, column)
     accepted = list(value) if isinstance(value, list | tuple) else [value]
-    if not accepted or not all(isinstance(each, str | int | float) for each in accepted):
+    if not accepted or not all(isinstance(answer, str | int | float) for answer in accepted):
         raise UserError(f'The column "{column}" of a task row has no answer: give a text, a number or a list of them.')
-    return [str(each) for each in accepted]
+    return [str(answer) for answer in accepted]
 
 
 def select_text(submission: Submission, source: TextSource) -> str:

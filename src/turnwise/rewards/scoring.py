@@ -103,7 +103,9 @@ async def score_states(
     """
     if _first_part_only.get():
         return dict.fromkeys(descriptions, 0.0)
-    return await _gather_scores({name: _score_part(name, judge, each) for name, each in descriptions.items()})
+    return await _gather_scores(
+        {name: _score_part(name, judge, description) for name, description in descriptions.items()}
+    )
 
 
 async def _gather_scores(scores: Mapping[str, Coroutine[Any, Any, float]]) -> dict[str, float]:

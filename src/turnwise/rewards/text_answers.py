@@ -44,7 +44,7 @@ def normalise_answer(text: str) -> str:
     [2,3); points within numbers, since 3.5 is not 35; and an article that is the whole answer.
     """
     text = EMPHASIS.sub(r"\2", THOUSANDS.sub("", text.lower().replace("−", "-")))
-    words = [word for each in BRACKETED.sub(r"\1\2", text).split() if (word := _word(each))]
+    words = [word for part in BRACKETED.sub(r"\1\2", text).split() if (word := _word(part))]
     return " ".join([word for word in words if word not in ARTICLES] or words)
 
 
@@ -97,7 +97,7 @@ class ExactMatch(BuiltInReward):
 
     async def score(self, submission: Submission) -> float:
         answer = select_text(submission, "answer")
-        return max(exact_match(answer, each) for each in reference_answers(submission.row, self.against))
+        return max(exact_match(answer, reference) for reference in reference_answers(submission.row, self.against))
 
 
 class F1(BuiltInReward):
@@ -113,8 +113,8 @@ class F1(BuiltInReward):
     async def score(self, submission: Submission) -> float:
         answer = select_text(submission, "answer")
         return max(
-            thresholded_f1(answer, each, self.at_least, self.precision)
-            for each in reference_answers(submission.row, self.against)
+            thresholded_f1(answer, reference, self.at_least, self.precision)
+            for reference in reference_answers(submission.row, self.against)
         )
 
 

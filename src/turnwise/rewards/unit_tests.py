@@ -92,8 +92,8 @@ async def evaluate_expressions(
 def _read_results(output: str, count: int) -> list[ExpressionResult]:
     """Read the last lines, since code may print anything before."""
     lines = [line.removeprefix(MARK) for line in output.splitlines() if line.startswith(MARK)][-count:]
-    found = [_read(line) for line in lines]
-    return found + [NO_RESULT] * (count - len(found))
+    results = [_read(line) for line in lines]
+    return results + [NO_RESULT] * (count - len(results))
 
 
 def _read(line: str) -> ExpressionResult:
@@ -111,9 +111,9 @@ def _read(line: str) -> ExpressionResult:
 def plain_json(value: Any) -> Any:
     """Convert tuples to lists and keys to text, as in JSON."""
     if isinstance(value, list | tuple):
-        return [plain_json(each) for each in value]
+        return [plain_json(item) for item in value]
     if isinstance(value, dict):
-        return {str(name): plain_json(each) for name, each in value.items()}
+        return {str(name): plain_json(item) for name, item in value.items()}
     return value
 
 
@@ -138,11 +138,11 @@ def parse_tests(tests: Any, code: str, function: str, column: str) -> tuple[str,
     texts = [tests] if isinstance(tests, str) else tests
     if not isinstance(texts, list) or not texts:
         raise UserError(f'The column "{column}" holds no tests: give Python code or a list.')
-    if all(isinstance(each, str) for each in texts):
+    if all(isinstance(text, str) for text in texts):
         setup, cases = _from_python("\n".join(texts), column)
-    elif all(isinstance(each, dict) and {"input", "output"} <= each.keys() for each in texts):
+    elif all(isinstance(case, dict) and {"input", "output"} <= case.keys() for case in texts):
         name = function or _last_function(code)
-        setup, cases = "", [ExpressionCase(_call(name, each["input"]), each["output"], as_json=True) for each in texts]
+        setup, cases = "", [ExpressionCase(_call(name, case["input"]), case["output"], as_json=True) for case in texts]
     else:
         raise UserError(
             f'The column "{column}" holds values that are not tests: give Python code or {{"input", "output"}}.'
@@ -183,10 +183,10 @@ def _assertion(test: ast.expr) -> ExpressionCase:
 
 def _last_function(code: str) -> str:
     try:
-        found = [node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)]
+        functions = [node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        found = []
-    return found[-1] if found else "f"
+        functions = []
+    return functions[-1] if functions else "f"
 
 
 def _call(name: str, arguments: Any) -> str:

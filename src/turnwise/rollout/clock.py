@@ -81,14 +81,14 @@ class EpisodeClock:
         """Await something on the environment's clock. `who` names it in errors."""
         before, self._outside_since = self._outside_s, self._own.now()
         try:
-            found = await interruptible(awaitable, self._timeout_s - before, who)
+            result = await interruptible(awaitable, self._timeout_s - before, who)
         except EventLoopBlocked as error:
             raise self._too_long(str(error)) from error
         finally:
             self._outside_s, self._outside_since = self.outside_s, None
         if self._outside_s >= self._timeout_s:  # blocked where it could not be interrupted
             raise self._too_long(f"{who} took {self._outside_s - before:.3g} s")
-        return found
+        return result
 
     def describe_timeout(self, error: TimeoutError) -> InfrastructureFailure:
         """Return the failure of an environment or hook that did not answer within the limit."""

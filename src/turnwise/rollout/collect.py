@@ -77,24 +77,27 @@ class GroupCollector(ABC):
         async def member(tasks: Sequence[Task], index: int) -> Sequence[Trajectory | None]:
             nonlocal done, last_failure
             async with gate:
-                found = await self._run_member(tasks, index, round, counts)
-            if isinstance(found, Exception):
-                last_failure = found
-                counts["dropped_no_reward"] += len(tasks) * isinstance(found, RewardFailure)
+                outcome = await self._run_member(tasks, index, round, counts)
+            if isinstance(outcome, Exception):
+                last_failure = outcome
+                counts["dropped_no_reward"] += len(tasks) * isinstance(outcome, RewardFailure)
                 return [None] * len(tasks)
             done += len(tasks)
             progress(done, total)
-            return found
+            return outcome
 
         try:
             async with asyncio.TaskGroup() as running:
                 rows = [
-                    [running.create_task(member(each, index)) for index in _numbers(each, group_size, drawn)]
-                    for each in (tasks[first : first + many] for first in range(0, len(tasks), many))
+                    [
+                        running.create_task(member(match_tasks, index))
+                        for index in _numbers(match_tasks, group_size, drawn)
+                    ]
+                    for match_tasks in (tasks[first : first + many] for first in range(0, len(tasks), many))
                 ]
         except ExceptionGroup as failures:  # bugs or user errors: one is enough to report
             raise failures.exceptions[0] from None
-        results = [[each.result()[slot] for each in row] for row in rows for slot in range(many)]
+        results = [[task.result()[slot] for task in row] for row in rows for slot in range(many)]
         groups = self._groups(tasks, results, group_size, counts)
         if not groups:
             raise Outage(f"Every episode failed. Fix the cause of the last failure: {last_failure}") from last_failure

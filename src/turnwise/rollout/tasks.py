@@ -58,13 +58,13 @@ class Curriculum:
 
     def update(self, success_counts: SuccessCounts, groups: Iterable[Group]) -> dict[str, tuple[float, float]]:
         """Return the counts after these groups."""
-        found = dict(success_counts)
+        counts = dict(success_counts)
         for group in groups:
             name = task_name(group.task.env, group.task.seed)
-            successes, tries = found.get(name, (0.0, 0.0))
+            successes, tries = counts.get(name, (0.0, 0.0))
             won = sum(trajectory.status.succeeded for trajectory in group.trajectories)
-            found[name] = (MEMORY * successes + won, MEMORY * tries + len(group.trajectories))
-        return found
+            counts[name] = (MEMORY * successes + won, MEMORY * tries + len(group.trajectories))
+        return counts
 
     def metrics(self, success_counts: SuccessCounts) -> dict[str, float]:
         """Return the number of measured tasks and the shares that are nearly always and nearly never solved."""

@@ -44,12 +44,12 @@ class ProcessUsage:
 def process_usage(pid: int) -> ProcessUsage | None:
     """Return the resources of a process; None if it has exited."""
     try:
-        found = dict(USAGE_LINES.findall(_read(f"/proc/{pid}/status")))
+        usage = dict(USAGE_LINES.findall(_read(f"/proc/{pid}/status")))
     except EXITED:
         return None
-    pages, swapped, tables = (int(found.get(name, 0)) for name in ("VmRSS", "VmSwap", "VmPTE"))  # 0 while exiting
+    pages, swapped, tables = (int(usage.get(name, 0)) for name in ("VmRSS", "VmSwap", "VmPTE"))  # 0 while exiting
     return ProcessUsage(
-        threads=int(found.get("Threads", 0)), resident_bytes=1024 * (pages + swapped), table_bytes=1024 * tables
+        threads=int(usage.get("Threads", 0)), resident_bytes=1024 * (pages + swapped), table_bytes=1024 * tables
     )
 
 
@@ -72,13 +72,13 @@ def ignore_exited(pid: int) -> Iterator[None]:
 def descendants(pid: int) -> list[int]:
     """Return all descendants of a process."""
     children = _children if HAS_CHILDREN_FILES else _children_by_search
-    found: list[int] = []
+    pids: list[int] = []
     queue = [pid]
     while queue:
         new = children(queue.pop())
-        found += new
+        pids += new
         queue += new
-    return found
+    return pids
 
 
 def is_stopped(pid: int) -> bool:
@@ -195,11 +195,11 @@ def _count_descriptors(pid: int) -> int:
 
 def _descriptor_targets(pid: int) -> set[str]:
     """Return what the descriptors refer to, such as socket:[8123]."""
-    found: set[str] = set()
+    links: set[str] = set()
     for name in _descriptor_names(pid):
         with ignore_exited(pid):
-            found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-    return found
+            links.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return links
 
 
 def _descriptor_names(pid: int) -> list[str]:
@@ -209,22 +209,22 @@ def _descriptor_names(pid: int) -> list[str]:
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    children: list[int] = []
     with suppress(*EXITED):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(*EXITED):
-                found += [int(word) for word in _read(f"/proc/{pid}/task/{thread}/children").split()]
-    return found
+                children += [int(word) for word in _read(f"/proc/{pid}/task/{thread}/children").split()]
+    return children
 
 
 def _children_by_search(pid: int) -> list[int]:
-    found = []
+    pids = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):
                 if int(_read(f"{folder}/stat").rpartition(")")[2].split()[1]) == pid:
-                    found.append(int(folder.name))
-    return found
+                    pids.append(int(folder.name))
+    return pids
 
 
 def _read(path: str, limit: int = 1 << 30) -> str:

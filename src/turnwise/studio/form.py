@@ -49,7 +49,7 @@ def describe_form() -> dict[str, Any]:
     return {
         "sections": [{"name": name, "doc": _section_doc(name)} for name in Config.model_fields],
         "settings": [_describe_key(key) for key in all_keys().values()],
-        "recipes": [{"name": each.name, "doc": each.summary} for each in list_recipes()],
+        "recipes": [{"name": recipe.name, "doc": recipe.summary} for recipe in list_recipes()],
         "environments": [{"name": name, "doc": entry.summary} for name, entry in CATALOGUE.items()],
         "methods": [{"name": name, "doc": find_method(name).summary} for name in method_names()],
         "models": list(model_names()),
@@ -142,7 +142,7 @@ def _runs_code(request: RunRequest) -> bool:
     """Return whether the request or the run that it starts from names code of the user."""
     if request.names_code:
         return True
-    runs = [Path(each) / CONFIG_FILE for each in (request.start_from, request.resume) if each]
+    runs = [Path(run) / CONFIG_FILE for run in (request.start_from, request.resume) if run]
     files = [*runs, *([Path(request.target)] if request.target.endswith(".toml") else [])]
     try:
         return any(".py" in path.read_text(encoding="utf-8", errors="replace") for path in files)
@@ -193,13 +193,13 @@ def _list_params(config: Config) -> list[Mapping[str, Any]]:
     schemas, fields = spec.params_model.model_json_schema()["properties"], spec.params_model.model_fields
     return [
         {
-            "name": f"env.params.{each.name}",
-            "doc": each.description,
-            **_describe_type(schemas[each.name]),
-            "allowed": each.type,
-            "default": _type_default(fields[each.name]),
+            "name": f"env.params.{parameter.name}",
+            "doc": parameter.description,
+            **_describe_type(schemas[parameter.name]),
+            "allowed": parameter.type,
+            "default": _type_default(fields[parameter.name]),
         }
-        for each in spec.parameters()
+        for parameter in spec.parameters()
     ]
 
 

@@ -79,15 +79,15 @@ class Queue:
 
     def jobs(self) -> list[Job]:
         """Return all jobs, the oldest first."""
-        found = []
+        jobs = []
         for path in job_paths(self.folder):
             job = self._ended.get(int(path.name)) or JobFolder(path).read()
             if job is None:
                 continue
             if job.status.ended:
                 self._ended[job.number] = job
-            found.append(job)
-        return found
+            jobs.append(job)
+        return jobs
 
     def stop(self, number: int, *, now: bool = False) -> Job:
         """Stop a job, or cancel it if it waits; `now` kills it without a checkpoint. One that has ended stays as is."""

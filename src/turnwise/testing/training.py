@@ -52,10 +52,10 @@ def check_learner(
     resumed.load_weights(_Weights(after))
     resumed.load_state(folder, skipped_steps=learner.skipped_steps)
     expect(_difference(after, _copy_weights(resumed)) == 0, "load_weights copies all weights")
-    for each in (learner, resumed):
-        each.begin_step(settings)
-        each.forward_backward(train_batches)
-        each.step()
+    for trained in (learner, resumed):
+        trained.begin_step(settings)
+        trained.forward_backward(train_batches)
+        trained.step()
     difference = _difference(_copy_weights(learner), _copy_weights(resumed))
     expect(difference <= LEARNER_TOLERANCE, f"a resumed learner takes the same step; weights differ by {difference:g}")
 

@@ -14,10 +14,10 @@ def closest_match(name: str, options: Iterable[str]) -> str | None:
     matches = difflib.get_close_matches(lower, sorted(by_lower), n=1, cutoff=0.6)
     if matches:
         return by_lower[matches[0]]
-    longer = [each for each in by_lower if len(lower) >= MIN_SHARED and lower in each]
-    shorter = [each for each in by_lower if len(each) >= MIN_SHARED and each in lower]
+    longer = [known for known in by_lower if len(lower) >= MIN_SHARED and lower in known]
+    shorter = [known for known in by_lower if len(known) >= MIN_SHARED and known in lower]
     if longer:
-        return by_lower[min(longer, key=lambda each: (not each.startswith(lower), each))]
+        return by_lower[min(longer, key=lambda known: (not known.startswith(lower), known))]
     return by_lower[max(shorter, key=len)] if shorter else None
 
 

@@ -22,8 +22,8 @@ def split_docstring(text: str, names: Collection[str]) -> tuple[str, Mapping[str
     `text`: as from `inspect.cleandoc`. A docstring that documents none of `names` is returned as it is.
     """
     for section, argument in ((GOOGLE, GOOGLE_ARGUMENT), (NUMPY, NUMPY_ARGUMENT)):
-        if (found := section.search(text)) and (described := _read(found[1], argument, names)):
-            rest = f"{text[: found.start()].rstrip()}\n\n{text[found.end() :].strip()}"
+        if (match := section.search(text)) and (described := _read(match[1], argument, names)):
+            rest = f"{text[: match.start()].rstrip()}\n\n{text[match.end() :].strip()}"
             return rest.strip(), described
     return text, {}
 
@@ -37,8 +37,8 @@ def _read(block: str, argument: re.Pattern[str], names: Collection[str]) -> dict
     for line in lines:
         if len(line) - len(line.lstrip()) > indent:
             current.append(line.strip())
-        elif found := argument.fullmatch(line.strip()):
-            current = [found["text"].strip()]
-            parts |= dict.fromkeys(re.split(r"[ \t]*,[ \t]*", found["names"]), current)
+        elif match := argument.fullmatch(line.strip()):
+            current = [match["text"].strip()]
+            parts |= dict.fromkeys(re.split(r"[ \t]*,[ \t]*", match["names"]), current)
     described = {name: " ".join(part for part in text if part) for name, text in parts.items()}
     return {name: text for name, text in described.items() if name in names and text}

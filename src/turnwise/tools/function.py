@@ -188,19 +188,19 @@ def _to_text(value: Any) -> str:
         return value
     others: list[Any] = []
 
-    def replace_other(each: Any) -> None:
-        if is_image(each):
+    def replace_other(item: Any) -> None:
+        if is_image(item):
             raise UnreadableResultError(
-                f"it returned a value of type {type(each).__name__}, which the agent would not see as an image: "
+                f"it returned a value of type {type(item).__name__}, which the agent would not see as an image: "
                 "return a tw.Image made of it, or a list of texts and tw.Image"
             )
-        others.append(each)
+        others.append(item)
 
     try:
         text = json.dumps(value, ensure_ascii=False, default=replace_other)
     except (TypeError, ValueError):
         return str(value)
-    if unprintable := [type(each).__name__ for each in others if _is_printed_as_address(each)]:
+    if unprintable := [type(item).__name__ for item in others if _is_printed_as_address(item)]:
         raise UnreadableResultError(
             f"it returned a value of type {unprintable[0]}, of which the agent would read an address in memory: return "
             "a text, a number, or a list or dict of them"

@@ -67,7 +67,7 @@ class ReplayState:
     def ids(self) -> list[int]:
         """Every token before the utterance."""
         segments = self.trajectory.segments()
-        segment = next(each for each in segments if self.turn < each.first_turn + len(each.turns))
+        segment = next(candidate for candidate in segments if self.turn < candidate.first_turn + len(candidate.turns))
         *earlier, acting = segment.turns[: self.turn - segment.first_turn + 1]
         before = [token for turn in earlier for token in (*turn.context_ids, *turn.action_ids)]
         return [*before, *acting.context_ids]
@@ -114,8 +114,8 @@ class UtteranceSampler:
 
     async def sample(self, states: Sequence[ReplayState], step: int) -> list[FreshUtterance]:
         """Sample one utterance per state. States at which the engine fails are left out."""
-        found = await asyncio.gather(*(self._sample(state, step, index) for index, state in enumerate(states)))
-        return [each for each in found if each is not None]
+        utterances = await asyncio.gather(*(self._sample(state, step, index) for index, state in enumerate(states)))
+        return [utterance for utterance in utterances if utterance is not None]
 
     async def _sample(self, state: ReplayState, step: int, index: int) -> FreshUtterance | None:
         ids, is_summary = state.ids, state.trajectory.turns[state.turn].is_summary
@@ -166,10 +166,10 @@ class CriticCheck:
 
     def advantages(self, std: float, settings: ActorSettings) -> Tensor:
         """Return those of the fresh utterances [N], followed by those of the played ones if returns correct them."""
-        found = self.fresh
+        advantages = self.fresh
         if settings.corrects:
-            found = torch.cat(correct_by_returns(self.played, self.fresh, self.residuals, self.trust))
-        return scale_advantages(found, std, whitened=settings.archer.whiten)
+            advantages = torch.cat(correct_by_returns(self.played, self.fresh, self.residuals, self.trust))
+        return scale_advantages(advantages, std, whitened=settings.archer.whiten)
 
 
 class Archer(Part):
@@ -194,20 +194,22 @@ class Archer(Part):
     def estimate(self, rollout: Rollout, sampled: Sequence[FreshUtterance], learner: Learner) -> Estimate | IdleReason:
         """Train the critic; return the advantages of the fresh utterances in the step's episodes."""
         step, fresh = rollout.number, sampled
-        new = [each for each in fresh if each.state.update is None]
+        new = [utterance for utterance in fresh if utterance.state.update is None]
         if not new:
             return IdleReason.NO_UTTERANCES
         check = self._check_critic(step, new)  # before the critic learns from these returns
         metrics = check.metrics | train_critic(self.critic, draw_batches(self.replay, self.settings, step), fresh, step)
-        stored = [each.stored_sample() for each in fresh if each.state.update is not None]
+        stored = [utterance.stored_sample() for utterance in fresh if utterance.state.update is not None]
         metrics |= {
             "replay_trajectories": float(len(self.replay)),
             "effective_samples": effective_share(stored, learner, self.settings.micro_tokens),
         }
         corrects = self.settings.corrects
-        chosen = [each.sample for each in new] + ([each.stored_sample() for each in new] if corrects else [])
-        samples = [replace(each, trajectory=index) for index, each in enumerate(chosen)]
-        trajectories = [each.state.trajectory for each in new] * (2 if corrects else 1)
+        chosen = [utterance.sample for utterance in new]
+        if corrects:
+            chosen += [utterance.stored_sample() for utterance in new]
+        samples = [replace(sample, trajectory=index) for index, sample in enumerate(chosen)]
+        trajectories = [utterance.state.trajectory for utterance in new] * (2 if corrects else 1)
         advantages = check.advantages(self.critic.std, self.settings)
         estimated = build_estimate(trajectories, samples, advantages, metrics, self.settings, learner)
         return replace(estimated, rate_scale=1.0 if corrects else check.trust)
@@ -217,12 +219,12 @@ class Archer(Part):
         trajectories = read_step(self.replay, step)
         played, at = (
             decisions_of(trajectories, self.settings),
-            torch.tensor([each.state.decision for each in fresh]),
+            torch.tensor([utterance.state.decision for utterance in fresh]),
         )
         fit_unit(self.critic, played)
         of_played, of_fresh = (
             self.critic.estimate_values(played.samples),
-            self.critic.estimate_values([each.sample for each in fresh]),
+            self.critic.estimate_values([utterance.sample for utterance in fresh]),
         )
         q_played, q_fresh = of_played.q.amin(dim=1)[at], of_fresh.q.amin(dim=1)
         residuals = (played.discounted_returns(of_played.q.amin(dim=1)) - of_played.v.amin(dim=1))[at]
@@ -273,7 +275,7 @@ def draw_trajectories(replay: Replay, settings: ActorSettings, step: int) -> lis
     """Draw the trajectories of each critic update of a step: critic_batch, less those that are not usable."""
     keys = [(settings.run_seed, step, number) for number in range(settings.critic.updates)]
     drawn = [replay.sample(settings.critic.batch, *key) for key in keys]
-    return [usable_trajectories([replay.read_group([each]) for each in part], settings.algo) for part in drawn]
+    return [usable_trajectories([replay.read_group([index]) for index in part], settings.algo) for part in drawn]
 
 
 def draw_batches(replay: Replay, settings: ActorSettings, step: int) -> list[Decisions]:
@@ -283,11 +285,11 @@ def draw_batches(replay: Replay, settings: ActorSettings, step: int) -> list[Dec
 
 def draw_states(replay: Replay, settings: ActorSettings, step: int) -> list[ReplayState]:
     """Draw `states` turns from the trajectories of the step's critic updates, about as many from each."""
-    found, total, updates = list[ReplayState](), _num_states(settings), settings.critic.updates
+    states, total, updates = list[ReplayState](), _num_states(settings), settings.critic.updates
     for number, trajectories in enumerate(draw_trajectories(replay, settings, step)):
         count = (number + 1) * total // updates - number * total // updates
-        found += _draw_turns(trajectories, count, random_stream("states", settings.run_seed, step, number), number)
-    return found
+        states += _draw_turns(trajectories, count, random_stream("states", settings.run_seed, step, number), number)
+    return states
 
 
 def _num_states(settings: ActorSettings) -> int:
@@ -338,13 +340,15 @@ def train_critic(
     critic: UtteranceCriticLearner, batches: Sequence[Decisions], fresh: Sequence[FreshUtterance], step: int
 ) -> dict[str, float]:
     """Take an optimizer step per batch. Returns mean metrics, and how far the target lags behind."""
-    found = []
+    steps = []
     for number, batch in enumerate(batches):
-        chosen = [each for each in fresh if each.state.update == number]
-        states = [each.state.decision for each in chosen]
+        chosen = [utterance for utterance in fresh if utterance.state.update == number]
+        states = [utterance.state.decision for utterance in chosen]
         if batch.samples:
-            found.append(critic.update(batch, [each.sample for each in chosen], states, step - 1))
-    means = {name: sum(each[name] for each in found) / len(found) for name in (found[0] if found else {})}
+            steps.append(critic.update(batch, [utterance.sample for utterance in chosen], states, step - 1))
+    means = {
+        name: sum(step_metrics[name] for step_metrics in steps) / len(steps) for name in (steps[0] if steps else {})
+    }
     return means | {"target_drift": critic.target_distance()}
 
 

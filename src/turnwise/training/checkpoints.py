@@ -89,8 +89,8 @@ class Checkpoints:
         goes to the oldest, must not find.
         """
         step = step_of(current)
-        kept = [each for each in self.regular() if step_of(each) <= step][-self.keep_last :]
-        self._drop(each for each in self.steps() if step_of(each) < step and each not in kept)
+        kept = [path for path in self.regular() if step_of(path) <= step][-self.keep_last :]
+        self._drop(path for path in self.steps() if step_of(path) < step and path not in kept)
 
     def drop_after(self, kept: Path) -> None:
         """Delete checkpoints of later steps than this one's."""
@@ -123,7 +123,7 @@ class Checkpoints:
         return step_folders(self.folder)
 
     def regular(self) -> list[Path]:
-        return [each for each in self.steps() if (step := step_of(each)) > 0 and step % self.every == 0]
+        return [path for path in self.steps() if (step := step_of(path)) > 0 and step % self.every == 0]
 
     def newest(self) -> tuple[Path, State] | None:
         """Return the newest complete checkpoint; None if there is none yet."""
@@ -176,8 +176,8 @@ class SaveCheckpoints(Part):
 
 def step_folders(folder: Path) -> list[Path]:
     """Return the folders of steps, oldest first; other files in the folder are ignored."""
-    found = [each for each in folder.glob("step_*") if STEP_NAME.fullmatch(each.name) and each.is_dir()]
-    return sorted(found, key=step_of)
+    paths = [path for path in folder.glob("step_*") if STEP_NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(paths, key=step_of)
 
 
 def step_of(folder: Path) -> int:
@@ -189,13 +189,13 @@ def newest(folder: Path) -> tuple[Path, State] | None:
     damaged = []
     for step_folder in reversed(step_folders(folder)):
         try:
-            found = step_folder, read_state(step_folder)
+            checkpoint = step_folder, read_state(step_folder)
         except UserError as error:
             damaged.append(str(error))
             continue
         if damaged:
             log.warning("%s Using the older checkpoint %s instead.", " ".join(damaged), step_folder.name)
-        return found
+        return checkpoint
     if damaged:
         raise UserError(f"{damaged[0]} No other checkpoint in {folder} is complete: start a new run with its settings.")
     return None
@@ -203,10 +203,10 @@ def newest(folder: Path) -> tuple[Path, State] | None:
 
 def last_checkpoint(folder: Path) -> Path:
     """Return the newest complete checkpoint, which is also a Hugging Face model folder."""
-    found = newest(folder)
-    if found is None:
+    checkpoint = newest(folder)
+    if checkpoint is None:
         raise UserError(f"{folder} has no checkpoint yet. Train first: `{spell_resume(folder.parent)}`")
-    return found[0]
+    return checkpoint[0]
 
 
 def restore(folder: Path, learner: Learner, state: State, load: Callable[[str], LoadedModel]) -> None:
@@ -260,8 +260,8 @@ def _write_state(folder: Path, state: State) -> None:
     for path in _files(folder):
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    for each in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-        sync_folder(each)
+    for directory in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        sync_folder(directory)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -274,9 +274,9 @@ def _numbered_errors() -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        if (found := re.search(r"os error (\d+)", str(error))) is None:
+        if (match := re.search(r"os error (\d+)", str(error))) is None:
             raise
-        number = int(found[1])
+        number = int(match[1])
         raise OSError(number, os.strerror(number)) from error
 
 

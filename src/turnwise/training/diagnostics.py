@@ -48,10 +48,10 @@ def mutual_information_metrics(
     scores = score_samples(pairs, learner, Needs(policy_logprobs=True), micro_tokens)["policy_logprobs"]
     likelihoods = torch.stack([score.sum() for score in scores]).view(len(members), len(members))
     own = torch.arange(len(members))
-    found = mutual_information(likelihoods, own)
+    information = mutual_information(likelihoods, own)
     numbers: dict[tuple[int, ...], int] = {}
     same = torch.tensor([numbers.setdefault(member.turns[0].context_ids, len(numbers)) for member in members])
-    metrics = information_metrics(found, measure_retrieval(likelihoods, own, same))
+    metrics = information_metrics(information, measure_retrieval(likelihoods, own, same))
     return {f"diagnostics/{name}": value for name, value in metrics.items()}
 
 
@@ -106,7 +106,7 @@ def _norms(part: set[int], estimated: Estimate, learner: Learner, settings: Upda
         term: learner.gradient_norm(
             [
                 pack_train([chosen[index] for index in micro])
-                for micro in micro_batches([each.sample for each in chosen], settings.micro_tokens, learner.ranks)
+                for micro in micro_batches([sample.sample for sample in chosen], settings.micro_tokens, learner.ranks)
             ],
             term,
         )
@@ -116,7 +116,9 @@ def _norms(part: set[int], estimated: Estimate, learner: Learner, settings: Upda
 
 def _without_task(sample: TrainSample) -> TrainSample:
     """Return the sample with advantages and factors 0 and no selected tokens."""
-    selected, factors = (None if each is None else torch.zeros_like(each) for each in (sample.selected, sample.factors))
+    selected, factors = (
+        None if column is None else torch.zeros_like(column) for column in (sample.selected, sample.factors)
+    )
     return replace(sample, advantages=torch.zeros_like(sample.advantages), selected=selected, factors=factors)
 
 

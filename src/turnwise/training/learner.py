@@ -92,12 +92,12 @@ class LocalLearner:
 
     @torch.no_grad()
     def score(self, batches: Sequence[Batch], needs: Needs) -> list[Scores]:
-        found = []
+        scores = []
         for batch in batches:
             here = on_device(batch, self.device)
             with batch_attention(self.model, here):
-                found.append(self._score(here, needs))
-        return [_to_cpu(each) for each in found]
+                scores.append(self._score(here, needs))
+        return [_to_cpu(batch_scores) for batch_scores in scores]
 
     def _score(self, batch: Batch, needs: Needs) -> Scores:
         policy_logprobs = entropy = values = end_values = ref_logprobs = None
@@ -144,14 +144,14 @@ class LocalLearner:
         With `tokens`, also `token_logprobs` and `token_entropies` [M], unless only the critic is trained. Tensors stay
         on the model's device, so that the host does not wait.
         """
-        found = []
+        results = []
         for batch in batches:
             here = on_device(batch, self.device)
             sums, scores = self._forward_backward(here)
             if scores:
                 self._mismatch.add(scores["token_logprobs"], here.sampler_logprobs, here.batch.counts)
-            found.append(sums | (scores if tokens else {}))
-        return found
+            results.append(sums | (scores if tokens else {}))
+        return results
 
     def _forward_backward(self, batch: TrainBatch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Backpropagate a micro-batch; return sums of metrics, and log-probabilities and entropies [M], if computed."""
@@ -190,8 +190,8 @@ class LocalLearner:
         if self.policy_learns:
             metrics |= self._step(self.optimizer, rate_scale * self.settings.rate_scale)
         if self.critic_optimizer is not None:
-            found = self._step(self.critic_optimizer, rate_scale)
-            metrics |= {f"critic_{name}": value for name, value in found.items()}
+            critic_metrics = self._step(self.critic_optimizer, rate_scale)
+            metrics |= {f"critic_{name}": value for name, value in critic_metrics.items()}
         return metrics
 
     def _step(self, optimizer: Optimizer, rate_scale: float) -> dict[str, float]:
@@ -267,8 +267,8 @@ class LocalLearner:
             tensors |= {f"critic_optimizer.{name}": value for name, value in self.critic_optimizer.tensors().items()}
         if self.reference_adapter is not None:
             tensors |= {f"reference.{name}": value for name, value in self.reference_adapter.items()}
-        for prefix, each in self.auxiliary.items():
-            tensors |= {f"{prefix}.{name}": value for name, value in each.tensors().items()}
+        for prefix, part in self.auxiliary.items():
+            tensors |= {f"{prefix}.{name}": value for name, value in part.tensors().items()}
         return {"tensors": tensors, "skipped_steps": self.skipped_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -284,8 +284,8 @@ class LocalLearner:
         if self.reference_adapter is not None:
             for name, value in part("reference.").items():
                 self.reference_adapter[name].copy_(value)
-        for prefix, each in self.auxiliary.items():
-            each.load_tensors(part(f"{prefix}."))
+        for prefix, auxiliary in self.auxiliary.items():
+            auxiliary.load_tensors(part(f"{prefix}."))
         self._skipped_steps = state["skipped_steps"]
 
 

@@ -49,7 +49,7 @@ def _shard(tensor: Tensor, sharding: Sharding | None) -> Tensor:
 def _load_shards(folder: Path, sharding: Sharding | None) -> dict[str, Tensor]:
     """Read what any number of ranks wrote."""
     stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    tensors = {name: _allocate(each, sharding) for name, each in stored.items()}
+    tensors = {name: _allocate(tensor, sharding) for name, tensor in stored.items()}
     with _disk_errors(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # a whole learner has no process group
         dcp.load(tensors, checkpoint_id=folder, no_dist=sharding is None)

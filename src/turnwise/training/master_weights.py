@@ -27,7 +27,7 @@ class MasterWeights:
         self._offload = CpuOffload(self.parameters, self.optimised, chunk) if on_host else None
         self._sums: dict[int, Tensor] = {}
         self._hooks = [
-            own.register_post_accumulate_grad_hook(lambda each, number=number: self._add(number, each))
+            own.register_post_accumulate_grad_hook(lambda parameter, number=number: self._add(number, parameter))
             for number, (own, master) in enumerate(zip(self.parameters, self.optimised, strict=True))
             if own is not master
         ]
@@ -55,8 +55,8 @@ class MasterWeights:
 
     def gradients(self) -> list[Tensor]:
         """Return the accumulated gradients, on the model's device; float32 if there are master weights."""
-        found = [self._sums.get(number, own.grad) for number, own in enumerate(self.parameters)]
-        return [each for each in found if each is not None]
+        gradients = [self._sums.get(number, own.grad) for number, own in enumerate(self.parameters)]
+        return [gradient for gradient in gradients if gradient is not None]
 
     def chunks(self) -> Iterator[None]:
         """Yield once per chunk of parameters that have their gradients: step those. Then update the model."""
@@ -78,8 +78,8 @@ class MasterWeights:
 
     def drop_gradients(self) -> None:
         self._sums.clear()
-        for each in (*self.parameters, *self.optimised):
-            each.grad = None
+        for parameter in (*self.parameters, *self.optimised):
+            parameter.grad = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the master weights by index, without parameters that have none."""
@@ -146,7 +146,7 @@ class CpuOffload:
         self._buffers[turn % 2].fetch([gradients.pop(number) for number in numbers])
 
     def _buffer_size(self) -> int:
-        sizes = [each.numel() for each in self._own]
+        sizes = [tensor.numel() for tensor in self._own]
         return min(sum(sizes), max(self._chunk, *sizes))
 
     def _update_model(self, turn: int, numbers: Sequence[int]) -> None:
@@ -191,13 +191,13 @@ class _HostBuffer:
         for view, master in zip(views, masters, strict=True):
             view.copy_(master)
         with torch.cuda.stream(self._stream):
-            for view, each in zip(views, own, strict=True):
-                each.copy_(view, non_blocking=True)
+            for view, tensor in zip(views, own, strict=True):
+                tensor.copy_(view, non_blocking=True)
             if self._left is not None:
                 self._left.record(self._stream)
 
 
 def _views(memory: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Return consecutive views of a buffer in the shapes of these tensors."""
-    parts = memory[: sum(each.numel() for each in like)].split([each.numel() for each in like])
-    return [part.view(each.shape) for part, each in zip(parts, like, strict=True)]
+    parts = memory[: sum(tensor.numel() for tensor in like)].split([tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]

@@ -140,8 +140,8 @@ class Optimizer:
         states = {
             f"{part}.{number}.{name}": value
             for part, optimizer in enumerate(self._parts)
-            for number, each in optimizer.state_dict()["state"].items()
-            for name, value in each.items()
+            for number, state in optimizer.state_dict()["state"].items()
+            for name, value in state.items()
         }
         return states | {f"{MASTER}.{number}": value for number, value in self.masters.tensors().items()}
 
@@ -167,8 +167,8 @@ def check_finite(tensors: Sequence[Tensor], when: str) -> None:
 def are_finite(tensors: Sequence[Tensor]) -> bool:
     """Return whether all elements are finite. The host waits for each device once."""
     floating = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
-    for device in {each.device for each in floating}:
-        norms = torch._foreach_norm([each for each in floating if each.device == device], math.inf)
+    for device in {gradient.device for gradient in floating}:
+        norms = torch._foreach_norm([gradient for gradient in floating if gradient.device == device], math.inf)
         if not bool(torch.stack(norms).isfinite().all()):
             return False
     return True
@@ -200,7 +200,10 @@ class CpuMuon(torch.optim.Muon):
             gradients: list[Tensor] = []
             moments: list[Tensor] = []
             self._init_group(group, parameters, gradients, moments)
-            pairs = [(self._local(each), self._local(moment)) for each, moment in zip(gradients, moments, strict=True)]
+            pairs = [
+                (self._local(gradient), self._local(moment))
+                for gradient, moment in zip(gradients, moments, strict=True)
+            ]
             for gradient, moment in pairs:
                 moment.lerp_(gradient, 1 - group["momentum"])
             updates = (gradient.lerp(moment, group["momentum"]) for gradient, moment in pairs)

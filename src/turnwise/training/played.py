@@ -220,7 +220,7 @@ def filter_groups(
     if not members:
         return []
     score = algo.filter.score
-    values = _group_score_inputs([each for _, each in members], score, learner, micro_tokens, allowed_sets)
+    values = _group_score_inputs([sample for _, sample in members], score, learner, micro_tokens, allowed_sets)
     scores = score.reduce(values, torch.tensor([number for number, _ in members]), len(groups))
     kept = select_groups(algo.filter, scores)
     return [group for group, keep in zip(groups, kept.tolist(), strict=True) if keep]

@@ -56,12 +56,12 @@ class Snapshots:
     def drop_after(self, step: int) -> None:
         """Delete snapshots of steps that a resumed run repeats, and leftovers of kills."""
         remove_leftovers(self.folder)
-        self._drop(each for each in self._found() if step_of(each) > step)
+        self._drop(path for path in self._found() if step_of(path) > step)
 
     def drop_unneeded(self, oldest: int) -> None:
         """Delete snapshots that are not used by a run that resumes from the step `oldest`."""
         needed = min(self.before(oldest), default=0)
-        self._drop(each for each in self._found() if step_of(each) < needed)
+        self._drop(path for path in self._found() if step_of(path) < needed)
 
     def _found(self) -> list[Path]:
         return step_folders(self.folder)

@@ -132,10 +132,10 @@ def train_on_demonstrations(learner: Learner, samples: Sequence[Sample], micro_t
     """Take an optimizer step; return the mean loss of the answers' tokens before it, and the gradient norm."""
     tokens = sum(int(sample.mask.sum()) for sample in samples)
     parts = micro_batches(samples, micro_tokens, learner.ranks)
-    found = learner.forward_backward(
+    losses = learner.forward_backward(
         pack_train([_train_sample(samples[index], tokens) for index in part]) for part in parts
     )
-    total = sum(sums["policy_loss"] for sums in found)
+    total = sum(sums["policy_loss"] for sums in losses)
     return float(total) / tokens, learner.step()["grad_norm"]
 
 
@@ -200,10 +200,10 @@ async def play_demonstration(
         finally:
             await env.close()
 
-    found = await run_with_retries(attempts, play)
-    if isinstance(found, Exception):
-        raise found
-    return found
+    result = await run_with_retries(attempts, play)
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,10 +298,10 @@ async def solve_demonstrations(
     An episode that fails on all `attempts` is dropped and replaced; too many dropped ones raise the last failure.
     `timeout_s`: time limit of an episode.
     """
-    found, dropped = list[list[Exchange]](), 0
+    conversations, dropped = list[list[Exchange]](), 0
     for number in range(MAX_TRIES * count):
-        if len(found) == count:
-            return found
+        if len(conversations) == count:
+            return conversations
         spec, params = environments[number % len(environments)]
         index = address("demonstration", seed, number) % SEEDS_PER_SPLIT
         task = Task(env=spec.name, params=params, seed=seed_for("train", index))
@@ -316,9 +316,9 @@ async def solve_demonstrations(
                 raise
             continue
         if result.success:
-            found.append(exchanges)
-        show(len(found), count)
-    if not found:
+            conversations.append(exchanges)
+        show(len(conversations), count)
+    if not conversations:
         name = environments[0][0].name
         raise UserError(f"The solver of {name} never succeeded: set sft.demos to a run or a JSONL file.")
-    return found
+    return conversations

@@ -49,10 +49,10 @@ class ShardedLearner(LocalLearner):
         super().__init__(model, objective, optimizer, **options)
         self.skeleton, self.sharding = skeleton, sharding
         self.reduce_once_per_step = reduce_once_per_step
-        modules = [each for each in (model, self.critic, self.reference) if each is not None]
+        modules = [module for module in (model, self.critic, self.reference) if module is not None]
         self._sharded_modules = [part for module in modules for part in sharded_modules(module)]
         trained = [model, *([self.critic.trunk] if isinstance(self.critic, TrunkCritic) else [])]
-        self._image_encoders = [each for each in map(image_encoder, trained) if each is not None]
+        self._image_encoders = [encoder for encoder in map(image_encoder, trained) if encoder is not None]
 
     @property
     def ranks(self) -> int:  # type: ignore[override]
@@ -74,14 +74,14 @@ class ShardedLearner(LocalLearner):
         def length(index: int, name: str) -> int:
             return len(batches[index].ends if name == "end_values" else batches[index].sources)
 
-        found = self._distribute([len(batch.ids) for batch in batches], compute, length)
-        return [Scores(**{name: column.float().cpu() for name, column in each.items()}) for each in found]
+        results = self._distribute([len(batch.ids) for batch in batches], compute, length)
+        return [Scores(**{name: column.float().cpu() for name, column in result.items()}) for result in results]
 
     def forward_backward(self, batches: Iterable[TrainBatch], *, tokens: bool = False) -> list[dict[str, Tensor]]:
         """Accumulate the batches' gradients, as `LocalLearner` does. A padding batch has weights of 0."""
         batches = list(batches)
         score_names = set[str]()
-        has_images = any(bool((each.batch.ids < 0).any()) for each in batches)
+        has_images = any(bool((batch.batch.ids < 0).any()) for batch in batches)
         for encoder in self._image_encoders:  # the ranks must reduce the same gradients
             encoder.reaches_all_batches = has_images
 
@@ -94,18 +94,20 @@ class ShardedLearner(LocalLearner):
         def length(index: int, name: str) -> int:
             return len(batches[index].weights) if name in score_names else 1
 
-        found = self._distribute([len(each.batch.ids) for each in batches], compute, length)
-        return [self._finish(batch, each, score_names, tokens) for batch, each in zip(batches, found, strict=True)]
+        results = self._distribute([len(batch.batch.ids) for batch in batches], compute, length)
+        return [
+            self._finish(batch, result, score_names, tokens) for batch, result in zip(batches, results, strict=True)
+        ]
 
     def _finish(
-        self, batch: TrainBatch, found: dict[str, Tensor], score_names: set[str], tokens: bool
+        self, batch: TrainBatch, columns: dict[str, Tensor], score_names: set[str], tokens: bool
     ) -> dict[str, Tensor]:
         """Return the metrics of a batch, and count its sampled tokens for the mismatch, which all ranks do."""
-        scores = {name: column.float() for name, column in found.items() if name in score_names}
+        scores = {name: column.float() for name, column in columns.items() if name in score_names}
         if scores:
             sampler = batch.sampler_logprobs.to(self.device)
             self._mismatch.add(scores["token_logprobs"], sampler, batch.batch.counts)
-        sums = {name: column[0] for name, column in found.items() if name not in score_names}
+        sums = {name: column[0] for name, column in columns.items() if name not in score_names}
         return sums | (scores if tokens else {})
 
     def _distribute(
@@ -121,13 +123,13 @@ class ShardedLearner(LocalLearner):
         """
         own, names = dict[int, dict[str, Tensor]](), list[str]()
         passes = assign_batches(sizes, self.ranks)[self.sharding.rank]
-        for number, each in enumerate(passes, start=1):
+        for number, batch_pass in enumerate(passes, start=1):
             for part in self._sharded_modules:
                 part.set_requires_gradient_sync(number == len(passes) or not self.reduce_once_per_step, recurse=False)
-            found = compute(each.index, each.padding)
-            names = list(found)
-            if not each.padding:
-                own[each.index] = found
+            columns = compute(batch_pass.index, batch_pass.padding)
+            names = list(columns)
+            if not batch_pass.padding:
+                own[batch_pass.index] = columns
         self._reshard()
         lengths = [[length(index, name) for name in names] for index in range(len(sizes))]
         return self._share(own, names, lengths)
@@ -140,8 +142,8 @@ class ShardedLearner(LocalLearner):
         counts = [count for length in lengths for count in length]
         parts = iter(flat.split(counts))
         table = [{name: next(parts) for name in names} for _ in lengths]
-        for index, found in own.items():
-            for name, values in found.items():
+        for index, columns in own.items():
+            for name, values in columns.items():
                 table[index][name].copy_(values)
         parts = iter(self.sharding.sum(flat).split(counts))
         return [{name: next(parts) for name in names} for _ in lengths]
@@ -176,7 +178,7 @@ class ShardedLearner(LocalLearner):
         self.sharding.load(self.model, weights)
 
     def value_head(self) -> dict[str, Tensor]:
-        return {name: self.sharding.gather(each) for name, each in super().value_head().items()}
+        return {name: self.sharding.gather(tensor) for name, tensor in super().value_head().items()}
 
     def save_model(self, folder: Path, tokenizer: Any) -> None:
         """Write the policy as a Hugging Face model folder, on rank 0, which needs host memory for all weights."""
@@ -230,9 +232,9 @@ def assign_batches(sizes: Sequence[int], ranks: int) -> list[list[Pass]]:
         chosen = [Pass(index) for index in order[start : start + ranks]]
         chosen += [Pass(order[-1], padding=True)] * (ranks - len(chosen))
         least_first = sorted(range(ranks), key=lambda rank: (tokens[rank], rank))
-        for rank, each in zip(least_first, chosen, strict=True):
-            passes[rank].append(each)
-            tokens[rank] += sizes[each.index]
+        for rank, batch_pass in zip(least_first, chosen, strict=True):
+            passes[rank].append(batch_pass)
+            tokens[rank] += sizes[batch_pass.index]
     return passes
 
 

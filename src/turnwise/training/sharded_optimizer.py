@@ -42,7 +42,7 @@ class ShardedOptimizer(Optimizer):
 
     def tensors(self) -> dict[str, Tensor]:
         weights = enumerate(self.parameters) if self.saves_weights else ()
-        return super().tensors() | {f"{MASTER}.{number}": each.detach() for number, each in weights}
+        return super().tensors() | {f"{MASTER}.{number}": parameter.detach() for number, parameter in weights}
 
     @torch.no_grad()
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:

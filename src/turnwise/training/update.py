@@ -66,13 +66,13 @@ def update(
         samples = add_step_statistics(samples, learner, settings.objective, settings.micro_tokens, seed)
         if settings.skip_idle:
             samples = [sample for sample in samples if bool(sample.advantages.any())]
-        micro = micro_batches([each.sample for each in samples], settings.micro_tokens, learner.ranks)
+        micro = micro_batches([sample.sample for sample in samples], settings.micro_tokens, learner.ranks)
         batches = [pack_train([samples[index] for index in part]) for part in micro]
-        found = learner.forward_backward(batches, tokens=statistics is not None)
+        losses = learner.forward_backward(batches, tokens=statistics is not None)
         if statistics is not None:
-            for part, batch, metrics in zip(micro, batches, found, strict=True):
+            for part, batch, metrics in zip(micro, batches, losses, strict=True):
                 statistics.add([samples[index] for index in part], batch.batch, metrics)
-        step_sums = _add_up(found)
+        step_sums = _add_up(losses)
         sums = _add_up([sums, step_sums])
         if samples:
             step_metrics.append(learner.step(rate_scale=rate_scale) | pair_metrics)
@@ -123,8 +123,11 @@ def _mean_over_steps(steps: list[dict[str, float]]) -> dict[str, float]:
 
     Later steps differ from the sampler because the policy has changed. A step without pairs has no metrics of them.
     """
-    values = {name: [step[name] for step in steps if name in step] for each in steps for name in each}
-    return {name: found[0] if name in MISMATCH_METRICS else sum(found) / len(found) for name, found in values.items()}
+    values = {name: [step[name] for step in steps if name in step] for step_metrics in steps for name in step_metrics}
+    return {
+        name: numbers[0] if name in MISMATCH_METRICS else sum(numbers) / len(numbers)
+        for name, numbers in values.items()
+    }
 
 
 def mini_batch_order(group_ids: Sequence[int], settings: UpdateSettings, step: int) -> Iterator[list[int]]:
@@ -238,9 +241,9 @@ def add_factors(
         group_ids=groups[trained],
         num_trajectories=len({sample.sample.trajectory for sample in samples if bool(sample.weights.any())}),
     )
-    found = loss.weigh(inputs)
-    scattered = scatter_sampled(bare, torch.zeros_like(policy_logprobs).masked_scatter(trained, found.factors))
-    return [replace(sample, factors=tokens) for sample, tokens in zip(samples, scattered, strict=True)], found.metrics
+    weights = loss.weigh(inputs)
+    scattered = scatter_sampled(bare, torch.zeros_like(policy_logprobs).masked_scatter(trained, weights.factors))
+    return [replace(sample, factors=tokens) for sample, tokens in zip(samples, scattered, strict=True)], weights.metrics
 
 
 def _reference(sample: TrainSample) -> Tensor:
@@ -260,10 +263,10 @@ def _step_inputs(samples: list[TrainSample], learner: Learner, micro_tokens: int
     return LossInputs(
         policy_logprobs=policy_logprobs,
         old_logprobs=old_logprobs,
-        sampler_logprobs=gather_sampled(bare, [each.sampler_logprobs for each in bare]),
+        sampler_logprobs=gather_sampled(bare, [sample.sampler_logprobs for sample in bare]),
         advantages=gather_sampled(bare, [sample.advantages for sample in samples]),
         segment_ids=torch.repeat_interleave(torch.tensor(count_sampled(bare))),
-        turn_ids=gather_sampled(bare, [each.turn_ids for each in bare]),
+        turn_ids=gather_sampled(bare, [sample.turn_ids for sample in bare]),
     )
 
 

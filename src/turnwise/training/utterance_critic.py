@@ -92,7 +92,7 @@ class UtteranceCriticLearner:
         self._trained_indices = [
             index for index, parameter in enumerate(critic.parameters()) if parameter.requires_grad
         ]
-        self.averages = [each.detach().float() for each in self._trained(self.target)]
+        self.averages = [parameter.detach().float() for parameter in self._trained(self.target)]
         self.device = self.averages[0].device
         self._skips = SkipMonitor()
 
@@ -160,7 +160,7 @@ class UtteranceCriticLearner:
         q_loss = v_loss = 0.0
         q_weights, v_weights = q_weights / self.std**2, v_weights / self.std**2
         for batch, positions, rows in self._parts(samples):
-            columns = (each[rows].to(self.device) for each in (q_targets, q_weights, v_targets, v_weights))
+            columns = (column[rows].to(self.device) for column in (q_targets, q_weights, v_targets, v_weights))
             part_q_targets, part_q_weights, part_v_targets, part_v_weights = columns
             with batch_attention(self.critic.trunk, batch):
                 values = self.critic(batch, *positions)
@@ -185,12 +185,13 @@ class UtteranceCriticLearner:
     @torch.no_grad()
     def move_target(self) -> None:
         """Polyak averaging: target <- (1 - rate) target + rate online."""
-        torch._foreach_lerp_(self.averages, [each.float() for each in self._trained(self.critic)], self.target_rate)
+        weights = [parameter.float() for parameter in self._trained(self.critic)]
+        torch._foreach_lerp_(self.averages, weights, self.target_rate)
         torch._foreach_copy_(self._trained(self.target), self.averages)
 
     def target_distance(self) -> float:
         """Return |target - online| / |online| over the trained parameters."""
-        online = [each.detach().float() for each in self._trained(self.critic)]
+        online = [parameter.detach().float() for parameter in self._trained(self.critic)]
         apart = torch.nn.utils.get_total_norm(torch._foreach_sub(self.averages, online))
         return float(apart / torch.nn.utils.get_total_norm(online))
 

@@ -230,7 +230,7 @@ def _optimizers(model: Any, warmup: Warmup, schedule: Schedule) -> list[Optimize
     parts = [(list(model.parameters()), warmup.learning_rate)]
     if warmup.vision_learning_rate is not None:
         vision = vision_parameters(model)
-        seen = {id(each) for each in vision}
+        seen = {id(parameter) for parameter in vision}
         others = [parameter for parameter in model.parameters() if id(parameter) not in seen]
         parts = [(vision, warmup.vision_learning_rate), (others, warmup.learning_rate)]
     return [Optimizer(parameters, _optimizer_settings(rate), schedule.share) for parameters, rate in parts]
@@ -267,10 +267,13 @@ async def _play_episodes(
     def render(turns: int | None = None) -> list[list[Sample]]:
         cut = [(number, exchanges[:turns]) for number, exchanges in short]
         contexts = [(number, split_turns(first) if single_turns else [first]) for number, first in cut]
-        return [[build_demonstration(number, each, renderer) for each in several] for number, several in contexts]
+        return [
+            [build_demonstration(number, conversation, renderer) for conversation in several]
+            for number, several in contexts
+        ]
 
     rendered = render()
-    ends = [turn_ends(each) for each in rendered]
+    ends = [turn_ends(conversation) for conversation in rendered]
     turns = longest = max(map(len, ends))
     while turns > 1 and sum(end[:turns][-1] for end in ends) > max_tokens:
         turns -= 1
@@ -283,7 +286,7 @@ def _cut_long(exchanges: Sequence[Exchange], env: str, renderer: Renderer) -> Se
     """Return the exchanges before the one that is too long to encode: the tokens of megabytes would fill the memory."""
 
     def fits(turns: int) -> bool:
-        messages = [message for each in exchanges[:turns] for message in each.messages]
+        messages = [message for exchange in exchanges[:turns] for message in exchange.messages]
         return renderer.can_fit(messages, MAX_EPISODE_TOKENS)
 
     if fits(len(exchanges)):
@@ -346,7 +349,7 @@ def split_turns(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
         )
         for exchange in exchanges[1:]
     ]
-    return [[each] for each in (first, *later)]
+    return [[first_message] for first_message in (first, *later)]
 
 
 def random_word(rng: random.Random, observation: str) -> str:

@@ -75,13 +75,13 @@ def _source_file(value: Any) -> Path | None:
 
 def find_object(reference: str) -> Any | None:
     """Return the object that this process passed under this reference; None if there is none."""
-    if (found := _objects.get(reference)) is None and reference.startswith(IN_MEMORY):
+    if (loaded := _objects.get(reference)) is None and reference.startswith(IN_MEMORY):
         name = reference.removeprefix(IN_MEMORY)
         raise UserError(
             f"{name} was defined in a notebook, at a prompt or as a lambda: save it in a file and name it "
             f"FILE.py:{name}, or pass the object again from Python."
         )
-    return found
+    return loaded
 
 
 def import_file(file: Path) -> ModuleType:
@@ -124,7 +124,7 @@ def load_function(reference: str, setting: str, alternatives: Iterable[str] = ()
         return passed
     file, _, name = reference.rpartition(":")
     if not file.endswith(".py"):
-        others = [f'"{each}"' for each in alternatives]
+        others = [f'"{alternative}"' for alternative in alternatives]
         problem = f"is neither {' nor '.join(others)} nor" if others else "is not"
         raise UserError(f'{setting} "{reference}" {problem} FILE.py:function: write one of them.')
     if "." in name:

@@ -38,11 +38,11 @@ def error_location(error: BaseException, function: Callable[..., Any]) -> str:
 def describe_bug(error: BaseException) -> str:
     """Return an error with its location, preferably in a user's file: "KeyError: 'x' at my_env.py:12"."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    ours = [each for each in frames if not each[0].startswith(LIBRARIES)]
-    users = [each for each in ours if not each[0].startswith(PACKAGE)]
+    ours = [frame for frame in frames if not frame[0].startswith(LIBRARIES)]
+    users = [frame for frame in ours if not frame[0].startswith(PACKAGE)]
     text = f"{type(error).__name__}: {shorten(one_line(str(error)), MAX_MESSAGE)}".removesuffix(": ")
-    found = [] if isinstance(error, SyntaxError) else (users or ours or frames)[-1:]  # its text has the line
-    return f"{text} at {_format(*found[0])}" if found else text
+    innermost = [] if isinstance(error, SyntaxError) else (users or ours or frames)[-1:]  # its text has the line
+    return f"{text} at {_format(*innermost[0])}" if innermost else text
 
 
 def is_raised_by_user(error: BaseException) -> bool:
@@ -53,8 +53,8 @@ def is_raised_by_user(error: BaseException) -> bool:
 
 
 def _code(function: Callable[..., Any]) -> CodeType | None:
-    found = getattr(inspect.unwrap(function), "__code__", None)
-    return found if isinstance(found, CodeType) else None
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 def _format(file: str, line: int) -> str:

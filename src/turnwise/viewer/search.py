@@ -39,13 +39,13 @@ def list_trajectories(
     with run.line_reader() as read_line:
         if text is None:
             rows = [table.row(int(position)) for position in positions[offset : offset + limit]]
-            found: dict[str, Any] = {"total": len(positions), "rows": rows}
+            page: dict[str, Any] = {"total": len(positions), "rows": rows}
         else:
-            found = search_text(table, positions, text, read_line, cursor=cursor, limit=limit)
+            page = search_text(table, positions, text, read_line, cursor=cursor, limit=limit)
         if preview:
-            add_previews(found["rows"], read_line)
+            add_previews(page["rows"], read_line)
     return {
-        **found,
+        **page,
         "steps": np.unique(table.columns["step"][rows_of_evaluation(table, conditions.evaluation)]).tolist(),
         "environments": table.sorted_names("environment"),
         "statuses": table.sorted_names("status"),

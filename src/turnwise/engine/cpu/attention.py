@@ -58,7 +58,7 @@ class KVCache:
         if length <= self.capacity:
             return
         old, capacity = self.capacity, max(2 * self.capacity, round_up(length))
-        held = sum(each.nbytes for layer in self.layers.values() for each in layer)
+        held = sum(tensor.nbytes for layer in self.layers.values() for tensor in layer)
         self._check_memory(capacity, held * capacity // old, held)
         self.capacity = capacity
         for index, (keys, values) in self.layers.items():
@@ -136,13 +136,15 @@ class SlotPlan:
         if library is None or not supported or call.query.shape[-1] % LANES:
             return torch_attention(self.cache, self.rows, call, self.ahead)
         keys, values = self.cache.layer(call)
-        new = [each if each.stride(-1) == 1 else each.contiguous() for each in (call.query, call.key, call.value)]
+        new = [
+            tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (call.query, call.key, call.value)
+        ]
         out = torch.empty(call.query.shape)
         arguments = AttentionArguments(
             *(call.query.shape[1], *keys.shape[1:], self.rows[0].slot, self.shared, call.window or 0, call.scale),
-            *(each.data_ptr() for each in new),
-            *(stride for each in new for stride in each.stride()[:2]),
-            *(each.data_ptr() for each in (keys, values, out)),
+            *(tensor.data_ptr() for tensor in new),
+            *(stride for tensor in new for stride in tensor.stride()[:2]),
+            *(tensor.data_ptr() for tensor in (keys, values, out)),
             None if self.ahead is None else self.ahead.data_ptr(),
         )
         rows = self._row_array(call.layer == self.last)

@@ -178,7 +178,7 @@ class SlotRunner:
             key = tuple(slot.pending) if slot.length == 0 else (-1, slot.index)
             groups.setdefault(key, []).append(request)
         grouped = list(groups.values())
-        if first_turns := [[each.slot for each in group] for group in grouped if group[0].slot.length == 0]:
+        if first_turns := [[request.slot for request in group] for group in grouped if group[0].slot.length == 0]:
             self._share_prefix(first_turns)
         return grouped
 
@@ -232,13 +232,13 @@ class SlotRunner:
             return
         min_probability = min_draft_probability(sum(map(len, groups)), self._parameters)
         scheduled = [ScheduledSlot(group[0].slot, self._draft(group, min_probability), group) for group in groups]
-        scheduled.sort(key=lambda each: (each.new <= MAX_NARROW_ROW, each.slot.index))
+        scheduled.sort(key=lambda entry: (entry.new <= MAX_NARROW_ROW, entry.slot.index))
         with capture_input(self._output_layer) as hidden:
             logits = self._logits(scheduled)
         values = [] if self.value_head is None else self.value_head(hidden[0][0]).tolist()
-        for each in scheduled:
-            others = [request.slot for request in each.requests[1:]]
-            self._copy(each.slot, others, each.slot.length + len(each.draft))
+        for entry in scheduled:
+            others = [request.slot for request in entry.requests[1:]]
+            self._copy(entry.slot, others, entry.slot.length + len(entry.draft))
         self._sample(scheduled, logits, values)
 
     def _draft(self, group: list[Request], min_probability: float) -> list[int]:
@@ -250,17 +250,17 @@ class SlotRunner:
 
     def _logits(self, scheduled: list[ScheduledSlot]) -> Tensor:
         """Append pending and draft tokens to the cache; return the logits of the tokens that are read."""
-        tokens = [token for each in scheduled for token in (*each.slot.pending, *each.draft)]
-        ends = accumulate(each.new for each in scheduled)
-        read = [index for end, each in zip(ends, scheduled, strict=True) for index in range(end - each.read, end)]
+        tokens = [token for entry in scheduled for token in (*entry.slot.pending, *entry.draft)]
+        ends = accumulate(entry.new for entry in scheduled)
+        read = [index for end, entry in zip(ends, scheduled, strict=True) for index in range(end - entry.read, end)]
         ids = torch.tensor(tokens)
         plan = self._plan(scheduled, ids)
         positions = plan.positions[None] if self._grid is None else self._place(scheduled, plan.positions)
-        for each in scheduled:
-            if len(each.slot.pending) > 1:
-                self.counts["context_tokens"] += len(each.slot.pending)
-            each.slot.length += len(each.slot.pending)
-            each.slot.pending.clear()
+        for entry in scheduled:
+            if len(entry.slot.pending) > 1:
+                self.counts["context_tokens"] += len(entry.slot.pending)
+            entry.slot.length += len(entry.slot.pending)
+            entry.slot.pending.clear()
         if len(read) == len(tokens):
             return self._run(ids, plan, positions)
         keep = torch.tensor(read)
@@ -268,25 +268,25 @@ class SlotRunner:
             return self._run(ids, plan, positions, logits_to_keep=keep)
 
     def _plan(self, scheduled: list[ScheduledSlot], ids: Tensor) -> SlotPlan:
-        self._cache.reserve(max(each.slot.length + each.new for each in scheduled))
-        prefixes = {each.slot.prefix for each in scheduled}
+        self._cache.reserve(max(entry.slot.length + entry.new for entry in scheduled))
+        prefixes = {entry.slot.prefix for entry in scheduled}
         prefix = prefixes.pop() if len(prefixes) == 1 < len(scheduled) else None
-        rows = [QueryRow(each.slot.index, each.slot.length, each.new, each.read) for each in scheduled]
-        ahead = tokens_ahead(self.model, ids, [each.new for each in scheduled])
+        rows = [QueryRow(entry.slot.index, entry.slot.length, entry.new, entry.read) for entry in scheduled]
+        ahead = tokens_ahead(self.model, ids, [entry.new for entry in scheduled])
         shared = 0 if prefix is None else prefix.length
         return SlotPlan(self._cache, rows, shared=shared, last=self._last_layer, ahead=ahead)
 
     def _place(self, scheduled: list[ScheduledSlot], positions: Tensor) -> Tensor:
         """Return the rotary positions of the tokens in a model that places images in a grid. [3, 1, N]"""
         placed = list[Tensor]()
-        for each, row in zip(scheduled, positions.split([each.new for each in scheduled]), strict=True):
-            slot = each.slot
+        for entry, row in zip(scheduled, positions.split([entry.new for entry in scheduled]), strict=True):
+            slot = entry.slot
             if self._grid is None or min(slot.pending, default=0) >= 0:
                 placed.append((row + slot.shift).expand(3, -1))
                 continue
-            found, end = self._grid.place([*slot.pending, *each.draft], slot.length + slot.shift)
-            slot.shift = end - slot.length - each.new
-            placed.append(found)
+            slot_positions, end = self._grid.place([*slot.pending, *entry.draft], slot.length + slot.shift)
+            slot.shift = end - slot.length - entry.new
+            placed.append(slot_positions)
         return torch.cat(placed, dim=1)[:, None]
 
     def _run(self, ids: Tensor, plan: SlotPlan, positions: Tensor, **options: Tensor) -> Tensor:
@@ -297,23 +297,27 @@ class SlotRunner:
     def _sample(self, scheduled: list[ScheduledSlot], logits: Tensor, values: list[float]) -> None:
         """Sample at every position that was read; each request takes its tokens up to the first wrong draft."""
         batch, row = SamplingBatch(), 0
-        for each in scheduled:
-            for request in each.requests:
+        for entry in scheduled:
+            for request in entry.requests:
                 slot = request.slot
                 batch.add(
-                    row=row, address=slot.address, counter=slot.sampled, setting=request.sampling, count=each.read
+                    row=row,
+                    address=slot.address,
+                    counter=slot.sampled,
+                    setting=request.sampling,
+                    count=entry.read,
                 )
-            row += each.read
-        if any(request.matcher is not None for each in scheduled for request in each.requests):
+            row += entry.read
+        if any(request.matcher is not None for entry in scheduled for request in entry.requests):
             logits = self._constrain(scheduled, logits, batch)
         sampled = sample_batch(logits, batch)
         index = row = 0
-        for each in scheduled:
-            for request in each.requests:
-                taken = self._take(request, each.draft, sampled[index : index + each.read])
+        for entry in scheduled:
+            for request in entry.requests:
+                taken = self._take(request, entry.draft, sampled[index : index + entry.read])
                 request.values += values[row : row + taken]
-                index += each.read
-            row += each.read
+                index += entry.read
+            row += entry.read
 
     def _take(self, request: Request, draft: list[int], sampled: list[tuple[int, float]]) -> int:
         """Add the sampled tokens up to the first that differs from the draft; return their number.
@@ -342,11 +346,11 @@ class SlotRunner:
     def _constrain(self, scheduled: list[ScheduledSlot], logits: Tensor, batch: SamplingBatch) -> Tensor:
         """Append a masked copy of the logits of each constrained request: others may sample from the same row."""
         rows, sets, index = list[int](), list[bytes](), 0
-        for each in scheduled:
-            for request in each.requests:
+        for entry in scheduled:
+            for request in entry.requests:
                 if request.matcher is not None:
                     rows.append(batch.rows[index])
                     batch.rows[index] = len(logits) + len(sets)
                     sets.append(request.matcher.allowed())
-                index += each.read
+                index += entry.read
         return torch.cat([logits, mask_logits_(logits[rows], stack_sets(sets))])

@@ -101,7 +101,9 @@ def sample_batch(logits: Tensor, batch: SamplingBatch) -> list[tuple[int, float]
     truncates = any(setting.top_p < 1 or setting.top_k > 0 for setting in batch.settings)
     if library is not None and logits.device.type == "cpu" and not truncates:
         return _sample_compiled(library, logits.float().contiguous(), batch)
-    rows, addresses, counters = (torch.tensor(each.tolist()) for each in (batch.rows, batch.addresses, batch.counters))
+    rows, addresses, counters = (
+        torch.tensor(column.tolist()) for column in (batch.rows, batch.addresses, batch.counters)
+    )
     tokens, logprobs = sample(
         logits.index_select(0, rows), SamplingTensors.of(batch.settings), uniforms(addresses, counters)
     )

@@ -91,8 +91,8 @@ def refused_parameter(request: Mapping[str, Any], text: str) -> str | None:
     optional = [name for name in OPTIONAL if name in request]
     if (named := _param(text)) in optional:
         return named
-    found = {name: match.start() for name in optional if (match := re.search(rf"\b{name}\b", text))}
-    return min(found, key=found.__getitem__) if found else None
+    positions = {name: match.start() for name in optional if (match := re.search(rf"\b{name}\b", text))}
+    return min(positions, key=positions.__getitem__) if positions else None
 
 
 def _param(text: str) -> str | None:

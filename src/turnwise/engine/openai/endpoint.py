@@ -108,8 +108,8 @@ def error_detail(endpoint: Endpoint, body: bytes) -> str:
     try:
         answer = json.loads(text)
         error = answer.get("error", answer) if isinstance(answer, dict) else answer
-        found = error.get("message", error.get("detail")) if isinstance(error, dict) else error
-        text = found if isinstance(found, str) else text
+        detail = error.get("message", error.get("detail")) if isinstance(error, dict) else error
+        text = detail if isinstance(detail, str) else text
     except (ValueError, RecursionError):
         pass
     if endpoint.key:

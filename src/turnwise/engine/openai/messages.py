@@ -118,7 +118,7 @@ def parse_reply(data: bytes) -> Reply:
 def cut_at_stop(reply: Reply, stop: Sequence[str]) -> Reply:
     """Cut the text before the first stop string, as endpoints do that take `stop`."""
     text = reply.message.content
-    ends = [end for each in stop if (end := text.find(each)) >= 0]
+    ends = [end for stop_string in stop if (end := text.find(stop_string)) >= 0]
     if not ends:
         return reply
     return replace(reply, message=replace(reply.message, parts=text_parts(text[: min(ends)])), stop=Stop.EOS)
@@ -137,7 +137,7 @@ def _text(content: Any) -> str:
     if content is None:
         return ""
     if isinstance(content, list):
-        content = "".join(part for part in (_field(each, "text") for each in content) if isinstance(part, str))
+        content = "".join(part for part in (_field(item, "text") for item in content) if isinstance(part, str))
     if not isinstance(content, str):
         raise MalformedReply("its message is not text")
     return replace_surrogates(content)[:MAX_CHARS]

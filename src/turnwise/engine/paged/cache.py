@@ -77,7 +77,7 @@ class PagedPlan:
             softcap=softcap or None,
             window=window or None,
         )
-        key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (key, value))
+        key, value = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (key, value))
         if query.is_cuda:
             from turnwise.engine.paged import kernels
 

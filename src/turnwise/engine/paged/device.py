@@ -330,8 +330,8 @@ class Device:
             self.allowed = torch.zeros(shape, dtype=torch.uint8, device=self.device)
         self.allowed.fill_(255)
         width = self.allowed.shape[1]
-        numbers = [number for number, each in enumerate(sets) if each is not None]
-        packed = stack_sets([each[:width].ljust(width, b"\0") for each in sets if each is not None])
+        numbers = [number for number, allowed in enumerate(sets) if allowed is not None]
+        packed = stack_sets([allowed[:width].ljust(width, b"\0") for allowed in sets if allowed is not None])
         self.allowed[self._to_device(torch.tensor(numbers))] = self._to_device(packed)
 
     def _decode(self, size: int, truncates: bool, constrained: bool) -> None:

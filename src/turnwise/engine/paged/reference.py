@@ -34,7 +34,7 @@ def attend(
         seen = None if ahead is None else ahead[tokens]
         end = past + count if seen is None else int((queries + seen).max()) + 1
         pages = tables[slot, : -(-end // PAGE)].long()
-        key, value = (each[pages].transpose(0, 1).flatten(1, 2)[None, :, :end] for each in (keys, values))
+        key, value = (tensor[pages].transpose(0, 1).flatten(1, 2)[None, :, :end] for tensor in (keys, values))
         columns = torch.arange(end, device=out.device)
         mask = causal_bias(queries[:, None], columns, call.window, None if seen is None else seen[:, None])[None, None]
         out[tokens] = masked_attention(call, call.query[tokens].transpose(0, 1)[None], key, value, mask)[0].transpose(

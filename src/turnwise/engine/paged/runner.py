@@ -198,7 +198,7 @@ class PagedRunner:
         idle = [slot for slot in self._claimed.values() if slot.pages and not slot.busy]
         if not idle:
             return False
-        slot = min(idle, key=lambda each: each.used)
+        slot = min(idle, key=lambda slot: slot.used)
         self.counts["evicted_tokens"] += slot.cached
         self._page_table.release(slot)
         return True
@@ -251,9 +251,9 @@ class PagedRunner:
         if max_left <= 0:
             return None
         sets = [None if request.matcher is None else request.matcher.allowed() for request in self._running]
-        constrained = any(each is not None for each in sets)
+        constrained = any(allowed is not None for allowed in sets)
         steps = 1 if constrained else min(self._steps, max_left)
-        truncates = any(each.sampling.top_p < 1 or each.sampling.top_k > 0 for each in self._running)
+        truncates = any(request.sampling.top_p < 1 or request.sampling.top_k > 0 for request in self._running)
         slots = [request.slot.index for request in self._running]
         transfer = self._device.decode(slots, steps, truncates, sets if constrained else None)
         for request in self._running:

@@ -57,11 +57,11 @@ def check_installation() -> None:
 
 
 def _check_requirement(who: str, requirement: Requirement) -> None:
-    found = Version(metadata.version(requirement.name))
-    release = Version(found.public)
-    if not any(requirement.specifier.contains(each, prereleases=True) for each in (found, release)):
+    installed = Version(metadata.version(requirement.name))
+    release = Version(installed.public)
+    if not any(requirement.specifier.contains(version, prereleases=True) for version in (installed, release)):
         raise UserError(
-            f"{who} needs {requirement.name}{requirement.specifier}, and {found} is installed. Install vLLM in an "
+            f"{who} needs {requirement.name}{requirement.specifier}, and {installed} is installed. Install vLLM in an "
             "environment of its own, see docs/vllm.md."
         )
 

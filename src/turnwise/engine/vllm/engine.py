@@ -236,7 +236,7 @@ class VllmEngine:
         async with self._recovery:  # one restart at a time: later callers find it done
             if state.starts == starts:
                 self._report(state, failure)
-                if not any(each.live for each in self._states):
+                if not any(state.live for state in self._states):
                     await self._restart(state, failure)
         return self._choose()
 

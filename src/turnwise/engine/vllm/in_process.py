@@ -140,7 +140,7 @@ class InProcessReplica:
 
     async def _wake(self, llm: AsyncLLM, memory: Sequence[str] = MEMORY) -> None:
         """Allocate memory that was released. vLLM fails if it wakes what is awake, so each kind is woken once."""
-        asleep = [each for each in memory if each in self._asleep]
+        asleep = [kind for kind in memory if kind in self._asleep]
         self._asleep.difference_update(asleep)  # before waiting: other requests arrive meanwhile
         if asleep:
             await llm.wake_up(asleep)

@@ -25,15 +25,15 @@ def image_prompt(request: TokenRequest) -> Any:
 
 
 def _item(image: PromptImage) -> MultiModalKwargsItem:
-    values = BatchFeature({name: each.value for name, each in image.inputs.items()})
-    fields = {name: _field(each) for name, each in image.inputs.items()}
+    values = BatchFeature({name: prompt_input.value for name, prompt_input in image.inputs.items()})
+    fields = {name: _field(prompt_input) for name, prompt_input in image.inputs.items()}
     return MultiModalKwargsItems.from_hf_inputs(values, fields)[MODALITY][0]
 
 
-def _field(each: PromptInput) -> MultiModalFieldConfig:
-    if each.stacked:
-        return MultiModalFieldConfig.batched(MODALITY, keep_on_cpu=not each.value.is_floating_point())
-    return MultiModalFieldConfig.flat_from_sizes(MODALITY, torch.tensor([len(each.value)]))
+def _field(prompt_input: PromptInput) -> MultiModalFieldConfig:
+    if prompt_input.stacked:
+        return MultiModalFieldConfig.batched(MODALITY, keep_on_cpu=not prompt_input.value.is_floating_point())
+    return MultiModalFieldConfig.flat_from_sizes(MODALITY, torch.tensor([len(prompt_input.value)]))
 
 
 def _placeholder(image: PromptImage) -> PlaceholderRange:

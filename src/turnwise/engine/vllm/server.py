@@ -150,7 +150,7 @@ def _chunk(answer: Any) -> TokenChunk:
         finished = choice["finish_reason"] is not None
         ids, rows = choice["token_ids"], choice["logprobs"]["content"] or ()
         logprobs = tuple(row["logprob"] for row, _ in zip(rows, ids, strict=True))
-        spans = tuple((each["version"], each["start"], each["end"]) for each in choice["weight_versions"] or ())
+        spans = tuple((span["version"], span["start"], span["end"]) for span in choice["weight_versions"] or ())
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ReplicaFailure(f"unexpected answer {str(answer)[:MAX_DETAIL]}") from error
     return TokenChunk(ids=tuple(ids), logprobs=logprobs, finished=finished, version_spans=version_spans(spans))

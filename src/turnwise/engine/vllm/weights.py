@@ -61,7 +61,7 @@ class FrozenVision:
     def split(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the parameters of the frozen tower, none if it is trained, and all others."""
         tower = {name: parameter for name, parameter in parameters.items() if name in self._names}
-        if any(each.requires_grad for each in tower.values()):
+        if any(parameter.requires_grad for parameter in tower.values()):
             return {}, dict(parameters)
         if not all(self._seen.has(*item) for item in tower.items()):
             self.number += 1
@@ -221,7 +221,7 @@ class IpcPublisher:
         part = self._vision.number if frozen else None
         has_frozen = self.latest is not None and self.latest.frozen_part == part
         new = others if has_frozen else (*frozen, *others)
-        self.published_bytes += sum(each.nbytes for _, each in new)
+        self.published_bytes += sum(tensor.nbytes for _, tensor in new)
         return SharedTensors(version=version, tensors=others, frozen=frozen, frozen_part=part)
 
     def keep(self, weights: SharedTensors) -> None:
@@ -305,6 +305,6 @@ def checkpoint_name(name: str) -> str:
 
 
 def _update(parameters: Mapping[str, Tensor], name: str, layer: AdapterLayer) -> Tensor:
-    down, up = (parameters[f"{name}.{each}.{ADAPTER}.weight"].float() for each in ("lora_A", "lora_B"))
+    down, up = (parameters[f"{name}.{factor}.{ADAPTER}.weight"].float() for factor in ("lora_A", "lora_B"))
     update = layer.scaling * (up @ down)
     return update.T if layer.transposed else update

@@ -72,7 +72,7 @@ class PackageEnv(TextEnv):
 
     def _observe(self, result: Any) -> Content:
         text, moves, image = result["text"], result.get("moves", ()), result.get("image")
-        if not all(isinstance(each, str) for each in (text, image or "", *moves)):
+        if not all(isinstance(part, str) for part in (text, image or "", *moves)):
             raise EnvironmentFailure("the package's observation is not text")
         text = CONTROL_CHARACTERS.sub("", text).strip()
         if len(text) > MAX_OBSERVATION_CHARS:

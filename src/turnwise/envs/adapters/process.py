@@ -103,10 +103,10 @@ _lock = RLock()
 
 
 def _process_for(class_path: str) -> WorkerProcess:
-    found = _processes.get(class_path)
-    if found is None or not found.alive:
-        found = _processes[class_path] = WorkerProcess(class_path)
-    return found
+    process = _processes.get(class_path)
+    if process is None or not process.alive:
+        process = _processes[class_path] = WorkerProcess(class_path)
+    return process
 
 
 @atexit.register

@@ -21,9 +21,9 @@ def guess_moves(messages: Sequence[str], moves: Sequence[str], rng: random.Rando
         fresh = [move for move in bracketed(messages[-last:]) if move not in tried]
         tried.update(fresh)
         yield from rng.sample(fresh, len(fresh))
-    found = bracketed(messages)
-    for _ in range(MAX_GUESSES - len(tried) if found else 0):
-        move = vary(rng.choice(found), rng)
+    bracketed_moves = bracketed(messages)
+    for _ in range(MAX_GUESSES - len(tried) if bracketed_moves else 0):
+        move = vary(rng.choice(bracketed_moves), rng)
         if move not in tried:
             tried.add(move)
             yield move
@@ -36,4 +36,4 @@ def bracketed(texts: Sequence[str]) -> list[str]:
 def vary(token: str, rng: random.Random) -> str:
     """Replace numbers and letters at random: [col 4] becomes [col 2], [A C] becomes [B A]."""
     numbers = NUMBER.sub(lambda _: str(rng.randrange(rng.choice((10, 30)))), token)
-    return LETTER.sub(lambda found: rng.choice("abcdefgh" if found[0].islower() else "ABCDEFGH"), numbers)
+    return LETTER.sub(lambda match: rng.choice("abcdefgh" if match[0].islower() else "ABCDEFGH"), numbers)

@@ -90,7 +90,7 @@ class TextWorldWorkerEnv(WorkerEnv):
 
     def _moves(self) -> list[str]:
         commands = [str(command) for command in self.state.admissible_commands]
-        return commands if self.narrator == "inform7" else [each for each in commands if not each.startswith(IDLE)]
+        return commands if self.narrator == "inform7" else [move for move in commands if not move.startswith(IDLE)]
 
     def _text(self, prose: str) -> str:
         seen = trim_prose(prose) if self.narrator == "inform7" else describe_facts(plain_facts(self.state.facts))

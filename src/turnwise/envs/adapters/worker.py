@@ -186,12 +186,12 @@ def _load_class(class_path: str) -> type[WorkerEnv]:
     """Import the package. A broken installation is the user's to fix, not an episode's failure."""
     module, _, name = class_path.partition(":")
     try:
-        found: type[WorkerEnv] = getattr(import_module(module), name)
+        env_class: type[WorkerEnv] = getattr(import_module(module), name)
     except (ImportError, SyntaxError, OSError) as error:
         raise InvalidSetting(
             f"A package cannot be imported: install it again ({type(error).__name__}: {error})."
         ) from error
-    return found
+    return env_class
 
 
 def _reason(error: BaseException) -> str:

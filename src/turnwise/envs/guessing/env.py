@@ -168,8 +168,10 @@ def split_by_answer(table: FactTable, remaining: Names, action: str) -> Mapping[
 
 def consistent_names(table: FactTable, names: Iterable[str], answered: Iterable[AnsweredQuestion]) -> Names:
     """Return the names for which the table gives all of these answers."""
-    informative = [each for each in answered if each != NOT_UNDERSTOOD]
-    return frozenset(name for name in names if all(table.answer(name, each.question) == each for each in informative))
+    informative = [answer for answer in answered if answer != NOT_UNDERSTOOD]
+    return frozenset(
+        name for name in names if all(table.answer(name, answer.question) == answer for answer in informative)
+    )
 
 
 @lru_cache(maxsize=64)

@@ -125,10 +125,14 @@ class FactTable:
         """topic key -> name -> fact"""
         self.shuffled = tuple(sorted(self.secrets, key=address))
         """Names in a pseudo-random order that is the same in every process."""
-        self._guesses = {strip_lead_words(split_words(name)): Guess(each) for each in secrets for name in each.names}
+        self._guesses = {
+            strip_lead_words(split_words(name)): Guess(secret) for secret in secrets for name in secret.names
+        }
         question_phrases = _question_phrases(secrets, topics)
         self._full_texts = {
-            split_words(each.text): each for each in (*self.questions, *question_phrases.values()) if each.text
+            split_words(question.text): question
+            for question in (*self.questions, *question_phrases.values())
+            if question.text
         }
         self._phrases: dict[Words, TopicQuestion | Guess] = {**question_phrases, **self._guesses}
         self._longest_phrase = max(map(len, self._phrases))
@@ -165,12 +169,16 @@ class FactTable:
         known = self._full_texts.get(words) or self._guesses.get(strip_lead_words(words))
         if known:
             return known
-        found, others = find_phrases(words, self._phrases, self._longest_phrase)
-        questions = {each for each in found if isinstance(each, TopicQuestion)}
-        names_a_secret = len(questions) < len(set(found))
-        if names_a_secret or not FILLER_WORDS.issuperset(others) or len({each.topic for each in questions}) != 1:
+        meanings, others = find_phrases(words, self._phrases, self._longest_phrase)
+        questions = {meaning for meaning in meanings if isinstance(meaning, TopicQuestion)}
+        names_a_secret = len(questions) < len(set(meanings))
+        if (
+            names_a_secret
+            or not FILLER_WORDS.issuperset(others)
+            or len({question.topic for question in questions}) != 1
+        ):
             return None
-        specific = [each for each in questions if each.value is not None] or list(questions)
+        specific = [question for question in questions if question.value is not None] or list(questions)
         return specific[0] if len(specific) == 1 else None
 
 
@@ -200,14 +208,14 @@ def strip_lead_words(words: Words) -> Words:
 
 def find_phrases(words: Words, phrases: Mapping[Words, Meaning], longest: int) -> tuple[list[Meaning], list[str]]:
     """Return (meanings of the phrases, longest match first at each position; words outside of any phrase)."""
-    found, others, index = list[Meaning](), list[str](), 0
+    meanings, others, index = list[Meaning](), list[str](), 0
     while index < len(words):
         for length in range(min(longest, len(words) - index), 0, -1):
             if (phrase := words[index : index + length]) in phrases:
-                found.append(phrases[phrase])
+                meanings.append(phrases[phrase])
                 break
         else:
             length = 1
             others.append(words[index])
         index += length
-    return found, others
+    return meanings, others

@@ -21,9 +21,9 @@ def room(name: str, state: "Lookup") -> ToolResult:
     """The room of a person."""
     if name not in state.rooms:
         raise ToolError(f"Nobody is called {name[:20]}.")
-    found = name == state.person and not state.found  # a repeated call pays nothing
-    state.found = state.found or found
-    return ToolResult(text=state.rooms[name], reward=state.params.call_reward * found)
+    newly_found = name == state.person and not state.found  # a repeated call pays nothing
+    state.found = state.found or newly_found
+    return ToolResult(text=state.rooms[name], reward=state.params.call_reward * newly_found)
 
 
 class Lookup(ToolEnv):

@@ -67,8 +67,8 @@ def journey(rng: random.Random, level: int) -> Problem:
 
 
 def sharing(rng: random.Random, level: int) -> Problem:
-    people, each = rng.randint(3, 10 * level), _draw_number(rng, level)
-    total = people * each + rng.randrange(people)
+    people, share = rng.randint(3, 10 * level), _draw_number(rng, level)
+    total = people * share + rng.randrange(people)
     return Problem(
         question=f"{people} friends share {total} nuts, as many for each as can be. How many nuts are left over?",
         answer=Fraction(total % people),
@@ -98,7 +98,7 @@ def divisors(rng: random.Random, level: int) -> Problem:
     number = math.prod(rng.choice((2, 2, 3, 5, 7)) for _ in range(2 + 2 * level))
     return Problem(
         question=f"How many divisors has {number}, 1 and itself included?",
-        answer=Fraction(sum(number % each == 0 for each in range(1, number + 1))),
+        answer=Fraction(sum(number % divisor == 0 for divisor in range(1, number + 1))),
         code=f"print(sum({number} % d == 0 for d in range(1, {number} + 1)))",
     )
 

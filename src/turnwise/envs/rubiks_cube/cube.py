@@ -89,12 +89,12 @@ def recolour(state: CubeState, colours: Mapping[str, str]) -> CubeState:
 
 
 def _orientations() -> list[CubeState]:
-    found = [SOLVED]
-    for state in found:  # grows during the loop, until rotating the whole cube gives nothing new
+    rotations = [SOLVED]
+    for state in rotations:  # grows during the loop, until rotating the whole cube gives nothing new
         for both_layers in (("U", "D'"), ("R", "L'")):
-            if (rotated := turn_faces(state, *both_layers)) not in found:
-                found.append(rotated)
-    return found
+            if (rotated := turn_faces(state, *both_layers)) not in rotations:
+                rotations.append(rotated)
+    return rotations
 
 
 ORIENTATIONS: list[CubeState] = _orientations()
@@ -120,12 +120,13 @@ TO_STANDARD = {
 @cache
 def cubes_by_distance() -> list[list[CubeState]]:
     """At index n, the cubes in the usual orientation whose shortest solution has n moves."""
-    found, seen = [[SOLVED]], {SOLVED}
+    by_distance, seen = [[SOLVED]], {SOLVED}
     for _ in range(MAX_DEPTH):
-        reached = dict.fromkeys(move(state) for state in found[-1] for move in SOLVER_MOVES.values())  # an ordered set
-        found.append([state for state in reached if state not in seen])
-        seen.update(found[-1])
-    return found
+        # a dict is an ordered set
+        reached = dict.fromkeys(move(state) for state in by_distance[-1] for move in SOLVER_MOVES.values())
+        by_distance.append([state for state in reached if state not in seen])
+        seen.update(by_distance[-1])
+    return by_distance
 
 
 @cache

@@ -48,8 +48,8 @@ class SearchEnvRunner(ToolEnvRunner):
         outputs = [message.content for message in result.messages if message.role == "tool"]
         calls = result.info.get("calls", [])
         texts = [text for text, call in zip(outputs, calls, strict=True) if not call["failed"]]
-        found = self.tool_env.read_results(texts)
-        return replace(result, reward=result.reward + self.tool_env.params.find_reward * found) if found else result
+        num_new = self.tool_env.read_results(texts)
+        return replace(result, reward=result.reward + self.tool_env.params.find_reward * num_new) if num_new else result
 
 
 class SearchQA(ToolEnv):

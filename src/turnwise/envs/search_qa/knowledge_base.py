@@ -36,8 +36,8 @@ class Relation:
     def extract(self, name: str, text: str) -> str | None:
         """Return the value that a passage states for this entity."""
         pattern = re.escape(self.sentence.format(name=name, value="\0")).replace(re.escape("\0"), "([^.]+?)")
-        found = re.search(pattern, text)
-        return found[1] if found else None
+        match = re.search(pattern, text)
+        return match[1] if match else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,11 @@ def make_small_knowledge_base(size: int, rng: random.Random, *, chained: bool) -
         if chained:
             facts[name, NEXT.name] = names[(index + 1) % size]  # a ring, so that no path returns too early
     passages = tuple(
-        Passage(title=name, text=" ".join(each.state(name, facts[name, each.name]) for each in relations), id=name)
+        Passage(
+            title=name,
+            text=" ".join(relation.state(name, facts[name, relation.name]) for relation in relations),
+            id=name,
+        )
         for name in names
     )
     return KnowledgeBase(entity_types=dict.fromkeys(names, THING), facts=facts, relations=relations, passages=passages)
@@ -186,7 +190,9 @@ def shared_knowledge_base(size: int, seed: int) -> KnowledgeBase:
         "product": PRODUCTS,
         "year": [str(year) for year in range(1850, 2021)],
     }
-    by_type = {each: [name for name, of in entity_types.items() if of == each] for each in ENTITY_SHARES}
+    by_type = {
+        entity_type: [name for name, of in entity_types.items() if of == entity_type] for entity_type in ENTITY_SHARES
+    }
     facts = {
         (name, relation.name): rng.choice(
             [other for other in by_type[relation.object] if other != name] if relation.object else values[relation.name]

@@ -108,7 +108,7 @@ class Sudoku(PictureEnv):
             board[cell] = 0
         while 0 in board:
             empty = (cell for cell, digit in enumerate(board) if not digit)
-            cell = min(empty, key=lambda each: len(candidates(board, each)))
+            cell = min(empty, key=lambda empty_cell: len(candidates(board, empty_cell)))
             board[cell] = solution[cell]
             actions.append(format_placement(cell, solution[cell], self.params.size))
         return actions

@@ -73,16 +73,16 @@ class BoardSearch:
 
     def _most_constrained_cell(self) -> tuple[int, int]:
         """Return (the empty cell with the fewest candidates, bit mask of its candidates)."""
-        fewest, found = self.size + 1, (0, 0)
+        fewest, tightest = self.size + 1, (0, 0)
         for cell, (row, col, box) in enumerate(self.units):
             if self.cells[cell]:
                 continue
             free = self.all_digits & ~(self.used[row] | self.used[col] | self.used[box])
             if free.bit_count() < fewest:
-                fewest, found = free.bit_count(), (cell, free)
+                fewest, tightest = free.bit_count(), (cell, free)
                 if fewest <= 1:
                     break
-        return found
+        return tightest
 
     def _toggle(self, cell: int, digit: int) -> None:
         for unit in self.units[cell]:
@@ -131,10 +131,10 @@ def parse_placement(text: str, size: int) -> tuple[int, int]:
 
     Raises ValueError if the text has neither form, or the cell or digit does not exist on a board of this size.
     """
-    found = len(text) <= MAX_PLACEMENT_CHARS and (LONG_FORM.fullmatch(text) or SHORT_FORM.fullmatch(text))
-    if not found:
+    match = len(text) <= MAX_PLACEMENT_CHARS and (LONG_FORM.fullmatch(text) or SHORT_FORM.fullmatch(text))
+    if not match:
         raise ValueError("not a placement")
-    row, col, digit = int(found["row"]), int(found["col"]), int(found["digit"])
+    row, col, digit = int(match["row"]), int(match["col"]), int(match["digit"])
     if not (1 <= row <= size and 1 <= col <= size and digit <= size):
         raise ValueError("no such cell or digit")
     return (row - 1) * size + col - 1, digit

@@ -18,7 +18,7 @@ def structure_score(shapes: Sequence[Shape], target: Sequence[Shape]) -> float:
     """Return 2 M / (n + m) for n shapes and m of the target, with M the most similarity that pairs of them can have."""
     best = {0: 0.0}  # most similarity by the set of paired target shapes, as bits
     for shape in shapes:
-        similarities = [similarity(shape, each) for each in target]
+        similarities = [similarity(shape, target_shape) for target_shape in target]
         after = dict(best)
         for taken, total in best.items():
             for index, value in enumerate(similarities):

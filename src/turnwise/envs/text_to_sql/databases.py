@@ -40,7 +40,7 @@ def make_database(schema: Schema, rng: random.Random) -> sqlite3.Connection:
 def plant_rows(connection: sqlite3.Connection, planted: PlantedRows, rng: random.Random) -> None:
     """Write the planted values into random rows."""
     column = planted.ref or "rowid"
-    keys = [found for (found,) in connection.execute(f"SELECT DISTINCT {column} FROM {planted.table} ORDER BY 1")]
+    keys = [key for (key,) in connection.execute(f"SELECT DISTINCT {column} FROM {planted.table} ORDER BY 1")]
     targets = rng.sample(keys, len(planted.values))
     update = f"UPDATE {planted.table} SET {planted.column} = ? WHERE {column} = ?"
     connection.executemany(update, zip(planted.values, targets, strict=True))
@@ -170,5 +170,5 @@ def _serialize(connection: sqlite3.Connection) -> bytes:
 
 def _are_informative(shown: QueryResult, hidden: QueryResult, ordered: bool) -> bool:
     """Return whether both results have a value, and they differ."""
-    found = all(any(cell is not None for row in rows.rows for cell in row) for rows in (shown, hidden))
-    return found and not equal_results(shown, hidden, ordered)
+    has_values = all(any(cell is not None for row in rows.rows for cell in row) for rows in (shown, hidden))
+    return has_values and not equal_results(shown, hidden, ordered)

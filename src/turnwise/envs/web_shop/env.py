@@ -110,8 +110,8 @@ class WebShop(VisualEnv):
     def _search(self, query: str) -> ResultsPage:
         if not isinstance(self.page, SearchPage) or not query:
             raise ValueError("search needs words, on the search page")
-        found = shared_index(self.params.shop, self.params.products).search(query)
-        return ResultsPage(found=found, page_number=1, per_page=self.params.per_page)
+        products = shared_index(self.params.shop, self.params.products).search(query)
+        return ResultsPage(products=products, page_number=1, per_page=self.params.per_page)
 
     def _click(self, name: str) -> Outcome:
         match self.page:

@@ -29,27 +29,27 @@ class SearchPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultsPage:
-    found: tuple[Product, ...]
+    products: tuple[Product, ...]
     page_number: int
     """Starts at 1."""
     per_page: int
 
     @property
     def num_pages(self) -> int:
-        return max(1, -(-len(self.found) // self.per_page))
+        return max(1, -(-len(self.products) // self.per_page))
 
     @property
     def shown(self) -> tuple[Product, ...]:
-        return self.found[(self.page_number - 1) * self.per_page : self.page_number * self.per_page]
+        return self.products[(self.page_number - 1) * self.per_page : self.page_number * self.per_page]
 
     @property
     def text(self) -> str:
-        items = (f"[{each.code}] {each.title} {each.price}" for each in self.shown)
+        items = (f"[{product.code}] {product.title} {product.price}" for product in self.shown)
         return "\n".join([self.head, _button_row(self.navigation), *items])
 
     @property
     def head(self) -> str:
-        return f"Page {self.page_number} of {self.num_pages}, {len(self.found)} results"
+        return f"Page {self.page_number} of {self.num_pages}, {len(self.products)} results"
 
     @property
     def navigation(self) -> tuple[str, ...]:
@@ -116,15 +116,15 @@ class ParsedGoal:
 
 
 def parse_goal(text: str) -> ParsedGoal:
-    found = GOAL.match(text)
-    if found is None:
+    match = GOAL.match(text)
+    if match is None:
         raise ValueError(f"not an instruction: {text[:80]!r}")
-    attributes, *options = found[2].split(", ")
+    attributes, *options = match[2].split(", ")
     return ParsedGoal(
-        product_type=found[1],
+        product_type=match[1],
         attributes=tuple(attributes.split(" and ")),
         values=tuple(option.partition(" ")[2] for option in options),
-        dollars=int(found[3]),
+        dollars=int(match[3]),
     )
 
 
@@ -173,7 +173,7 @@ def page_blocks(page: Page) -> Blocks:
         case SearchPage():
             return Heading(text="Search page"), SearchField(hint="Search for products")
         case ResultsPage():
-            items = (Item(button=each.code, text=each.title, price=each.price) for each in page.shown)
+            items = (Item(button=product.code, text=product.title, price=product.price) for product in page.shown)
             return Paragraph(text=page.head), Buttons(names=page.navigation), *items
         case ProductPage():
             return _product_blocks(page)

@@ -59,7 +59,7 @@ def attention_forward(
         raise RuntimeError(f"{type(module).__name__} uses attention sinks or biases, which turnwise does not support")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if plan is None:
-        q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         return attend_by_active_plan(q, k, v, scale, softcap or 0.0, sliding_window or 0)[None], None
     call = AttentionCall(
         layer=int(module.layer_idx),  # type: ignore[arg-type]

@@ -58,7 +58,7 @@ class PackedPlan:
     def attend(self, call: AttentionCall) -> Tensor:
         done, prefix = self.prefixes.tokens, None
         if done:
-            prefix = [self.prefixes.unpack(each[:done]) for each in (call.key, call.value)]
+            prefix = [self.prefixes.unpack(tensor[:done]) for tensor in (call.key, call.value)]
         if self.read is not None and call.layer == self.last:
             outputs = [call.query[:0], *(block.attend(call, prefix) for block in self.reading_blocks)]
             return torch.zeros_like(call.query).index_copy(0, self.read, torch.cat(outputs))

@@ -77,8 +77,8 @@ class VarlenPlan:
     def _uses_flash(self, query: Tensor, softcap: float) -> bool:
         return self.ahead is None and _supports_flash(query, softcap)
 
-    def _gather(self, each: Tensor) -> Tensor:
-        return each if self.gather is None else each.index_select(0, self.gather)
+    def _gather(self, tensor: Tensor) -> Tensor:
+        return tensor if self.gather is None else tensor.index_select(0, self.gather)
 
     def _scatter_gradient(self, grad: Tensor, like: Tensor) -> Tensor:
         """Sum the gradients of all rows that read a prefix, in float32."""
@@ -139,9 +139,9 @@ def _window_arguments(window: int) -> dict[str, int]:
     return {"window_size_left": window - 1, "window_size_right": 0} if window else {}
 
 
-def _heads(each: Tensor, group: int = 1) -> Tensor:
+def _heads(tensor: Tensor, group: int = 1) -> Tensor:
     """[T, KV, D] -> [KV * group, T, D], float32"""
-    return each.float().repeat_interleave(group, dim=1).transpose(0, 1)
+    return tensor.float().repeat_interleave(group, dim=1).transpose(0, 1)
 
 
 def _scores(

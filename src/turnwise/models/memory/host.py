@@ -18,8 +18,8 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def available_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
     """Return the bytes that can be allocated without swapping, within the limit of a container. None if unknown."""
-    found = [_of_machine(meminfo), _of_container(cgroup)]
-    return min((each for each in found if each is not None), default=None)
+    limits = [_of_machine(meminfo), _of_container(cgroup)]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _of_machine(meminfo: Path) -> int | None:

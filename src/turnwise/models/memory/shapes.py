@@ -73,19 +73,21 @@ def _adapter_sizes(model: Any, rank: int, targets: Collection[str]) -> list[int]
 
 def _shape(model: Any, adapter: list[int] | None, parameter_bytes: int) -> ModelShape:
     """`adapter`: tensor sizes of an adapter that the model does not have yet."""
-    embeddings = {id(each.weight) for each in (model.get_input_embeddings(), model.get_output_embeddings())}
+    embeddings = {id(embedding.weight) for embedding in (model.get_input_embeddings(), model.get_output_embeddings())}
     every, trunk = list(model.parameters()), {id(parameter) for parameter in model.base_model.parameters()}
-    trainable = [each for each in every if each.requires_grad]
-    trained = adapter if adapter is not None else [each.numel() for each in trainable]
-    matrices = adapter or [each.numel() for each in trainable if each.ndim == 2 and id(each) not in embeddings]
-    in_trunk = adapter or [each.numel() for each in trainable if id(each) in trunk]
+    trainable = [parameter for parameter in every if parameter.requires_grad]
+    trained = adapter if adapter is not None else [parameter.numel() for parameter in trainable]
+    matrices = adapter or [
+        parameter.numel() for parameter in trainable if parameter.ndim == 2 and id(parameter) not in embeddings
+    ]
+    in_trunk = adapter or [parameter.numel() for parameter in trainable if id(parameter) in trunk]
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     return ModelShape(
-        parameters=sum(each.numel() for each in every) + sum(adapter or ()),
+        parameters=sum(parameter.numel() for parameter in every) + sum(adapter or ()),
         trained=sum(trained),
         matrices=sum(matrices),
-        trunk=sum(each.numel() for each in every if id(each) in trunk) + sum(adapter or ()),
+        trunk=sum(parameter.numel() for parameter in every if id(parameter) in trunk) + sum(adapter or ()),
         trunk_trained=sum(in_trunk),
         largest_tensor=max(trained, default=0),
         adapter=adapter is not None or len(trainable) < len(every),

@@ -68,7 +68,7 @@ class ImageEncoder:
         images, inverse = (codes >> INDEX_BITS).unique(return_inverse=True)
         keys = _hashes(images)
         tower = vision_parameters(trunk)
-        trained = any(each.requires_grad for each in tower)
+        trained = any(parameter.requires_grad for parameter in tower)
         if trained and torch.is_grad_enabled():
             tables = self._encode(trunk, keys)
         else:
@@ -89,7 +89,7 @@ class ImageEncoder:
 
     def _forget_if_changed(self, tower: Iterable[nn.Parameter]) -> None:
         """Drop all features if the weights that computed them were written since."""
-        version = sum(each._version for each in tower) if self.tower_version is None else self.tower_version()
+        version = sum(parameter._version for parameter in tower) if self.tower_version is None else self.tower_version()
         if version != self._version:
             self._features.clear()
             self._version = version
@@ -98,13 +98,13 @@ class ImageEncoder:
     @torch.no_grad()
     def _cached(self, trunk: Any, keys: Sequence[str], *, exact: bool) -> list[Tensor]:
         """Return the features of each image, [T, H], computing only those that are not in the cache."""
-        found = {key: table for key in keys if (table := self._features.get(key)) is not None}
-        missing = [key for key in keys if key not in found]
+        tables = {key: table for key in keys if (table := self._features.get(key)) is not None}
+        missing = [key for key in keys if key not in tables]
         for batch in self._exact_batches(trunk, missing) if exact else _split(missing, MAX_BATCH):
             for key, table in zip(batch, self._encode(trunk, batch), strict=True):
-                found[key] = table.clone()
-                self._features.put(key, found[key])
-        return [found[key] for key in keys]
+                tables[key] = table.clone()
+                self._features.put(key, tables[key])
+        return [tables[key] for key in keys]
 
     def _exact_batches(self, trunk: Any, keys: Sequence[str]) -> Iterator[Sequence[str]]:
         """Yield batches that give the features of single images, and the remaining images one at a time."""
@@ -129,7 +129,7 @@ class ImageEncoder:
         if case not in self._exact:
             image = self.processor.process(key)
             (alone,) = self._forward(trunk, [image])
-            self._exact[case] = all(torch.equal(alone, each) for each in self._forward(trunk, [image] * size))
+            self._exact[case] = all(torch.equal(alone, features) for features in self._forward(trunk, [image] * size))
         return self._exact[case]
 
     def _encode(self, trunk: Any, keys: Sequence[str]) -> list[Tensor]:
@@ -158,10 +158,10 @@ class ImageEncoder:
             grids = torch.cat([image.inputs[GRIDS] for image in images]).tolist()
             positions = torch.cat([patch_positions(self.merge_size, *grid) for grid in grids])
             inputs["position_ids"] = send(positions, weight.device)
-        found = trunk.get_image_features(**inputs, return_dict=True)
-        tables = [found.pooler_output, *(found.get("deepstack_features") or ())]
+        outputs = trunk.get_image_features(**inputs, return_dict=True)
+        tables = [outputs.pooler_output, *(outputs.get("deepstack_features") or ())]
         whole = [table if isinstance(table, Tensor) else torch.cat(list(table)) for table in tables]
-        flat = torch.cat([each.reshape(-1, weight.shape[1]) for each in whole], dim=1)
+        flat = torch.cat([table.reshape(-1, weight.shape[1]) for table in whole], dim=1)
         return flat.split([image.count for image in images])
 
     def place(self, ids: Sequence[int], start: int) -> tuple[Tensor, int]:
@@ -237,24 +237,24 @@ def image_encoder(model: Any) -> ImageEncoder | None:
 def vision_parameters(model: Any) -> list[nn.Parameter]:
     """Return the parameters of the vision tower and of its projection: all that are not the language model's."""
     decoder = model.base_model.get_decoder()
-    found: dict[int, nn.Parameter] = {}
+    parameters: dict[int, nn.Parameter] = {}
 
     def collect(module: nn.Module) -> None:
         if module is not decoder:
-            found.update((id(parameter), parameter) for parameter in module.parameters(recurse=False))
+            parameters.update((id(parameter), parameter) for parameter in module.parameters(recurse=False))
             for child in module.children():
                 collect(child)
 
     collect(model.base_model)
-    return list(found.values())
+    return list(parameters.values())
 
 
 def vision_names(model: Any) -> frozenset[str]:
     """Return the names of the parameters of the vision tower and of its projection; none for a text model."""
     if image_encoder(model) is None:
         return frozenset()
-    found = {id(vision_parameter) for vision_parameter in vision_parameters(model)}
-    return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in found)
+    vision_ids = {id(vision_parameter) for vision_parameter in vision_parameters(model)}
+    return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in vision_ids)
 
 
 @contextmanager
@@ -286,9 +286,9 @@ def _embed_features(
     model: Any, encoder: ImageEncoder, ids: Tensor, is_image: Tensor, device: torch.device
 ) -> list[RemovableHandle]:
     """Let the model's embeddings of image tokens be their features; return hooks to remove."""
-    embeddings, found = model.get_input_embeddings(), is_image.nonzero()[:, 0]
-    first, *deeper = encoder.features(model.base_model, ids[found]).split(embeddings.weight.shape[1], dim=1)
-    tokens = send(found, device)
+    embeddings, image_indices = model.get_input_embeddings(), is_image.nonzero()[:, 0]
+    first, *deeper = encoder.features(model.base_model, ids[image_indices]).split(embeddings.weight.shape[1], dim=1)
+    tokens = send(image_indices, device)
 
     def replace(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return output.index_copy(1, tokens, first.to(output.dtype)[None])
@@ -314,8 +314,8 @@ def place_rows(model: Any, ids: Tensor, positions: Tensor, lengths: Sequence[int
     ends: list[int] = []
     placed: list[Tensor] = []
     for row, parent in zip(ids.cpu().split(list(lengths)), parents, strict=True):
-        found, end = encoder.place(row.tolist(), ends[parent] if parent >= 0 else 0)
-        placed.append(found)
+        token_positions, end = encoder.place(row.tolist(), ends[parent] if parent >= 0 else 0)
+        placed.append(token_positions)
         ends.append(end)
     return torch.cat(placed, dim=1)[:, None].to(ids.device)
 

@@ -46,11 +46,11 @@ class PatchCutter:
         side = unit * ceil(sqrt(max(256, self._limits[0])) / unit)
         pixels = np.arange(side * side * 3) // 3 % 256
         image = import_pillow().Image.fromarray(pixels.astype(np.uint8).reshape(side, side, 3))
-        found = self.cut(image)
-        if found is None:
+        inputs = self.cut(image)
+        if inputs is None:
             return False
         values = processor([image], return_tensors="pt")["pixel_values"]
-        patches = found["pixel_values"]
+        patches = inputs["pixel_values"]
         first = values.view(len(values), 3, self._repeats, -1)[:, :, 0]
         self._table[self._table_indices(patches)[:, :, 0]] = first
         return torch.equal(self.expand(patches), values)

@@ -35,7 +35,7 @@ class ProcessedImage:
 
     @property
     def size_bytes(self) -> int:
-        return sum(each.numel() * each.element_size() for each in self.inputs.values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.inputs.values())
 
 
 class ImageProcessor:
@@ -88,12 +88,12 @@ class ImageProcessor:
         return self._process(format_hash(0), import_pillow().Image.new("RGB", (BLANK_SIDE, BLANK_SIDE), "white"))
 
     def _process(self, key: str, image: "Image") -> ProcessedImage:
-        found = None if self._cutter is None else self._cutter.cut(image)
-        if found is None:
-            found = self._call_processor(image)
-            tokens = list(self._encode(self.processor.replace_image_token(found, image_idx=0)))
+        features = None if self._cutter is None else self._cutter.cut(image)
+        if features is None:
+            features = self._call_processor(image)
+            tokens = list(self._encode(self.processor.replace_image_token(features, image_idx=0)))
         else:
-            tokens = list(self._tokens_of_grid(*found["image_grid_thw"][0].tolist()))
+            tokens = list(self._tokens_of_grid(*features["image_grid_thw"][0].tolist()))
         positions = [position for position, token in enumerate(tokens) if token == self.placeholder_id]
         if len(positions) > MAX_IMAGE_TOKENS:
             width, height = image.size
@@ -104,7 +104,7 @@ class ImageProcessor:
         first = image_token_id(key, 0)
         for index, position in enumerate(positions):
             tokens[position] = first - index
-        inputs = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        inputs = {name: value for name, value in features.items() if isinstance(value, Tensor)}
         return ProcessedImage(ids=tuple(tokens), count=len(positions), inputs=inputs)
 
     def _call_processor(self, image: "Image") -> Any:
@@ -154,8 +154,8 @@ def images_only(processor_class: Any) -> Any:
 
         @classmethod
         def _get_arguments_from_pretrained(cls, *arguments: Any, **options: Any) -> list[Any]:
-            found = super()._get_arguments_from_pretrained(*arguments, **options)
-            return [*found, *[None] * (len(parts) - len(kept))]
+            loaded = super()._get_arguments_from_pretrained(*arguments, **options)
+            return [*loaded, *[None] * (len(parts) - len(kept))]
 
         def __reduce__(self) -> tuple[Any, ...]:
             return _restore_images_only, (processor_class, self.__dict__)

@@ -52,9 +52,9 @@ def batched_attention(
     assert attention_mask is None
     lengths = sequence_lengths(cu_seq_lens_q)
     if len(set(lengths)) == 1:
-        q, k, v = (each[0].unflatten(1, (len(lengths), -1)).transpose(0, 1) for each in (query, key, value))
-        found = F.scaled_dot_product_attention(q, k, v, scale=scaling)
-        return found.transpose(1, 2).flatten(0, 1)[None], None
+        q, k, v = (tensor[0].unflatten(1, (len(lengths), -1)).transpose(0, 1) for tensor in (query, key, value))
+        attended = F.scaled_dot_product_attention(q, k, v, scale=scaling)
+        return attended.transpose(1, 2).flatten(0, 1)[None], None
     parts = [tensor.split(lengths, dim=2) for tensor in (query, key, value)]
     alike = defaultdict[int, list[int]](list)
     for index, length in enumerate(lengths):
@@ -62,8 +62,8 @@ def batched_attention(
     outputs: list[Tensor] = [query] * len(lengths)
     for indices in alike.values():
         queries, keys, values = (torch.cat([part[index] for index in indices]) for part in parts)
-        found = F.scaled_dot_product_attention(queries, keys, values, scale=scaling).transpose(1, 2)
-        for index, output in zip(indices, found.split(1), strict=True):
+        attended = F.scaled_dot_product_attention(queries, keys, values, scale=scaling).transpose(1, 2)
+        for index, output in zip(indices, attended.split(1), strict=True):
             outputs[index] = output
     return torch.cat(outputs, dim=1), None
 

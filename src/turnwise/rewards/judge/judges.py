@@ -129,8 +129,13 @@ class GroupJudge:
 
     async def __call__(self, group: Group) -> tuple[RewardResult | InfrastructureFailure, ...]:
         transcripts = [transcript_of_trajectory(trajectory, self.decode) for trajectory in group.trajectories]
-        rewards: Rewards = {(): 0.0, **await self._judge(Counter(each for each in transcripts if each))}
-        self.client.counts.left_out += sum(isinstance(rewards[each], InfrastructureFailure) for each in transcripts)
+        rewards: Rewards = {
+            (): 0.0,
+            **await self._judge(Counter(transcript for transcript in transcripts if transcript)),
+        }
+        self.client.counts.left_out += sum(
+            isinstance(rewards[transcript], InfrastructureFailure) for transcript in transcripts
+        )
         members = zip(group.trajectories, transcripts, strict=True)
         return tuple(_at_last_turn(member, rewards[transcript]) for member, transcript in members)
 
@@ -160,7 +165,7 @@ async def judge_absolute(counts: Counter[Transcript], settings: JudgeSettings, c
             return failure
 
     rewards = dict(zip(counts, await _gather([score(member) for member in counts]), strict=True))
-    failures = [each for each in rewards.values() if isinstance(each, InfrastructureFailure)]
+    failures = [reward for reward in rewards.values() if isinstance(reward, InfrastructureFailure)]
     if len(failures) == len(rewards):
         raise failures[0]
     return rewards
@@ -221,12 +226,12 @@ def _pairs(count: int, opponents: int) -> list[tuple[int, int]]:
 async def _gather(awaitables: Sequence[Awaitable[Result]]) -> list[Result]:
     """Await all; the first failure cancels the others, since the results are of no use without it."""
 
-    async def wait(each: Awaitable[Result]) -> Result:
-        return await each
+    async def wait(awaitable: Awaitable[Result]) -> Result:
+        return await awaitable
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(wait(each)) for each in awaitables]
+            tasks = [group.create_task(wait(awaitable)) for awaitable in awaitables]
     except* (UserError, InfrastructureFailure) as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]

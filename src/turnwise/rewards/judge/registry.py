@@ -62,8 +62,8 @@ class JudgeRegistry:
 
     def metrics(self) -> dict[str, float]:
         """Return the counters summed over all judges since the run began; empty if there are none."""
-        each = [client.counts.metrics() for client in self._clients.values()]
-        return {name: sum(metrics[name] for metrics in each) for name in each[0]} if each else {}
+        rows = [client.counts.metrics() for client in self._clients.values()]
+        return {name: sum(metrics[name] for metrics in rows) for name in rows[0]} if rows else {}
 
     async def close(self) -> None:
         """Close the connections of the running event loop. Counters stay."""

@@ -153,7 +153,7 @@ def _resolve_folder(cwd: str | None, label: str) -> str | None:
 def _find_program(name: str, environment: Mapping[str, str], folder: str | None, label: str) -> str:
     """Absolute path of the program. A relative path is resolved in the working directory of the command."""
     path = os.path.join(folder, name) if folder and os.sep in name else name  # noqa: PTH118
-    found = shutil.which(path, path=environment.get("PATH", os.defpath))
-    if found is None:
+    program = shutil.which(path, path=environment.get("PATH", os.defpath))
+    if program is None:
         raise UserError(f"mcp {label}: there is no command {name}: install it, or give its path.")
-    return os.path.abspath(found)  # noqa: PTH100
+    return os.path.abspath(program)  # noqa: PTH100

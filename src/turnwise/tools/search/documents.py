@@ -102,18 +102,18 @@ def find_files(paths: Sequence[Path], skipped: SkippedFiles | None = None) -> li
 
     `skipped` collects the files in folders that cannot be read, except hidden ones.
     """
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            found |= dict.fromkeys(_find_in_folder(path, skipped or SkippedFiles()))
+            files |= dict.fromkeys(_find_in_folder(path, skipped or SkippedFiles()))
         elif path.is_file():
             _check_suffix(path)
-            found[path] = None
+            files[path] = None
         else:
             raise UserError(f"{not_a_file(path)}: give files or folders to index.")
-    if not found:
+    if not files:
         raise UserError(f"No {', '.join(SUFFIXES)} file in {', '.join(map(str, paths))}: give files to index.")
-    return list(found)
+    return list(files)
 
 
 def _find_in_folder(folder: Path, skipped: SkippedFiles) -> Iterator[Path]:
@@ -161,11 +161,11 @@ def read_passages(file: Path, limit: int, skipped: SkippedFiles | None = None) -
 
     `skipped` collects the file if it has no text or is not UTF-8.
     """
-    found = False
+    any_file = False
     for passage in _split_file(file, limit, skipped):
-        found = True
+        any_file = True
         yield passage
-    if not found and skipped is not None:
+    if not any_file and skipped is not None:
         skipped.empty.append(file)
 
 

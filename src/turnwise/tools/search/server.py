@@ -80,8 +80,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> dict[str, Any]:
         self._check_access()
         request = self._read_request()
-        found = self._searcher.search(request.queries, request.top)
-        return {"results": [[_to_row(result) for result in results] for results in found]}
+        rankings = self._searcher.search(request.queries, request.top)
+        return {"results": [[_to_row(result) for result in results] for results in rankings]}
 
     def _check_access(self) -> None:
         """Check the key first, so that clients without one learn nothing else."""

@@ -107,8 +107,8 @@ class SearchTool:
 
     def _search(self, requests: Sequence[tuple[str, int]]) -> list[list[SearchResult]]:
         """Search with the largest `top` of the batch and cut the results of the others."""
-        found = self._searcher.search([query for query, _ in requests], max(top for _, top in requests))
-        return [results[:top] for results, (_, top) in zip(found, requests, strict=True)]
+        rankings = self._searcher.search([query for query, _ in requests], max(top for _, top in requests))
+        return [results[:top] for results, (_, top) in zip(rankings, requests, strict=True)]
 
 
 def search_spec(*, model_sets_top: bool, top: int, name: str = NAME) -> ToolSpec:
