@@ -10,11 +10,13 @@ import pytest
 from runs_for_tests import learnt, metrics, printed, quiet, rewind, small
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
+from turnwise.record.labels import LABELS_FILE, EpisodeKey, EpisodeLabel, Label, append_label, digest_episode
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import open_replay
 from turnwise.report.run_report import run_context
 from turnwise.run.configure import configure
 from turnwise.run.datasets import FILLED
+from turnwise.run.sft import sft
 from turnwise.run.train import train
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -229,3 +231,33 @@ def test_presets_of_stored_episodes_set_their_correction(played: Path) -> None:
     assert (plain.algo.correction.kind, plain.algo.old_logprobs) == ("truncated", "learner")
     assert plain.data.sources == (str(played.resolve()),)
     assert RunFolder.open(played).read_index()
+
+
+def label_episodes(run: Path) -> int:
+    """Label the members with even numbers good and the others bad; return the number of good ones."""
+    folder, good = RunFolder.open(run), 0
+    for entry in folder.read_index():
+        with folder.trajectories_path(entry["step"]).open("rb") as file:
+            file.seek(entry["offset"])
+            digest = digest_episode(file.read(entry["length"]))
+        label = Label.BAD if entry["member"] % 2 else Label.GOOD
+        good += label is Label.GOOD
+        append_label(run, EpisodeLabel(key=EpisodeKey.of(entry), label=label, digest=digest))
+    return good
+
+
+def test_labels_are_preferences_and_demonstrations(tmp_path: Path) -> None:
+    """The labels alternate, whatever the rewards were."""
+    console = quiet()
+    played = small(tmp_path, record__name="played", train__steps=1, algo__advantage="grpo", algo__kl_coef=0.0)
+    train(played, console=quiet())
+    run = tmp_path / "played"
+    good, file = label_episodes(run), str(run / LABELS_FILE)
+    settings = METHODS["dpo"] | {"data__sources": (file,), "eval__every": 0, "train__steps": 1}
+    train(small(tmp_path, record__name="dpo", model__name=str(run), **settings), console=console)
+    assert f"{2 * good} episodes with the log-probabilities" in printed(console)
+    (row,) = [each for each in metrics(tmp_path / "dpo") if "train/loss" in each or "data/reward" in each]
+    assert row["data/success"] == 0.5 and row["data/reward"] == 0.0
+    demonstrated = small(tmp_path, record__name="sft", model__name=str(run), sft__demos=file, sft__batch=2)
+    summary = sft(demonstrated, console=quiet())
+    assert summary["demonstrations"] == good

@@ -1,18 +1,45 @@
 """The studio's page in a browser: the form of a new run and the list of jobs."""
 
 from pathlib import Path
+from urllib.parse import parse_qs
 
 from playwright.sync_api import Page
 from studio_for_tests import StudioPage
 
 from opened_page_for_tests import expect
 from turnwise.config.load import build, to_toml
+from turnwise.core.trajectory import TokenName
 from turnwise.record.run_folder import RunFolder
 from work_for_tests import wait_until
 
 
 def write_run(name: str, *overrides: tuple[str, str]) -> None:
     RunFolder.create(Path("runs") / name, to_toml(build({}, [("env.kind", "bandit"), *overrides]))).close()
+
+
+def write_episode(name: str) -> None:
+    turn = {
+        "context": "<b>Choose.</b>",
+        "context_ids": [1],
+        "extends": False,
+        "action_ids": [2],
+        "message": {"role": "assistant", "content": "<answer>1</answer>"},
+        "reward": 1.0,
+        "stop": "eos",
+    }
+    row = {
+        "step": 1,
+        "group": 0,
+        "member": 0,
+        "task": {"env": "bandit", "seed": 7, "split": "train"},
+        "status": "succeeded",
+        "reward": 1.0,
+        "rewards": {},
+        "tokens": 1,
+        "turns": [turn],
+    }
+    with RunFolder.open(Path("runs") / name, writing=True) as folder:
+        folder.write_trajectories(1, [row], lambda each: TokenName(id=each, text="x", special=False))
 
 
 def fill(page: Page, name: str, text: str) -> None:
@@ -120,3 +147,27 @@ def test_views_of_the_studio_have_their_links_and_keys(opened: StudioPage) -> No
     page.keyboard.press("n")
     expect(page.locator("h1")).to_have_text("New run")
     expect(page.locator("nav [data-view=jobs]")).to_have_attribute("aria-current", "page")
+
+
+def test_episode_is_labelled_by_key_and_counted_on_the_run_page(opened: StudioPage) -> None:
+    write_run("played")
+    write_episode("played")
+    opened.open("trajectory", run="played", number=0)
+    page = opened.page
+    good, bad = (page.get_by_role("button", name=name, exact=True) for name in ("Good", "Bad"))
+    expect(good).to_be_enabled()
+    page.keyboard.press("y")
+    expect(good).to_have_attribute("aria-pressed", "true")
+    page.keyboard.press("x")
+    expect(bad).to_have_attribute("aria-pressed", "true")
+    expect(good).to_have_attribute("aria-pressed", "false")
+    page.reload()
+    expect(bad).to_have_attribute("aria-pressed", "true")
+    page.keyboard.press("y")
+    expect(page.locator(".labels")).to_contain_text("Labelled good")
+    opened.open("run", run="played")
+    expect(page.locator("main")).to_contain_text("1 good, 0 bad, in runs/played/labels.jsonl.")
+    page.get_by_role("link", name="Fine-tune on the good ones").click()
+    expect(page.get_by_label("by", exact=True)).to_have_value("sft")
+    wanted = parse_qs(page.url.partition("?")[2])
+    assert wanted["set"] == ["sft.demos=runs/played/labels.jsonl", "model.name=runs/played"]

@@ -84,7 +84,7 @@ class SftConfig(Section):
     """Supervised fine-tuning on demonstrations (`turnwise sft`)."""
 
     demos: str | None = None
-    """`turnwise sft`: "solver", a run (its successful episodes), or a file of conversations."""
+    """`turnwise sft`: "solver", a run (its successes), its labels.jsonl (the good ones), or conversations."""
     count: Positive = 5000
     """Maximum number of demonstrations; the solver plays this many episodes."""
     epochs: Positive = 1

@@ -1,6 +1,7 @@
 """Stored episodes for `turnwise train --data`: runs, files and dataset folders, checked and put into a replay buffer.
 
     runs/OLD          the episodes that the run recorded: exact ids and log-probabilities
+    runs/OLD/labels.jsonl  the episodes that were labelled good (reward 1) or bad (reward -1)
     demos.jsonl       rows of text (`data/episodes.py`), or rows of trajectories as a run records them
     FOLDER            a dataset: .jsonl, .parquet or .arrow files, such as `turnwise data export` or `datasets` writes
     NAME-v0           a Minari dataset with text or discrete spaces, read with the `minari` package
@@ -28,6 +29,7 @@ from turnwise.data.settings import DataConfig
 from turnwise.files.disk import wrap_disk_errors, write_atomic
 from turnwise.files.run_folders import CONFIG_FILE
 from turnwise.files.table_files import READERS, is_table_file, read_jsonl_rows
+from turnwise.record.labels import Label, labelled_run, read_labelled
 from turnwise.record.run_folder import REPLAY_FOLDER
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer
@@ -101,6 +103,10 @@ def check_data(config: Config, run: Path | None = None) -> None:
 def open_source(path: Path, data: DataConfig) -> Source:
     if (path / CONFIG_FILE).is_file():
         return _open_run(path, data)
+    if (run := labelled_run(path)) is not None:
+        settings, rows = build(read_run(str(run))), read_labelled(run, Label.GOOD, Label.BAD)
+        rows = (_add_sampler(where, row, settings) for where, row in rows)
+        return Source(rows=rows, tokens=run / "trajectories" / TOKENS_FILE, folder=run)
     if path.is_file():
         if not is_table_file(str(path)):
             raise UserError(f"data.sources: {path} does not end in {', '.join(READERS)}. Convert it, or give a run.")

@@ -28,10 +28,11 @@ from turnwise.files.run_folders import find_run_folder
 from turnwise.files.table_files import is_table_file
 from turnwise.models.loading.load import LoadedModel
 from turnwise.record.images import IMAGES_FOLDER
+from turnwise.record.labels import Label, read_labelled
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer
-from turnwise.run.demo_source import SOLVER, check_demos_source
+from turnwise.run.demo_source import SOLVER, check_demos_source, find_labelled_run
 from turnwise.run.environment_mix import EnvironmentMix
 from turnwise.run.sources import find_checkpoint
 from turnwise.run.stored_images import StoredImages
@@ -51,7 +52,7 @@ def check_demos(demos: str, count: int, environments: EnvironmentMix) -> None:
                 f"{without[0]} has no solver. Name a run with successes or a file of conversations in sft.demos."
             )
         _check_states(environments)
-    elif is_table_file(demos):
+    elif is_table_file(demos) and find_labelled_run(demos) is None:
         _check_call_formats(demos, count, environments)
 
 
@@ -121,6 +122,8 @@ def build_demonstrations(
             )
         )
         samples = [build_demonstration(number, each, renderer) for number, each in enumerate(solved)]
+    elif (run := find_labelled_run(demos)) is not None:
+        samples = _build_from_rows(run, list(read_labelled(run, Label.GOOD))[-count:], loaded)
     elif is_table_file(demos):
         opening = asyncio.run(first_observation(environments.with_params))
         read = (
@@ -157,21 +160,26 @@ def hold_out(samples: Sequence[Sample], share: float, seed: int) -> tuple[list[S
 
 
 def _read_successes(run: Path, loaded: LoadedModel, count: int) -> list[Sample]:
-    """Build samples of the token ids that the run sampled, so its tokenizer must be the model's."""
+    """Build samples of the last successful episodes of a run."""
     folder = RunFolder.open(run)
-    rows, lines = list[tuple[str, dict[str, Any]]](), Counter[int]()
+    found, lines = list[tuple[str, dict[str, Any]]](), Counter[int]()
     for entry in folder.read_index():
         lines[entry["step"]] += 1
         if entry["status"] == "succeeded":
-            rows.append((f"{folder.trajectories_path(entry['step'])} line {lines[entry['step']]}", entry))
-    if not rows:
+            found.append((f"{folder.trajectories_path(entry['step'])} line {lines[entry['step']]}", entry))
+    if not found:
         raise UserError(f"{run} has no recorded successful episode. Train it further, or give another run.")
+    return _build_from_rows(run, [(where, folder.read_trajectory(entry)) for where, entry in found[-count:]], loaded)
+
+
+def _build_from_rows(run: Path, rows: Sequence[tuple[str, dict[str, Any]]], loaded: LoadedModel) -> list[Sample]:
+    """Build samples of the token ids that the run sampled, so its tokenizer must be the model's."""
     tokenizer = AutoTokenizer.from_pretrained(find_checkpoint(run, None))
     if tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise UserError(f"{run} used another tokenizer than {loaded.name}. Give the model that the run started from.")
     trajectories, images = list[Trajectory](), StoredImages(loaded.images)
-    for where, entry in rows[-count:]:
-        trajectories.append(trajectory_from_row(folder.read_trajectory(entry)))
+    for where, row in rows:
+        trajectories.append(trajectory_from_row(row))
         images.check(trajectories[-1], run / IMAGES_FOLDER, where)
     images.keep()
     return build_samples([_without_constraints(trajectory) for trajectory in trajectories])

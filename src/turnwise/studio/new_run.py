@@ -11,6 +11,7 @@ from turnwise.record.resume_command import resuming_command
 from turnwise.record.run_folder import is_finished
 from turnwise.studio.form import check_request
 from turnwise.studio.jobs import Job
+from turnwise.studio.labels import short_path
 from turnwise.studio.queue import Queue
 from turnwise.studio.requests import RunRequest
 from turnwise.viewer.viewed_folder import ViewedFolder
@@ -65,8 +66,7 @@ class RequestedRuns:
 
     def _path_of(self, run_id: str) -> Path:
         """Return the folder of a run, relative to the working directory if it is below it."""
-        path = self._root.find_run(run_id)
-        return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+        return short_path(self._root.find_run(run_id))
 
     def _choose_name(self, settings: dict[str, dict[str, Any]]) -> str:
         """Return a name that no run and no job has: environment, model and seed."""

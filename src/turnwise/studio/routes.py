@@ -1,4 +1,4 @@
-"""Routes of the studio: the form of a new run, and the queue of jobs."""
+"""Routes of the studio: the form of a new run, the queue of jobs, and labels of episodes."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -14,14 +14,16 @@ from turnwise.core.errors import UserError
 from turnwise.studio.access import WriteGuard
 from turnwise.studio.form import check_request, describe_form, plan_request
 from turnwise.studio.jobs import Job
+from turnwise.studio.labels import LabelRequest, Labels
 from turnwise.studio.new_run import RequestedRuns
 from turnwise.studio.queue import Queue
-from turnwise.studio.requests import RunRequest
+from turnwise.studio.requests import RunRequest, ShortText
 from turnwise.viewer.api import bare_app
 from turnwise.viewer.json_io import encode_json, json_response
 from turnwise.viewer.viewed_folder import ViewedFolder
 
 JobNumber = Annotated[int, InPath(ge=1, le=10**9)]
+EpisodeNumber = Annotated[int, Query(ge=0, le=2**53)]
 
 
 class StopRequest(BaseModel):
@@ -43,6 +45,7 @@ def make_routes(folder: Path, queue: Queue) -> ASGIApp:
     runs = RequestedRuns(root, folder, queue)
     add_form_routes(app, runs)
     add_job_routes(app, runs, queue)
+    add_label_routes(app, Labels(root))
     return WriteGuard(app)
 
 
@@ -62,6 +65,21 @@ def add_form_routes(app: FastAPI, runs: RequestedRuns) -> None:
         if wanted.command == "sft":
             raise UserError("Fine-tuning has no plan. Start it.")
         return json_response(request, encode_json(plan_request(runs.complete(wanted))))
+
+
+def add_label_routes(app: FastAPI, labels: Labels) -> None:
+    @app.get("/labels")
+    def describe(request: Request, run: ShortText) -> Response:
+        return json_response(request, encode_json(labels.describe(run)))
+
+    @app.get("/label")
+    def read(request: Request, run: ShortText, number: EpisodeNumber) -> Response:
+        return json_response(request, encode_json({"label": labels.get(run, number)}))
+
+    @app.post("/label")
+    def write(request: Request, wanted: LabelRequest) -> Response:
+        labels.set(wanted)
+        return json_response(request, encode_json({"label": wanted.label}))
 
 
 def add_job_routes(app: FastAPI, runs: RequestedRuns, queue: Queue) -> None:

@@ -8,7 +8,7 @@
     checkpointTools
                 function (run, checkpoint) that returns nodes to show beside a checkpoint
     episodeTools
-                function (answer, signal) that returns nodes to show on the page of an episode
+                function (answer, number, signal) that returns nodes to show on the page of an episode
 */
 
 import { EXTENSIONS } from "./extensions.js";

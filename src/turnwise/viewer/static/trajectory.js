@@ -3,12 +3,14 @@
 import { fetchTrajectory } from "./api.js";
 import { h, note, put, replace } from "./dom.js";
 import { facts, turnCard } from "./conversation.js";
+import { collect } from "./plugins.js";
 import { Player, stateElement, statesOf } from "./states.js";
 import { addHeader } from "./trajectory_navigation.js";
 
 export async function showTrajectory(main, query, signal) {
   const answer = await fetchTrajectory(query.get("run"), query.get("number"), signal);
   addHeader(main, "trajectory", query, answer.row, signal);
+  put(main, collect("episodeTools", answer, Number(query.get("number")), signal));
   const states = statesOf(answer);
   const board = h("div", { class: "board" });
   const side = h("aside", { class: "side" });
