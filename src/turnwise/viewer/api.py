@@ -112,8 +112,8 @@ def add_run_routes(app: FastAPI, root: ViewedFolder, store: RunStore) -> None:
     def run_page(request: Request, run: Text) -> Response:
         """Return what the page of a run shows: its row, its summary, its parent, its checkpoints and its alarms."""
         folder = root.find_run(run)
-        found = {"row": runs.row(run), "summary": read_summary(root, folder), **describe_run(root, folder)}
-        return json_response(request, encode_json(found))
+        page = {"row": runs.row(run), "summary": read_summary(root, folder), **describe_run(root, folder)}
+        return json_response(request, encode_json(page))
 
     @app.get("/api/keys")
     def keys(request: Request, run: Text) -> Response:

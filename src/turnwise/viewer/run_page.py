@@ -85,15 +85,15 @@ def _read_settings(root: ViewedFolder, folder: Path) -> dict[str, Any]:
 
 def list_checkpoints(root: ViewedFolder, folder: Path) -> list[dict[str, Any]]:
     """Return the checkpoints with step, size and time, the newest step first; the best one is named "best"."""
-    found = []
+    checkpoints = []
     for path in root.list_folders(folder, CHECKPOINTS)[:MAX_CHECKPOINTS]:
         state = _read_state(root, folder, path.name)
         step = finite_number(state.get("step"))
         if step is None:  # being written, or damaged
             continue
         size, modified = measure_folder(path)
-        found.append({"name": path.name, "step": int(step), "bytes": size, "modified": modified})
-    return sorted(found, key=lambda checkpoint: (-checkpoint["step"], checkpoint["name"]))
+        checkpoints.append({"name": path.name, "step": int(step), "bytes": size, "modified": modified})
+    return sorted(checkpoints, key=lambda checkpoint: (-checkpoint["step"], checkpoint["name"]))
 
 
 def _read_state(root: ViewedFolder, folder: Path, name: str) -> Mapping[str, Any]:

@@ -30,7 +30,7 @@ def has_tools(schema: Mapping[str, Any]) -> bool:
 def _fields(schema: Mapping[str, Any]) -> dict[str, Any]:
     properties = schema.get("properties")
     properties = properties if isinstance(properties, dict) else {}
-    return {name: each for name, each in properties.items() if name not in OURS and isinstance(each, dict)}
+    return {name: schema for name, schema in properties.items() if name not in OURS and isinstance(schema, dict)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,9 @@ def _resolve(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[
 
 def _choices(schema: Mapping[str, Any]) -> list[str]:
     options = schema.get("enum")
-    return options if isinstance(options, list) and options and all(isinstance(each, str) for each in options) else []
+    return (
+        options if isinstance(options, list) and options and all(isinstance(option, str) for option in options) else []
+    )
 
 
 def _finite(text: str) -> float:

@@ -190,7 +190,7 @@ class OpenEnv(TextEnv):
     def random_action(self, rng: random.Random) -> str | None:
         """Return an action that fits the schema, or one of those that the observation offers."""
         offered = self.answer.observation.get("actions")
-        if isinstance(offered, list) and offered and all(isinstance(each, str) for each in offered):
+        if isinstance(offered, list) and offered and all(isinstance(move, str) for move in offered):
             return rng.choice(offered)
         if self.has_tools or self.chat():
             return None

@@ -113,13 +113,13 @@ def _find_tasks(http: httpx2.Client, url: str, splits: Mapping[str, str]) -> dic
     names = _get(http, "/list_environments", url, optional=True)
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
     path = f"/{quote(name or '', safe='')}"
-    found = _get(http, f"{path}/splits", url, optional=True) if name else None
-    if not isinstance(found, list):
+    listed = _get(http, f"{path}/splits", url, optional=True) if name else None
+    if not isinstance(listed, list):
         if splits:
             raise UserError(f"{param_setting('splits')}: {url} has no task routes. Remove the setting.")
         return {}
     counts, kinds = dict[str, int](), dict[str, str]()
-    for split in found:
+    for split in listed:
         if isinstance(split, dict) and isinstance(split.get("name"), str):
             counts[split["name"]] = _count(http, f"{path}/num_tasks", url, split["name"])
             kinds.setdefault(str(split.get("type", split["name"])), split["name"])

@@ -44,9 +44,13 @@ def read_messages(observation: Mapping[str, Any], limit: int) -> tuple[Message, 
     messages = observation.get("messages")
     if not isinstance(messages, list) or not messages:
         return ()
-    if not all(isinstance(each, dict) and each.get("role") in ROLES and "content" in each for each in messages):
+    if not all(
+        isinstance(message, dict) and message.get("role") in ROLES and "content" in message for message in messages
+    ):
         return ()
-    return tuple(Message(role=each["role"], parts=tuple(read_parts(each["content"], limit))) for each in messages)
+    return tuple(
+        Message(role=message["role"], parts=tuple(read_parts(message["content"], limit))) for message in messages
+    )
 
 
 def read_parts(content: Any, limit: int) -> Iterator[ContentPart]:

@@ -171,7 +171,7 @@ def read_tools(listed: Any) -> tuple[ToolSpec, ...]:
         raise EnvironmentFailure(
             f"The server's list of tools is {describe_value(listed)}: 1 to {MAX_TOOLS} are needed."
         )
-    return tuple(_read_tool(each) for each in listed)
+    return tuple(_read_tool(tool) for tool in listed)
 
 
 def _read_tool(tool: Any) -> ToolSpec:
