@@ -1,8 +1,8 @@
 """Write the generated parts of the reference pages: `python docs/generate.py`, or `make docs`.
 
 A page's text above MARKER is written by hand. Below it, everything comes from the source: descriptions of settings
-(`config/`), the parsers of the commands (`cli/`), docstrings of public names, `record/metrics.toml`. Edit them
-there. The pages of algorithms have tables of settings (settings_tables.py).
+(`config/`), the parsers of the commands (`cli/`), docstrings of public names, `record/metrics.toml`, messages of
+errors. Edit them there. The pages of algorithms have tables of settings (settings_tables.py).
 """
 
 import ast
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from cyclopts import App, Argument
+from errors_page import errors
 from settings_tables import ALGORITHMS, configuration, fill_settings, table
 
 import turnwise as tw
@@ -289,6 +290,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands,
     "python-api.md": python_api,
     "metrics.md": metrics,
+    "errors.md": errors,
 }
 
 if __name__ == "__main__":

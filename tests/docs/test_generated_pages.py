@@ -12,7 +12,7 @@ from turnwise.cli.commands import COMMANDS
 from turnwise.config.keys import all_keys
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("configuration.md", "commands.md", "python-api.md", "metrics.md")
+PAGES = ("configuration.md", "commands.md", "python-api.md", "metrics.md", "errors.md")
 ALGORITHMS = sorted(str(page.relative_to(DOCS)) for page in (DOCS / "algorithms").glob("*.md"))
 
 
@@ -61,3 +61,28 @@ def test_update_keeps_the_text_above_the_marker(generate: ModuleType) -> None:
     assert generate.update(page, "new\n") == f"# Title\n\nBy hand.\n{generate.MARKER}\nnew\n"
     with pytest.raises(ValueError, match="has no line"):
         generate.update("# Title\n", "new\n")
+
+
+@pytest.fixture
+def errors_page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(DOCS))
+    return importlib.import_module("errors_page")
+
+
+def test_errors_page_has_message_and_fix(errors_page: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(
+        "raise UserError(f'{path} has no rows of data: write one per line.')\n"
+        "raise UserError(f'The tool {tool.__name__} is not known here. Use one of {some()}.')\n"
+        "raise UserError(f'{fix()} is what you gave us: do it again.')\n"
+        "raise ValueError('This is not for users: ignore it now.')\n"
+    )
+    assert list(errors_page.read_rows(tmp_path / "module.py")) == [
+        ("`PATH has no rows of data`", "write one per line"),
+        ("`The tool NAME is not known here`", "Use one of …"),
+    ]
+
+
+def test_errors_page_is_short_and_names_every_topic(errors_page: ModuleType) -> None:
+    page = read("errors.md")
+    assert re.findall(r"^## (.+)$", page, re.MULTILINE) == list(errors_page.TOPICS)
+    assert 80 < page.count("\n- `") < 150
