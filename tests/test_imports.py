@@ -57,6 +57,7 @@ PURE = {"algos": ("settings", "user_code", "text", "core")}
 """Packages of pure functions, and all that they may import."""
 
 OPTIONAL = (
+    "huggingface_hub",
     "pandas",
     "PIL",
     "gguf",

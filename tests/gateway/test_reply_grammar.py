@@ -350,7 +350,7 @@ def test_structured_agent_is_trained_and_evaluated(
     pytest.importorskip("pydantic_ai")
     import turnwise as tw
 
-    rows = [{"question": f"Block {number}?", "split": split} for split in SPLITS for number in range(3)]
+    rows = [{"question": f"Block {number} to {split}?", "split": split} for split in SPLITS for number in range(3)]
     (tmp_path / "tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "agent.toml").write_text(RUN)

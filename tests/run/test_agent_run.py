@@ -20,7 +20,7 @@ from pages_for_tests import ROOT
 from processes_for_tests import Forked, run_turnwise
 from turnwise.cli.main import main
 from turnwise.core.errors import UserError
-from turnwise.envs.agent.tasks import tasks_of_split
+from turnwise.envs.agent.tasks import load_tasks
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import load_model
 from turnwise.record.run_folder import CALLS_FILE
@@ -87,7 +87,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "agent.py").write_text(AGENT)
     (folder / "command.py").write_text(COMMAND_AGENT)
-    rows = [{"question": f"Question {number}?", "split": split} for split in SPLITS for number in range(3)]
+    rows = [{"question": f"Question {number} to {split}?", "split": split} for split in SPLITS for number in range(3)]
     (folder / "tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (folder / "agent.toml").write_text(SETTINGS.format(agent='function = "agent.py:chat"'))
     command = f'command = "{sys.executable} command.py {{task}}"'
@@ -234,7 +234,7 @@ def test_agent_command_is_trained_with_posted_rewards(project: Path, monkeypatch
 def test_doctor_reports_captured_calls(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--agent", str(project / "agent.toml")]) == 0
     printed = capsys.readouterr().out
-    assert "2 captured, in 1 context" in printed and '{"question": "Question 0?"}' in printed
+    assert "2 captured, in 1 context" in printed and '{"question": "Question 0 to' in printed
 
 
 def test_doctor_explains_an_agent_without_calls(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -267,7 +267,7 @@ def test_wrong_settings_of_an_agent_are_explained(
 def test_tasks_without_a_split_are_divided_by_their_contents(project: Path) -> None:
     (project / "tasks.jsonl").write_text("".join(f'{{"question": {number}}}\n' for number in range(40)))
     config = configure(str(project / "agent.toml"))
-    rows = {split: tasks_of_split(str(config.agent.tasks), split) for split in SPLITS}
+    rows = {split: load_tasks(str(config.agent.tasks)).of_split(split) for split in SPLITS}
     assert sum(map(len, rows.values())) == 40 and min(map(len, rows.values())) > 3
 
 

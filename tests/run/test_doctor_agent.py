@@ -47,7 +47,7 @@ def test_doctor_names_the_setting_that_refused_every_call(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     Path("agent.py").write_text(AGENT)
     Path("agent.toml").write_text(SETTINGS)
-    rows = [{"question": "?", "split": split} for split in ("train", "validation", "test")]
+    rows = [{"question": f"{split}?", "split": split} for split in ("train", "validation", "test")]
     Path("tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(UserError, match=r"refused the agent's model calls: .*tokens \(rollout.max_tokens\)"):
         check_agent("agent.toml", [("rollout.max_tokens", "64")])

@@ -95,6 +95,7 @@ def train(
     *,
     start_from: Annotated[str | None, Parameter(name="--from", metavar="RUN", group=INPUT)] = None,
     data: Annotated[str | None, Parameter(metavar="RUN,FILE", group=INPUT)] = None,
+    reward: Annotated[str | None, Parameter(metavar="NAME", group=INPUT)] = None,
     run: RunArguments = NO_RUN_ARGUMENTS,
     seeds: Annotated[str | None, Parameter(metavar="0,1,2")] = None,
     dry_run: Annotated[bool, Parameter(group=INFORMATION)] = False,
@@ -107,11 +108,14 @@ def train(
     Parameters
     ----------
     recipe
-        Recipe, environment, FILE.toml with your own settings, or FILE.py:Class.
+        Recipe, environment, FILE.toml with your own settings, FILE.py:Class, or a dataset of tasks: FILE.jsonl,
+        a folder or hf://datasets/OWNER/NAME.
     start_from
         Run whose settings the new run takes, in place of a recipe.
     data
         Runs, files and dataset folders whose episodes to train on instead of playing (data.sources).
+    reward
+        Reward of the answers to a dataset's tasks (env.params.reward): FILE.py:function or a name like exact_match.
     seeds
         Random seeds for several runs, one after another, with one table over them.
     dry_run
@@ -136,7 +140,12 @@ def train(
     if seeds is not None and (other := "--seed" if run.seed is not None else "--resume" if resume else None):
         raise UserError(f"--seeds starts one run per seed and cannot be combined with {other}: remove one of them.")
     settings = merge_settings(
-        overrides, seed=run.seed, data__sources=data, train__max_minutes=run.max_minutes, record__name=run.name
+        overrides,
+        seed=run.seed,
+        data__sources=data,
+        env__params__reward=reward,
+        train__max_minutes=run.max_minutes,
+        record__name=run.name,
     )
     config = configure(recipe, like=run.like, start_from=start_from, resume=run.resume, overrides=settings)
     check_before_torch(config, resume=resume)

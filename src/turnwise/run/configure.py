@@ -19,6 +19,7 @@ from turnwise.envs.agent.settings import AGENT_ENV, starts_agent
 from turnwise.envs.catalogue import split_target
 from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.envs.settings import NO_ENV
+from turnwise.files.datasets import is_dataset, is_on_hub
 from turnwise.files.run_folders import CONFIG_FILE, find_run_folder
 from turnwise.models.loading.catalogue import PIXELS_PER_TOKEN, TINY, TINY_VLM
 from turnwise.recipes.presets import MODELS, find_method, find_recipe, method_path, recipe_names, recipe_path
@@ -32,6 +33,8 @@ from turnwise.text.command_line import spell_command
 from turnwise.text.suggestions import closest_match, suggest
 from turnwise.user_code.references import IN_MEMORY, is_reference
 
+QUESTIONS_ENV = "tools"
+"""Environment of a dataset of tasks."""
 VISUAL_MODEL = {"name": TINY_VLM, "train_vision": True}
 """Default `model` settings of targets that show images and are not recipes."""
 SAME_DEFAULTS = {TINY_VLM: TINY}
@@ -166,7 +169,8 @@ def _with_record(settings: dict[str, Any], **record: Any) -> dict[str, Any]:
 def load_target(target: str, overrides: Overrides = ()) -> dict[str, Any]:
     """Return the settings that `turnwise train TARGET` starts from, not yet checked.
 
-    These are a recipe, a file of settings, or the defaults with that environment, such as gymnasium:Taxi-v4.
+    These are a recipe, a file of settings, or the defaults with that environment, such as gymnasium:Taxi-v4. A dataset
+    is the environment `tools` with these tasks.
     A file must name its environment, unless one of the `overrides` does.
     """
     if target in recipe_names():
@@ -178,6 +182,8 @@ def load_target(target: str, overrides: Overrides = ()) -> dict[str, Any]:
     if (named := split_target(target)) is not None:
         kind, params = named
         return {"env": {"kind": kind} | ({"params": params} if params else {})}
+    if is_dataset(target):
+        return _ask_dataset(target, overrides)
     if target in (NO_ENV, AGENT_ENV) or ".py" in target or target.startswith(IN_MEMORY):
         return {"env": {"kind": target}}
     if closest_match(Path(target).suffix, [".toml", ".py"]) or Path(target).is_file():
@@ -187,6 +193,17 @@ def load_target(target: str, overrides: Overrides = ()) -> dict[str, Any]:
         raise UserError(f'Unknown environment "{target}": did you mean {module}.py:{name}?')
     near = suggest(target, [*recipe_names(), *ENVIRONMENTS])
     raise UserError(f'Unknown recipe or environment "{target}":{near} (`turnwise recipes` and `envs` list them).')
+
+
+def _ask_dataset(dataset: str, overrides: Overrides) -> dict[str, Any]:
+    """Return the settings that ask the questions of a dataset. Raises UserError if nothing scores the answers."""
+    if _find_override("env.params.reward", overrides) is None:
+        raise UserError(
+            f"{dataset} has tasks, and nothing scores the answers. Add --reward FILE.py:function, or the name of a "
+            "reward such as exact_match (docs/rewards.md)."
+        )
+    tasks = dataset if is_on_hub(dataset) else str(Path(dataset).expanduser().resolve())
+    return {"env": {"kind": QUESTIONS_ENV, "params": {"tasks": tasks}}}
 
 
 def _check_names_environment(file: str, settings: dict[str, Any], overrides: Overrides) -> None:

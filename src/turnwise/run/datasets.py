@@ -117,7 +117,7 @@ def open_source(path: Path, data: DataConfig) -> Source:
     files = sorted(file for file in path.rglob("*") if file.suffix in DATASET_FILES and file.name != TOKENS_FILE)
     if not files:
         raise UserError(f"data.sources: {path} has no {', '.join(DATASET_FILES)} file. Give a run, a file or a folder.")
-    rows = (row for file in files for row in _read_dataset_file(file))
+    rows = (row for file in files for row in READERS[file.suffix](file))
     return Source(rows=rows, tokens=path / TOKENS_FILE, folder=path)
 
 
@@ -145,33 +145,6 @@ def _add_sampler(where: str, row: Any, settings: Config) -> tuple[str, Any]:
     else:
         sampler = Sampler(temperature=played.temperature)
     return where, {**row, "sampler": asdict(sampler)}
-
-
-def _read_dataset_file(file: Path) -> Rows:
-    if file.suffix == ".jsonl":
-        yield from read_jsonl_rows(file)
-        return
-    try:
-        import pyarrow
-        import pyarrow.ipc
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(
-            f"{file} needs pyarrow. Run `pip install 'turnwise[datasets]'`, or convert it to .jsonl."
-        ) from None
-    try:
-        table = (
-            pyarrow.parquet.read_table(file)
-            if file.suffix == ".parquet"
-            else pyarrow.ipc.open_stream(pyarrow.memory_map(str(file))).read_all()
-        )
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{file} is damaged ({first_line(error, 80)}). Restore it.") from error
-    number = 0
-    for batch in table.to_batches(max_chunksize=256):
-        for row in batch.to_pylist():
-            number += 1
-            yield f"{file} row {number}", row
 
 
 def is_minari(path: Path) -> bool:

@@ -14,7 +14,7 @@ from turnwise.settings.choice import KIND, Choice
 from turnwise.settings.section import Section
 
 CODE = re.compile(r"[^\n]+\.py:\w+")
-FILE = re.compile(rf"[^\n]+\.(?:jsonl?|csv)|{CODE.pattern}")
+FILE = re.compile(rf"(?!hf://)[^\n]+\.(?:jsonl?|csv|parquet|arrow)|{CODE.pattern}")
 PATH_OPTIONS = ("index", "database", "cwd", "key_file", "cache")
 """Options of tools and rewards that are always paths."""
 

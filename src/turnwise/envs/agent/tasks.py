@@ -9,10 +9,10 @@ from turnwise.core.errors import UserError
 from turnwise.core.random_streams import address
 from turnwise.core.task import Split, Task
 from turnwise.envs.agent.settings import AGENT_ENV
-from turnwise.envs.seeds import FIRST_SEED, SEEDS_PER_SPLIT, seed_for, split_of_state
+from turnwise.envs.seeds import FIRST_SEED, SEEDS_PER_SPLIT, seed_for
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
-from turnwise.envs.tools.task_rows import Row, read_table
+from turnwise.envs.tools.task_rows import Row, TaskTable
 
 
 class AgentTasks(TextEnv):
@@ -26,11 +26,11 @@ class AgentTasks(TextEnv):
 
     @classmethod
     def check(cls, params: Any) -> None:
-        read_tasks(params.tasks)
+        load_tasks(params.tasks)
 
     @classmethod
     def size(cls, params: Any, split: Split) -> int:
-        return len(tasks_of_split(params.tasks, split))
+        return len(load_tasks(params.tasks).of_split(split))
 
     def reset(self, rng: random.Random) -> str:
         raise RuntimeError("an agent runs its own episodes: use AgentCollector")
@@ -58,27 +58,19 @@ def value_of_task(task: Task) -> Any:
 
 def find_row(task: Task) -> Row:
     """Return the row of a task, as the agent gets it: without its column `split`."""
-    rows = tasks_of_split(task.params["tasks"], task.split)
+    rows = load_tasks(task.params["tasks"]).of_split(task.split)
     row = rows[(task.seed - FIRST_SEED[task.split]) % len(rows)]
     return {name: value for name, value in row.items() if name != "split"}
 
 
-@lru_cache(maxsize=32)
-def tasks_of_split(path: str, split: Split) -> tuple[Row, ...]:
-    """Return the rows of a split: by their column `split` if they have one, else by a hash of the row."""
-    selected = tuple(row for row in read_tasks(path) if split == (row.get("split") or _split_by_hash(row)))
-    if not selected:
-        raise UserError(f"{path} has no row for the split {split}: add rows, or a column split with the value {split}")
-    return selected
-
-
-def _split_by_hash(row: Row) -> Split:
-    return split_of_state(json.dumps(row, sort_keys=True))
-
-
 @lru_cache(maxsize=8)
-def read_tasks(path: str) -> tuple[Row, ...]:
-    return read_table(path, setting="agent.tasks", check=_check_object)
+def load_tasks(path: str) -> TaskTable:
+    """Load the rows of `agent.tasks`. Rows are the same task if all their columns but `split` are equal."""
+    return TaskTable(path, setting="agent.tasks", check=_check_object, get_key=_task_key)
+
+
+def _task_key(row: Row) -> str:
+    return json.dumps({name: value for name, value in row.items() if name != "split"}, sort_keys=True)
 
 
 def _check_object(row: Any, where: str) -> Row:

@@ -26,7 +26,7 @@ from turnwise.envs.rubric_env import RubricEnv
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import ToolEnv, ToolEnvRunner
-from turnwise.envs.tools.task_rows import get_question, read_rows, rows_of_split
+from turnwise.envs.tools.task_rows import get_question, load_questions
 from turnwise.rewards.rubric import Forgeable, RewardSettings
 from turnwise.text.suggestions import suggest_and_list
 from turnwise.tools.call_formats import strip_thinking
@@ -67,7 +67,8 @@ class Tools(RubricEnv):
 
     class Params(ToolEnv.Params):
         tasks: str
-        """JSONL or CSV file of rows, with the question in a column `question`, `prompt`, `problem` or `input`."""
+        """File of rows (JSONL, JSON, CSV, Parquet), a folder of them, or hf://datasets/OWNER/NAME. The question is in a
+        column `question`, `prompt`, `problem` or `input`."""
         tools: tuple[str | dict[str, Any], ...] = ()
         """List of python, FILE.py:function, {use = "search", index = FOLDER} and {mcp = COMMAND or URL}; or empty."""
         reward: RewardSettings
@@ -90,7 +91,7 @@ class Tools(RubricEnv):
 
     @classmethod
     def check(cls, params: Any) -> None:
-        rows = read_rows(params.tasks)
+        rows = load_questions(params.tasks).rows
         super().check(params)
         for name, column in cls.build_rubric(params).columns.items():
             incomplete = next((number for number, row in enumerate(rows) if column not in row), None)
@@ -102,7 +103,7 @@ class Tools(RubricEnv):
 
     @classmethod
     def notes(cls, params: Any) -> list[str]:
-        rows, parts = read_rows(params.tasks)[:ROWS_TO_CHECK], cls.build_rubric(params).parts
+        rows, parts = load_questions(params.tasks).rows[:ROWS_TO_CHECK], cls.build_rubric(params).parts
         return [
             f"note: the reward {name} has tests that submitted code could forge, because it runs beside them: "
             "write them as assert CALL == VALUE (docs/rewards.md)"
@@ -124,10 +125,11 @@ class Tools(RubricEnv):
 
     @classmethod
     def size(cls, params: Any, split: Split) -> int:
-        return len(rows_of_split(params.tasks, split))
+        return len(load_questions(params.tasks).of_split(split))
 
     def reset(self, rng: random.Random) -> str:
-        rows = rows_of_split(self.params.tasks, self.split)
+        table = load_questions(self.params.tasks)
+        rows = table.rows if self.split is None else table.of_split(self.split)
         self.row = rows[self.index % len(rows)]
         return get_question(self.row)
 

@@ -1,63 +1,148 @@
-"""Rows of tasks from a JSONL, JSON or CSV file: read and checked once, and divided into splits."""
+"""Rows of tasks from a file or a dataset: checked once, divided into splits, and read when a task needs them."""
 
-from collections.abc import Callable
+import logging
+from array import array
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from turnwise.core.errors import UserError, read_failure
+from turnwise.core.random_streams import address
 from turnwise.core.task import Split
 from turnwise.envs.param_setting import param_setting
 from turnwise.envs.seeds import FIRST_SEED, split_of_state
-from turnwise.files.table_files import READERS, read_jsonl_rows
+from turnwise.files.datasets import DatasetFile, find_dataset_files
+from turnwise.files.stored_rows import StoredRows, open_rows
 from turnwise.text.truncation import describe_value
+
+log = logging.getLogger(__name__)
 
 QUESTION_COLUMNS = ("question", "prompt", "problem", "input")
 """Columns that may hold the question; the first that a row has counts."""
-MAX_BYTES = 1 << 30
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+"""In the order in which they claim a task that is in several: the last one has it."""
+HELD_OUT_SHARE = 10
+"""One in this many training tasks goes to each held-out split of which a dataset has no file."""
 
 Row = dict[str, Any]
+CheckRow = Callable[[Any, str], Row]
+"""(value, source) -> the row, or UserError."""
+GetKey = Callable[[Row], str]
+"""What a row asks. Rows that ask the same are in the same split."""
+
+
+class TaskRows(Sequence[Row]):
+    """Some rows of a dataset."""
+
+    def __init__(self, files: Sequence[StoredRows]) -> None:
+        self._files, self._file_numbers, self._numbers = files, array("H"), array("q")
+
+    def append(self, file: int, number: int) -> None:
+        self._file_numbers.append(file)
+        self._numbers.append(number)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[index] for index in range(len(self))[number]]
+        return self._files[self._file_numbers[number]].read(self._numbers[number])
+
+
+class TaskTable:
+    """The rows of a dataset by split. `setting` names the dataset in errors."""
+
+    def __init__(self, dataset: str, *, setting: str, check: CheckRow, get_key: GetKey) -> None:
+        self.dataset, self._get_key = dataset, get_key
+        files = find_dataset_files(dataset, setting=setting)
+        stored = [_open(file, setting) for file in files]
+        if not any(map(len, stored)):
+            raise UserError(_describe_empty(files, setting))
+        keys, ranks = array("q"), array("b")
+        missing = _splits_without_file(files)
+        for file, rows in zip(files, stored, strict=True):
+            for number in range(len(rows)):
+                source = rows.source(number)
+                row = _check_split(check(rows.read(number), source), source)
+                key = get_key(row)
+                split = row.get("split") or file.split or split_of_state(key)
+                keys.append(address(key))
+                ranks.append(SPLITS.index(_hold_out(split, keys[-1], missing) if file.split else split))
+        self._divide(stored, keys, ranks)
+
+    def _divide(self, stored: Sequence[StoredRows], keys: "array[int]", ranks: "array[int]") -> None:
+        """Put each row into its split, without those whose task a later split has too."""
+        self.rows = TaskRows(stored)
+        self.splits = {split: TaskRows(stored) for split in SPLITS}
+        self.counts, self.repeated = dict.fromkeys(SPLITS, 0), 0
+        last_rank: dict[int, int] = {}
+        for key, rank in zip(keys, ranks, strict=True):
+            if rank:
+                last_rank[key] = max(rank, last_rank.get(key, 0))
+        index = 0
+        for file, rows in enumerate(stored):
+            for number in range(len(rows)):
+                self.rows.append(file, number)
+                rank = ranks[index]
+                if rank == last_rank.get(keys[index], 0):
+                    self.splits[SPLITS[rank]].append(file, number)
+                else:
+                    self.repeated += 1
+                index += 1
+        self.different = len(set(keys))
+        if self.repeated:
+            log.warning(
+                "note: %d of the %d rows of %s ask what a row of a held-out split asks, and are not used",
+                self.repeated, len(self.rows), self.dataset,
+            )  # fmt: skip
+
+    def of_split(self, split: Split) -> TaskRows:
+        if rows := self.splits[split]:
+            return rows
+        cause = f"a hash divides its {self.different} different questions"
+        if self.repeated:
+            cause = f"{self.repeated} of its {len(self.rows)} rows ask what a row of a later split asks"
+        raise UserError(
+            f"{self.dataset} has no row for the split {split}: {cause}. Add rows, or a column split with the value "
+            f"{split}."
+        )
 
 
 def get_question(row: Row) -> str:
     return next(str(row[name]) for name in QUESTION_COLUMNS if name in row)
 
 
-@lru_cache(maxsize=32)
-def rows_of_split(path: str, split: Split | None) -> tuple[Row, ...]:
-    """Return the rows of a split: by their column `split` if they have one, else by a hash of the question."""
-    rows = read_rows(path)
-    selected = tuple(row for row in rows if split in (None, row.get("split") or split_of_state(get_question(row))))
-    if not selected:
-        count = len({get_question(row) for row in rows})
-        raise UserError(
-            f"{path} has no row for the split {split}: a hash divides its {count} different questions. Add some, or a "
-            f"column split with the value {split}"
-        )
-    return selected
-
-
 @lru_cache(maxsize=8)
-def read_rows(path: str) -> tuple[Row, ...]:
-    """Read and check all rows."""
-    return read_table(path, setting=param_setting("tasks"), check=_check_question)
+def load_questions(path: str) -> TaskTable:
+    """Load the rows of `env.params.tasks`."""
+    return TaskTable(path, setting=param_setting("tasks"), check=_check_question, get_key=get_question)
 
 
-def read_table(path: str, *, setting: str, check: Callable[[Any, str], Row]) -> tuple[Row, ...]:
-    """Read the rows of a file. `setting` names it in errors; `check(row, source)` returns the row or raises."""
-    file = Path(path).expanduser()
-    read = READERS.get(file.suffix.lower(), read_jsonl_rows)
+def _open(file: DatasetFile, setting: str) -> StoredRows:
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise UserError(f"{setting}: {file} is larger than 1 GiB: use a part of it.")
-        rows = [_check_split(check(row, where), where) for where, row in read(file)]
+        return open_rows(file.path)
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{setting}: {read_failure(file, error)}: give a JSONL or CSV file.") from error
-    if not rows:
-        if file.suffix.lower() == ".csv":
-            raise UserError(f"{setting}: {file} has no rows below the line with the names of its columns: add some.")
-        raise UserError(f"{setting}: {file} has no rows: write one JSON object per line.")
-    return tuple(rows)
+        raise UserError(f"{setting}: {read_failure(file.path, error)}: give a JSONL or CSV file.") from error
+
+
+def _describe_empty(files: Sequence[DatasetFile], setting: str) -> str:
+    file = files[0].path
+    if file.suffix.lower() == ".csv":
+        return f"{setting}: {file} has no rows below the line with the names of its columns: add some."
+    return f"{setting}: {file} has no rows: write one JSON object per line."
+
+
+def _splits_without_file(files: Sequence[DatasetFile]) -> list[Split]:
+    """Return the held-out splits of which a dataset has no file, if its files have splits at all."""
+    named = {file.split for file in files} - {None}
+    return [split for split in SPLITS[1:] if split not in named] if named else []
+
+
+def _hold_out(split: Split, key: int, missing: Sequence[Split]) -> Split:
+    """Return the split of a row of a file: some training tasks go to the splits that have no file."""
+    share = key % HELD_OUT_SHARE
+    return missing[share] if split == "train" and share < len(missing) else split
 
 
 def _check_question(row: Any, where: str) -> Row:
