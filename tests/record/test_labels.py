@@ -8,6 +8,7 @@ import pytest
 
 from turnwise.core.errors import UserError
 from turnwise.core.trajectory import TokenName
+from turnwise.record.labelled_episodes import read_labelled
 from turnwise.record.labels import (
     LABELS_FILE,
     EpisodeKey,
@@ -17,7 +18,6 @@ from turnwise.record.labels import (
     count_labels,
     digest_episode,
     labelled_run,
-    read_labelled,
     read_labels,
 )
 from turnwise.record.run_folder import RunFolder

@@ -3,11 +3,11 @@
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic_core import PydanticSerializationError, to_json
 
 from turnwise.core.errors import UserError
@@ -23,7 +23,6 @@ MAX_INT_BITS = 4096
 
 _UNCHANGED = (str, bool, type(None))
 _LISTS = (list, tuple)
-_NUMPY = (np.generic, np.ndarray)
 
 
 def encode_row(row: Mapping[str, Any]) -> bytes:
@@ -102,7 +101,7 @@ def to_json_value(value: Any, depth: int = 0) -> Any:
         return {_key(key): to_json_value(inner, depth + 1) for key, inner in value.items()}
     if depth < MAX_DEPTH and isinstance(value, _LISTS):
         return [to_json_value(inner, depth + 1) for inner in value]
-    if isinstance(value, _NUMPY) and value.size <= MAX_ARRAY:
+    if _is_of_numpy(value) and value.size <= MAX_ARRAY:
         return to_json_value(value.tolist(), MAX_DEPTH - value.ndim)
     return _short_text(value)
 
@@ -125,3 +124,9 @@ def _key(key: Any) -> str:
 def _short_text(value: Any) -> str:
     """Return the start of the repr; of a container that is nested too deeply, only its type."""
     return type(value).__name__ if isinstance(value, Mapping | list | tuple) else repr(value)[:MAX_REPR]
+
+
+def _is_of_numpy(value: Any) -> bool:
+    """Return whether the value is an array or a number of numpy, which takes long to import: who has one, has it."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic | numpy.ndarray)

@@ -29,7 +29,8 @@ from turnwise.data.settings import DataConfig
 from turnwise.files.disk import wrap_disk_errors, write_atomic
 from turnwise.files.run_folders import CONFIG_FILE
 from turnwise.files.table_files import READERS, is_table_file, read_jsonl_rows
-from turnwise.record.labels import Label, labelled_run, read_labelled
+from turnwise.record.labelled_episodes import read_labelled
+from turnwise.record.labels import Label, labelled_run
 from turnwise.record.run_folder import REPLAY_FOLDER
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer

@@ -28,7 +28,8 @@ from turnwise.files.run_folders import find_run_folder
 from turnwise.files.table_files import is_table_file
 from turnwise.models.loading.load import LoadedModel
 from turnwise.record.images import IMAGES_FOLDER
-from turnwise.record.labels import Label, read_labelled
+from turnwise.record.labelled_episodes import read_labelled
+from turnwise.record.labels import Label
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer
