@@ -368,6 +368,17 @@ FILES = {
     ),
     "results in a file": Mistake("eval tiny bandit --out taken", ("taken is a file, not a folder",), {"taken": ""}),
     "results beside others": Mistake("eval tiny bandit --out taken", ("taken has other files (x)",), {"taken/x": ""}),
+    "a run without settings": Mistake(
+        "train --resume run", ("run/config.toml is incomplete: it has no section env",), {"run/config.toml": ""}
+    ),
+    "a run as a recipe": Mistake(
+        "train run", ("run is a run, not an environment", "--from run"), {"run/config.toml": ""}
+    ),
+    "a run as an environment": Mistake("play run", ("run is a run, not an environment",), {"run/config.toml": ""}),
+    "a run in a file": Mistake("export run --to x/y", ("has no checkpoint",), {"run/config.toml": "", "x": ""}),
+    "a report over a folder": Mistake(
+        "report run --out taken", ("taken is a folder. Name a file",), {"run/config.toml": "", "taken/x": ""}
+    ),
     "a run that is none": Mistake(
         "train --resume folder", ("folder is not a run: it has no config.toml",), {"folder/x": ""}
     ),

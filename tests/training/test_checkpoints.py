@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from learners_for_tests import learn, make_learner, random_groups, settings_of, weights
 from turnwise.core.errors import DivergedError, UserError
@@ -240,6 +241,17 @@ def test_save_does_not_rewrite_the_same_state(tmp_path: Path, saved: Path) -> No
     before = (folder / "step_000002/state.json").stat().st_ino
     assert checkpoints_in(tmp_path).save(trained(0), state(2)) == folder / "step_000002"
     assert (folder / "step_000002/state.json").stat().st_ino == before
+
+
+def test_restore_rejects_the_state_of_another_model(tmp_path: Path, saved: Path) -> None:
+    folder = copy_of(saved, tmp_path) / "step_000002"
+    tensors = load_file(folder / "learner.safetensors")
+    name = next(name for name, tensor in tensors.items() if name.startswith("optimizer.") and tensor.ndim == 2)
+    save_file(tensors | {name: tensors[name][1:].clone()}, folder / "learner.safetensors")
+    with pytest.raises(
+        UserError, match=rf"^Checkpoint {folder} does not fit the settings of its run \(.* shape .*\)\."
+    ):
+        restore(folder, make_learner(CONFIG), state(2), load)
 
 
 def cut_short(path: Path) -> None:

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -161,3 +162,21 @@ def test_optimizer_state_round_trip() -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours, copies, strict=True))
     fresh = [nn.Parameter(parameter.detach().clone()) for parameter in parameters()]
     optimizer(fresh).load_tensors({})  # a run that was stopped before its first update
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda name, tensor: (name, tensor.flatten()[:-1] if tensor.ndim else tensor), r"has the shape \(11,\)"),
+        (lambda name, tensor: (name.replace("0.1.", "0.2."), tensor), "of 2 parameters, and 2 are trained"),
+        (lambda name, tensor: (f"1{name[1:]}", tensor), "the state of optimizer 2, and 1 trains"),
+    ],
+)
+def test_optimizer_rejects_the_state_of_other_parameters(
+    change: Callable[[str, torch.Tensor], tuple[str, torch.Tensor]], problem: str
+) -> None:
+    mine = optimizer(given := parameters())
+    set_gradients(given)
+    mine.step(0)
+    with pytest.raises(ValueError, match=problem):
+        mine.load_tensors(dict(change(name, tensor) for name, tensor in mine.tensors().items()))

@@ -29,8 +29,9 @@ def wrap_disk_errors(path: Path, advice: str | Callable[[], str]) -> Iterator[No
         how = advice if isinstance(advice, str) else advice()
         if error.errno in NO_SPACE:
             raise UserError(f"No disk space left to write {path}. Free some space, then {how}.") from error
-        reason = error.strerror or type(error).__name__
-        raise UserError(f"Cannot write {path} ({reason}). Fix that, then {how}.") from error
+        reason, named = error.strerror or type(error).__name__, error.filename
+        inside = isinstance(named, str) and Path(named).is_relative_to(path)
+        raise UserError(f"Cannot write {named if inside else path} ({reason}). Fix that, then {how}.") from error
 
 
 def check_can_create(folder: Path) -> None:

@@ -155,7 +155,10 @@ def _base_settings(
             return _with_record(read_run(start_from), name=None, parent=parent)  # a new run gets its own name
         case (None, None, str()):
             folder = find_run_folder(resume)
-            return _with_record(read_run(resume), folder=str(folder.parent), name=folder.name)
+            settings = read_run(resume)
+            if "env" not in settings:
+                raise UserError(f"{folder / CONFIG_FILE} is incomplete: it has no section env. Restore it from a copy.")
+            return _with_record(settings, folder=str(folder.parent), name=folder.name)
     raise UserError(
         "Give one of: a recipe (`turnwise recipes` lists them), a run to take the settings from, a run to resume "
         "(`turnwise train --help`). With another run's settings, env.kind chooses the environment."
@@ -191,6 +194,11 @@ def load_target(target: str, overrides: Overrides = ()) -> dict[str, Any]:
     module, separator, name = target.partition(":") if ":" in target else target.rpartition(".")
     if separator and Path(f"{module}.py").is_file():
         raise UserError(f'Unknown environment "{target}": did you mean {module}.py:{name}?')
+    if (Path(target) / CONFIG_FILE).is_file():
+        raise UserError(
+            f"{target} is a run, not an environment. Name its environment, continue it with `turnwise train --resume "
+            f"{target}`, or start another run with its settings: `turnwise train --from {target}`."
+        )
     near = suggest(target, [*recipe_names(), *ENVIRONMENTS])
     raise UserError(f'Unknown recipe or environment "{target}":{near} (`turnwise recipes` and `envs` list them).')
 

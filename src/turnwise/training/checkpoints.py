@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 
 from turnwise.core.errors import UserError
@@ -28,6 +29,7 @@ from turnwise.models.loading.load import LoadedModel
 from turnwise.record.provenance import file_digest
 from turnwise.record.resume_command import advise_resume, spell_resume
 from turnwise.record.run_folder import METRICS_FILE
+from turnwise.text.truncation import first_line
 from turnwise.training.learner_state import STATE_FILE, STATE_FOLDER
 from turnwise.training.step import Part
 
@@ -214,8 +216,18 @@ def restore(folder: Path, learner: Learner, state: State, load: Callable[[str], 
 
     `load` loads the folder like any model, since the names in its files may differ from the parameters'.
     """
-    learner.load_weights(load(str(folder)).model)
-    learner.load_state(folder, skipped_steps=state.skipped_steps)
+    model = load(str(folder)).model
+    try:
+        learner.load_weights(model)
+        learner.load_state(folder, skipped_steps=state.skipped_steps)
+    except (LookupError, ValueError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise UserError(
+            f"Checkpoint {folder} does not fit the settings of its run ({first_line(error, 160)}). Restore the run's "
+            "config.toml and checkpoints as turnwise wrote them, or start a new run from this model: "
+            f"model.name {folder}."
+        ) from error
 
 
 def read_state(folder: Path) -> State:

@@ -1,7 +1,7 @@
 """Optimizer (AdamW, Muon), learning rate schedule, gradient clipping, and rejection of non-finite gradients."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,9 +153,25 @@ class Optimizer:
             if key.startswith(f"{MASTER}."):
                 continue
             part, number, name = key.split(".", 2)
+            if int(part) >= len(states):
+                raise ValueError(f"it has the state of optimizer {int(part) + 1}, and {len(states)} trains")
             states[int(part)].setdefault(int(number), {})[name] = value
         for optimizer, state in zip(self._parts, states, strict=True):
+            _check_shapes(state, [parameter for group in optimizer.param_groups for parameter in group["params"]])
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _check_shapes(state: Mapping[int, Mapping[str, Tensor]], parameters: Sequence[Tensor]) -> None:
+    """Raise ValueError for the state of other parameters, which torch would load."""
+    for number, tensors in state.items():
+        if number >= len(parameters):
+            raise ValueError(
+                f"it has the optimizer state of {len(state)} parameters, and {len(parameters)} are trained"
+            )
+        shape = tuple(parameters[number].shape)
+        for name, tensor in tensors.items():
+            if tensor.ndim and tuple(tensor.shape) != shape:
+                raise ValueError(f"{name} of parameter {number} has the shape {tuple(tensor.shape)} instead of {shape}")
 
 
 def check_finite(tensors: Sequence[Tensor], when: str) -> None:
