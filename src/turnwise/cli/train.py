@@ -79,7 +79,23 @@ class RunArguments:
     """Name of the run folder."""
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainArguments(RunArguments):
+    """Options of `turnwise train`."""
+
+    start_from: Annotated[str | None, Parameter(name="--from", metavar="RUN", group=INPUT)] = None
+    """Run whose settings the new run takes, in place of a recipe."""
+    data: Annotated[str | None, Parameter(metavar="RUN,FILE", group=INPUT)] = None
+    """Runs, files and dataset folders whose episodes to train on instead of playing (data.sources)."""
+    reward: Annotated[str | None, Parameter(metavar="NAME", group=INPUT)] = None
+    """Reward of the answers to a dataset's tasks (env.params.reward): FILE.py:function or a name like exact_match."""
+    seeds: Annotated[str | None, Parameter(metavar="0,1,2")] = None
+    """Random seeds for several runs, one after another, with one table over them."""
+
+
 NO_RUN_ARGUMENTS = RunArguments()
+NO_TRAIN_ARGUMENTS = TrainArguments()
 
 TASK_SECTIONS = ("env", "rollout", "context")
 """Sections whose settings `turnwise train` needs too after `turnwise sft`, to train on the same tasks."""
@@ -93,11 +109,7 @@ def train(
     recipe: str | None = None,
     /,
     *,
-    start_from: Annotated[str | None, Parameter(name="--from", metavar="RUN", group=INPUT)] = None,
-    data: Annotated[str | None, Parameter(metavar="RUN,FILE", group=INPUT)] = None,
-    reward: Annotated[str | None, Parameter(metavar="NAME", group=INPUT)] = None,
-    run: RunArguments = NO_RUN_ARGUMENTS,
-    seeds: Annotated[str | None, Parameter(metavar="0,1,2")] = None,
+    run: TrainArguments = NO_TRAIN_ARGUMENTS,
     dry_run: Annotated[bool, Parameter(group=INFORMATION)] = False,
     json_output: Annotated[bool, Parameter(name="--json", group=INFORMATION)] = False,
     help_all: Annotated[bool, Parameter(group=INFORMATION)] = False,
@@ -110,14 +122,6 @@ def train(
     recipe
         Recipe, environment, FILE.toml with your own settings, FILE.py:Class, or a dataset of tasks: FILE.jsonl,
         a folder or hf://datasets/OWNER/NAME.
-    start_from
-        Run whose settings the new run takes, in place of a recipe.
-    data
-        Runs, files and dataset folders whose episodes to train on instead of playing (data.sources).
-    reward
-        Reward of the answers to a dataset's tasks (env.params.reward): FILE.py:function or a name like exact_match.
-    seeds
-        Random seeds for several runs, one after another, with one table over them.
     dry_run
         Check and print all settings, without training. Also checks that servers respond, that a model on the Hugging
         Face hub exists, and that optional packages are installed. Also prints the plan: the number of episodes, the
@@ -130,31 +134,24 @@ def train(
     if help_all:
         print_all_settings()
         return
-    from turnwise.config.load import parse_seeds
-    from turnwise.run.configure import configure
-    from turnwise.run.setting_names import check_before_torch
-
     if json_output and not dry_run:
         raise UserError("--json has an effect with --dry-run. Add it, or remove --json.")
     resume = run.resume is not None
-    if seeds is not None and (other := "--seed" if run.seed is not None else "--resume" if resume else None):
+    if run.seeds is not None and (other := "--seed" if run.seed is not None else "--resume" if resume else None):
         raise UserError(f"--seeds starts one run per seed and cannot be combined with {other}: remove one of them.")
     settings = merge_settings(
         overrides,
         seed=run.seed,
-        data__sources=data,
-        env__params__reward=reward,
+        data__sources=run.data,
+        env__params__reward=run.reward,
         train__max_minutes=run.max_minutes,
         record__name=run.name,
     )
-    config = configure(recipe, like=run.like, start_from=start_from, resume=run.resume, overrides=settings)
-    check_before_torch(config, resume=resume)
-    override_keys = [key for key, _ in overrides]
-    several_seeds = parse_seeds(seeds) if seeds is not None else ()
-    from turnwise.run.run_name import check_run_name, configs_of_seeds
+    from turnwise.run.configure import configure
 
-    for one in configs_of_seeds(config, several_seeds) if several_seeds else [] if resume else [config]:
-        check_run_name(one)
+    config = configure(recipe, like=run.like, start_from=run.start_from, resume=run.resume, overrides=settings)
+    several_seeds = _check_before_torch(config, run.seeds, resume=resume)
+    override_keys = [key for key, _ in overrides]
     if dry_run:
         _print_plan(config, override_keys, resume=resume, as_json=json_output)
         return
@@ -165,6 +162,20 @@ def train(
         train_seeds(config, several_seeds, override_keys=override_keys)
     else:
         train_run(config, resume=resume, override_keys=override_keys)
+
+
+def _check_before_torch(config: "Config", seeds: str | None, *, resume: bool) -> tuple[int, ...]:
+    """Check what needs no torch, names first, which need no numpy either; return the seeds of several runs."""
+    from turnwise.config.load import parse_seeds
+    from turnwise.run.setting_names import check_before_torch
+
+    check_before_torch(config, resume=resume)
+    from turnwise.run.run_name import check_run_name, configs_of_seeds
+
+    several_seeds = () if seeds is None else parse_seeds(seeds)
+    for one in configs_of_seeds(config, several_seeds) if several_seeds else [] if resume else [config]:
+        check_run_name(one)
+    return several_seeds
 
 
 def _print_plan(config: "Config", override_keys: Sequence[str], *, resume: bool, as_json: bool) -> None:

@@ -121,8 +121,8 @@ def estimate(
     scores = _score(trajectories, samples, learner, settings)
     sampler_logprobs = gather_sampled(samples, [sample.sampler_logprobs for sample in samples])  # [K]
     old_logprobs = torch.cat(scores["policy_logprobs"]) if "policy_logprobs" in scores else sampler_logprobs
-    rewards = token_rewards(trajectories, table, torch.tensor(group_ids), settings.rewards)
     metrics = _mismatch_metrics(samples, scores)
+    rewards = token_rewards(trajectories, table, torch.tensor(group_ids), settings.rewards)
     if settings.kl_in_reward is not None:
         kl = table.to_matrix([settings.kl_in_reward(old_logprobs, torch.cat(scores["ref_logprobs"]))])
         rewards = subtract_kl(rewards, kl, table.mask, coefficients.kl.value)
@@ -143,26 +143,23 @@ def estimate(
         inputs = restrict_to_tokens(inputs, chosen)
     result = compute_advantages(_with_discount(settings.advantage, coefficients), inputs)
     advantages = torch.where(chosen, result.advantages, 0.0)
-    metrics["advantage_std"] = float(advantages[table.mask].std(correction=0))
     metrics |= _explained_variance(inputs, result.returns)
-    same = settings.loss_tokens is settings.advantage_tokens
-    loss_masks = advantage_masks if same else rule_masks(trajectories, settings.loss_tokens)
-    entropy_masks = _entropy_masks(trajectories, settings.entropy_tokens, loss_masks)
+    loss_masks, entropy_masks = _loss_and_entropy_masks(trajectories, settings, advantage_masks)
     metrics |= _mask_shares(settings, loss_masks, advantage_masks, entropy_masks)
     return Estimate(
         trajectories=tuple(trajectories),
         group_ids=tuple(group_ids),
         samples=samples,
         old_logprobs=scatter_sampled(samples, old_logprobs),
-        ref_logprobs=scatter_sampled(samples, torch.cat(scores["ref_logprobs"])) if "ref_logprobs" in scores else None,
-        old_values=scatter_sampled(samples, torch.cat(scores["values"])) if "values" in scores else None,
+        ref_logprobs=_scatter_column(samples, scores, "ref_logprobs"),
+        old_values=_scatter_column(samples, scores, "values"),
         advantages=table.scatter(advantages),
         returns=None if result.returns is None else table.scatter(result.returns),
         loss_masks=loss_masks,
         advantage_masks=advantage_masks,
         entropy_masks=entropy_masks,
         critic_fit=_fit_critic(inputs),
-        metrics=metrics,
+        metrics=metrics | {"advantage_std": float(advantages[table.mask].std(correction=0))},
     )
 
 
@@ -186,13 +183,21 @@ def check_finite_advantages(estimated: Estimate, setting: str, step: int) -> Non
             )
 
 
-def _entropy_masks(
-    trajectories: Sequence[Trajectory], rule: TokenRule, loss_masks: Sequence[Tensor]
-) -> list[Tensor] | None:
-    """Return the tokens of the loss that get the entropy bonus; None: all."""
-    if rule is sampled:
-        return None
-    return [chosen & loss for chosen, loss in zip(rule_masks(trajectories, rule), loss_masks, strict=True)]
+def _loss_and_entropy_masks(
+    trajectories: Sequence[Trajectory], settings: EstimateSettings, advantage_masks: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor] | None]:
+    """Return the tokens of the loss, and those of them that get the entropy bonus; None: all."""
+    same = settings.loss_tokens is settings.advantage_tokens
+    loss_masks = advantage_masks if same else rule_masks(trajectories, settings.loss_tokens)
+    if settings.entropy_tokens is sampled:
+        return loss_masks, None
+    chosen = rule_masks(trajectories, settings.entropy_tokens)
+    return loss_masks, [mask & loss for mask, loss in zip(chosen, loss_masks, strict=True)]
+
+
+def _scatter_column(samples: list[Sample], scores: dict[str, list[Tensor]], name: str) -> list[Tensor] | None:
+    """Return a score of all samples, a tensor per sample; None if the learner did not compute it."""
+    return scatter_sampled(samples, torch.cat(scores[name])) if name in scores else None
 
 
 def _mask_shares(
