@@ -237,7 +237,7 @@ def test_json_lists_and_csv_files_are_read(tmp_path: Path) -> None:
         ("x.json", b'{"messages": []}', "is not a JSON list of rows"),
         ("x.json", b'[{"text": "x"}]', "x.json entry 1 has only the columns text"),
         ("x.csv", b"prompt,completion\na\n", "line 2 has more or fewer values than columns"),
-        ("x.parquet", b"", "is not a file of conversations. Give one that ends in .jsonl, .json, .csv"),
+        ("x.txt", b"", "is not a file of conversations. Give one that ends in .jsonl, .json, .csv"),
     ],
 )
 def test_unreadable_file_is_one_line(tmp_path: Path, name: str, content: bytes | None, problem: str) -> None:

@@ -108,7 +108,7 @@ def test_conversation_with_a_tool_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "talks.jsonl").write_text(" ".join(shown.splitlines()))
     (exchanges,) = read_conversations(tmp_path / "talks.jsonl")
     assert [exchange.answer for exchange in exchanges] == ["<call>price fig</call>", "<answer>14</answer>"]
-    assert [message.role for exchange in exchanges for message in exchange.messages] == ["system", "user", "tool"]
+    assert [message.role for exchange in exchanges for message in exchange.messages] == ["user", "tool"]
 
 
 def test_basket_keeps_its_state_within_an_episode(tmp_path: Path) -> None:

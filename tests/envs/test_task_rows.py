@@ -90,7 +90,7 @@ def test_dataset_is_a_target_with_a_reward(tmp_path: Path) -> None:
 def test_run_folder_is_no_dataset(tmp_path: Path) -> None:
     write_rows(tmp_path, "metrics.jsonl", [{"step": 0}])
     write(tmp_path, "config.toml", "")
-    with pytest.raises(UserError, match="Unknown recipe or environment"):
+    with pytest.raises(UserError, match="is a run, not an environment"):
         load_target(str(tmp_path), [("env.params.reward", "exact_match")])
 
 

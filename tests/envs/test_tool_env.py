@@ -266,12 +266,6 @@ def test_tools_env_without_tools_scores_any_reply_to_the_prompt(own: dict[str, A
     assert end.success is (answer == "sunny") and end.reward == float(end.success)
 
 
-def test_tools_env_refuses_messages_as_prompts(own: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": [{"role": "user", "content": "Hello"}]}))
-    with pytest.raises(UserError, match="prompt is a list or table, such as messages: give the text of the user's"):
-        load_spec("tools").check_resources(load_spec("tools").check_params(own))
-
-
 def test_tools_env_accepts_short_settings(own: dict[str, Any]) -> None:
     config = build({"env": {"kind": "tools", **own, "params": {"max_tool_calls": 2}}})
     assert config.env.params == {**own, "max_tool_calls": 2}

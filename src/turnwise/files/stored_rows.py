@@ -22,6 +22,9 @@ CACHED_GROUPS = 4
 class StoredRows(Sequence[Any]):
     """The rows of a file. A row may be read again each time."""
 
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
             return [self.read(index) for index in range(len(self))[number]]
@@ -39,7 +42,8 @@ class StoredRows(Sequence[Any]):
 class LoadedRows(StoredRows):
     """Rows in memory, each with its source."""
 
-    def __init__(self, rows: Sequence[tuple[str, Any]]) -> None:
+    def __init__(self, file: Path, rows: Sequence[tuple[str, Any]]) -> None:
+        super().__init__(file)
         self._rows = rows
 
     def __len__(self) -> int:
@@ -56,7 +60,8 @@ class JsonLines(StoredRows):
     """The rows of a JSONL file. In memory are their positions alone; the file stays open."""
 
     def __init__(self, file: Path) -> None:
-        self._file, self._lines, self._starts, self._sizes = file, array("q"), array("q"), array("q")
+        super().__init__(file)
+        self._lines, self._starts, self._sizes = array("q"), array("q"), array("q")
         self._descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         start = 0
         with open(self._descriptor, "rb", closefd=False) as lines:
@@ -80,14 +85,15 @@ class JsonLines(StoredRows):
         return parse_json(line.decode("utf-8-sig"), self.source(number))
 
     def source(self, number: int) -> str:
-        return f"{self._file} line {self._lines[number]}"
+        return f"{self.file} line {self._lines[number]}"
 
 
 class ParquetRows(StoredRows):
     """The rows of a Parquet file, read a row group at a time."""
 
     def __init__(self, file: Path) -> None:
-        self._file, table = file, ParquetTable(file)
+        super().__init__(file)
+        table = ParquetTable(file)
         self._ends = list(accumulate(table.sizes))
         self._read_group = lru_cache(maxsize=CACHED_GROUPS)(table.read)
 
@@ -99,7 +105,7 @@ class ParquetRows(StoredRows):
         return self._read_group(group)[number - (self._ends[group - 1] if group else 0)]
 
     def source(self, number: int) -> str:
-        return f"{self._file} row {number + 1}"
+        return f"{self.file} row {number + 1}"
 
 
 def open_rows(file: Path) -> StoredRows:
@@ -111,4 +117,4 @@ def open_rows(file: Path) -> StoredRows:
         return ParquetRows(file)
     if file.stat().st_size > MAX_LOADED_BYTES:
         raise UserError(f"{file} is larger than 1 GiB, and its format is read as a whole. Convert it to JSONL.")
-    return LoadedRows(list(reader(file)))
+    return LoadedRows(file, list(reader(file)))

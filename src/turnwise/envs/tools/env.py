@@ -6,7 +6,8 @@ tasks = "questions.jsonl"                 # the whole row is passed to the rewar
 tools = ["python", "mytools.py:weather", { use = "search", index = "corpus" }, { mcp = "npx -y some-server" }]
 reward = "myreward.py:score"              # score(answer, row) -> number; 1 is right
 
-Without tools, a row is a prompt that the model sees as it is, and its reply ends the episode.
+A question is a text or a list of messages, perhaps with images. Without tools, the model sees it as it is, and its
+reply ends the episode; a column `tools` then lists tools that it may call in that reply.
 """
 
 import json
@@ -18,7 +19,7 @@ from typing import Any
 from pydantic import field_validator
 
 from turnwise.core.errors import UserError
-from turnwise.core.messages import Message
+from turnwise.core.messages import Message, text_parts
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.task import Split
 from turnwise.envs.answers import Answer
@@ -26,7 +27,8 @@ from turnwise.envs.rubric_env import RubricEnv
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import ToolEnv, ToolEnvRunner
-from turnwise.envs.tools.task_rows import get_question, load_questions
+from turnwise.envs.tools.task_rows import has_images, load_questions, open_conversation, question_text
+from turnwise.render.chat_rows import parse_tools
 from turnwise.rewards.rubric import Forgeable, RewardSettings
 from turnwise.text.suggestions import suggest_and_list
 from turnwise.tools.call_formats import strip_thinking
@@ -34,20 +36,22 @@ from turnwise.tools.tool import Tool, ToolSource
 from turnwise.tools.toolbox import EpisodeTools
 
 ROWS_TO_CHECK = 100
-"""Rows whose tests are checked before a run starts."""
+"""Rows whose tests, images and tools are checked before a run starts."""
 TOOL_FORMS = 'tool: "python", "FILE.py:function" or a table such as { use = "search", index = "FOLDER" }'
 REWARD_FORMS = 'reward: a name, "FILE.py:function" or a table such as { use = "exact_match" }'
 
 
 class ToolsRunner(ToolEnvRunner):
-    """Run `Tools`. Without tools, the model sees the row's prompt alone, and any reply is an answer."""
+    """Run `Tools`. Without tools, the model sees the row's question alone, and any reply is an answer."""
 
     async def start(self) -> Observation:
-        opening = await super().start()
-        if self.tool_env.params.tools:
-            return opening
-        self._messages = list(opening.messages[1:])
-        return replace(opening, messages=opening.messages[1:])
+        opening, env = await super().start(), self.tool_env
+        if env.params.tools:
+            self._messages = join_systems([opening.messages[0], *env.conversation])
+            return replace(opening, messages=tuple(self._messages))
+        self._messages, specs = list(env.conversation), parse_tools(env.row.get("tools"), env.where)
+        words = env.tools_in_words(specs) if specs else ""
+        return replace(opening, messages=env.conversation, tools=specs, tools_in_words=words)
 
     async def step(self, action: Message) -> StepResult:
         if self.tool_env.params.tools:
@@ -67,8 +71,8 @@ class Tools(RubricEnv):
 
     class Params(ToolEnv.Params):
         tasks: str
-        """File of rows (JSONL, JSON, CSV, Parquet), a folder of them, or hf://datasets/OWNER/NAME. The question is in a
-        column `question`, `prompt`, `problem` or `input`."""
+        """File of rows (JSONL, JSON, CSV, Parquet), a folder of them, or hf://datasets/OWNER/NAME. The question, a text
+        or a list of messages, is in a column `question`, `prompt`, `problem`, `input` or `messages`."""
         tools: tuple[str | dict[str, Any], ...] = ()
         """List of python, FILE.py:function, {use = "search", index = FOLDER} and {mcp = COMMAND or URL}; or empty."""
         reward: RewardSettings
@@ -93,6 +97,11 @@ class Tools(RubricEnv):
     def check(cls, params: Any) -> None:
         rows = load_questions(params.tasks).rows
         super().check(params)
+        for number in range(min(ROWS_TO_CHECK, len(rows))):
+            where = rows.source(number)
+            open_conversation(rows[number], where, rows.folder(number))
+            if not params.tools:
+                parse_tools(rows[number].get("tools"), where)
         for name, column in cls.build_rubric(params).columns.items():
             incomplete = next((number for number, row in enumerate(rows) if column not in row), None)
             if incomplete is not None:
@@ -127,18 +136,24 @@ class Tools(RubricEnv):
     def size(cls, params: Any, split: Split) -> int:
         return len(load_questions(params.tasks).of_split(split))
 
+    @classmethod
+    def shows_images(cls, params: Any) -> bool:
+        return any(map(has_images, load_questions(params.tasks).rows[:ROWS_TO_CHECK]))
+
     def reset(self, rng: random.Random) -> str:
         table = load_questions(self.params.tasks)
         rows = table.rows if self.split is None else table.of_split(self.split)
-        self.row = rows[self.index % len(rows)]
-        return get_question(self.row)
+        number = self.index % len(rows)
+        self.row, self.where = rows[number], rows.source(number)
+        self.conversation = tuple(open_conversation(self.row, self.where, rows.folder(number)))
+        return question_text(self.conversation)
 
     def step(self, action: str) -> Outcome:
         raise RuntimeError("answers are judged asynchronously: run this environment with a ToolEnvRunner")
 
     async def judge(self, action: str, messages: Sequence[Message], tools: EpisodeTools) -> Outcome:
         return await self.score(
-            question=get_question(self.row),
+            question=question_text(self.conversation),
             answer=action,
             row=self.row,
             messages=messages,
@@ -147,7 +162,15 @@ class Tools(RubricEnv):
         )
 
     def state_key(self) -> str:
-        return get_question(self.row)
+        return question_text(self.conversation)
+
+
+def join_systems(messages: Sequence[Message]) -> list[Message]:
+    """Join the first two messages if both are a system's, because templates accept one."""
+    first, *rest = messages
+    if not rest or rest[0].role != "system":
+        return list(messages)
+    return [replace(first, parts=(*first.parts, *text_parts("\n\n"), *rest[0].parts)), *rest[1:]]
 
 
 def _check_list(value: Any, name: str, form: str) -> Any:

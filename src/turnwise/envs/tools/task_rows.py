@@ -1,24 +1,29 @@
 """Rows of tasks from a file or a dataset: checked once, divided into splits, and read when a task needs them."""
 
+import hashlib
+import json
 import logging
 from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from turnwise.core.errors import UserError, read_failure
+from turnwise.core.messages import Message, user
 from turnwise.core.random_streams import address
 from turnwise.core.task import Split
 from turnwise.envs.param_setting import param_setting
 from turnwise.envs.seeds import FIRST_SEED, split_of_state
 from turnwise.files.datasets import DatasetFile, find_dataset_files
 from turnwise.files.stored_rows import StoredRows, open_rows
+from turnwise.render.chat_rows import RowImages, parse_messages
 from turnwise.text.truncation import describe_value
 
 log = logging.getLogger(__name__)
 
-QUESTION_COLUMNS = ("question", "prompt", "problem", "input")
-"""Columns that may hold the question; the first that a row has counts."""
+QUESTION_COLUMNS = ("question", "prompt", "problem", "input", "messages")
+"""Columns that may hold the question, a text or a list of messages; the first that a row has counts."""
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 """In the order in which they claim a task that is in several: the last one has it."""
 HELD_OUT_SHARE = 10
@@ -48,6 +53,14 @@ class TaskRows(Sequence[Row]):
         if isinstance(number, slice):
             return [self[index] for index in range(len(self))[number]]
         return self._files[self._file_numbers[number]].read(self._numbers[number])
+
+    def source(self, number: int) -> str:
+        """Return where the row is, such as "rows.jsonl line 3"."""
+        return self._files[self._file_numbers[number]].source(self._numbers[number])
+
+    def folder(self, number: int) -> Path:
+        """Return the folder of the row's file, in which its images are."""
+        return self._files[self._file_numbers[number]].file.parent
 
 
 class TaskTable:
@@ -109,14 +122,48 @@ class TaskTable:
         )
 
 
-def get_question(row: Row) -> str:
-    return next(str(row[name]) for name in QUESTION_COLUMNS if name in row)
+def get_question(row: Row) -> Any:
+    """Return what the row asks: a text, or a list of messages that are not parsed."""
+    return next(row[name] for name in QUESTION_COLUMNS if name in row)
+
+
+def open_conversation(row: Row, where: str, folder: Path, *, read_images: bool = True) -> list[Message]:
+    """Return the messages of the row's question with its images, whose paths begin in `folder`."""
+    images, question = RowImages(row.get("images"), where, folder, read=read_images), get_question(row)
+    turns = parse_messages(question, where, images) if isinstance(question, list) else [(user(str(question)), True)]
+    messages = [message for message, _ in images.place_rest(turns)]
+    if messages[-1].role not in ("user", "tool"):
+        raise UserError(f"{where} ends with a message of the {messages[-1].role}. End it with one to answer.")
+    return messages
+
+
+def has_images(row: Row) -> bool:
+    """Return whether the row shows images."""
+    return any(message.images for message in open_conversation(row, "The row", Path(), read_images=False))
+
+
+def question_text(messages: Sequence[Message]) -> str:
+    """Return a question as text for rewards: the content of a single message, or a line per message."""
+    if len(messages) == 1:
+        return messages[0].content
+    return "\n".join(f"{message.role}: {message.content}" for message in messages)
+
+
+def _question_key(row: Row) -> str:
+    question, images = get_question(row), row.get("images")
+    if isinstance(question, list) or images:
+        return json.dumps([question, images], sort_keys=True, default=_hash_bytes)
+    return str(question)
+
+
+def _hash_bytes(value: Any) -> str:
+    return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else repr(value)
 
 
 @lru_cache(maxsize=8)
 def load_questions(path: str) -> TaskTable:
     """Load the rows of `env.params.tasks`."""
-    return TaskTable(path, setting=param_setting("tasks"), check=_check_question, get_key=get_question)
+    return TaskTable(path, setting=param_setting("tasks"), check=_check_question, get_key=_question_key)
 
 
 def _open(file: DatasetFile, setting: str) -> StoredRows:
@@ -152,10 +199,12 @@ def _check_question(row: Any, where: str) -> Row:
     column = next((name for name in QUESTION_COLUMNS if name in row), None)
     if column is None:
         raise UserError(f"{where} has no question: it has {', '.join(map(str, row))}; add one of the columns {names}")
-    if isinstance(row[column], list | dict):
-        raise UserError(f"{where}: {column} is a list or table, such as messages: give the text of the user's message.")
+    if isinstance(row[column], dict):
+        raise UserError(f"{where}: {column} is a table: give the text of the user's message, or a list of messages.")
     if row[column] is None or not str(row[column]).strip():
         raise UserError(f"{where}: {column} is empty: give the text of the user's message, or remove the row.")
+    if isinstance(row[column], list) or row.get("images"):
+        open_conversation(row, where, Path(), read_images=False)
     return row
 
 
