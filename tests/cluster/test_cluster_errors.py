@@ -11,11 +11,12 @@ import torch
 
 from turnwise.config.load import build
 from turnwise.config.resources import ClusterConfig
+from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.run import validate
 from turnwise.run.check_settings import check_settings_fit
 from turnwise.run.environment_mix import build_environment_mix
-from turnwise.run.validate import check_cluster
+from turnwise.run.validate import CheckedRun, check_cluster
 
 MISMATCH = """Version mismatch: The cluster was started with:
     Ray: 2.59.0
@@ -26,13 +27,17 @@ This process on node was started with:
 """
 
 
+def check(config: Config) -> None:
+    check_cluster(config.cluster, CheckedRun(config=config, environments=build_environment_mix(config)))
+
+
 @pytest.mark.parametrize("key", ["cluster.engines", "cluster.env_workers"])
 def test_state_judge_in_actors_is_reported(key: str) -> None:
     pytest.importorskip("ray")
     params = {"reasoning": "both", "state_judge": {"model": "m", "endpoint": "http://localhost:9/v1"}}
     config = build({"env": {"kind": "bandit", "params": params}}, [(key, 1)])
     with pytest.raises(UserError, match=r"env\.params has a judge, whose budget counts .* of one process"):
-        check_cluster(config, build_environment_mix(config))
+        check(config)
 
 
 @pytest.mark.parametrize("key", ["cluster.engines", "cluster.env_workers"])
@@ -40,7 +45,7 @@ def test_missing_ray_is_reported_with_its_extra(key: str, monkeypatch: pytest.Mo
     config = build({}, [("env.kind", "bandit"), (key, 1)])
     monkeypatch.setattr(validate, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"need Ray\. Run `pip install 'turnwise\[ray\]'`\.$"):
-        check_cluster(config, build_environment_mix(config))
+        check(config)
 
 
 def test_more_learners_than_gpus_is_reported_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +56,7 @@ def test_more_learners_than_gpus_is_reported_before_ray_starts(monkeypatch: pyte
     monkeypatch.setattr(validate, "cores", lambda: 8)
     config = build({}, [("env.kind", "bandit"), ("cluster.engines", 1), ("cluster.learners", 2)])
     with pytest.raises(UserError, match=r"need 2 x \(1 CPU, 1 GPU\), and there is room for 1: this machine has 8 CPU"):
-        check_cluster(config, build_environment_mix(config))
+        check(config)
 
 
 def test_environment_workers_need_no_gpu_and_no_other_actor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,11 +65,10 @@ def test_environment_workers_need_no_gpu_and_no_other_actor(monkeypatch: pytest.
     monkeypatch.setattr(validate, "resolve_device", lambda device: torch.device("cuda"))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr(validate, "cores", lambda: 2)
-    environments = build_environment_mix(build({}, [("env.kind", "bandit")]))
-    check_cluster(build({}, [("env.kind", "bandit"), ("cluster.env_workers", 2)]), environments)
+    check(build({}, [("env.kind", "bandit"), ("cluster.env_workers", 2)]))
     message = r"^cluster\.env_workers 3 need 3 x \(1 CPU, 0 GPU\), and there is room for 2: this machine has 2 CPU"
     with pytest.raises(UserError, match=message):
-        check_cluster(build({}, [("env.kind", "bandit"), ("cluster.env_workers", 3)]), environments)
+        check(build({}, [("env.kind", "bandit"), ("cluster.env_workers", 3)]))
 
 
 @pytest.mark.parametrize("key", ["cluster.engines", "cluster.env_workers"])

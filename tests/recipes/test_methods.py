@@ -18,15 +18,20 @@ from turnwise.envs.registry import load_spec
 from turnwise.recipes.presets import find_method, method_names, method_path
 from turnwise.run.check_settings import sections_of
 from turnwise.run.configure import configure
-from turnwise.run.validate import check_environment, check_settings
+from turnwise.run.environment_mix import EnvironmentMix
+from turnwise.run.validate import CheckedRun, check_settings, check_states
 
 PAIRS = {"dpo": [("algo.advantage", "preference"), ("algo.aggregation", "seq-mean-token-sum")]}
 """Settings that a loss of pairs needs."""
+OFFLINE = ("archer_offline", "awac", "bc", "filtered_bc")
+"""Presets that train on stored episodes."""
 
 
 def check(config: Config, env: str, override_keys: Iterable[str] = ()) -> None:
     check_settings(config, override_keys)
-    check_environment(config, load_spec(env))
+    spec = load_spec(env)
+    run = CheckedRun(config=config, environments=EnvironmentMix(specs={spec.name: spec}, entries=()))
+    check_states(config.algo, run)
 
 
 def refused(override_keys: tuple[str, ...] = (), env: str = "frozen_lake", **settings: Any) -> str:
@@ -42,7 +47,7 @@ def test_method_presets_fit_every_recipe() -> None:
     for name in method_names():
         assert find_method(name).summary
         for recipe in ("bandit", "frozen_lake", "sokoban", "sokoban_smollm2"):
-            data = [("data.sources", ["runs/old"])] if name in ("archer_offline", "awac") else []
+            data = [("data.sources", ["runs/old"])] if name in OFFLINE else []
             config = configure(recipe, overrides=[("algo.preset", name), *data])
             check(config, config.env.kind)
             assert config.algo.preset == name
@@ -310,4 +315,5 @@ def test_every_algorithm_passes_the_checks() -> None:
     for key, names in (("advantage", ADVANTAGES), ("loss", LOSSES), ("correction", CORRECTIONS), ("filter", FILTERS)):
         for name in names:
             count = [("algo.filter.count", 2)] if name == "top_count" else []
+            count += [("data.sources", ["runs/old"])] if name == "clone" else []
             check(build({}, [(f"algo.{key}", name), *needs.items(), *count, *PAIRS.get(name, [])]), "frozen_lake")

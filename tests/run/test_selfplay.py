@@ -15,7 +15,6 @@ from runs_for_tests import episodes, learnt, metrics, quiet, rewind, small
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.envs.registry import load_spec
 from turnwise.evaluation.statistics import MatchScore, performance_rating
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import LoadedModel, load_model
@@ -24,8 +23,9 @@ from turnwise.models.loading.tiny import tiny_model, tiny_tokenizer
 from turnwise.record.run_folder import RunFolder
 from turnwise.run import restore
 from turnwise.run import train as run_train
+from turnwise.run.environment_mix import build_environment_mix
 from turnwise.run.train import train
-from turnwise.run.validate import check_environment, check_settings
+from turnwise.run.validate import CheckedRun, check_games, check_settings
 from turnwise.training.selfplay import FrozenPolicy, Opponents, Snapshots, points_of
 
 GAME = {
@@ -42,7 +42,8 @@ GAME = {
 
 def check(config: Config, override_keys: Iterable[str] = ()) -> None:
     check_settings(config, override_keys)
-    check_environment(config, load_spec("tic_tac_toe"))
+    run = CheckedRun(config=config, environments=build_environment_mix(config))
+    check_games(config.selfplay, run)
 
 
 def config(folder: Path, opponent: str, **settings: Any) -> Config:

@@ -6,13 +6,12 @@ import pytest
 from turnwise.config.load import build
 from turnwise.core.errors import UserError
 from turnwise.recipes.presets import recipe_names
-from turnwise.rewards.judge.registry import JudgeRegistry
-from turnwise.rewards.judge.settings import JudgeSettings
+from turnwise.rewards.judge.client import JudgeClient
 from turnwise.run import resources, training_run
 from turnwise.run.configure import configure
 from turnwise.run.setting_names import check_model_name
 from turnwise.run.training_run import resolve
-from turnwise.run.validate import check_settings
+from turnwise.run.validate import check_settings, judge_clients
 
 
 def refused(**settings: Any) -> str:
@@ -105,10 +104,10 @@ def test_comparing_judges_need_groups_of_two(
         assert complaint in refused(**settings)
 
 
-def test_check_asks_for_the_judges_of_the_registry_it_is_given(tmp_path: Path) -> None:
-    judges, judge = JudgeRegistry(), {**JUDGE, "cache": str(tmp_path)}
-    check_settings(build({}, [("reward.judges", (judge,))]), judges=judges)
-    assert judges.clients == [judges.client(JudgeSettings(**judge))]
+def test_check_asks_for_the_judges_of_the_settings(tmp_path: Path) -> None:
+    judge = {**JUDGE, "cache": str(tmp_path)}
+    (client,) = judge_clients(build({}, [("reward.judges", (judge,))]).reward)
+    assert isinstance(client, JudgeClient)
 
 
 def test_reward_of_the_wrong_kind_is_refused(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from turnwise.run.evaluation.evaluate import evaluate_into_folder
 from turnwise.run.evaluation.plan import plan_evaluation
 from turnwise.run.sft import sft
 from turnwise.run.train import train
-from turnwise.run.validate import check_run, check_sections
+from turnwise.run.validate import CheckedRun, check_run, check_sections
 
 NOBODY = "http://127.0.0.1:9"
 SILENT = shlex.join([sys.executable, "-I", "-S", "-c", "print('usage: serve PORT')"])
@@ -406,12 +406,12 @@ class Asks(tw.TextEnv):
 def test_mask_of_a_section_that_replies_may_have_is_accepted(settings: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "asks.py").write_text(OWN)
     config = small(tmp_path, **{"env__kind": "frozen_lake", "algo__loss_tokens": "prediction", **settings})
-    check_sections(config, build_environment_mix(config))
+    check_sections(config.algo, CheckedRun(config=config, environments=build_environment_mix(config)))
 
 
 def test_mask_of_a_section_is_accepted_where_the_task_has_the_prompt(tmp_path: Path) -> None:
     config = small(tmp_path, **tools(tmp_path), algo__loss_tokens="prediction")
-    check_sections(config, build_environment_mix(config))
+    check_sections(config.algo, CheckedRun(config=config, environments=build_environment_mix(config)))
 
 
 def test_prefix_that_begins_the_answer_is_refused_with_reasoning(tmp_path: Path) -> None:

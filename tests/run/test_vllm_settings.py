@@ -61,7 +61,7 @@ def test_images_are_refused_by_engines_that_read_text_only() -> None:
     with pytest.raises(UserError, match=refusal):
         check_run(config, build_environment_mix(config))
     in_process = configure("frozen_lake", overrides=[KIND, pixels])
-    check_engine_reads_images(in_process, build_environment_mix(in_process))
+    check_engine_reads_images(in_process.engine, build_environment_mix(in_process))
 
 
 def test_engine_of_its_own_is_planned_with_a_copy_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from turnwise.settings.needs import (
     LEARNER_LOGPROBS,
     PAIRS,
     PLAIN_RETURNS,
+    STORED,
     SUMMED_REWARDS,
     TOKEN_CRITIC,
     Lack,
@@ -159,7 +160,12 @@ class AlgoConfig(Section):
     def needs(self) -> list[Need]:
         needs = [Need(TOKEN_CRITIC, f"algo.advantage {self.advantage.kind} needs the values of tokens")]
         bootstraps = Need(CRITIC, "algo.truncated bootstrap uses the critic's value", "choose zero or drop")
-        return needs * self.needs_critic + [bootstraps] * (self.truncated == "bootstrap")
+        why = f"{self.source_of_advantages} imitates every episode, so it needs others than the policy's own"
+        return (
+            needs * self.needs_critic
+            + [bootstraps] * (self.truncated == "bootstrap")
+            + [Need(STORED, why)] * (not self.uses_rewards)
+        )
 
     def lacks(self) -> dict[str, Lack]:
         source, lacks = self.source_of_advantages, dict[str, Lack]()

@@ -1,5 +1,6 @@
 """Settings of alarms, evaluations, checkpoints and the run folder."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -7,6 +8,7 @@ from pydantic import Field
 from turnwise.settings.needs import (
     STEP_GROUPS,
     Need,
+    Package,
 )
 from turnwise.settings.section import Idle, NonNegative, Positive, Section
 
@@ -72,6 +74,14 @@ class RecordConfig(Section):
     """Steps between steps that a trajectory is drawn of, as a strip (PNG) and a film (GIF); 0 draws none."""
     trackers: tuple[str, ...] = ()
     """Trackers that get the metrics too: wandb (offline unless WANDB_MODE is set), tensorboard, trackio."""
+
+    @property
+    def path(self) -> Path | None:
+        """Run folder; None before the run has a name."""
+        return Path(self.folder) / self.name if self.name else None
+
+    def packages(self) -> list[Package]:
+        return [Package("record.pictures_every", "PIL", "pictures")] if self.pictures_every else []
 
     def idle(self) -> Idle:
         none = ("record.trajectories 0", "raise record.trajectories")

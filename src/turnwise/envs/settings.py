@@ -5,7 +5,16 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from turnwise.envs.agent.settings import AGENT_ENV
-from turnwise.settings.needs import AGENT, ENVIRONMENT, LOCAL_EPISODES, ONE_ENVIRONMENT, WHOLE_CONTEXT, Lack, Need
+from turnwise.settings.needs import (
+    AGENT,
+    ENVIRONMENT,
+    LOCAL_EPISODES,
+    ONE_ENVIRONMENT,
+    WHOLE_CONTEXT,
+    Lack,
+    Need,
+    Package,
+)
 from turnwise.settings.section import Section, is_plain
 
 
@@ -54,6 +63,9 @@ class EnvConfig(Section):
         if self.kind == AGENT_ENV and self.mix:
             raise ValueError("env.mix adds environments, and an agent trains on its own tasks alone. Remove env.mix.")
         return self
+
+    def packages(self) -> list[Package]:
+        return [Package("An agent", "starlette", "gateway")] if self.kind == AGENT_ENV else []
 
     def needs(self) -> list[Need]:
         if self.kind != AGENT_ENV:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from turnwise.models.loading.catalogue import SMOLLM2_VISION, WARMED_UP
-from turnwise.settings.needs import WARM_UP, Lack
+from turnwise.settings.needs import WARM_UP, Lack, Package
 from turnwise.settings.section import Idle, Section
 
 
@@ -30,6 +30,9 @@ class ModelConfig(Section):
         needless = (f"model.name {self.name}", f"choose {', '.join(names)}")
         return {} if self.name in names else {"warmup_steps": needless}
 
+    def packages(self) -> list[Package]:
+        return [Package("A GGUF file", "gguf", "gguf")] if self.name.endswith(".gguf") else []
+
     def lacks(self) -> dict[str, Lack]:
         if self.name not in WARMED_UP:
             return {WARM_UP: Lack(f"model.name {self.name}", "has none", f"choose {', '.join(WARMED_UP)}")}
@@ -49,6 +52,9 @@ class LoraConfig(Section):
     """Names of the layers that get an adapter, such as q_proj; default: every linear layer but the head."""
     part: Literal["language", "vision", "both"] | None = None
     """Part of a model that reads images; none: language, and vision too if model.train_vision trains it."""
+
+    def packages(self) -> list[Package]:
+        return [Package("lora.rank", "peft", "lora")] if self.rank else []
 
     def idle(self) -> Idle:
         return {} if self.rank else dict.fromkeys(("alpha", "targets", "part"), ("lora.rank 0", "raise lora.rank"))

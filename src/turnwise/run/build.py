@@ -13,6 +13,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.protocols import Engine, EngineControl, Sampling
 from turnwise.engine.engines import ENGINES
 from turnwise.engine.options import EngineOptions
+from turnwise.engine.settings import EngineSettings
 from turnwise.envs.spec import EnvSpec
 from turnwise.files.disk import atomic_folder
 from turnwise.models.attention.interface import ATTENTION
@@ -32,6 +33,7 @@ from turnwise.models.loading.lora import (
 from turnwise.models.loading.pretrained import reads_images
 from turnwise.models.loading.save import save_model
 from turnwise.models.memory.shapes import load_config
+from turnwise.models.settings import ModelConfig
 from turnwise.models.vision.encoder import trains_vision
 from turnwise.record.images import IMAGES_FOLDER
 from turnwise.render.renderer import Renderer
@@ -89,7 +91,7 @@ def load_policy(
     The folder `run` keeps a copy of a warmed-up model, and of the base model of an adapter, so that it can be resumed
     without the cache and without the run that trained the adapter. `check`: called with the model before its warm-up.
     """
-    check_engine_reads_images(config, environments)
+    check_engine_reads_images(config.engine, environments)
     load = _checked_loader(config, environments, check)
     base = None if run is None else run / RUN_BASE
     if config.model.warmup_steps and _is_warmed_up(config, environments):
@@ -180,14 +182,14 @@ def check_sees_images(loaded: LoadedModel, environments: EnvironmentMix) -> None
         raise _text_only_error(loaded.name, spec)
 
 
-def check_model_reads_images(config: Config, environments: EnvironmentMix) -> None:
+def check_model_reads_images(model: ModelConfig, environments: EnvironmentMix) -> None:
     """Raise UserError if an environment shows images to a model or local judge that reads text only.
 
     Reads their configurations, not their weights.
     """
     spec = environments.visual_spec
-    if spec is not None and _is_text_only(resolve_model_name(config.model.name)):
-        raise _text_only_error(config.model.name, spec)
+    if spec is not None and _is_text_only(resolve_model_name(model.name)):
+        raise _text_only_error(model.name, spec)
     for spec, params in environments.with_params:
         judge = params.get("state_judge") or {}
         if spec.shows_images(params) and judge.get("endpoint") == LOCAL and _is_text_only(judge["model"]):
@@ -213,13 +215,13 @@ def _text_only_error(model: str, spec: EnvSpec) -> UserError:
     )
 
 
-def check_engine_reads_images(config: Config, environments: EnvironmentMix) -> None:
+def check_engine_reads_images(engine: EngineSettings, environments: EnvironmentMix) -> None:
     """Raise UserError if an environment shows images and the engine reads text only."""
     spec = environments.visual_spec
-    if spec is not None and not config.engine.reads_images:
-        kinds = " or ".join(name for name, engine in ENGINES.items() if engine().reads_images)
+    if spec is not None and not engine.reads_images:
+        kinds = " or ".join(name for name, chosen in ENGINES.items() if chosen().reads_images)
         raise UserError(
-            f"{spec.name} shows images, and engine {config.engine.kind} with these settings reads text only. Choose "
+            f"{spec.name} shows images, and engine {engine.kind} with these settings reads text only. Choose "
             f"engine {kinds} without engine.urls{_or_text(spec)}."
         )
 

@@ -14,9 +14,9 @@ from turnwise.core.errors import UserError
 from turnwise.envs.agent.settings import AGENT_ENV, StartedAgent
 from turnwise.models.loading.catalogue import WARMED_UP
 from turnwise.models.loading.lora import is_adapter
-from turnwise.rewards.scoring import ENV, FORMAT
 from turnwise.rollout.opponents import CurrentPolicy
-from turnwise.run.build import reward_names
+from turnwise.run.contexts import check_context
+from turnwise.run.setting_names import check_model_name
 from turnwise.settings.needs import Lack, explain_missing, explain_unused
 from turnwise.settings.section import Section
 
@@ -28,7 +28,15 @@ def check_settings_fit(config: Config, override_keys: Iterable[str] = ()) -> Non
         for need in section.needs():
             if need.capability in lacks:
                 raise UserError(explain_missing(need, lacks[need.capability]))
-    for check in (_check_agent, _check_step_sizes, _check_critic_warmup, _check_selfplay, _check_lora, _check_rewards):
+    for check in (
+        check_model_name,
+        check_context,
+        _check_agent,
+        _check_step_sizes,
+        _check_critic_warmup,
+        _check_selfplay,
+        _check_lora,
+    ):
         check(config)
     for key in override_keys:
         check_is_used(config, key.replace("-", "_"), lacks)
@@ -146,9 +154,3 @@ def _check_lora(config: Config) -> None:
         )
     if config.lora.rank > 0 and is_adapter(Path(name).expanduser()):
         raise UserError(f"model.name {name} is already an adapter, which training continues. Remove lora.rank.")
-
-
-def _check_rewards(config: Config) -> None:
-    names = reward_names(config)
-    if len(set(names)) < len(names) or {ENV, FORMAT} & set(names):
-        raise UserError('reward.functions need different names, and "env" and "format" are reserved. Rename one.')

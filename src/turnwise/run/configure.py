@@ -25,8 +25,9 @@ from turnwise.models.loading.catalogue import PIXELS_PER_TOKEN, TINY, TINY_VLM
 from turnwise.recipes.presets import MODELS, find_method, find_recipe, method_path, recipe_names, recipe_path
 from turnwise.record.provenance import check_code_files
 from turnwise.record.resume_command import spell_resume
+from turnwise.record.trackers import check_trackers
 from turnwise.run.environment_mix import EnvironmentMix, build_environment_mix, parse_list_params
-from turnwise.run.setting_names import check_names
+from turnwise.run.setting_names import check_device
 from turnwise.run.setting_paths import read_settings_file, resolve_paths
 from turnwise.settings.choice import KIND
 from turnwise.text.command_line import spell_command
@@ -85,7 +86,8 @@ def configure(
         first = [(name, value) for name, value in overrides if not name.startswith("context.")]
         known = {**settings, "context": {}}
     config = _complete(known, target, like, first)
-    check_names(config)
+    check_device(config.model)
+    check_trackers(config.record.trackers)
     environments = build_environment_mix(config)
     if has_recipe:
         return config

@@ -85,19 +85,14 @@ class StoredEpisode:
         return "" if sampler.is_exact else f"sampled {sampler.describe()}"
 
 
-def check_data(config: Config, run: Path | None = None) -> None:
+def check_data(data: DataConfig, run: Path | None = None) -> None:
     """Check before anything is loaded that the sources exist and have episodes.
 
     `run`: one that is resumed; it needs no sources if it has read all of them.
     """
-    if not config.data.sources and not config.algo.uses_rewards:
-        raise UserError(
-            f"algo.advantage {config.algo.advantage.kind} imitates every episode, and played ones are the policy's "
-            "own. Name stored ones with data.sources."
-        )
     if run is None or not (run / REPLAY_FOLDER / FILLED).is_file():
-        for source in config.data.sources:
-            if next(open_source(path := find_data(source), config.data).rows, None) is None:
+        for source in data.sources:
+            if next(open_source(path := find_data(source), data).rows, None) is None:
                 raise UserError(f"data.sources: {path} has no episodes. Add some, or remove it.")
 
 

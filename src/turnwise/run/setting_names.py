@@ -8,18 +8,16 @@ from turnwise.core.errors import UserError
 from turnwise.files.disk import check_can_create, wrap_disk_errors
 from turnwise.files.run_folders import CONFIG_FILE, NOT_STARTED
 from turnwise.models.loading.catalogue import model_names
-from turnwise.record.trackers import check_trackers
+from turnwise.models.settings import ModelConfig
 from turnwise.run.find_source import find_data, find_run_or_none
 from turnwise.text.suggestions import suggest
 
 DEVICES = ("auto", "cpu", "cuda")
 
 
-def check_names(config: Config) -> None:
-    """Raise UserError for an unknown device or tracker."""
-    if config.model.device.partition(":")[0] not in DEVICES:
-        raise UserError(f'Unknown model.device "{config.model.device}": use "auto", "cpu" or "cuda".')
-    check_trackers(config.record.trackers)
+def check_device(model: ModelConfig) -> None:
+    if model.device.partition(":")[0] not in DEVICES:
+        raise UserError(f'Unknown model.device "{model.device}": use "auto", "cpu" or "cuda".')
 
 
 def check_before_torch(config: Config, *, resume: bool) -> None:

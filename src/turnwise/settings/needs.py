@@ -55,6 +55,20 @@ class Lack:
     """How to provide the capability: "set rollout.groups 32 and rollout.group_size 8"."""
 
 
+@dataclass(frozen=True, slots=True)
+class Package:
+    """An optional package that settings need."""
+
+    used_by: str
+    """"lora.rank"."""
+    module: str
+    extra: str
+    """Extra of turnwise that installs it."""
+
+    def explain_missing(self) -> str:
+        return f"{self.used_by} needs a package that is not installed. Run `pip install 'turnwise[{self.extra}]'`."
+
+
 def explain_missing(need: Need, lack: Lack) -> str:
     """Write one sentence from the two declarations."""
     fix = f"{lack.fix}, or {need.otherwise}" if need.otherwise else lack.fix

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from turnwise.settings.needs import Lack, Need
+from turnwise.settings.needs import Lack, Need, Package
 
 Idle = Mapping[str, tuple[str, str]]
 """Settings of a section that have no effect -> (the setting that causes it, with its value; how to change that)."""
@@ -29,6 +29,10 @@ class Section(BaseModel):
     def lacks(self) -> dict[str, Lack]:
         """Return the capabilities that these settings take away from others."""
         return {}
+
+    def packages(self) -> list[Package]:
+        """Return the optional packages that these settings need."""
+        return []
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from turnwise.settings.choice import Choice, choices
-from turnwise.settings.needs import WARM_UP
+from turnwise.settings.needs import WARM_UP, Package
 
 AGENT_ENV = "agent"
 """`env.kind` of runs that train an agent through the gateway."""
@@ -63,6 +63,9 @@ class FunctionSettings(StartedAgent, kind="function"):
     implied_by: ClassVar[str] = "function"
     function: str
     """FILE.py:function, async, of (client, task), where client is an openai.AsyncOpenAI."""
+
+    def packages(self) -> list[Package]:
+        return [Package("agent.function", "openai", "gateway")]
 
 
 AGENTS: dict[str, type[AgentSettings]] = choices(CallersAgent, CommandSettings, FunctionSettings)
