@@ -222,7 +222,7 @@ def sft(
     demos
         Demonstrations: the environment's solver (default), or the successful episodes of a run.
     data
-        File of conversations (.jsonl, .json, .csv) instead of demos: messages, prompt and completion, or ShareGPT.
+        File of conversations (JSONL, JSON, CSV, Parquet) instead of demos: messages, prompt and completion, ShareGPT.
         Needs no recipe; without one, the loss of held-out conversations is measured instead of success.
     count
         Maximum number of demonstrations (sft.count).

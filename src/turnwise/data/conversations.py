@@ -1,4 +1,4 @@
-"""Read conversations to imitate from a JSONL, JSON or CSV file, in the columns of OpenAI, TRL and ShareGPT:
+"""Read conversations to imitate from a JSONL, JSON, CSV or Parquet file, in the columns of OpenAI, TRL and ShareGPT:
 
     messages            [{"role": "user", "content": "..."}, {"role": "assistant", "content": "...", "tool_calls": []}]
     prompt, completion  two texts, or two lists of such messages; only the completion is trained

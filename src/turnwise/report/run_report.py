@@ -25,7 +25,7 @@ from turnwise.record.rows import (
 from turnwise.record.run_folder import METRICS_FILE
 from turnwise.record.steps import SUCCESS, StepRecord, finite_number
 from turnwise.report.episodes import EpisodeView, choose_from_index, episode_heading, read_trajectory_at, view_episode
-from turnwise.report.explain import by_title, explain
+from turnwise.report.explain import explain
 from turnwise.report.formatting import (
     format_count,
     format_decimal,
@@ -37,6 +37,7 @@ from turnwise.report.formatting import (
 from turnwise.report.learning_curve import draw_learning_curve
 from turnwise.report.metric_charts import draw_metric_chart, metric_points, recorded_metrics
 from turnwise.report.run_facts import files_of, read_facts
+from turnwise.report.sentences import by_title
 
 MAX_ALARMS = 50
 MAX_VALUE = 300

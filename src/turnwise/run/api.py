@@ -234,7 +234,7 @@ def sft(
         env: As in `tw.train`. Not needed with `data`: then the loss of held-out conversations is measured instead of
             success.
         demos: "solver" (the environment's own, the default), or a run whose successes are imitated.
-        data: File of conversations instead of `demos` (.jsonl, .json, .csv): messages, prompt and completion, or
+        data: File of conversations instead of `demos` (JSONL, JSON, CSV, Parquet): messages, prompt and completion, or
             ShareGPT.
         model: As in `tw.train`.
         count: Maximum number of demonstrations (`sft.count`).

@@ -5,16 +5,11 @@ an environment has no hole: it plays a few tasks with the agents of `agents.py`.
 """
 
 import math
-import os
-import random
 import resource
 import statistics
-import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from turnwise.core.messages import assistant
@@ -39,6 +34,7 @@ from turnwise.testing.agents import (
     saying,
     solver,
 )
+from turnwise.testing.canary import canary
 
 TRIVIAL_SHARE, EASY_SHARE = 0.95, 0.5
 """Success of repeated actions from which there is nothing to learn, and of random ones that is worth a note."""
@@ -250,7 +246,7 @@ async def code_cannot_reach_the_host(subject: Subject) -> Outcome:
         return Verdict.SKIPPED, "no tools"
     if all(tool.spec.name != "python" for tool in type(env).build_tools(env.params)):
         return Verdict.SKIPPED, "no tool runs programs of the agent; what your own tools may read is for you to check"
-    with _canary() as (secret, code):
+    with canary() as (secret, code):
         episode = await subject.episode(repeating(env.call("python", code=code)), 0)
     for result in episode.results:
         if any(secret in message.content for message in result.messages):
@@ -379,28 +375,3 @@ def _length(result: StepResult) -> int:
 
 def _peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-@contextmanager
-def _canary() -> Iterator[tuple[str, str]]:
-    """Put a secret into a variable and a file of this process; yield it with a program that looks for both."""
-    secret = f"canary-{random.SystemRandom().getrandbits(64):x}"
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "secret.txt"
-        file.write_text(secret, encoding="utf-8")
-        os.environ["TURNWISE_CANARY"] = secret
-        try:
-            yield secret, PROGRAM.format(pid=os.getpid(), file=str(file))
-        finally:
-            del os.environ["TURNWISE_CANARY"]
-
-
-PROGRAM = """
-import os
-print(dict(os.environ))
-for path in ("/proc/self/environ", "/proc/1/environ", "/proc/{pid}/environ", "{file}"):
-    try:
-        print(open(path, "rb").read().decode(errors="replace"))
-    except OSError as error:
-        print(error)
-"""

@@ -7,8 +7,9 @@ from typing import Any
 
 from turnwise.concurrency.bounded_cache import BoundedCache, count_values
 from turnwise.record.run_folder import ALARMS_FILE, METRICS_FILE
-from turnwise.report.explain import by_title, explain
+from turnwise.report.explain import explain
 from turnwise.report.run_facts import read_facts
+from turnwise.report.sentences import by_title
 from turnwise.viewer.runs import SUMMARY, read_summary
 from turnwise.viewer.viewed_folder import ViewedFolder
 
