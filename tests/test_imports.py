@@ -25,6 +25,7 @@ ORDER = (
     "testing",
     "recipes",
     "viewer",
+    "service",
     "gateway",
     "cluster",
     "training",

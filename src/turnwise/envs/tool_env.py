@@ -88,6 +88,11 @@ class ToolEnvRunner(TextEnvRunner):
             messages=tuple(self._messages), tools=specs, tools_in_words=in_words, picture=opening.picture
         )
 
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """Tools that the agent knows of."""
+        return self._shown_specs
+
     async def step(self, action: Message) -> StepResult:
         self._messages.append(action)
         calls = parse_calls(action.content, self.tool_env.params.style)

@@ -4,6 +4,7 @@ import asyncio
 import resource
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -34,16 +35,17 @@ class _Connection(H11Protocol):
         self.loop.call_later(HEADER_TIMEOUT_S, self._close_unused)
 
     def _close_unused(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
+        is_socket = self.transport.get_protocol() is not self
+        if self.cycle is None and not is_socket and not self.transport.is_closing():
             self.transport.close()
 
 
-def server_config(app: ASGIApp) -> uvicorn.Config:
-    """Return the settings of the server."""
+def server_config(app: ASGIApp, **websockets: Any) -> uvicorn.Config:
+    """Return the settings of the server. `websockets`: uvicorn's settings of them. Default: there are none."""
     return uvicorn.Config(
         _with_write_timeout(app),
         http=_Connection,
-        ws="none",
+        **{"ws": "none", **websockets},
         lifespan="off",
         log_level="error",
         access_log=False,

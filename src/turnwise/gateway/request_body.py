@@ -30,9 +30,10 @@ READ_TIMEOUT_S = 60.0
 
 
 class BodyReader:
-    """Reads the bodies of a server's requests."""
+    """Reads the bodies of a server's requests. `max_bytes`: size of the longest one."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._buffered = 0
 
     @asynccontextmanager
@@ -44,10 +45,11 @@ class BodyReader:
         chunks = list[bytes]()
         try:
             size = await self._receive(request, chunks)
-            if size > MAX_BYTES:
-                raise GatewayError(413, "too_large", f"The body has {size} bytes, more than {MAX_BYTES}: send less.")
+            if size > self._max_bytes:
+                message = f"The body has {size} bytes, more than {self._max_bytes}: send less."
+                raise GatewayError(413, "too_large", message)
             if sum(map(len, chunks)) < size:
-                raise GatewayError(503, "overloaded", "The gateway is receiving too many long requests: try again.")
+                raise GatewayError(503, "overloaded", "The server is receiving too many long requests: try again.")
             yield b"".join(chunks)
         finally:
             self._buffered -= sum(map(len, chunks))
@@ -59,7 +61,7 @@ class BodyReader:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 async for chunk in request.stream():
                     size += len(chunk)
-                    if size <= MAX_BYTES and self._buffered + len(chunk) <= MAX_BUFFERED:
+                    if size <= self._max_bytes and self._buffered + len(chunk) <= MAX_BUFFERED:
                         chunks.append(chunk)
                         self._buffered += len(chunk)
         except TimeoutError:

@@ -54,7 +54,7 @@ class OpenEnvRunner(TextEnvRunner):
                 return await self._start_with_tools(chat or opening.messages[1:])
             if chat and self.remote.action_spec.is_text:
                 self._is_chat = True
-                return replace(opening, messages=chat)
+                return replace(opening, messages=chat, tools=read_shown_tools(self.remote.answer.observation))
         lines = (self.env.rules(), limits_text(self.env), self.remote.action_spec.describe())
         prompt = system("\n".join(line for line in lines if line))
         return replace(opening, messages=(prompt, *opening.messages[1:]))
@@ -94,7 +94,7 @@ class OpenEnvRunner(TextEnvRunner):
         told = self.remote.answer.flag("invalid") if not turn.problem else None
         return self._mark_truncated(
             StepResult(
-                messages=messages or (user("OK."),),
+                messages=messages or (() if turn.over else (user("OK."),)),
                 reward=turn.reward,
                 terminated=turn.over,
                 truncated=truncated,
@@ -117,7 +117,8 @@ class OpenEnvRunner(TextEnvRunner):
         except ValueError as error:
             line = invalid_action_line(error)
             return (user(line),), TurnOutcome(problem=line), []
-        messages = self.remote.chat() or (user(self.remote.describe()),)
+        text = self.remote.describe()
+        messages = self.remote.chat() or ((user(text),) if text else ())
         turn = TurnOutcome(reward=self.remote.reward(), over=result.done, success=self.remote.succeeded())
         return messages, turn, []
 
@@ -174,12 +175,24 @@ def read_tools(listed: Any) -> tuple[ToolSpec, ...]:
     return tuple(_read_tool(tool) for tool in listed)
 
 
+def read_shown_tools(observation: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
+    """Return the tools that an observation lists for the chat template, if any; replies call them."""
+    listed = observation.get("tools")
+    if not listed:
+        return ()
+    return read_tools([tool.get("function") for tool in listed] if _are_objects(listed) else listed)
+
+
+def _are_objects(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, dict) for value in values)
+
+
 def _read_tool(tool: Any) -> ToolSpec:
-    """Return a tool; OpenEnv's steps call its schema input_schema, MCP inputSchema."""
+    """Return a tool. OpenEnv's steps call its schema input_schema, MCP inputSchema, chat completions parameters."""
     name = tool.get("name") if isinstance(tool, dict) else None
     if not isinstance(name, str) or not name or name in RESERVED_NAMES:
         raise EnvironmentFailure(f"A tool of the server has the name {describe_value(name)}, which cannot be called.")
-    schema = tool.get("input_schema") or tool.get("inputSchema") or {}
+    schema = tool.get("input_schema") or tool.get("inputSchema") or tool.get("parameters") or {}
     if not isinstance(schema, dict):
         raise EnvironmentFailure(f"The schema of the tool {name} is {describe_value(schema)}: an object is needed.")
     return ToolSpec(name=name, description=str(tool.get("description") or ""), parameters=schema)

@@ -1,0 +1,75 @@
+"""`turnwise serve-env`."""
+
+from typing import Annotated, Literal
+
+from cyclopts import Parameter, validators
+
+from turnwise.cli.output import print_now
+from turnwise.cli.parsing import Settings, command_app, merge_settings
+from turnwise.core.errors import UserError
+from turnwise.network.ports import check_port
+
+OPTIONAL_PACKAGES = ("starlette", "uvicorn", "websockets")
+
+serve_env_app = command_app("serve-env", "ENV [OPTIONS] [--env.params.NAME VALUE]...")
+
+
+@serve_env_app.default
+def serve_env(
+    environment: Annotated[str, Parameter(name="ENV")],
+    /,
+    *,
+    port: Annotated[int, Parameter(metavar="N")] = 8000,
+    host: Annotated[str, Parameter(metavar="ADDRESS")] = "127.0.0.1",
+    actions: Literal["auto", "reply", "tools"] = "auto",
+    sessions: Annotated[int, Parameter(metavar="N", validator=validators.Number(gte=1))] = 256,
+    idle_seconds: Annotated[float, Parameter(metavar="N", validator=validators.Number(gt=0))] = 600.0,
+    step_seconds: Annotated[float, Parameter(metavar="N", validator=validators.Number(gt=0))] = 60.0,
+    token_env: Annotated[str | None, Parameter(metavar="NAME")] = None,
+    overrides: Settings = (),
+) -> None:
+    """Serve an environment over OpenEnv's protocol.
+
+    Parameters
+    ----------
+    environment
+        Recipe, environment (`turnwise envs` lists them), FILE.toml with your own settings, or FILE.py:Class.
+    port
+        Port to listen on; 0 for any free port. Default: 8000.
+    host
+        Address to listen on. Default: 127.0.0.1, this machine only.
+    actions
+        What an action is: reply (the agent's whole reply) or tools (one call of a tool). Default: tools where the
+        environment has some.
+    sessions
+        Sessions at the same time. Default: 256.
+    idle_seconds
+        Time after which a session without a message is closed. Default: 600.
+    step_seconds
+        Longest time of a call of the environment. Default: 60.
+    token_env
+        Variable with the bearer token that clients must send. Default: none is required.
+    """
+    check_port(port)
+    try:
+        from turnwise.service.openenv.serve import serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in OPTIONAL_PACKAGES:
+            raise
+        raise UserError(f"The server needs {error.name}. Run `pip install 'turnwise[openenv]'`.") from error
+    from turnwise.run.configure import configure
+    from turnwise.run.environment_mix import build_environment_mix
+    from turnwise.service.openenv.server import ServerLimits
+
+    config = configure(environment, overrides=merge_settings(overrides, ("env",)))
+    ((spec, params),) = build_environment_mix(config).with_params[:1]
+    serve(
+        spec,
+        params,
+        actions=actions,
+        limits=ServerLimits(sessions=sessions, idle_s=idle_seconds, step_s=step_seconds),
+        host=host,
+        port=port,
+        token_env=token_env,
+        write=print_now,
+    )

@@ -1,0 +1,1 @@
+"""Servers that others program against."""

@@ -1,0 +1,1 @@
+"""Serve environments of turnwise over OpenEnv's protocol."""
