@@ -384,16 +384,4 @@ FILES = {
     ),
 }
 
-NO_TORCH = (
-    "conversations are broken",
-    "conversations of a robot",
-    "conversations are missing",
-    "demonstrations of no run",
-    "runs is a file",
-    "a folder in a file",
-    "a taken folder",
-    "results beside others",
-    "a section as a text",
-)
-"""Mistakes that are reported before torch is imported."""
 MISTAKES = {**ENVIRONMENTS, **FILES}

@@ -7,8 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from mistakes_for_tests import MISTAKES, NO_TORCH, Mistake
+from mistakes_for_tests import MISTAKES, Mistake
+from mistakes_in_settings_for_tests import IN_SETTINGS
 from turnwise.cli.main import main
+
+ALL = {**MISTAKES, **IN_SETTINGS}
+NO_TORCH = (
+    "step returns nothing",
+    "reward returns a text",
+    "conversations are broken",
+    "conversations of a robot",
+    "conversations are missing",
+    "demonstrations of no run",
+    "runs is a file",
+    "a folder in a file",
+    "a taken folder",
+    "results beside others",
+    "a section as a text",
+)
+"""Reported before torch is imported."""
 
 
 def write_files(mistake: Mistake, folder: Path) -> None:
@@ -17,11 +34,11 @@ def write_files(mistake: Mistake, folder: Path) -> None:
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", ALL)
 def test_mistake_is_one_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mistake = MISTAKES[name]
+    mistake = ALL[name]
     write_files(mistake, tmp_path)
     monkeypatch.chdir(tmp_path)
     assert main(shlex.split(mistake.typed)) == 2

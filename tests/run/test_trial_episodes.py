@@ -13,13 +13,14 @@ import pytest
 
 import turnwise as tw
 from runs_for_tests import small
+from turnwise.cli.main import main
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import spec_of
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.run import train as train_module
 from turnwise.run.environment_mix import build_environment_mix
-from turnwise.run.trial_episodes import check_replies_fit, try_environments
+from turnwise.run.trial_episodes import check_replies_fit, try_before_torch, try_environments
 from turnwise.training.sft import play_demonstration
 
 ENV = '''
@@ -60,6 +61,27 @@ def test_bug_in_step_is_reported_before_a_model_is_loaded(tmp_path: Path, monkey
     with pytest.raises(UserError, match=r"Mine\.step raised KeyError: .* at mine\.py:11 \(in a trial episode"):
         train_module.train(config)
     assert not (tmp_path / "runs").exists()
+
+
+def test_environments_are_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train_module, "ReinforcementRun", lambda *given: pytest.fail("the model is next"))
+    command = ["train", f"{write_env(tmp_path)}:Mine", f"--record.folder={tmp_path}"]
+    with pytest.raises(pytest.fail.Exception, match="the model is next"):
+        main(command)
+    assert capsys.readouterr().out.count("trying 8 episodes") == 1
+
+
+def test_environments_with_servers_are_tried_after_their_check(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(f'{{"question": "{number}?", "answer": "1"}}\n' for number in range(40))
+    )
+    params = {"tasks": str(tmp_path / "rows.jsonl"), "reward": "exact_match", "tools": [{"mcp": "true"}]}
+    assert not try_before_torch(small(tmp_path, env__kind="tools", env__params=params), pytest.fail)
+    shown: list[str] = []
+    assert try_before_torch(small(tmp_path, env__kind="tools", env__params=params | {"tools": []}), shown.append)
+    assert len(shown) == 1
 
 
 def test_bug_in_a_reward_is_reported_with_file_and_line(tmp_path: Path) -> None:

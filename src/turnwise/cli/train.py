@@ -155,13 +155,18 @@ def train(
     if dry_run:
         _print_plan(config, override_keys, resume=resume, as_json=json_output)
         return
+    from turnwise.report.terminal import make_console
+    from turnwise.run.trial_episodes import try_before_torch
+
+    console = make_console()
+    tried = not resume and try_before_torch(config, console.print)
     from turnwise.run.train import train as train_run
     from turnwise.run.train import train_seeds
 
     if several_seeds:
-        train_seeds(config, several_seeds, override_keys=override_keys)
+        train_seeds(config, several_seeds, console, override_keys, tried=tried)
     else:
-        train_run(config, resume=resume, override_keys=override_keys)
+        train_run(config, resume=resume, console=console, override_keys=override_keys, tried=tried)
 
 
 def _check_before_torch(config: "Config", seeds: str | None, *, resume: bool) -> tuple[int, ...]:

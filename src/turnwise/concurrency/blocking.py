@@ -215,7 +215,7 @@ class _InterruptibleStretches(_Stretches[Result]):
                 raise  # the outer stretch ran out of time
             _alarm.arm(outer, now)
             raise EventLoopBlocked(
-                f"{self._who} ran for {self._seconds:g} s without a pause{_location(interrupt)}"
+                f"{self._who} ran for {self._seconds:.3g} s without a pause{_location(interrupt)}"
             ) from interrupt
 
 

@@ -29,7 +29,7 @@ from turnwise.config.version import installed_version
 from turnwise.core.errors import UserError, read_failure
 from turnwise.files.run_folders import CONFIG_FILE, find_run_folder
 from turnwise.settings.choice import KIND, LOAD_CODE, ChoiceError
-from turnwise.settings.section import Section, quoted_numbers
+from turnwise.settings.section import Section, quoted_numbers, truth_values_as_numbers
 from turnwise.settings.values import NONE_WORDS, decode_none, encode_none, parse_free, parse_list
 from turnwise.text.suggestions import suggest
 from turnwise.user_code.references import is_reference
@@ -111,11 +111,17 @@ def drop_misfits(below: Settings, above: Settings) -> dict[str, Any]:
 
 
 def _check_quotes(settings: Settings, config: Config, overridden: Sequence[str]) -> None:
-    """Reject quoted numbers in a file. Overrides are exempt: on the command line every value is text."""
+    """Reject true as a number, and quoted numbers in a file: on the command line every value is text."""
+    for name, value in truth_values_as_numbers(settings, config.model_dump()):
+        raise UserError(f"{name} = {str(value).lower()}: must be {_key_of(name).allowed}")
     for name, _ in quoted_numbers(settings, config.model_dump()):
         if not f"{name}.".startswith(tuple(f"{each}." for each in overridden)):
-            key = all_keys().get(name) or find_key(name.rpartition(".")[0])
-            raise UserError(f"{name} is a text in quotes: must be {key.allowed}, without quotes.")
+            raise UserError(f"{name} is a text in quotes: must be {_key_of(name).allowed}, without quotes.")
+
+
+def _key_of(name: str) -> Key:
+    """Return the key of a value, which may be an entry of a list."""
+    return all_keys().get(name) or find_key(name.rpartition(".")[0])
 
 
 def _apply_override(settings: dict[str, Any], name: str, value: Any) -> None:

@@ -1,5 +1,6 @@
 """The answer format: `<answer>Up || Left</answer>`, optionally with `<think>...</think>` before it."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,12 @@ def format_answer(actions: Sequence[str], think: str | None = None) -> str:
     """Format a reply with these actions; the inverse of `read_answer`."""
     thought = "" if think is None else f"<think>{think}</think>"
     return f"{thought}<answer>{f' {SEPARATOR} '.join(actions)}</answer>"
+
+
+def random_word(rng: random.Random, observation: str) -> str:
+    """Return an answer of the right format without meaning: a word of the observation, or a number."""
+    words = [*observation.split()[:50], *map(str, range(101))]
+    return format_answer([rng.choice(words)])
 
 
 def match_name(action: str, names: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from turnwise.envs.reasoning import ReasoningFormat
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import FIRST_SEED, split_of_seed
 from turnwise.envs.text_env import TextEnv, env_docstring, params_model, reasoning_format
-from turnwise.settings.section import quoted_numbers
+from turnwise.settings.section import quoted_numbers, truth_values_as_numbers
 from turnwise.settings.values import parse_free
 from turnwise.text.suggestions import closest_match
 
@@ -113,6 +113,8 @@ class EnvSpec:
             validated = settings.model_validate(dict(params)).model_dump(mode="json")
         except ValidationError as error:
             raise UserError(self._describe_error(error, settings, params)) from error
+        for name, value in truth_values_as_numbers(params, validated):
+            raise UserError(f"{param_setting(name)} = {str(value).lower()}: give a number.")
         for name, text in quoted_numbers(params, validated):
             if not isinstance(parse_free(text), str):  # else it may come from the command line, as in slippery=True
                 raise UserError(f"{param_setting(name)} is a text in quotes: give the value without quotes.")

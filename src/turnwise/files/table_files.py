@@ -5,9 +5,9 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import UserError, read_failure
 from turnwise.text.truncation import first_line
 
 ROWS_PER_BATCH = 256
@@ -15,9 +15,19 @@ Rows = Iterator[tuple[str, Any]]
 """(source of the row, such as "chats.jsonl line 3"; its value)."""
 
 
+@contextmanager
+def _open_text(file: Path, newline: str | None = None) -> Iterator[TextIO]:
+    """Open a UTF-8 file; some editors start one with a byte order mark."""
+    try:
+        with file.open(encoding="utf-8-sig", newline=newline) as text:
+            yield text
+    except UnicodeDecodeError as error:
+        raise UserError(f"{read_failure(file, error)}. Save it as UTF-8.") from error
+
+
 def read_jsonl_rows(file: Path) -> Rows:
     """Read a JSON value per line."""
-    with file.open(encoding="utf-8-sig") as lines:  # some editors start a file with a byte order mark
+    with _open_text(file) as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 where = f"{file} line {number}"
@@ -26,7 +36,8 @@ def read_jsonl_rows(file: Path) -> Rows:
 
 def read_json_rows(file: Path) -> Rows:
     """Read a JSON list."""
-    rows = parse_json(file.read_text(encoding="utf-8-sig"), str(file))
+    with _open_text(file) as text:
+        rows = parse_json(text.read(), str(file))
     if not isinstance(rows, list):
         raise UserError(f"{file} is not a JSON list of rows: write [...], or one row per line into a .jsonl file.")
     yield from ((f"{file} entry {number}", row) for number, row in enumerate(rows, start=1))
@@ -34,7 +45,7 @@ def read_json_rows(file: Path) -> Rows:
 
 def read_csv_rows(file: Path) -> Rows:
     """Read a CSV file. The first row names the columns; every value is text."""
-    with file.open(encoding="utf-8-sig", newline="") as lines:
+    with _open_text(file, newline="") as lines:
         table = csv.DictReader(lines, strict=True)
         try:
             names = table.fieldnames or ()

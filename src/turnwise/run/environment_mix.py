@@ -1,6 +1,6 @@
 """The environments of a run: env.kind and those of env.mix."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from turnwise.rewards.services import RewardServices
 from turnwise.rollout.opponents import CurrentPolicy
 from turnwise.rollout.tasks import Curriculum, EnvMixEntry, SelfPlayTasks, TaskSource
 from turnwise.settings.values import parse_free, parse_list
+from turnwise.tools.tool import NeedsServer
 
 MIN_HELD_OUT = 30
 """Held-out tasks below which the confidence interval is wider than most improvements."""
@@ -115,6 +116,16 @@ def _build_entry(spec: EnvSpec, settings: Mapping[str, Any], weight: float) -> E
     params = spec.check_params(settings)
     spec.check_resources(params)
     return EnvMixEntry(env=spec.name, params=params, weight=weight, sizes=spec.split_sizes(params))
+
+
+def find_servers(environments: Iterable[tuple[EnvSpec, Mapping[str, Any]]]) -> list[NeedsServer]:
+    """Return the servers of tools and judges that episodes need."""
+    servers: list[NeedsServer] = []
+    for spec, params in environments:
+        servers += spec.judges(params)
+        if (tool_env := spec.subclass_of(ToolEnv)) is not None:
+            servers += tool_env.servers(spec.params_model.model_validate(dict(params)))
+    return servers
 
 
 def describe_rows(environments: EnvironmentMix, config: Config) -> list[str]:

@@ -20,7 +20,7 @@ def run_path(config: Config, environment: str, method: str) -> Path:
 def check_run_name(config: Config) -> None:
     """Raise UserError if a new run cannot have the name record.name."""
     name = config.record.name
-    if not name:
+    if name is None:
         return
     if not name.strip() or name in (".", "..") or set(name) & set("/\\\0\n"):
         raise UserError(f"record.name {name!r} is not a folder name. Remove /; record.folder sets the parent folder.")

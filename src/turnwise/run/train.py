@@ -60,17 +60,19 @@ def train(
     console: Console | None = None,
     override_keys: Iterable[str] = (),
     on_step: OnStep | None = None,
+    tried: bool = False,
 ) -> Summary:
     """Train one run and return its summary.
 
-    `override_keys` are the settings that the user gave explicitly; one without effect is an error.
+    `override_keys` are the settings that the user gave explicitly; one without effect is an error. `tried`: see
+    `try_before_torch`.
     """
     environments = build_environment_mix(config, spec)
     if not resume:
         check_run_name(config)
     check_run(config, environments, override_keys, resume=resume)
     console = console or make_console()
-    if not resume and not config.data.sources:
+    if not resume and not config.data.sources and not tried:
         try_environments(config, environments, console.print)
     config = resolve(config)
     algo, is_on_policy = config.algo, isinstance(config.algo.estimator, OnPolicySettings)
@@ -98,14 +100,19 @@ def _advise_finished(path: Path) -> str:
 
 
 def train_seeds(
-    config: Config, seeds: Sequence[int], console: Console | None = None, override_keys: Iterable[str] = ()
+    config: Config,
+    seeds: Sequence[int],
+    console: Console | None = None,
+    override_keys: Iterable[str] = (),
+    *,
+    tried: bool = False,
 ) -> list[Summary]:
-    """Train one run per seed, one after the other, and print a table of them."""
+    """Train one run per seed, one after the other, and print a table of them. `tried`: see `try_before_torch`."""
     console = console or make_console()
     configs = configs_of_seeds(config, seeds)
     for one in configs:
         check_run_name(one)
-    summaries = [train(one, console=console, override_keys=override_keys) for one in configs]
+    summaries = [train(one, console=console, override_keys=override_keys, tried=tried) for one in configs]
     if trained := [summary for summary in summaries if summary["steps"]]:
         console.print(seeds_table(trained))
     return summaries

@@ -6,9 +6,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from turnwise.concurrency.blocking import allow_interrupts, blocking_limit, interruptible
 from turnwise.config.schema import Config
@@ -18,7 +16,7 @@ from turnwise.core.protocols import StepResult
 from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Status, Stop, Trajectory, Turn
-from turnwise.envs.answers import format_answer
+from turnwise.envs.answers import format_answer, random_word
 from turnwise.envs.reasoning import format_reasoning
 from turnwise.envs.rubric_env import RubricEnv
 from turnwise.envs.runner import check_text
@@ -28,10 +26,12 @@ from turnwise.envs.text_env import TextEnv, env_docstring
 from turnwise.rewards.functions import build_reward
 from turnwise.rewards.judge.judges import skip_judges
 from turnwise.rollout.failures import creation_boundary, run_with_retries
-from turnwise.run.environment_mix import EnvironmentMix
-from turnwise.training.warmup import random_word
+from turnwise.run.environment_mix import EnvironmentMix, build_environment_mix, find_servers
 from turnwise.user_code.references import IN_MEMORY
 from turnwise.user_code.source_location import failure_boundary
+
+if TYPE_CHECKING:  # most mistakes in environments are reported before torch and transformers are imported
+    from transformers import PreTrainedTokenizerBase
 
 EPISODES = 8
 """Trial episodes of an environment. The first is scored."""
@@ -45,6 +45,17 @@ log = logging.getLogger(__name__)
 
 class _TimeIsUp(Exception):
     """Trial episodes took longer than rollout.trial_s."""
+
+
+def try_before_torch(config: Config, show: Callable[[str], None]) -> bool:
+    """Try the environments of a new run. Return False if that has to wait: for servers, which are checked before, or
+    since a run on stored episodes does not play.
+    """
+    environments = build_environment_mix(config)
+    if config.data.sources or not environments.entries or find_servers(environments.with_params):
+        return False
+    try_environments(config, environments, show)
+    return True
 
 
 def try_environments(config: Config, environments: EnvironmentMix, show: Callable[[str], None]) -> None:
@@ -176,7 +187,7 @@ def _turn(reply: str, result: StepResult) -> Turn:
     )
 
 
-def check_replies_fit(config: Config, environments: EnvironmentMix, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_replies_fit(config: Config, environments: EnvironmentMix, tokenizer: "PreTrainedTokenizerBase") -> None:
     """Raise UserError if rollout.max_new_tokens cuts the answer with an action or a reply that describes states."""
     for spec, params in environments.with_params:
         _check_actions_fit(config, spec, tokenizer)
@@ -184,14 +195,14 @@ def check_replies_fit(config: Config, environments: EnvironmentMix, tokenizer: P
             _check_descriptions_fit(config, spec, params, tokenizer)
 
 
-def _check_actions_fit(config: Config, spec: EnvSpec, tokenizer: PreTrainedTokenizerBase) -> None:
+def _check_actions_fit(config: Config, spec: EnvSpec, tokenizer: "PreTrainedTokenizerBase") -> None:
     for name in _action_names(spec):
         answer = f'the answer with the action "{name}" of {spec.name}'
         _check_fits(config, [format_answer([name])], tokenizer, answer, ", or shorten the name")
 
 
 def _check_descriptions_fit(
-    config: Config, spec: EnvSpec, params: dict[str, Any], tokenizer: PreTrainedTokenizerBase
+    config: Config, spec: EnvSpec, params: dict[str, Any], tokenizer: "PreTrainedTokenizerBase"
 ) -> None:
     form = spec.reasoning_format(params)
     if form == "free":
@@ -203,7 +214,7 @@ def _check_descriptions_fit(
 
 
 def _check_fits(
-    config: Config, replies: Sequence[str], tokenizer: PreTrainedTokenizerBase, about: str, alternative: str = ""
+    config: Config, replies: Sequence[str], tokenizer: "PreTrainedTokenizerBase", about: str, alternative: str = ""
 ) -> None:
     limit = config.rollout.max_new_tokens
     length = max(len(tokenizer(reply)["input_ids"]) for reply in replies) + 1  # and the token that ends the turn

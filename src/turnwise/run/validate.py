@@ -28,7 +28,6 @@ from turnwise.envs.games.env import GameEnv
 from turnwise.envs.reasoning import ReasoningFormat, formats_with
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
-from turnwise.envs.tool_env import ToolEnv
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
 from turnwise.models.loading.load import resolve_device
@@ -46,7 +45,7 @@ from turnwise.run.build import check_engine_reads_images, check_model_reads_imag
 from turnwise.run.build_learner import token_rule
 from turnwise.run.check_settings import check_settings_fit, sections_of
 from turnwise.run.datasets import check_data
-from turnwise.run.environment_mix import EnvironmentMix
+from turnwise.run.environment_mix import EnvironmentMix, find_servers
 from turnwise.run.resources import check_threads, cores
 from turnwise.run.setting_names import check_device
 from turnwise.run.sources import use_own_adapter
@@ -272,12 +271,7 @@ def check_servers(
     environments: Iterable[tuple[EnvSpec, Mapping[str, Any]]], judges: Sequence[NeedsServer] = ()
 ) -> None:
     """Ask each server of tools and judges once, all at the same time."""
-    servers = [*judges]
-    for spec, params in environments:
-        servers += spec.judges(params)
-        if (tool_env := spec.subclass_of(ToolEnv)) is not None:
-            servers += tool_env.servers(spec.params_model.model_validate(dict(params)))
-    if servers:
+    if servers := [*judges, *find_servers(environments)]:
         asyncio.run(_check_all(servers))
 
 

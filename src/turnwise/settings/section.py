@@ -51,15 +51,28 @@ def quoted_numbers(given: Any, read: Any, path: str = "") -> Iterator[tuple[str,
 
     Most such quotes are mistakes, and in a table with free keys the same text would stay text.
     """
-    if isinstance(given, str):
-        if isinstance(read, int | float) and not isinstance(read, str):
-            yield path, given
-    elif isinstance(given, Mapping) and isinstance(read, Mapping):
+    for name, value, other in _values(given, read, path):
+        if isinstance(value, str) and isinstance(other, int | float):
+            yield name, value
+
+
+def truth_values_as_numbers(given: Any, read: Any) -> Iterator[tuple[str, bool]]:
+    """Yield (dotted name, value) of truth values in `given` that pydantic read as numbers: true for 1."""
+    for name, value, other in _values(given, read):
+        if isinstance(value, bool) and isinstance(other, int | float) and not isinstance(other, bool):
+            yield name, value
+
+
+def _values(given: Any, read: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield (dotted name, value in `given`, value in `read`)."""
+    if isinstance(given, Mapping) and isinstance(read, Mapping):
         for name, value in given.items():
-            yield from quoted_numbers(value, read.get(name), f"{path}.{name}" if path else str(name))
+            yield from _values(value, read.get(name), f"{path}.{name}" if path else str(name))
     elif isinstance(given, list | tuple) and isinstance(read, list | tuple):
         for index, (value, other) in enumerate(zip(given, read, strict=False)):
-            yield from quoted_numbers(value, other, f"{path}.{index}")
+            yield from _values(value, other, f"{path}.{index}")
+    else:
+        yield path, given, read
 
 
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]

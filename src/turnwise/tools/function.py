@@ -101,6 +101,8 @@ def from_function(function: Callable[..., Any]) -> FunctionTool:
             f"{name} is {'a class' if isinstance(function, type) else 'an object'}, not a function: write a function. "
             "For state within an episode, take a parameter called state and return its value from ToolEnv.tool_state."
         )
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UserError(f"The tool {name} is a generator: return a value instead of yielding.")
     docstring = inspect.cleandoc(function.__doc__ or "")
     if not docstring:
         raise UserError(f"The tool {name} has no docstring: write one that describes the tool for the model.")
@@ -123,7 +125,9 @@ def _arguments_model(function: Callable[..., Any]) -> type[BaseModel]:
     try:
         signature = inspect.signature(function, eval_str=True)
     except NameError as error:
-        raise UserError(f"The tool {function.__name__} has an unknown type in its signature: {error}") from error
+        raise UserError(
+            f"The tool {function.__name__} has an unknown type in its signature: {error}. Import it, or use another."
+        ) from error
     for parameter in signature.parameters.values():
         if parameter.name == STATE:
             continue

@@ -8,7 +8,6 @@ reinforcement learning finds no relation between pictures and rewards.
 import asyncio
 import hashlib
 import inspect
-import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -25,7 +24,7 @@ from turnwise.core.samples import Sample, on_device
 from turnwise.core.task import Task
 from turnwise.data.demonstrations import build_demonstration
 from turnwise.data.packing import pack
-from turnwise.envs.answers import format_answer
+from turnwise.envs.answers import random_word
 from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
 from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.files.disk import atomic_folder
@@ -350,9 +349,3 @@ def split_turns(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
         for exchange in exchanges[1:]
     ]
     return [[first_message] for first_message in (first, *later)]
-
-
-def random_word(rng: random.Random, observation: str) -> str:
-    """Return an answer of the right format without meaning: a word of the observation, or a number."""
-    words = [*observation.split()[:50], *map(str, range(101))]
-    return format_answer([rng.choice(words)])
