@@ -52,7 +52,7 @@ def test_pages_list_every_setting_command_and_public_name() -> None:
     tables = "\n".join(map(read, ["configuration.md", *ALGORITHMS]))
     listed = re.findall(r"^\| `([\w.]+)` \| .* \| .* \|", tables, re.MULTILINE)
     assert [name for name in all_keys() if name not in listed] == []
-    assert re.findall(r"^## turnwise (\w+)$", read("commands.md"), re.MULTILINE) == list(COMMANDS)
+    assert re.findall(r"^## turnwise ([\w-]+)$", read("commands.md"), re.MULTILINE) == list(COMMANDS)
     assert sorted(re.findall(r"^### tw\.(\w+)$", read("python-api.md"), re.MULTILINE)) == sorted(tw.PUBLIC)
 
 

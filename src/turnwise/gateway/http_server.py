@@ -66,6 +66,11 @@ def _with_write_timeout(app: ASGIApp) -> ASGIApp:
     return bounded
 
 
+async def wait_for_stop() -> None:
+    """Wait until the task is cancelled, by Ctrl-C or a signal."""
+    await asyncio.Event().wait()
+
+
 def allow_connections() -> None:
     """Raise the process's soft limit of open files, which is often 1,024, as each connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

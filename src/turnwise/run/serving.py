@@ -14,6 +14,7 @@ from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.gateway.admin import AdminSettings
 from turnwise.gateway.agents import Access
+from turnwise.gateway.http_server import wait_for_stop
 from turnwise.gateway.server import Gateway
 from turnwise.gateway.training_routes import TrainingRoutes
 from turnwise.record.images import IMAGES_FOLDER
@@ -124,11 +125,6 @@ async def _wait_for_stop_or(failure: "asyncio.Future[None]") -> None:
     stop.cancel()
     if failure.done():
         failure.result()
-
-
-async def wait_for_stop() -> None:
-    """Wait until the task is cancelled, by Ctrl-C or a signal."""
-    await asyncio.Event().wait()
 
 
 def configure_serving(overrides: Overrides) -> Config:

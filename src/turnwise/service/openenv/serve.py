@@ -8,6 +8,7 @@ from typing import Any
 
 from turnwise.core.errors import UserError
 from turnwise.envs.spec import EnvSpec
+from turnwise.gateway.http_server import wait_for_stop
 from turnwise.network.http_headers import is_local
 from turnwise.network.secrets import check_variable_name
 from turnwise.service.openenv.served_env import ActionForm, ServedEnv
@@ -44,7 +45,7 @@ async def _serve(server: EnvServer, spec: EnvSpec, limits: ServerLimits, write: 
     async with server:
         write(f"serving {spec.name} at {server.url}, {limits.sessions} sessions at most  (Ctrl-C to stop)")
         write(spell_command("train", f"openenv:{server.url}"))
-        await asyncio.Event().wait()
+        await wait_for_stop()
 
 
 def read_token(variable: str | None, host: str) -> str | None:

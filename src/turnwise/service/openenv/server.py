@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from turnwise import __version__
 from turnwise.concurrency.blocking import allow_interrupts
+from turnwise.config.version import installed_version
 from turnwise.gateway.chat import GatewayError
 from turnwise.gateway.http_server import QuietServer, allow_connections, server_config
 from turnwise.gateway.request_body import BodyReader, parse_json
@@ -104,12 +104,12 @@ class EnvServer:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def _make_app(self) -> Starlette:
-        spec, served = self._served.spec, self._served
+        spec, served, version = self._served.spec, self._served, installed_version()
         facts: dict[str, Any] = {
             "/health": {"status": "healthy"},
-            "/metadata": {"name": spec.name, "description": served.rules, "version": __version__},
+            "/metadata": {"name": spec.name, "description": served.rules, "version": version},
             "/schema": served.schemas(),
-            "/openapi.json": describe_api(spec.name, __version__),
+            "/openapi.json": describe_api(spec.name, version),
             "/list_environments": [spec.name],
             "/state": {"episode_id": None, "step_count": 0, "split": None, "index": None},
         }
