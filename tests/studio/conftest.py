@@ -1,9 +1,11 @@
 """A page of the studio in a browser."""
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from studio_for_tests import TOKEN, StudioPage, open_studio_app
 
 from browser_fixtures_for_tests import ConnectedBrowser
@@ -34,3 +36,15 @@ def opened(
             assert all(url.startswith((address, "data:", "blob:")) for url in page.requests)
         finally:
             context.close()
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step with a checkpoint, whose model has learned nothing. Copy it before use."""
+    from runs_for_tests import small
+    from turnwise.run.train import train
+
+    folder = tmp_path_factory.mktemp("trained")
+    settings = {"env__kind": "frozen_lake", "model__warmup_steps": 0, "train__steps": 1, "eval__episodes": 1}
+    train(small(folder, **settings), console=Console(file=io.StringIO()))
+    return folder / "run"

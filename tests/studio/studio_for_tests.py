@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from httpx2 import Response
 
 from opened_page_for_tests import OpenedPage
+from turnwise.studio.agents import Agents
 from turnwise.studio.queue import TURNWISE, Queue
 from turnwise.studio.routes import make_routes
 from turnwise.studio.server import NAME, STATIC
@@ -67,13 +68,14 @@ class Page:
         return response.json()
 
 
-def make_studio_app(folder: Path, queue: Queue, **policy: Any) -> FastAPI:
-    extension = Extension(name=NAME, static=STATIC, routes=make_routes(folder, queue))
+def make_studio_app(folder: Path, queue: Queue, agents: Agents | None = None, **policy: Any) -> FastAPI:
+    routes = make_routes(folder, queue, agents or Agents())
+    extension = Extension(name=NAME, static=STATIC, routes=routes)
     return make_app(folder, AccessPolicy(**{"token": TOKEN, **policy}), extension)
 
 
-def make_client(folder: Path, queue: Queue, **policy: Any) -> TestClient:
-    app = make_studio_app(folder, queue, **policy)
+def make_client(folder: Path, queue: Queue, agents: Agents | None = None, **policy: Any) -> TestClient:
+    app = make_studio_app(folder, queue, agents, **policy)
     return TestClient(app, base_url=f"http://{HOST}", follow_redirects=False)
 
 
@@ -89,8 +91,8 @@ def open_queue(folder: Path, program: Sequence[str]) -> Iterator[Queue]:
 
 @contextmanager
 def open_studio(folder: Path, program: Sequence[str] = TURNWISE) -> Iterator[Page]:
-    with open_queue(folder, program) as queue:
-        yield Page(make_client(folder, queue), queue)
+    with open_queue(folder, program) as queue, Agents() as agents:
+        yield Page(make_client(folder, queue, agents), queue)
 
 
 class StudioPage(OpenedPage):
@@ -104,5 +106,5 @@ class StudioPage(OpenedPage):
 @contextmanager
 def open_studio_app(folder: Path) -> Iterator[tuple[Queue, Callable[[int], FastAPI]]]:
     """Yield a queue whose jobs print their arguments, and the application for a port."""
-    with open_queue(folder, ECHO) as queue:
-        yield queue, lambda port: make_studio_app(folder, queue, host="127.0.0.1", port=port)
+    with open_queue(folder, ECHO) as queue, Agents() as agents:
+        yield queue, lambda port: make_studio_app(folder, queue, agents, host="127.0.0.1", port=port)

@@ -120,13 +120,20 @@ def _next_answer(runner: EnvRunner, read_line: ReadLine, write: Write) -> str | 
         if not isinstance(runner.env, TextEnv):
             return line
         if line == "hint":
-            write(_hint(runner.env))
+            write(find_hint(runner.env))
         elif line.startswith("```"):
             return _block(line, read_line, lambda last: last.strip() == "```")
         elif "<answer>" in line and "</answer>" not in line:
             return _block(line, read_line, lambda last: "</answer>" in last)
         elif line:
-            return line if "<answer>" in line or _is_call(runner, line) else f"<answer>{line}</answer>"
+            return format_reply(runner, line)
+
+
+def format_reply(runner: EnvRunner, text: str) -> str:
+    """Return what a person typed as a reply in the model's format: an action alone becomes an answer."""
+    if not isinstance(runner.env, TextEnv) or "<answer>" in text or _is_call(runner, text):
+        return text
+    return f"<answer>{text}</answer>"
 
 
 def _read(read_line: ReadLine) -> str:
@@ -153,7 +160,7 @@ def _block(first: str, read_line: ReadLine, is_last: Callable[[str], bool]) -> s
     return "\n".join(lines)
 
 
-def _hint(env: TextEnv) -> str:
+def find_hint(env: TextEnv) -> str:
     with failure_boundary(f"{type(env).__name__}.solve"):
         actions = env.solve()
     return f"hint: {actions[0]}" if actions else "hint: none from here"

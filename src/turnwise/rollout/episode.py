@@ -99,7 +99,7 @@ async def _play(
         completion = await session.generate(pending.ids, limits.turn_sampling(pending), restart=not pending.extends)
         parsed = context.parse(completion)
         step = SUMMARY if pending.is_summary else await clock.run_outside(env.step(parsed.message), env_name)
-        turns.append(_turn(pending, completion, parsed, step))
+        turns.append(build_turn(pending, completion, parsed, step))
         if step.over:
             return step.status
         if not context.can_fit(step.messages, limits.max_tokens):
@@ -108,7 +108,7 @@ async def _play(
     return status
 
 
-def _turn(pending: ContextState, completion: Completion, parsed: ParsedAction, step: StepResult) -> Turn:
+def build_turn(pending: ContextState, completion: Completion, parsed: ParsedAction, step: StepResult) -> Turn:
     return Turn(
         context_ids=pending.ids,
         extends=pending.extends,

@@ -1,4 +1,4 @@
-"""Routes of the studio: the form of a new run, the queue of jobs, and labels of episodes."""
+"""Routes of the studio: the form of a new run, the queue of jobs, labels of episodes, and loaded checkpoints."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -12,9 +12,11 @@ from starlette.types import ASGIApp
 
 from turnwise.core.errors import UserError
 from turnwise.studio.access import WriteGuard
+from turnwise.studio.agent_requests import AgentCommand, AgentRequest
+from turnwise.studio.agents import Agents
 from turnwise.studio.form import check_request, describe_form, plan_request
 from turnwise.studio.jobs import Job
-from turnwise.studio.labels import LabelRequest, Labels
+from turnwise.studio.labels import LabelRequest, Labels, short_path
 from turnwise.studio.new_run import RequestedRuns
 from turnwise.studio.queue import Queue
 from turnwise.studio.requests import RunRequest, ShortText
@@ -23,6 +25,7 @@ from turnwise.viewer.json_io import encode_json, json_response
 from turnwise.viewer.viewed_folder import ViewedFolder
 
 JobNumber = Annotated[int, InPath(ge=1, le=10**9)]
+AgentId = Annotated[str, InPath(max_length=100)]
 EpisodeNumber = Annotated[int, Query(ge=0, le=2**53)]
 
 
@@ -39,13 +42,14 @@ class NoRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-def make_routes(folder: Path, queue: Queue) -> ASGIApp:
+def make_routes(folder: Path, queue: Queue, agents: Agents) -> ASGIApp:
     """Return the application with all routes of the studio over a folder of runs."""
     app, root = bare_app(), ViewedFolder(folder)
     runs = RequestedRuns(root, folder, queue)
     add_form_routes(app, runs)
     add_job_routes(app, runs, queue)
     add_label_routes(app, Labels(root))
+    add_agent_routes(app, root, agents)
     return WriteGuard(app)
 
 
@@ -80,6 +84,34 @@ def add_label_routes(app: FastAPI, labels: Labels) -> None:
     def write(request: Request, wanted: LabelRequest) -> Response:
         labels.set(wanted)
         return json_response(request, encode_json({"label": wanted.label}))
+
+
+def add_agent_routes(app: FastAPI, root: ViewedFolder, agents: Agents) -> None:
+    @app.get("/agents")
+    def loaded(request: Request) -> Response:
+        return json_response(request, encode_json({"agents": [agent.summary() for agent in agents.list()]}))
+
+    @app.post("/agents")
+    def load(request: Request, wanted: AgentRequest) -> Response:
+        """Start to load a checkpoint to play and chat with it."""
+        path = short_path(root.find_run(wanted.run))
+        agent = agents.load(wanted.model_copy(update={"run": str(path)}), wanted.run)
+        return json_response(request, encode_json(agent.summary()))
+
+    @app.get("/agents/{agent}")
+    def describe(request: Request, agent: AgentId, after: Annotated[int, Query(ge=-1, le=2**53)] = -1) -> Response:
+        """Return the state of a loaded checkpoint, and what its page shows if that is newer than `after`."""
+        return json_response(request, encode_json(agents.find(agent).describe(after)))
+
+    @app.post("/agents/{agent}/command")
+    def command(request: Request, agent: AgentId, wanted: AgentCommand) -> Response:
+        agents.find(agent).command(wanted)
+        return json_response(request, encode_json({}))
+
+    @app.post("/agents/{agent}/close")
+    def close(request: Request, agent: AgentId, wanted: NoRequest) -> Response:
+        agents.close(agent)
+        return json_response(request, encode_json({}))
 
 
 def add_job_routes(app: FastAPI, runs: RequestedRuns, queue: Queue) -> None:

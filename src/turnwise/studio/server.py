@@ -5,6 +5,7 @@ from pathlib import Path
 
 from turnwise.core.errors import UserError
 from turnwise.files.disk import wrap_disk_errors
+from turnwise.studio.agents import Agents
 from turnwise.studio.queue import Queue
 from turnwise.studio.routes import make_routes
 from turnwise.viewer.extension import Extension
@@ -32,8 +33,8 @@ def serve_studio(
         raise UserError(f"{folder} is a single run, and --play starts others. Give the folder of your runs.")
     with wrap_disk_errors(folder, "start the studio again"):
         folder.mkdir(parents=True, exist_ok=True)
-    with Queue(folder, slots=slots) as queue:
-        extension = Extension(name=NAME, static=STATIC, routes=make_routes(folder, queue))
+    with Queue(folder, slots=slots) as queue, Agents() as agents:
+        extension = Extension(name=NAME, static=STATIC, routes=make_routes(folder, queue, agents))
         serve(folder, host=host, port=port, token=token, open_browser=open_browser, write=write, extension=extension)
         going_on = [job for job in queue.jobs() if job.status.active]
     for job in going_on:

@@ -47,8 +47,11 @@ const EMPTY_TURN = { context: "", context_ids: [], action_ids: [], spans: [], in
 /** Return {run, row, tokens, pictures, repaired, pictures_cut} of a trajectory. Fields that an old row lacks are empty. */
 export async function fetchTrajectory(run, number, signal) {
   const answer = await get("trajectory", { run, number }, signal);
-  const turns = Array.isArray(answer.row.turns) ? answer.row.turns : [];
-  return { ...answer, run, tokens: answer.tokens ?? {}, row: { ...answer.row, turns: turns.map(completeTurn) } };
+  return { ...answer, run, tokens: answer.tokens ?? {}, row: completeRow(answer.row) };
+}
+
+export function completeRow(row) {
+  return { ...row, turns: (Array.isArray(row.turns) ? row.turns : []).map(completeTurn) };
 }
 
 function completeTurn(turn) {

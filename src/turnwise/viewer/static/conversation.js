@@ -5,10 +5,11 @@ import { h } from "./dom.js";
 import { episodesText, mean, nameToken, short, signed, statusText } from "./format.js";
 
 const CONTEXT_CHARACTERS = 900;
+const HIDDEN_INFO = ["state", "messages", "by_hand"];
 const TAG = /<(\/?)(think|answer|tool_call)>/g;
 
 /** `onselect(index)`: called when the turn is selected; `options`: {vocabulary, maxCharacters} for `contextElements`,
-    {run, missingImages} for its images, and `evaluation` for an episode that was not trained on. */
+    {run, missingImages} or {imageUrl} for its images, and `evaluation` for an episode that was not trained on. */
 export function turnCard(turn, index, onselect, options = {}) {
   const head = h(
     "header",
@@ -43,12 +44,13 @@ export function turnCard(turn, index, onselect, options = {}) {
 }
 
 function chips(turn, { evaluation }) {
-  const reward = turn.turn_reward ?? turn.reward;
+  const reward = turn.turn_reward ?? turn.reward ?? null;
   const advantage = mean(turn.advantages);
   return h(
     "span",
     { class: "chips" },
-    h("span", { class: `chip ${tone(reward)}`, title: "Reward of this turn" }, "reward ", h("b", {}, signed(reward))),
+    reward !== null &&
+      h("span", { class: `chip ${tone(reward)}`, title: "Reward of this turn" }, "reward ", h("b", {}, signed(reward))),
     !evaluation &&
       h(
         "span",
@@ -69,24 +71,29 @@ export function tone(value) {
 }
 
 /** The text that was appended before the model's message. */
-function context(turn, { vocabulary = {}, maxCharacters = CONTEXT_CHARACTERS, run, missingImages = [] }) {
+export function context(turn, { vocabulary = {}, maxCharacters = CONTEXT_CHARACTERS, run, missingImages = [], imageUrl }) {
   return h(
     "div",
     { class: "speech context" },
     h("h4", {}, "context"),
-    h("div", { class: "context-text" }, contextElements(turn, vocabulary, maxCharacters), images(turn, run, missingImages)),
+    h(
+      "div",
+      { class: "context-text" },
+      contextElements(turn, vocabulary, maxCharacters),
+      images(turn, imageUrl ?? ((hash) => imageAddress(run, hash)), missingImages),
+    ),
   );
 }
 
 /** The images in the context, in order. One whose file is missing or broken becomes a note. */
-function images(turn, run, missing) {
+function images(turn, imageUrl, missing) {
   const spans = Array.isArray(turn.images) ? turn.images : [];
   if (!spans.length) return null;
   const elements = spans.map((span, index) => {
     const hash = String(span?.hash ?? "");
     const note = (problem) => h("span", { class: "note" }, `image ${hash.slice(0, 40)} ${problem}`);
     if (missing.includes(hash)) return note("is not in the run folder");
-    const image = h("img", { src: imageAddress(run, hash), alt: `image ${index + 1} of the context`, title: hash });
+    const image = h("img", { src: imageUrl(hash), alt: `image ${index + 1} of the context`, title: hash });
     image.addEventListener("error", () => image.replaceWith(note("cannot be shown")));
     return image;
   });
@@ -106,7 +113,7 @@ function message(turn) {
   return h(
     "div",
     { class: "speech model" },
-    h("h4", {}, "model"),
+    h("h4", {}, turn.info?.by_hand ? "you" : "model"),
     h("pre", { class: "text", dir: "auto" }, parts.length ? parts : h("span", { class: "faint" }, "(empty message)")),
     calls.map((call) => h("pre", { class: "text call" }, h("b", {}, call.name), ` ${call.arguments}`)),
     numImages > 0 && h("p", { class: "note" }, `${numImages} images`),
@@ -115,7 +122,7 @@ function message(turn) {
 
 /** The environment's info, e.g. the actions that it parsed; long values are cut. */
 function outcome(turn) {
-  const entries = Object.entries(turn.info ?? {}).filter(([name]) => name !== "state" && name !== "messages");
+  const entries = Object.entries(turn.info ?? {}).filter(([name]) => !HIDDEN_INFO.includes(name));
   if (!entries.length) return null;
   const items = entries.map(([name, value]) => {
     const text = typeof value === "string" ? value : JSON.stringify(value);

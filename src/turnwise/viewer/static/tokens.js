@@ -15,14 +15,18 @@ import { marked } from "./visible.js";
 export async function showTokens(main, query, signal) {
   const answer = await fetchTrajectory(query.get("run"), query.get("number"), signal);
   addHeader(main, "tokens", query, answer.row, signal);
-  new TokensView(main, query, answer, signal).start();
+  const onchoice = (by) => {
+    remember("tokens", { ...entriesOf(query), by });
+    query.set("by", by);
+  };
+  new TokensView(main, answer, { by: query.get("by"), onchoice }, signal).start();
 }
 
-class TokensView {
-  constructor(main, query, { row, tokens }, signal) {
-    Object.assign(this, { main, query, row, vocabulary: tokens ?? {}, signal, chunks: new Chunks(signal), list: [] });
+export class TokensView {
+  /** `by`: name of the quantity to colour by; `onchoice(name)`: called when another one is chosen. */
+  constructor(main, { row, tokens }, { by, onchoice }, signal) {
+    Object.assign(this, { main, row, vocabulary: tokens ?? {}, onchoice, signal, chunks: new Chunks(signal), list: [] });
     this.range = Object.fromEntries(Object.keys(QUANTITIES).map((name) => [name, rangeOf(row.turns, name)]));
-    const by = query.get("by");
     this.by =
       by in QUANTITIES ? by : (Object.keys(QUANTITIES).find((name) => this.range[name].count) ?? "advantage");
   }
@@ -75,8 +79,7 @@ class TokensView {
 
   setBy(name) {
     this.by = name;
-    remember("tokens", { ...entriesOf(this.query), by: name });
-    this.query.set("by", name);
+    this.onchoice(name);
     for (const radio of this.main.querySelectorAll("input[name=by]")) radio.checked = radio.value === name;
     this.chunks.refill();
     this.fillLegend();
