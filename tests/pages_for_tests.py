@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "skills").rglob("*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *(page for folder in ("docs", "examples", "skills") for page in sorted((ROOT / folder).rglob("*.md"))),
+]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (?P<name>[\w-]+\.(?:py|toml))\b")
 NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+) -->\n\Z")
