@@ -7,11 +7,12 @@ import pytest
 from pydantic import BaseModel
 
 from turnwise.core.errors import EnvironmentFailure, UserError
-from turnwise.core.messages import assistant
+from turnwise.core.messages import Picture, assistant
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Status
 from turnwise.envs.answers import invalid_action_line
 from turnwise.envs.registry import load_spec, spec_of
+from turnwise.envs.runner import MAX_HTML
 from turnwise.envs.text_env import Outcome, TextEnv, goes_on, lost, params_model, won
 
 
@@ -291,6 +292,42 @@ def test_runner_accepts_any_real_number_as_reward(episode, reward):
 
     _, (result,) = episode(make(Odd), ["<answer>1</answer>"])
     assert type(result.reward) is float and result.reward == float(reward)
+
+
+@pytest.mark.parametrize("drawn", [None, Picture(rows=(("player",),), caption="a map")])
+def test_html_of_a_state_is_recorded_with_its_picture(episode, drawn):
+    class Page(GuessNumber):
+        def draw(self):
+            return drawn
+
+        def render_html(self):
+            return "<p>state</p>"
+
+    opening, (result,) = episode(make(Page), ["<answer>1</answer>"])
+    for picture in (opening.picture, result.picture):
+        assert picture.html == "<p>state</p>"
+        assert picture.rows == (() if drawn is None else drawn.rows)
+
+
+def test_html_that_is_too_large_is_left_out_with_one_note(episode, caplog):
+    class Large(GuessNumber):
+        def render_html(self):
+            return "x" * (MAX_HTML + 1)
+
+    opening, (result,) = episode(make(Large), ["<answer>1</answer>"])
+    assert opening.picture is result.picture is None
+    assert [record.message for record in caplog.records] == [
+        f"note: Large.render_html returned {MAX_HTML + 1} characters, and at most {MAX_HTML} are recorded: return less"
+    ]
+
+
+def test_html_that_is_not_text_is_a_failure_of_the_environment(episode):
+    class Broken(GuessNumber):
+        def render_html(self):
+            return b"<p>"
+
+    with pytest.raises(EnvironmentFailure, match=r"^Broken.render_html returned .*"):
+        episode(make(Broken), ["<answer>1</answer>"])
 
 
 @pytest.mark.parametrize("picture", ["P _ G", [["P"]], {"rows": []}, 0])

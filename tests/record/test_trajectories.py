@@ -33,6 +33,7 @@ pictures = st.builds(
     rows=st.lists(st.lists(any_text, max_size=2).map(tuple), max_size=2).map(tuple),
     caption=any_text,
     info=st.dictionaries(any_text, any_text, max_size=2),
+    html=any_text,
 )
 messages = st.builds(
     Message,

@@ -48,6 +48,7 @@ def test_checkpoint_is_played_by_hand_and_by_the_model(page: Page) -> None:
     assert by_hand["action_logprobs"] == []
     assert len(sampled["action_logprobs"]) == len(sampled["action_ids"]) > 0
     assert len(episode["pictures"]) == 3
+    assert page.client.get(f"/api/studio/agents/{agent}/html?turn=0").status_code == 404
     chat = ask(page, agent, do="start", part="chat", text="Be brief.")
     assert chat["episode"]["row"]["turns"] == episode["row"]["turns"]
     chat = ask(page, agent, do="say", part="chat", text="Hello")["chat"]

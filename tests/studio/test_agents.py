@@ -67,6 +67,13 @@ def test_answers_have_versions(agents: Agents) -> None:
     assert agent.describe(after=1)["version"] == 2
 
 
+def test_episode_is_known_for_its_states() -> None:
+    with Agents(worker=worker("read(); write(episode={'row': {'turns': []}})")) as agents:
+        agent = agents.load(REQUEST, "one")
+        answer_of(agent)
+        assert agent.episode_row() == {"turns": []}
+
+
 def test_number_of_loaded_checkpoints_is_bounded(agents: Agents) -> None:
     first = agents.load(REQUEST, "one")
     agents.load(REQUEST, "two")

@@ -136,7 +136,7 @@ def assistant(content: str) -> Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A state as a grid of named cells; `report` draws it."""
+    """A state as a grid of named cells, which `report` draws, or as HTML."""
 
     rows: tuple[tuple[str, ...], ...]
     """Names of the cells, row by row."""
@@ -144,6 +144,8 @@ class Picture:
     """Line below the grid."""
     info: Mapping[str, str] = field(default_factory=dict)
     """Further facts of the state by name, such as a score."""
+    html: str = ""
+    """The state as HTML, which the viewer shows in a sandboxed frame in place of the cells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,10 @@ _reported: set[type[TextEnv]] = set()
 """Environments whose first such error was logged."""
 MAX_RESETS = 1000
 """Start states that are drawn before the environment counts as too small for its split."""
+_too_large: set[type[TextEnv]] = set()
+"""Environments whose first HTML above MAX_HTML was logged."""
+MAX_HTML = 100_000
+"""Characters of a state's HTML, which is recorded with every turn."""
 MAX_REWARD = 1e9
 """Larger rewards would overflow float32 when returns are summed and squared."""
 
@@ -203,7 +207,23 @@ class TextEnvRunner:
             raise EnvironmentFailure(
                 f"{type(self.env).__name__}.draw returned {describe_value(picture)}: return a turnwise Picture, or None"
             )
-        return picture
+        html = self._render_html()
+        return replace(picture or Picture(rows=()), html=html) if html else picture
+
+    def _render_html(self) -> str:
+        """Return the state as HTML; "" without it, or if it is too large to record at every turn."""
+        with self._attribute_errors("render_html"):
+            html = self.env.render_html()
+        check_text(self.env, "render_html", html, optional=True)
+        if html is None or len(html) <= MAX_HTML:
+            return html or ""
+        if type(self.env) not in _too_large:
+            _too_large.add(type(self.env))
+            log.warning(
+                "note: %s.render_html returned %d characters, and at most %d are recorded: return less",
+                *(type(self.env).__name__, len(html), MAX_HTML),
+            )
+        return ""
 
     def random_answer(self, rng: random.Random) -> str | None:
         """Return a random legal reply; None if the environment has no random actions."""

@@ -263,6 +263,13 @@ class TextEnv(ABC):
         """Draw the current state for humans."""
         return None
 
+    def render_html(self) -> str | None:
+        """Return the current state as HTML, which the viewer shows in a sandboxed frame in place of `draw`.
+
+        The frame runs no scripts and loads nothing: use inline styles, and images as data addresses.
+        """
+        return None
+
     def state_key(self) -> str | None:
         """Return a key that is equal for equal states, so that turns in the same state can be compared."""
         return None

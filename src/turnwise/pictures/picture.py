@@ -1,7 +1,7 @@
 """The picture of an environment's state: a grid of named cells, drawn as a board, a gridworld or a table.
 
 A stored picture is {"rows": [[cell name, ...], ...], "caption": text, "info": {name: text}}. It is untrusted: whatever
-it holds, the drawing is small and harmless.
+it holds, the drawing is small and harmless. Its "html", if it has any, is shown by the viewer alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,6 +37,11 @@ MAX_BLOCK_COLUMNS, MAX_BLOCK_LINES = 120, 60
 def draw_picture_svg(picture: Mapping[str, Any]) -> str:
     """Return self-contained SVG without scripts and external references."""
     return drawing_to_svg(draw_picture(picture))
+
+
+def is_only_html(picture: Mapping[str, Any]) -> bool:
+    """Return whether there is nothing to draw, because the state is HTML."""
+    return bool(picture.get("html")) and not picture.get("rows")
 
 
 def draw_picture(picture: Mapping[str, Any]) -> Drawing:

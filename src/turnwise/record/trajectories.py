@@ -139,7 +139,8 @@ def _message_row(message: Message) -> dict[str, Any]:
 
 
 def _picture_row(picture: Picture) -> dict[str, Any]:
-    return {"rows": picture.rows, "caption": picture.caption, "info": to_json_value(picture.info)}
+    row = {"rows": picture.rows, "caption": picture.caption, "info": to_json_value(picture.info)}
+    return {**row, "html": picture.html} if picture.html else row
 
 
 def _trajectory(row: Mapping[str, Any]) -> Trajectory:
@@ -213,7 +214,8 @@ def _part(row: Mapping[str, Any]) -> ContentPart:
 
 
 def _picture(row: Mapping[str, Any]) -> Picture:
-    return Picture(rows=tuple(tuple(cells) for cells in row["rows"]), caption=row["caption"], info=row["info"])
+    rows = tuple(tuple(cells) for cells in row["rows"])
+    return Picture(rows=rows, caption=row["caption"], info=row["info"], html=row.get("html", ""))
 
 
 class TokenNamesFile:

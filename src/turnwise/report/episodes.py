@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from turnwise.pictures.image import PNG_SIGNATURE
 from turnwise.pictures.image_store import image_file
-from turnwise.pictures.picture import draw_picture_svg
+from turnwise.pictures.picture import draw_picture_svg, is_only_html
 from turnwise.record.images import image_hashes
 from turnwise.record.jsonl_follower import parse_line
 from turnwise.record.steps import finite_number
@@ -198,7 +198,9 @@ def _mean_advantage(values: Any) -> list[str]:
 
 
 def _draw(picture: Any) -> Markup | None:
-    return Markup(draw_picture_svg(picture)) if isinstance(picture, Mapping) else None
+    if not isinstance(picture, Mapping) or is_only_html(picture):
+        return None
+    return Markup(draw_picture_svg(picture))
 
 
 def _reward(row: Mapping[str, Any]) -> float:

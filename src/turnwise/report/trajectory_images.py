@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from turnwise.files.disk import write_atomic
 from turnwise.pictures.fonts import describe_missing_fonts
 from turnwise.pictures.image import import_pillow
-from turnwise.pictures.picture import NOTE_INK, NOTE_SIZE, draw_picture
+from turnwise.pictures.picture import NOTE_INK, NOTE_SIZE, draw_picture, is_only_html
 from turnwise.pictures.raster import PAPER, drawing_to_image
 from turnwise.pictures.shapes import Drawing, Label
 from turnwise.pictures.text import clip, to_single_line
@@ -33,7 +33,9 @@ def collect_pictures(row: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any
     turns = row.get("turns", [])
     named = [("start", row.get("start"))]
     named += [(f"turn {number}", turn.get("picture")) for number, turn in enumerate(turns, start=1)]
-    pictures = [(name, picture) for name, picture in named if isinstance(picture, Mapping)]
+    pictures = [
+        (name, picture) for name, picture in named if isinstance(picture, Mapping) and not is_only_html(picture)
+    ]
     if len(pictures) <= MAX_STATES:
         return pictures
     indices = [round(index * (len(pictures) - 1) / (MAX_STATES - 1)) for index in range(MAX_STATES)]

@@ -71,6 +71,11 @@ class Agent:
             state = {**self.summary(), "busy": self._busy, "version": self._version}
             return state if after == self._version else {**state, "answer": self._answer}
 
+    def episode_row(self) -> dict[str, Any]:
+        """Return the episode as its row in a run; empty without one."""
+        with self._lock:
+            return (self._answer.get("episode") or {}).get("row", {})
+
     def command(self, command: AgentCommand) -> None:
         """Send a command; its result is in a later version. Raises UserError while another one runs."""
         with self._lock:

@@ -20,8 +20,9 @@ from turnwise.studio.labels import LabelRequest, Labels, short_path
 from turnwise.studio.new_run import RequestedRuns
 from turnwise.studio.queue import Queue
 from turnwise.studio.requests import RunRequest, ShortText
-from turnwise.viewer.api import bare_app
+from turnwise.viewer.api import TurnIndex, bare_app
 from turnwise.viewer.json_io import encode_json, json_response
+from turnwise.viewer.state_html import respond_with_html
 from turnwise.viewer.viewed_folder import ViewedFolder
 
 JobNumber = Annotated[int, InPath(ge=1, le=10**9)]
@@ -102,6 +103,11 @@ def add_agent_routes(app: FastAPI, root: ViewedFolder, agents: Agents) -> None:
     def describe(request: Request, agent: AgentId, after: Annotated[int, Query(ge=-1, le=2**53)] = -1) -> Response:
         """Return the state of a loaded checkpoint, and what its page shows if that is newer than `after`."""
         return json_response(request, encode_json(agents.find(agent).describe(after)))
+
+    @app.get("/agents/{agent}/html")
+    def state_html(agent: AgentId, turn: TurnIndex) -> Response:
+        """Return the state after a turn of the episode as the environment rendered it."""
+        return respond_with_html(agents.find(agent).episode_row(), turn)
 
     @app.post("/agents/{agent}/command")
     def command(request: Request, agent: AgentId, wanted: AgentCommand) -> Response:

@@ -117,7 +117,7 @@ class AccessMiddleware:
 
 def set_headers(headers: MutableHeaders, path: str) -> None:
     for name, value in SECURITY_HEADERS.items():
-        headers[name] = value
+        headers.setdefault(name, value)  # a state's HTML has stricter ones
     headers["Cache-Control"] = "no-cache" if path.startswith("/static/") else "no-store"
 
 

@@ -26,6 +26,7 @@ from turnwise.viewer.run_page import describe_run
 from turnwise.viewer.runs import RunList, read_summary
 from turnwise.viewer.search import list_trajectories
 from turnwise.viewer.settings import settings_and_defaults
+from turnwise.viewer.state_html import respond_with_html
 from turnwise.viewer.store import RunStore
 from turnwise.viewer.table import TrajectoryFilter, match_tasks
 from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder
@@ -36,6 +37,8 @@ MAX_PAGE = 1000
 Count = Annotated[int, Query(ge=0, le=2**53)]
 PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 TaskCount = Annotated[int, Query(ge=1, le=10_000)]
+TurnIndex = Annotated[int, Query(ge=-1, le=10**6)]
+"""-1: the start."""
 Integer = Annotated[int | None, Query(ge=-(2**63), le=2**63 - 1)]
 Bound = Annotated[float | None, Query(allow_inf_nan=False)]
 Text = Annotated[str, Query(max_length=10_000)]
@@ -199,6 +202,11 @@ def add_trajectory_routes(app: FastAPI, store: RunStore) -> None:
     @app.get("/api/trajectory")
     def trajectory(request: Request, run: Text, number: Count) -> Response:
         return json_response(request, store.trajectory(run, number))
+
+    @app.get("/api/html")
+    def state_html(run: Text, number: Count, turn: TurnIndex) -> Response:
+        """Return the state after a turn as the environment rendered it."""
+        return respond_with_html(store.row(run, number), turn)
 
 
 def add_comparison_route(app: FastAPI, store: RunStore) -> None:

@@ -51,21 +51,32 @@ class RunReader:
         with LineReader(self._root, self.folder) as reader:
             yield lambda row: reader.read(self._index.file_name(row), row)
 
+    def row(self, number: int) -> dict[str, Any]:
+        """Return a stored trajectory."""
+        return self._read(self._find(number))[1]
+
     def trajectory(self, number: int) -> bytes:
         """Return the encoded response for one trajectory."""
-        table = self.table()
-        position = table.find(number)
-        if position is None:
-            raise FileNotServed(f"No trajectory {number} in this run: reload the list.")
-        row = table.row(position)
-        with self.line_reader() as read_line:
-            line, contents, repaired = decode_line(read_line(row), self._index.file_name(row))
+        row = self._find(number)
+        line, contents, repaired = self._read(row)
         with self._lock:
             tokens = self._tokens[row.get("model")]
             tokens.refresh()
             texts = tokens.look_up(token_ids(contents))
         missing = [name for name in find_image_hashes(contents) if not self._has_image(name)]
         return encode_trajectory(line, contents, repaired, texts, missing)
+
+    def _find(self, number: int) -> dict[str, Any]:
+        """Return the row of the table of a trajectory."""
+        table = self.table()
+        position = table.find(number)
+        if position is None:
+            raise FileNotServed(f"No trajectory {number} in this run: reload the list.")
+        return table.row(position)
+
+    def _read(self, row: dict[str, Any]) -> tuple[bytes, dict[str, Any], bool]:
+        with self.line_reader() as read_line:
+            return decode_line(read_line(row), self._index.file_name(row))
 
     def _has_image(self, image_hash: str) -> bool:
         return self._root.stat(self.folder, f"{IMAGES_FOLDER}/{image_file_name(image_hash)}") is not None
@@ -91,3 +102,7 @@ class RunStore:
     def trajectory(self, run_id: str, number: int) -> bytes:
         with self._reading:
             return self.open(run_id).trajectory(number)
+
+    def row(self, run_id: str, number: int) -> dict[str, Any]:
+        with self._reading:
+            return self.open(run_id).row(number)

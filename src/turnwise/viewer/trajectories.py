@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from turnwise.core.errors import UserError
-from turnwise.pictures.picture import draw_picture_svg
+from turnwise.pictures.picture import draw_picture_svg, is_only_html
 from turnwise.record.images import image_hashes
 from turnwise.text.truncation import shorten
 from turnwise.viewer.index import FOLDER, MAX_TOKEN_ID, MAX_TRAJECTORY
@@ -108,7 +108,7 @@ def draw_pictures(row: Mapping[str, Any]) -> tuple[list[str | None], bool]:
 
 def draw_picture(picture: object) -> str | None:
     """Return a stored picture as SVG, or None if it is malformed."""
-    if not isinstance(picture, dict):
+    if not isinstance(picture, dict) or is_only_html(picture):
         return None
     try:
         return draw_picture_svg(picture)

@@ -47,9 +47,9 @@ export class Turns {
 }
 
 export class EpisodePane {
-  /** `send(command)` resolves when the command is done, to whether it succeeded. */
-  constructor(send, signal) {
-    Object.assign(this, { send, signal, isPlaying: false, part: null, environments: [], wanted: { split: "test", task: 0 } });
+  /** `send(command)` resolves when the command is done, to whether it succeeded; `htmlUrl(turn)`: see `statesOf`. */
+  constructor(send, htmlUrl, signal) {
+    Object.assign(this, { send, htmlUrl, signal, isPlaying: false, part: null, environments: [], wanted: { split: "test", task: 0 } });
     this.turns = new Turns(false, signal);
     this.board = h("div", { class: "board" });
     this.result = h("div", { class: "play-result", role: "status" });
@@ -93,7 +93,7 @@ export class EpisodePane {
     if (!episode || text === this.text) return;
     Object.assign(this, { part: episode, text });
     this.turns.show(episode);
-    const states = statesOf({ row: completeRow(episode.row), pictures: episode.pictures });
+    const states = statesOf({ row: completeRow(episode.row), pictures: episode.pictures, htmlUrl: this.htmlUrl });
     replace(this.board, states.length > 0 && stateElement(states.at(-1)));
     replace(this.result, this.describe(episode));
     replace(this.actions, episode.actions.map((name) => button(name, () => this.command({ do: "reply", text: name }), { disabled: episode.over })));

@@ -80,7 +80,7 @@ class AgentPage {
     Object.assign(this, { main, id, signal, version: -1, answer: {} });
     this.message = h("div", { role: "status", class: "play-message" });
     this.send = this.send.bind(this);
-    this.episode = new EpisodePane(this.send, signal);
+    this.episode = new EpisodePane(this.send, (turn) => `/api/studio/agents/${encodeURIComponent(id)}/html?turn=${turn}&state=${this.version}`, signal);
     this.chat = new ChatPane(this.send, signal);
   }
 

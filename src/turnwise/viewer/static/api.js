@@ -47,7 +47,8 @@ const EMPTY_TURN = { context: "", context_ids: [], action_ids: [], spans: [], in
 /** Return {run, row, tokens, pictures, repaired, pictures_cut} of a trajectory. Fields that an old row lacks are empty. */
 export async function fetchTrajectory(run, number, signal) {
   const answer = await get("trajectory", { run, number }, signal);
-  return { ...answer, run, tokens: answer.tokens ?? {}, row: completeRow(answer.row) };
+  const htmlUrl = (turn) => `/api/html?${new URLSearchParams({ run, number, turn })}`;
+  return { ...answer, run, htmlUrl, tokens: answer.tokens ?? {}, row: completeRow(answer.row) };
 }
 
 export function completeRow(row) {

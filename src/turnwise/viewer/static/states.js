@@ -5,24 +5,31 @@ import { bind } from "./keys.js";
 
 const PLAY_MS = 700;
 
-/** Return [{title, turn, svg, text}]; `turn` is -1 for the start, which is left out if it was not recorded. */
-export function statesOf({ row, pictures = [] }) {
+/** Return [{title, turn, html, svg, text}]; `turn` is -1 for the start, which is left out if it was not recorded.
+    `htmlUrl(turn)`: address of a state that the environment rendered as HTML. */
+export function statesOf({ row, pictures = [], htmlUrl }) {
+  const html = (picture, turn) => (picture?.html && htmlUrl ? htmlUrl(turn) : null);
   const states = row.turns.map((turn, index) => ({
     title: `after turn ${index + 1}`,
     turn: index,
+    html: html(turn.picture, index),
     svg: pictures[index + 1] ?? null,
     text: textOf(turn),
   }));
-  if (pictures[0]) states.unshift({ title: "start", turn: -1, svg: pictures[0], text: null });
-  return states.some((state) => state.svg || state.text) ? states : [];
+  const start = html(row.start, -1);
+  if (pictures[0] || start) states.unshift({ title: "start", turn: -1, html: start, svg: pictures[0], text: null });
+  return states.some((state) => state.html || state.svg || state.text) ? states : [];
 }
 
 function textOf(turn) {
   return typeof turn.info?.state === "string" ? turn.info.state : null;
 }
 
-/** Pictures are SVG text. They are shown as images, so that scripts in them cannot run. */
+/** Pictures are SVG text. They are shown as images, so that scripts in them cannot run. HTML of an environment is shown
+    in a frame without scripts and of an origin of its own; the server sends it with a policy that blocks all requests. */
 export function stateElement(state) {
+  if (state.html)
+    return h("iframe", { class: "picture", sandbox: "", title: `state ${state.title}`, src: state.html, referrerpolicy: "no-referrer" });
   if (state.svg)
     return h("img", {
       class: "picture",
