@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +59,14 @@ class StagedRun(TrainingRun):
 
     def eval_tasks(self, split: Any) -> list[Task]:
         return []
+
+    method = "staged"
+
+    def advise_finished(self, path: Path) -> str:
+        return ""
+
+    def next_command(self, path: Path) -> str:
+        return ""
 
     def build(self, *_: Any) -> Any: ...
 

@@ -56,7 +56,7 @@ def write_env(folder: Path, result: str = "") -> str:
 
 
 def test_bug_in_step_is_reported_before_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_module, "ReinforcementRun", lambda *given: pytest.fail("loads the model first"))
+    monkeypatch.setattr(train_module.ReinforcementRun, "train", lambda *given: pytest.fail("loads the model first"))
     config = small(tmp_path / "runs", env__kind=f"{write_env(tmp_path, '{}[action]')}:Mine")
     with pytest.raises(UserError, match=r"Mine\.step raised KeyError: .* at mine\.py:11 \(in a trial episode"):
         train_module.train(config)

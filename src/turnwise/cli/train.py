@@ -179,7 +179,7 @@ def _check_before_torch(config: "Config", seeds: str | None, *, resume: bool) ->
 
     several_seeds = () if seeds is None else parse_seeds(seeds)
     for one in configs_of_seeds(config, several_seeds) if several_seeds else [] if resume else [config]:
-        check_run_name(one)
+        check_run_name(one.record)
     return several_seeds
 
 

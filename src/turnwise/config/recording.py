@@ -78,7 +78,7 @@ class RecordConfig(Section):
     @property
     def path(self) -> Path | None:
         """Run folder; None before the run has a name."""
-        return Path(self.folder) / self.name if self.name else None
+        return None if self.name is None else Path(self.folder) / self.name
 
     def packages(self) -> list[Package]:
         return [Package("record.pictures_every", "PIL", "pictures")] if self.pictures_every else []

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from turnwise.config.recording import RecordConfig
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.files.disk import unused_path
@@ -11,20 +12,20 @@ from turnwise.record.run_folder import refuse_used
 
 def run_path(config: Config, environment: str, method: str) -> Path:
     """Return the run's folder: record.name in record.folder, or a name that is not used yet."""
-    folder, name = Path(config.record.folder), config.record.name
-    if name:
-        return folder / name
+    if config.record.path is not None:
+        return config.record.path
+    folder = Path(config.record.folder)
     return unused_path(folder / f"{environment}-{Path(config.model.name).stem}-{method}-seed{config.seed}")
 
 
-def check_run_name(config: Config) -> None:
+def check_run_name(record: RecordConfig) -> None:
     """Raise UserError if a new run cannot have the name record.name."""
-    name = config.record.name
-    if name is None:
+    name, path = record.name, record.path
+    if name is None or path is None:
         return
     if not name.strip() or name in (".", "..") or set(name) & set("/\\\0\n"):
         raise UserError(f"record.name {name!r} is not a folder name. Remove /; record.folder sets the parent folder.")
-    refuse_used(Path(config.record.folder) / name)
+    refuse_used(path)
 
 
 def configs_of_seeds(config: Config, seeds: Sequence[int]) -> list[Config]:

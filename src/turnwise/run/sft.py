@@ -38,14 +38,11 @@ from turnwise.run.demos import build_demonstrations, check_demos, hash_samples, 
 from turnwise.run.environment_mix import EnvironmentMix, build_environment_mix
 from turnwise.run.resources import check_threads, memory_plan, plan_without_limits
 from turnwise.run.restore import open_checkpoints, restore_or_init
-from turnwise.run.run_name import check_run_name
 from turnwise.run.sources import use_own_adapter
 from turnwise.run.training_run import (
     OnStep,
     Summary,
     TrainingRun,
-    open_run,
-    report_end,
     resolve,
     summarise_success,
 )
@@ -118,26 +115,13 @@ def sft(
     `train_arguments` are the recipe and the settings of its tasks, for the suggested `turnwise train` command.
     """
     environments = build_environment_mix(config)
-    run = Path(config.record.folder) / (config.record.name or "")
-    if not resume:
-        check_run_name(config)
-    check_sft(use_own_adapter(config, run) if resume else config, environments, override_keys)
+    resumed = config.record.path if resume else None
+    check_sft(config if resumed is None else use_own_adapter(config, resumed), environments, override_keys)
     check_servers(environments.with_params)
-    console = console or make_console()
     config = resolve(config)
-    arguments = train_arguments or [config.env.kind if config.env.kind in recipe_names() else "RECIPE"]
-    with open_run(
-        config,
-        environments,
-        console,
-        method="sft",
-        resume=resume,
-        if_finished=lambda path: f"To train its model: `{spell_command('train', *arguments, '--model.name', path)}`",
-    ) as folder:
-        summary, path = _SftRun(config, environments, folder, console, on_step).train(resume), folder.path
-    advice = spell_command("train", *arguments, "--model.name", path)
-    report_end(config, summary, path, console, advice=advice)
-    return summary | {"path": str(path)}
+    run = _SftRun(config, environments, console or make_console(), on_step)
+    run.train_arguments = train_arguments or [config.env.kind if config.env.kind in recipe_names() else "RECIPE"]
+    return run.run(resume)
 
 
 def check_sft(config: Config, environments: EnvironmentMix, override_keys: Iterable[str] = ()) -> None:
@@ -166,9 +150,18 @@ def check_sft(config: Config, environments: EnvironmentMix, override_keys: Itera
 
 
 class _SftRun(TrainingRun):
+    method = "sft"
+    train_arguments: Sequence[str]
+    """Recipe and settings of its tasks, for the suggested `turnwise train` command."""
+
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.planned_steps = 1  # until the demonstrations are counted
+
+    def advise_finished(self, path: Path) -> str:
+        return f"To train its model: `{self.next_command(path)}`"
+
+    def next_command(self, path: Path) -> str:
+        return spell_command("train", *self.train_arguments, "--model.name", path)
 
     def build(self, progress: Progress, resume: bool) -> tuple[SftLoop, State]:
         config = self.config

@@ -34,8 +34,6 @@ from turnwise.run.training_run import (
     OnStep,
     Summary,
     TrainingRun,
-    open_run,
-    report_end,
     resolve,
     summarise_success,
 )
@@ -68,35 +66,10 @@ def train(
     `try_before_torch`.
     """
     environments = build_environment_mix(config, spec)
-    if not resume:
-        check_run_name(config)
     check_run(config, environments, override_keys, resume=resume)
-    console = console or make_console()
-    if not resume and not config.data.sources and not tried:
-        try_environments(config, environments, console.print)
-    config = resolve(config)
-    algo, is_on_policy = config.algo, isinstance(config.algo.estimator, OnPolicySettings)
-    with open_run(
-        config,
-        environments,
-        console,
-        method=reference_name(algo.advantage.kind) if is_on_policy else reference_name(algo.estimator.kind),
-        resume=resume,
-        if_finished=_advise_finished,
-    ) as folder:
-        summary, path = ReinforcementRun(config, environments, folder, console, on_step).train(resume), folder.path
-    episodes = min(EVAL_EPISODES, environments.entries[0].sizes.get(config.eval.split, EVAL_EPISODES))
-    advice = spell_command("eval", path, "--episodes", episodes)
-    report_end(config, summary, path, console, advice=advice)
-    if summary["steps"] and summary["idle_steps"] == summary["steps"]:
-        console.print("No step trained anything, so the model is unchanged.")
-    return summary | {"path": str(path)}
-
-
-def _advise_finished(path: Path) -> str:
-    further = spell_command("train", "--from", path, "--model.name", path)
-    evaluate = spell_command("eval", path)
-    return f"To train it further, start another run from it: `{further}`. To evaluate it: `{evaluate}`"
+    run = ReinforcementRun(resolve(config), environments, console or make_console(), on_step)
+    run.is_tried = tried
+    return run.run(resume)
 
 
 def train_seeds(
@@ -111,7 +84,7 @@ def train_seeds(
     console = console or make_console()
     configs = configs_of_seeds(config, seeds)
     for one in configs:
-        check_run_name(one)
+        check_run_name(one.record)
     summaries = [train(one, console=console, override_keys=override_keys, tried=tried) for one in configs]
     if trained := [summary for summary in summaries if summary["steps"]]:
         console.print(seeds_table(trained))
@@ -126,16 +99,35 @@ class ReinforcementRun(TrainingRun):
     progress: Progress
     loop: Loop
     """Built by `build`."""
+    is_tried: bool = False
+    """See `try_before_torch`."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.actor_config = self.config
+    @property
+    def method(self) -> str:
+        algo = self.config.algo
+        is_on_policy = isinstance(algo.estimator, OnPolicySettings)
+        return reference_name(algo.advantage.kind if is_on_policy else algo.estimator.kind)
+
+    def advise_finished(self, path: Path) -> str:
+        further = spell_command("train", "--from", path, "--model.name", path)
+        evaluate = spell_command("eval", path)
+        return f"To train it further, start another run from it: `{further}`. To evaluate it: `{evaluate}`"
+
+    def next_command(self, path: Path) -> str:
+        sizes = self.environments.entries[0].sizes
+        episodes = min(EVAL_EPISODES, sizes.get(self.config.eval.split, EVAL_EPISODES))
+        return spell_command("eval", path, "--episodes", episodes)
+
+    def prepare(self) -> None:
+        if not self.config.data.sources and not self.is_tried:
+            try_environments(self.config, self.environments, self.console.print)
+
+    def build(self, progress: Progress, resume: bool) -> tuple[Loop, State]:
+        self.actor_config, self.progress = self.config, progress
         if self.config.cluster.learners:  # the model of this process is only read
             model = self.config.model.model_copy(update={"device": "cpu"})
             self.config = self.config.model_copy(update={"model": model})
-
-    def build(self, progress: Progress, resume: bool) -> tuple[Loop, State]:
-        config, self.progress = self.config, progress
+        config = self.config
         loaded, warmup_s = self.load_policy(progress)
         plan = memory_plan(config, loaded.model)
         if plan.items:

@@ -24,16 +24,23 @@ from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.settings import AutoSource
 from turnwise.run.configure import configure
 from turnwise.run.environment_mix import build_environment_mix
+from turnwise.run.run_name import check_run_name
 from turnwise.run.sources import find_checkpoint
 from turnwise.run.train import ReinforcementRun
-from turnwise.run.training_run import open_run, resolve
+from turnwise.run.training_run import resolve
 from turnwise.run.validate import check_settings
 from turnwise.training.played import Played
 from turnwise.training.step_record import StepTimer
-from turnwise.user_code.references import reference_name
 
 if TYPE_CHECKING:  # its packages are optional
     from turnwise.gateway.server import Gateway
+
+
+class _CallersRun(ReinforcementRun):
+    """A run whose steps `tw.Trainer` takes."""
+
+    def advise_finished(self, path: Path) -> str:
+        return f'To train its model further: tw.Trainer(model="{path}")'
 
 
 class TrainerBackend(AgentRun, Protocol):
@@ -126,17 +133,10 @@ async def open_local(
     await asyncio.to_thread(check_settings, config, override_keys)
     config, rows = resolve(config), list[Mapping[str, Any]]()
     async with AsyncExitStack() as exits:
-        folder = exits.enter_context(
-            open_run(
-                config,
-                environments,
-                console,
-                method=reference_name(config.algo.advantage.kind),
-                resume=resume,
-                if_finished=lambda path: f'To train its model further: tw.Trainer(model="{path}")',
-            )
-        )
-        run = ReinforcementRun(config, environments, folder, console, rows.append)
+        run = _CallersRun(config, environments, console, rows.append)
+        if not resume:
+            check_run_name(config.record)
+        exits.enter_context(run.open_folder(resume))
         run.planned_steps = config.train.steps if "train.steps" in override_keys else None
         _, state = exits.enter_context(run.open(resume))
         gateway, source = run.stack.gateway, run.loop.source

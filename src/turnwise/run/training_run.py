@@ -54,39 +54,6 @@ class TimeLimitReached(Exception):
 
 
 @contextmanager
-def open_run(
-    config: Config,
-    environments: EnvironmentMix,
-    console: Console,
-    *,
-    method: str,
-    resume: bool,
-    if_finished: Callable[[Path], str],
-) -> Iterator[RunFolder]:
-    """Create the folder of a new run, or open that of a run to resume.
-
-    `if_finished` returns the advice in the error for a finished run, given its folder.
-    """
-    if not resume:
-        check_run_name(config)
-    for line in describe_rows(environments, config):
-        console.print(sanitize_line(line), soft_wrap=True)
-    path = run_path(config, environments.name, method)
-    folder = RunFolder.open(path, writing=True) if resume else RunFolder.create(path, to_toml(config))
-    with folder:
-        if resume and folder.finished:
-            if not (folder.path / REPORT).exists():
-                write_report(folder.path)
-            raise UserError(f"{path} is finished. {if_finished(path)}")
-        with explain_failure(folder, resume):
-            if not resume:
-                write_provenance(folder.path, source_files(config))
-            elif (changes := describe_changes(folder.path)) is not None:
-                console.print(sanitize_line(changes), soft_wrap=True)
-            yield folder
-
-
-@contextmanager
 def explain_failure(folder: RunFolder, resume: bool) -> Iterator[None]:
     """Add to an error how to resume the run. Remove the folder of a new run that failed before its first step."""
     try:
@@ -161,14 +128,15 @@ class TrainingLoop(Protocol):
 
 @dataclass
 class TrainingRun(ABC):
-    """Build a loop, evaluate before training, train, evaluate after it, and write the summary."""
+    """Open the folder of a run, build a loop, evaluate before training, train, evaluate after it, and report."""
 
     config: Config
     environments: EnvironmentMix
-    folder: RunFolder
     console: Console
     on_step: OnStep | None = None
 
+    folder: RunFolder = field(init=False)
+    """Opened by `open_folder`."""
     planned_steps: int | None = field(init=False)
     """Number of steps that the progress display starts with; a loop may correct it. None if it is not known."""
     services: RewardServices = field(init=False)
@@ -178,9 +146,55 @@ class TrainingRun(ABC):
 
     def __post_init__(self) -> None:
         self.planned_steps = self.config.train.steps
-        usage = JudgeUsage(self.folder.path)
-        self.services = RewardServices(JudgeRegistry(spent=usage.read(), on_spend=usage.add))
-        self.environments = self.environments.with_services(self.services)
+
+    @property
+    @abstractmethod
+    def method(self) -> str:
+        """Part of the folder's name that says how the run trains."""
+
+    @abstractmethod
+    def advise_finished(self, path: Path) -> str:
+        """Return the advice in the error for a finished run, given its folder."""
+
+    @abstractmethod
+    def next_command(self, path: Path) -> str:
+        """Return the command to use after the run."""
+
+    def prepare(self) -> None:  # noqa: B027  (a run may need nothing)
+        """Do what a new run does before it has a folder."""
+
+    def run(self, resume: bool) -> Summary:
+        """Run from the settings to the summary, which it returns."""
+        if not resume:
+            check_run_name(self.config.record)
+            self.prepare()
+        with self.open_folder(resume):
+            summary = self.train(resume)
+        self._report_end(summary)
+        return summary | {"path": str(self.folder.path)}
+
+    @contextmanager
+    def open_folder(self, resume: bool) -> Iterator[None]:
+        """Create the folder of a new run, or open that of a run to resume."""
+        config, environments = self.config, self.environments
+        for line in describe_rows(environments, config):
+            self.console.print(sanitize_line(line), soft_wrap=True)
+        path = run_path(config, environments.name, self.method)
+        self.folder = RunFolder.open(path, writing=True) if resume else RunFolder.create(path, to_toml(config))
+        with self.folder:
+            if resume and self.folder.finished:
+                if not (path / REPORT).exists():
+                    write_report(path)
+                raise UserError(f"{path} is finished. {self.advise_finished(path)}")
+            with explain_failure(self.folder, resume):
+                if not resume:
+                    write_provenance(path, source_files(config))
+                elif (changes := describe_changes(path)) is not None:
+                    self.console.print(sanitize_line(changes), soft_wrap=True)
+                usage = JudgeUsage(path)
+                self.services = RewardServices(JudgeRegistry(spent=usage.read(), on_spend=usage.add))
+                self.environments = environments.with_services(self.services)
+                yield
 
     @abstractmethod
     def build(self, progress: Progress, resume: bool) -> tuple[TrainingLoop, State]: ...
@@ -305,23 +319,25 @@ class TrainingRun(ABC):
         """Restore the learner from the last checkpoint. A learner of this process is never lost."""
         raise loss
 
+    def _report_end(self, summary: Summary) -> None:
+        """Print the results and the next command; for a stopped run, the reason and how to resume it."""
+        path = self.folder.path
+        if summary["steps"]:
+            self.console.print(run_table(summary, path))
+        if summary["finished"]:
+            print_command(self.console, "next:", self.next_command(path))
+        else:
+            reason = f"stopped by train.max_minutes {self.config.train.max_minutes} after {summary['steps']} steps"
+            print_command(self.console, f"{reason}; resume with:", spell_resume(path))
+        if summary["steps"] and summary.get("idle_steps") == summary["steps"]:
+            self.console.print("No step trained anything, so the model is unchanged.")
+
     def _evaluated(self, name: str) -> bool:
         return any(is_evaluation(record, name) for record in self.folder.read_records())
 
     def eval_tasks(self, split: Split) -> list[Task]:
         """Return the tasks of evaluations; none without an environment."""
         return self.tasks.first_tasks(split, self.config.eval.episodes) if self.environments.entries else []
-
-
-def report_end(config: Config, summary: Summary, path: Path, console: Console, *, advice: str) -> None:
-    """Print the results and `advice`, the command to use next; for a stopped run, the reason and how to resume it."""
-    if summary["steps"]:
-        console.print(run_table(summary, path))
-    if summary["finished"]:
-        print_command(console, "next:", advice)
-        return
-    reason = f"stopped by train.max_minutes {config.train.max_minutes} after {summary['steps']} steps"
-    print_command(console, f"{reason}; resume with:", spell_resume(path))
 
 
 def summarise_success(records: Sequence[Record], seed: int) -> Summary:

@@ -155,7 +155,7 @@ def check_here(request: RunRequest) -> dict[str, Any]:
         config = configure_request(request)
         check_before_torch(config, resume=bool(request.resume))
         if not request.resume:
-            check_run_name(config)
+            check_run_name(config.record)
         return {"settings": _list_settings(config), "params": _list_params(config)}
     except (UserError, EnvironmentFailure) as error:
         return {"error": one_line(str(error))}
