@@ -326,7 +326,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[128, 64, 32], help="batch sizes to try for generate")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    ours, _ = load_policy(Config(), build_environment_mix(Config()), lambda done, total: None)
+    config = Config()
+    ours, _ = load_policy(config, build_environment_mix(config.env, config.agent), lambda done, total: None)
     theirs = load_model(ours.name, attn_implementation="sdpa")
     measured = [
         measure(work, ours, theirs, args.repeats, args.batch) for work in workloads(args.new_tokens, ours.stop_ids)

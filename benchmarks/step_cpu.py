@@ -126,7 +126,7 @@ def turnwise_side(job: Job, loaded: LoadedModel, make_engine: MakeEngine = cpu_e
         results=TaskResults(job.source()),
         collector=collector,
         greedy=None,
-        rewards=build_rewards(config, JudgeRegistry(), renderer.decode),
+        rewards=build_rewards(config.reward, config.rollout, JudgeRegistry(), renderer.decode),
         select=partial(filter_groups, learner=learner, algo=config.algo, micro_tokens=plan.micro_tokens),
         scale=lambda share: 1.0,
         count=job.groups,
@@ -134,13 +134,16 @@ def turnwise_side(job: Job, loaded: LoadedModel, make_engine: MakeEngine = cpu_e
         refill=0,
         show=lambda phase, done, total: None,
     )
-    estimation, updating = estimate_settings(config, plan.micro_tokens), update_settings(config, plan.micro_tokens)
+    estimation, updating = (
+        estimate_settings(config.algo, config.reward, plan.micro_tokens),
+        update_settings(config.algo, config.critic, config.train, config.seed, plan.micro_tokens),
+    )
     assert not updating.skip_idle
 
     async def play(number: int, done: list[tuple[float, Sequence[Trajectory]]]) -> None:
         rollout = await source.groups(number)
         rolled_out = time.perf_counter()
-        estimated = estimate(rollout.kept, learner, estimation, build_coefficients(config))
+        estimated = estimate(rollout.kept, learner, estimation, build_coefficients(config.algo))
         assert isinstance(estimated, Estimate)
         update(learner, estimated, updating, number)
         done.append((rolled_out, estimated.trajectories))
@@ -333,7 +336,7 @@ def main() -> None:
     start = Config(env=EnvConfig(params=PARAMS))
     measured = []
     for updates in args.updates:
-        loaded, _ = load_policy(start, build_environment_mix(start), lambda done, total: None)
+        loaded, _ = load_policy(start, build_environment_mix(start.env, start.agent), lambda done, total: None)
         job = Job(model=loaded.name, new_tokens=args.new_tokens, updates=updates)
         measured.append(measure(job, turnwise_side(job, loaded), args))
         show(measured, args)

@@ -92,8 +92,10 @@ def _ids(rng: random.Random, length: int) -> list[int]:
 
 
 def estimate_of(groups: Sequence[Group], learner: LocalLearner, config: Config) -> Estimate | None:
-    settings = estimate_settings(config, allowed_sets=lambda _, ids: [_allow_half(token) for token in ids])
-    estimated = estimate(groups, learner, settings, build_coefficients(config))
+    settings = estimate_settings(
+        config.algo, config.reward, allowed_sets=lambda _, ids: [_allow_half(token) for token in ids]
+    )
+    estimated = estimate(groups, learner, settings, build_coefficients(config.algo))
     return None if isinstance(estimated, IdleReason) else estimated
 
 
@@ -129,7 +131,7 @@ def learn(
     **changes: Any,
 ) -> dict[str, float]:
     """Take one training step, as the loop does."""
-    settings = replace(update_settings(config), **changes)
+    settings = replace(update_settings(config.algo, config.critic, config.train, config.seed), **changes)
     learner.begin_step(replace(learner.settings, step=step))
     estimated = estimate_of(groups, learner, config)
     assert estimated is not None
@@ -153,7 +155,11 @@ def check_learner_contract(make: Callable[[], LocalLearner], config: Config, fol
     learner = make()
     estimated = estimate_of(random_groups(), learner, config)
     assert estimated is not None
-    samples = train_samples(estimated, set(range(len(estimated.trajectories))), update_settings(config))
+    samples = train_samples(
+        estimated,
+        set(range(len(estimated.trajectories))),
+        update_settings(config.algo, config.critic, config.train, config.seed),
+    )
     parts = micro_batches([sample.sample for sample in samples], 64, learner.ranks)
     check_learner(
         make,

@@ -248,7 +248,7 @@ def load_and_train_with(
 
 
 def train_batches(learner: LocalLearner, config: Config) -> list[TrainBatch]:
-    settings = update_settings(config)
+    settings = update_settings(config.algo, config.critic, config.train, config.seed)
     estimated = estimate_of(random_groups(groups=3), learner, config)
     assert estimated is not None
     samples = train_samples(estimated, set(range(9)), settings)

@@ -14,10 +14,15 @@ from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.record.catalogue import METRICS, Metric
 from turnwise.record.run_folder import RunFolder
+from turnwise.run.environment_mix import EnvironmentMix, build_environment_mix
 from turnwise.training.checkpoints import step_folders, step_of
 
 WARMUP_STEPS = 15
 STEPS = 3
+
+
+def environments_of(config: Config) -> EnvironmentMix:
+    return build_environment_mix(config.env, config.agent)
 
 
 def small(folder: Path, **settings: Any) -> Config:

@@ -47,7 +47,7 @@ def sigterm_after_first_step(delay_s: float) -> Callable[[Mapping[str, Any]], No
 
 def planned(config: Config) -> Counter[tuple[int, int, int]]:
     """Return the episodes that the run has to train on: step, seed of the task, member."""
-    source, rollout = build_task_source(config, build_environment_mix(config)), config.rollout
+    source, rollout = build_task_source(config, build_environment_mix(config.env, config.agent)), config.rollout
     drawn = [(step, task.seed) for step in range(config.train.steps) for task in source.draw(step, rollout.groups)]
     return Counter((step + 1, seed, member) for step, seed in drawn for member in range(rollout.group_size))
 

@@ -28,7 +28,9 @@ This process on node was started with:
 
 
 def check(config: Config) -> None:
-    check_cluster(config.cluster, CheckedRun(config=config, environments=build_environment_mix(config)))
+    check_cluster(
+        config.cluster, CheckedRun(config=config, environments=build_environment_mix(config.env, config.agent))
+    )
 
 
 @pytest.mark.parametrize("key", ["cluster.engines", "cluster.env_workers"])

@@ -74,7 +74,7 @@ def world(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("runs")
     cluster = {"cluster__engines": 2, "cluster__env_workers": 2, "cluster__placement": "disaggregated"}
     config = small(folder, env__kind=SLOW_LAKE, cluster__cpus=2, **cluster)
-    environments = build_environment_mix(config)
+    environments = build_environment_mix(config.env, config.agent)
     loaded, _ = load_policy(config, environments, lambda done, total: None)
     notes: list[str] = []
     with (

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runs_for_tests import environments_of
 from turnwise.cli.main import main
 from turnwise.config.load import build
 from turnwise.core.errors import InfrastructureFailure, UserError
@@ -27,7 +28,6 @@ from turnwise.envs.text_env import Outcome, lost, won
 from turnwise.envs.tool_env import NO_CALLS_LEFT, ToolEnv, ToolEnvRunner
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
-from turnwise.run.environment_mix import build_environment_mix
 from turnwise.tools.call_formats import parse_calls
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.tool import ToolResult
@@ -300,7 +300,7 @@ def test_tools_env_accepts_short_settings(own: dict[str, Any]) -> None:
 )
 def test_tools_env_rejects_invalid_settings(own: dict[str, Any], change: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said) as error:
-        build_environment_mix(build({"env": {"kind": "tools", **own, **change}}))
+        environments_of(build({"env": {"kind": "tools", **own, **change}}))
     assert "\n" not in str(error.value)
 
 
@@ -332,7 +332,7 @@ def test_tool_error_names_its_file(own: dict[str, Any], tmp_path: Path) -> None:
     marked = TOOL_FILE.replace("def weather", "from turnwise.tools.function import tool\n@tool(timeout=3)\ndef weather")
     (tmp_path / "marked.py").write_text(marked)
     with pytest.raises(UserError) as error:
-        build_environment_mix(build({"env": {"kind": "tools", **own, "tools": [f"{tmp_path}/marked.py:weather"]}}))
+        environments_of(build({"env": {"kind": "tools", **own, "tools": [f"{tmp_path}/marked.py:weather"]}}))
     said = '@tool of weather has no option "timeout": did you mean "timeout_s"?'
     assert str(error.value) == f"{tmp_path}/marked.py: {said}"
 
@@ -342,9 +342,9 @@ def test_python_style_calls_only_the_python_tool(own: dict[str, Any], others: li
     given = [own["tools"][0] if each == "weather" else each for each in others]
     unreached = "weather" if "weather" in others else "a server's tools"
     with pytest.raises(UserError, match=f"can call only the tool python, not {unreached}: remove them"):
-        build_environment_mix(build({"env": {"kind": "tools", **own, "tools": given, "style": "python"}}))
+        environments_of(build({"env": {"kind": "tools", **own, "tools": given, "style": "python"}}))
     with pytest.raises(UserError, match="python, not room"):
-        build_environment_mix(build({"env": {"kind": "lookup", "params": {"style": "python"}}}))
+        environments_of(build({"env": {"kind": "lookup", "params": {"style": "python"}}}))
 
 
 def test_tools_env_requires_tasks_and_reward() -> None:
@@ -449,7 +449,7 @@ def test_task_rows_error_names_the_line_of_an_unknown_split(own: dict[str, Any],
     rows = [{"question": "a?", "split": "train"}, {"question": "b?", "split": "val"}]
     (tmp_path / "split.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(UserError, match=r"line 2: unknown split 'val': use train, validation, test"):
-        build_environment_mix(build({"env": {"kind": "tools", **own, "tasks": str(tmp_path / "split.jsonl")}}))
+        environments_of(build({"env": {"kind": "tools", **own, "tasks": str(tmp_path / "split.jsonl")}}))
 
 
 def book(city: str, nights: int, meal: Literal["none", "half"], price: float, late: bool) -> str:

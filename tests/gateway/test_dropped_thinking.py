@@ -105,7 +105,7 @@ def test_branches_train_each_token_once_with_the_weight_of_one_context(aggregati
     config = settings_of("no critic", algo__aggregation=aggregation)
     estimated = estimate_of([Group(task=task, trajectories=members)], make_learner(config), config)
     assert estimated is not None
-    samples = train_samples(estimated, {0, 1}, update_settings(config))
+    samples = train_samples(estimated, {0, 1}, update_settings(config.algo, config.critic, config.train, config.seed))
     assert [sample.sample.trajectory for sample in samples] == [0, 1, 1]
     weights = [torch.cat([each.weights[each.sample.mask] for each in part]) for part in (samples[:1], samples[1:])]
     assert len(weights[0]) == sum(len(turn.action_ids) for turn in episodes[0])

@@ -47,7 +47,7 @@ class Service:
 
     def collector(self, *, evaluation: bool) -> AgentCollector:
         host = RecordedEpisodes(gateway=self.gateway, limits=limits(), settings=self.config.agent)
-        return build_collector(self.config, host, value_of_task, 0)
+        return build_collector(self.config.agent, self.config.rollout, host, value_of_task, 0)
 
     async def step(self, collected: CollectedGroups) -> dict[str, Any]:
         await self.proceed.wait()

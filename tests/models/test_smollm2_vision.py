@@ -99,7 +99,7 @@ def short_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
 def load(config: Config) -> tuple[LoadedModel, list[tuple[int, int]]]:
     """Return the loaded policy and the steps that its warm-up showed."""
     shown = list[tuple[int, int]]()
-    loaded, _ = load_policy(config, build_environment_mix(config), lambda *step: shown.append(step))
+    loaded, _ = load_policy(config, build_environment_mix(config.env, config.agent), lambda *step: shown.append(step))
     return loaded, shown
 
 

@@ -94,7 +94,7 @@ def for_framework(loaded: LoadedModel) -> LoadedModel:
 def played_by_both(loaded: LoadedModel, settings: Settings, step: int) -> tuple[list[list[Episode]], list[Group]]:
     kind, config = load_spec(settings.env), config_of(settings)
     here = asyncio.run(roll_out(loaded, kind, settings, step))
-    worlds = build_environment_mix(config, kind)
+    worlds = build_environment_mix(config.env, config.agent, kind)
     tasks = build_task_source(config, worlds)
     collector = build_policy_stack(config, worlds, for_framework(loaded)).collector
     there = asyncio.run(

@@ -206,9 +206,9 @@ def draw_case(number: int, folder: Path) -> tuple[Settings, list[Moment]]:
         settings = draw_settings(rng, rewards)
         try:
             config = configured(settings, folder)
-            environments = build_environment_mix(config)
+            environments = build_environment_mix(config.env, config.agent)
             check_run(config, environments)
-            check_replies_fit(config, environments, tokenizer)
+            check_replies_fit(config.rollout, environments, tokenizer)
         except UserError:
             continue
         return settings, draw_moments(rng)
@@ -263,7 +263,7 @@ def compare(settings: Settings, moments: Sequence[Moment], folder: Path) -> str 
 def warm_up(kind: str, settings: tuple[tuple[str, Any], ...]) -> None:
     """Puts tiny's warm-up into the cache, so that no kill costs it again. In a child, since it computes."""
     config = build({"env": {"kind": kind}}, [*settings, ("model.warmup_steps", WARMUP_STEPS)])
-    wait(fork(lambda: load_policy(config, build_environment_mix(config), lambda *_: None) and None))
+    wait(fork(lambda: load_policy(config, build_environment_mix(config.env, config.agent), lambda *_: None) and None))
 
 
 def main(folder: Path, first: int, count: int) -> None:

@@ -485,7 +485,10 @@ def test_warm_up_of_an_agent_plays_its_training_tasks_with_random_replies(projec
     config = configure(
         str(project / "agent.toml"), overrides=[("agent.random_reply", str(project / "agent.py:yes_or_no"))]
     )
-    environments, loaded = build_environment_mix(config), load_model("tiny", attn_implementation=ATTENTION)
+    environments, loaded = (
+        build_environment_mix(config.env, config.agent),
+        load_model("tiny", attn_implementation=ATTENTION),
+    )
     reply = load_random_reply(config.agent)
     assert reply is not None
     played = asyncio.run(play_random_episodes(config, environments, loaded, reply, count=24))

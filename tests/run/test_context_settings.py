@@ -9,7 +9,7 @@ from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.messages import system, user
-from turnwise.rollout.context import FullContext
+from turnwise.rollout.context import Context, FullContext
 from turnwise.rollout.context_modes import SummaryContext, TurnContext, WindowContext
 from turnwise.rollout.context_settings import CONTEXTS
 from turnwise.run.contexts import build_context, load_summary_hook
@@ -27,12 +27,16 @@ def refused(kind: str, **settings: Any) -> str:
     return str(caught.value)
 
 
+def build_of(config: Config) -> Context:
+    return build_context(config.context, config.rollout, renderer())
+
+
 def test_every_context_passes_with_its_defaults_and_is_built() -> None:
     kinds = {"full": FullContext, "window": WindowContext, "turn": TurnContext, "summary": SummaryContext}
     assert kinds.keys() == CONTEXTS.keys()
     for name, kind in kinds.items():
         check_settings(config_of(name))
-        assert type(build_context(config_of(name), renderer())) is kind
+        assert type(build_of(config_of(name))) is kind
 
 
 def test_every_setting_reaches_its_context() -> None:
@@ -49,10 +53,10 @@ def test_every_setting_reaches_its_context() -> None:
         "summary": (by_turns, summary(renderer(), tokens=150, turns=2, max_tokens=9, **kept)),
     }
     for kind, (settings, context) in expected.items():
-        built = build_context(config_of(kind, **settings), renderer())
+        built = build_of(config_of(kind, **settings))
         ours, theirs = (play(talk, each, renderer()).witness for each in (built, context))
         assert (ours.contexts, ours.budgets) == (theirs.contexts, theirs.budgets), kind
-    halves = build_context(config_of("summary", rollout__max_tokens=300), renderer())
+    halves = build_of(config_of("summary", rollout__max_tokens=300))
     context = summary(renderer(), tokens=150, max_tokens=128)
     assert play(talk, halves, renderer()).witness.contexts == play(talk, context, renderer()).witness.contexts
 

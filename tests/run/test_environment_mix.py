@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runs_for_tests import episodes, learnt, metrics, printed, quiet, rewind, small
+from runs_for_tests import environments_of, episodes, learnt, metrics, printed, quiet, rewind, small
 from turnwise.config.load import build, read_settings, to_toml
 from turnwise.core.errors import Outage, UserError
 from turnwise.core.task import Task
@@ -42,10 +42,9 @@ def test_mix_draws_by_weight_and_reports_by_environment(tmp_path: Path) -> None:
 def test_mix_settings_are_read_from_toml(tmp_path: Path) -> None:
     file = tmp_path / "mix.toml"
     file.write_text(to_toml(small(Path("x"), **MIX)))
-    again = build_environment_mix(build(read_settings(file)))
+    again = environments_of(build(read_settings(file)))
     assert (
-        again.entries == build_environment_mix(small(Path("x"), **MIX)).entries
-        and again.name == "bandit+frozen_lake+large"
+        again.entries == environments_of(small(Path("x"), **MIX)).entries and again.name == "bandit+frozen_lake+large"
     )
 
 
@@ -64,11 +63,11 @@ def test_invalid_mix_is_a_one_line_error(mix: dict[str, object], problem: str) -
 
 def test_mix_rejects_unknown_environments_parameters_and_duplicates(tmp_path: Path) -> None:
     with pytest.raises(UserError, match='did you mean "frozen_lake"'):
-        build_environment_mix(small(tmp_path, env__mix={"frozen_lak": 1}))
+        environments_of(small(tmp_path, env__mix={"frozen_lak": 1}))
     with pytest.raises(UserError, match="no such parameter"):
-        build_environment_mix(small(tmp_path, env__mix={"frozen_lake": {"params": {"sise": 4}}}))
+        environments_of(small(tmp_path, env__mix={"frozen_lake": {"params": {"sise": 4}}}))
     with pytest.raises(UserError, match=r"already the name of env.kind"):
-        build_environment_mix(small(tmp_path, env__mix={"bandit": 1}))
+        environments_of(small(tmp_path, env__mix={"bandit": 1}))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ def test_mix_rejects_unknown_environments_parameters_and_duplicates(tmp_path: Pa
 def test_errors_in_a_mix_name_the_setting_of_the_mix(tmp_path: Path, params: dict[str, object], problem: str) -> None:
     config = small(tmp_path, env__mix={"shop": {"kind": "web_shop", "params": params}})
     with pytest.raises(UserError, match=problem) as caught:
-        build_environment_mix(config)
+        build_environment_mix(config.env, config.agent)
     assert "env.params" not in str(caught.value)
 
 
@@ -96,7 +95,7 @@ def test_errors_of_episodes_in_a_mix_name_the_setting_of_the_mix(tmp_path: Path)
                 raise UserError(f"lower {param_setting('max_turns')}")
 
     cities = {"kind": "guess_city", "params": {"max_turns": 2}}
-    environments = build_environment_mix(small(tmp_path, env__mix={"cities": cities, "needy": {"kind": "bandit"}}))
+    environments = environments_of(small(tmp_path, env__mix={"cities": cities, "needy": {"kind": "bandit"}}))
     specs = {**environments.specs, "needy": replace(environments.specs["needy"], cls=Needy)}
     environments = replace(environments, specs=specs)
 
@@ -120,14 +119,14 @@ def test_outage_in_an_episode_of_a_mix_stays_an_outage(tmp_path: Path, monkeypat
         raise Outage("the judge is gone")
 
     monkeypatch.setattr(Bandit, "reset", reset)
-    environments = build_environment_mix(small(tmp_path, env__kind="frozen_lake", env__mix={"bandit": 1.0}))
+    environments = environments_of(small(tmp_path, env__kind="frozen_lake", env__mix={"bandit": 1.0}))
     with pytest.raises(Outage):
         asyncio.run(environments.make(Task(env="bandit", seed=0)).start())
 
 
 def test_mix_may_be_set_on_the_command_line() -> None:
     typed = [("env.mix.sokoban", "2"), ("env.mix.big.kind", "frozen_lake"), ("env.mix.big.params.size", "6")]
-    worlds = build_environment_mix(build({"env": {"kind": "bandit"}}, typed)).entries
+    worlds = environments_of(build({"env": {"kind": "bandit"}}, typed)).entries
     assert [(world.env, world.weight) for world in worlds] == [("bandit", 1.0), ("sokoban", 2.0), ("big", 1.0)]
     assert worlds[2].params["size"] == 6
 
@@ -164,7 +163,7 @@ def test_curriculum_draws_and_measures_rows_of_a_file(tmp_path: Path) -> None:
     train(config, spec=spec_of(Rows), console=console)
     assert "note: curriculum.pool 8 trains on 8 of 30 rows" in printed(console)
     rows = {row["seed"] for row in episodes(tmp_path / "run", only_training=True)}
-    worlds = build_environment_mix(config, spec_of(Rows))
+    worlds = build_environment_mix(config.env, config.agent, spec_of(Rows))
     pool = {task.seed for task in build_task_source(config, worlds).draw(0, 8)}
     assert rows <= pool and len(pool) == 8
     state = read_state(tmp_path / "run" / "checkpoints" / "step_000003")

@@ -24,14 +24,14 @@ ONE_STEP = {"train__steps": 1, "train__mini_batch": 8, "eval__every": 0}
 
 def change_of_a_step(config: Config) -> dict[str, Tensor]:
     """Return how far a run of one optimizer step moved each tensor of the policy and the critic."""
-    loaded, _ = load_policy(config, build_environment_mix(config), lambda done, total: None)
+    loaded, _ = load_policy(config, build_environment_mix(config.env, config.agent), lambda done, total: None)
     learner = build_learner(config, loaded.model)
     assert learner.critic is not None
     modules = {"policy": learner.model, "critic": learner.critic}
     before = {name: {key: value.clone() for key, value in each.state_dict().items()} for name, each in modules.items()}
     train(config, console=quiet())
     folder = last_checkpoint(Path(config.record.folder) / "run" / "checkpoints")
-    restore(folder, learner, read_state(folder), model_loader(config))
+    restore(folder, learner, read_state(folder), model_loader(config.model))
     return {
         f"{name}.{key}": value - before[name][key]
         for name, each in modules.items()

@@ -30,7 +30,8 @@ def test_memory_plan_on_cpu_only_follows_the_settings() -> None:
     plan = memory_plan(settled(), make_learner(settings_of()).model)
     assert (plan.optimizer_on_host, plan.recompute, plan.releases_cache, plan.pages) == (False, False, False, None)
     asked = {"train__optimizer_state": "host", "train__recompute": "on", "system__keep_cache": "off"}
-    plan = plan_without_limits(settled(**asked, train__micro_tokens="5000"))
+    config = settled(**asked, train__micro_tokens="5000")
+    plan = plan_without_limits(config.train, config.system)
     assert (plan.optimizer_on_host, plan.recompute, plan.releases_cache, plan.micro_tokens) == (True, True, True, 5000)
 
 

@@ -42,7 +42,7 @@ GAME = {
 
 def check(config: Config, override_keys: Iterable[str] = ()) -> None:
     check_settings(config, override_keys)
-    run = CheckedRun(config=config, environments=build_environment_mix(config))
+    run = CheckedRun(config=config, environments=build_environment_mix(config.env, config.agent))
     check_games(config.selfplay, run)
 
 

@@ -168,11 +168,11 @@ def test_calls_in_a_style_that_the_environment_cannot_read_are_refused(
     config = settings(tmp_path, env__kind="lookup", env__params={"style": ours}, sft__demos=str(file))
     expected = f'has tool calls in the style "{refused}" and none in "{ours}".* env.params.style to {refused}'
     with pytest.raises(UserError, match=expected) if refused else nullcontext():
-        check_sft(config, build_environment_mix(config))
+        check_sft(config, build_environment_mix(config.env, config.agent))
 
 
 def first_observation_of(config: Config) -> tuple[EnvironmentMix, Observation]:
-    worlds = build_environment_mix(config)
+    worlds = build_environment_mix(config.env, config.agent)
     opening = asyncio.run(first_observation(worlds.with_params))
     assert opening is not None and opening.messages[0].role == "system"
     return worlds, opening
@@ -256,12 +256,12 @@ def test_sft_on_a_single_conversation_holds_nothing_out(tmp_path: Path) -> None:
 def test_setting_without_effect_on_a_file_alone_is_refused(tmp_path: Path, key: str, kind: str, problem: str) -> None:
     config = settings(tmp_path, env__kind=kind, sft__demos=str(talks(tmp_path, PLAIN)))
     with pytest.raises(UserError, match=f"{key} {problem}"):
-        check_sft(config, build_environment_mix(config), [key])
+        check_sft(config, build_environment_mix(config.env, config.agent), [key])
 
 
 def test_sft_takes_the_prefix_that_its_answers_start_with(tmp_path: Path) -> None:
     config = settings(tmp_path, rollout__prefix="<answer>")
-    check_sft(config, build_environment_mix(config), ["rollout.prefix"])
+    check_sft(config, build_environment_mix(config.env, config.agent), ["rollout.prefix"])
 
 
 def test_openai_calls_are_trained_in_the_style_of_the_environment(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_openai_calls_are_trained_in_the_style_of_the_environment(tmp_path: Path
     file.write_text(json.dumps({"messages": messages}))
     given = {"env__params": {"style": "answer"}, "rollout__max_new_tokens": 99}
     config = settings(tmp_path, env__kind="lookup", sft__demos=str(file), **given)
-    worlds, renderer = build_environment_mix(config), renderer_of("chatml")
+    worlds, renderer = build_environment_mix(config.env, config.agent), renderer_of("chatml")
     check_sft(config, worlds)
     (sample,) = demos.build_demonstrations(config, worlds, None, renderer, lambda *_: None)  # type: ignore[arg-type]
     assert renderer.decode(sample.ids[sample.mask].tolist()).startswith("<call>room Bo</call>")

@@ -50,7 +50,7 @@ def collect(tool: Callable[[], Awaitable[Any]], done: Callable[[int], None], **s
     """Six members, the first of which has a tool; `done` gets how many have ended."""
     given = {"rollout.max_new_tokens": 8, **{name.replace("__", "."): value for name, value in settings.items()}}
     config = build({"env": {"kind": "errands"}}, list(given.items()))
-    worlds = build_environment_mix(config, spec_of(Errands))
+    worlds = build_environment_mix(config.env, config.agent, spec_of(Errands))
     collector = build_policy_stack(config, worlds, load_model("tiny", attn_implementation=ATTENTION)).collector
 
     def make(task: Task, member: int, attempt: int) -> Env:

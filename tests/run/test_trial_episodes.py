@@ -89,19 +89,19 @@ def test_bug_in_a_reward_is_reported_with_file_and_line(tmp_path: Path) -> None:
     for kind in (f"{file}:Mine", "frozen_lake"):
         config = small(tmp_path, env__kind=kind, reward__functions=[f"{file}:broken"])
         with pytest.raises(UserError, match=r"the reward broken raised IndexError: .* at mine\.py:20"):
-            try_environments(config, build_environment_mix(config), ignore)
+            try_environments(config, build_environment_mix(config.env, config.agent), ignore)
 
 
 def test_trial_episode_is_scored_like_a_trajectory(tmp_path: Path) -> None:
     file = write_env(tmp_path)
     config = small(tmp_path, env__kind=f"{file}:Mine", reward__functions=[f"{file}:fair"])
-    try_environments(config, build_environment_mix(config), ignore)
+    try_environments(config, build_environment_mix(config.env, config.agent), ignore)
 
 
 def test_environments_without_user_code_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EnvSpec, "make", lambda *given: pytest.fail("plays an episode"))
     config = small(tmp_path, env__kind="frozen_lake")
-    try_environments(config, build_environment_mix(config), ignore)
+    try_environments(config, build_environment_mix(config.env, config.agent), ignore)
 
 
 def test_environment_may_answer_without_a_message(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_environment_may_answer_without_a_message(tmp_path: Path) -> None:
             pass
 
     config = small(tmp_path, env__kind=spec_of(Silent).id)
-    mix = build_environment_mix(config)
+    mix = build_environment_mix(config.env, config.agent)
     try_environments(config, mix, ignore)
     ((spec, params),) = mix.with_params
     make = partial(spec.make, tw.Task(env=spec.name, params=params, seed=0), 0)
@@ -152,7 +152,7 @@ def test_trial_episodes_that_hang_end_at_their_time_limit(
     config = small(tmp_path, env__kind=f"{file}:Mine", rollout__trial_s=0.5)
     shown: list[str] = []
     with caplog.at_level(logging.WARNING):
-        try_environments(config, build_environment_mix(config), shown.append)
+        try_environments(config, build_environment_mix(config.env, config.agent), shown.append)
     assert shown == ["Mine: trying 8 episodes of random answers"]
     (record,) = caplog.records
     assert re.fullmatch(
@@ -172,21 +172,21 @@ def test_trial_episode_whose_reward_hangs_ends_at_its_time_limit(
     params = {"tasks": str(tmp_path / "rows.jsonl"), "reward": f"{tmp_path / 'reward.py'}:score"}
     config = small(tmp_path / "runs", env__kind="tools", env__params=params, rollout__trial_s=0.5)
     with caplog.at_level(logging.WARNING):
-        try_environments(config, build_environment_mix(config), ignore)
+        try_environments(config, build_environment_mix(config.env, config.agent), ignore)
     assert "the trial episodes of tools did not end within rollout.trial_s 0.5" in caplog.text
 
 
 def test_trial_episodes_can_be_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EnvSpec, "make", lambda *given: pytest.fail("plays an episode"))
     config = small(tmp_path, env__kind=f"{write_env(tmp_path)}:Mine", rollout__trial_s=0)
-    try_environments(config, build_environment_mix(config), lambda line: pytest.fail(line))
+    try_environments(config, build_environment_mix(config.env, config.agent), lambda line: pytest.fail(line))
 
 
 def test_infrastructure_failure_in_a_trial_is_only_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     failing = 'raise tw.InfrastructureFailure("the server is away")'
     config = small(tmp_path, env__kind=f"{write_env(tmp_path, failing)}:Mine")
     with caplog.at_level(logging.WARNING):
-        try_environments(config, build_environment_mix(config), ignore)
+        try_environments(config, build_environment_mix(config.env, config.agent), ignore)
     assert "a trial episode of random answers failed: the server is away" in caplog.text
 
 
@@ -198,7 +198,7 @@ def test_bug_is_reported_once(failing: str, is_fatal: bool, tmp_path: Path, capl
     error = ""
     with caplog.at_level(logging.WARNING):
         try:
-            try_environments(config, build_environment_mix(config), ignore)
+            try_environments(config, build_environment_mix(config.env, config.agent), ignore)
         except UserError as raised:
             error = str(raised)
     assert bool(error) is is_fatal
@@ -218,7 +218,7 @@ def test_start_that_does_not_follow_from_its_seed_is_reported(
     Path(file).write_text(f"import numpy as np\n{draw}\nSTARTS = iter(range(99))\n{text}")
     config = small(tmp_path, env__kind=f"{file}:Mine")
     with caplog.at_level(logging.WARNING):
-        try_environments(config, build_environment_mix(config), ignore)
+        try_environments(config, build_environment_mix(config.env, config.agent), ignore)
     assert caplog.text.count("Mine.reset gave two starts for one seed") == notes
 
 
@@ -230,13 +230,13 @@ def test_environment_without_rules_is_reported(
     Path(file).write_text(Path(file).read_text().replace('"""Say 1."""', rules))
     config = small(tmp_path, env__kind=f"{file}:Mine")
     with caplog.at_level(logging.WARNING):
-        try_environments(config, build_environment_mix(config), ignore)
+        try_environments(config, build_environment_mix(config.env, config.agent), ignore)
     assert caplog.text.count("Mine has no docstring") == notes
 
 
 def check_fits(folder: Path, max_new_tokens: int, **settings: Any) -> None:
     config = small(folder, rollout__max_new_tokens=max_new_tokens, **settings)
-    check_replies_fit(config, build_environment_mix(config), tiny_tokenizer())
+    check_replies_fit(config.rollout, build_environment_mix(config.env, config.agent), tiny_tokenizer())
 
 
 def check_refused_below_the_named_length(folder: Path, problem: str, **settings: Any) -> int:

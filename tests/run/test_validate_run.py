@@ -15,7 +15,7 @@ from endpoint_for_tests import Server, completion
 from endpoint_for_tests import serving as serving_model
 from judges_for_tests import JudgeServer, serving
 from mcp_tools_for_tests import RAW, all_gone, read_pids
-from runs_for_tests import printed, quiet, small
+from runs_for_tests import environments_of, printed, quiet, small
 from turnwise.cli.main import main
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
@@ -59,7 +59,7 @@ def tools(folder: Path, rows: tuple[int, int, int] = (3, 2, 2), **params: Any) -
 
 
 def checked(config: Config) -> None:
-    check_run(config, build_environment_mix(config))
+    check_run(config, build_environment_mix(config.env, config.agent))
 
 
 def judge(**options: Any) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def test_check_run_without_servers_starts_no_event_loop(tmp_path: Path, monkeypa
 
 def printed_lines(folder: Path, rows: tuple[int, int, int], **settings: Any) -> list[str]:
     config = small(folder, **tools(folder, rows), **settings)
-    return describe_rows(build_environment_mix(config), config)
+    return describe_rows(build_environment_mix(config.env, config.agent), config)
 
 
 def test_describe_rows_counts_rows_per_split(tmp_path: Path) -> None:
@@ -198,9 +198,7 @@ def test_describe_rows_counts_rows_per_split(tmp_path: Path) -> None:
     assert printed_lines(tmp_path / "few", (7, 30, 1), rollout__groups=8, eval__split="validation")[1:] == [
         "note: a step draws rollout.groups 8 tasks from 7 rows, so some repeat"
     ]
-    assert describe_rows(build_environment_mix(small(tmp_path)), small(tmp_path)) == [], (
-        "tasks without end are not counted"
-    )
+    assert describe_rows(environments_of(small(tmp_path)), small(tmp_path)) == [], "tasks without end are not counted"
 
 
 @pytest.mark.parametrize(("test", "notes"), [("assert f(2) == 4", 0), ("assert f(2) > 3", 1)])
@@ -208,7 +206,7 @@ def test_describe_rows_warns_of_tests_that_code_could_fake(test: str, notes: int
     config = small(tmp_path, **tools(tmp_path, (30, 30, 30), reward=[{"use": "unit_tests", "against": "answer"}]))
     file = tmp_path / "rows.jsonl"
     file.write_text(file.read_text().replace('"1"', json.dumps(test)))
-    lines = describe_rows(build_environment_mix(config), config)
+    lines = describe_rows(build_environment_mix(config.env, config.agent), config)
     start = "note: the reward unit_tests has tests that submitted code could"
     assert sum(line.startswith(start) for line in lines) == notes
 
@@ -274,10 +272,10 @@ def test_check_run_names_a_missing_package(
     changes: dict[str, object], module: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small(tmp_path, **changes)
-    check_run(config, build_environment_mix(config))
+    check_run(config, build_environment_mix(config.env, config.agent))
     monkeypatch.setattr(validate, "find_spec", lambda name: None if name == module else object())
     with pytest.raises(UserError, match=message):
-        check_run(config, build_environment_mix(config))
+        check_run(config, build_environment_mix(config.env, config.agent))
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -406,12 +404,12 @@ class Asks(tw.TextEnv):
 def test_mask_of_a_section_that_replies_may_have_is_accepted(settings: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "asks.py").write_text(OWN)
     config = small(tmp_path, **{"env__kind": "frozen_lake", "algo__loss_tokens": "prediction", **settings})
-    check_sections(config.algo, CheckedRun(config=config, environments=build_environment_mix(config)))
+    check_sections(config.algo, CheckedRun(config=config, environments=build_environment_mix(config.env, config.agent)))
 
 
 def test_mask_of_a_section_is_accepted_where_the_task_has_the_prompt(tmp_path: Path) -> None:
     config = small(tmp_path, **tools(tmp_path), algo__loss_tokens="prediction")
-    check_sections(config.algo, CheckedRun(config=config, environments=build_environment_mix(config)))
+    check_sections(config.algo, CheckedRun(config=config, environments=build_environment_mix(config.env, config.agent)))
 
 
 def test_prefix_that_begins_the_answer_is_refused_with_reasoning(tmp_path: Path) -> None:

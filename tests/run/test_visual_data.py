@@ -442,7 +442,9 @@ def test_sft_trains_on_conversations_with_images(tmp_path: Path) -> None:
 def test_sft_trains_on_a_run_with_images(tmp_path: Path, played: Path, policy: LoadedModel) -> None:
     run = shutil.copytree(played, tmp_path / "played")
     config = small(tmp_path, **LAKE, sft__demos=str(run))
-    build_demos = partial(build_demonstrations, config, build_environment_mix(config), show=lambda done, total: None)
+    build_demos = partial(
+        build_demonstrations, config, build_environment_mix(config.env, config.agent), show=lambda done, total: None
+    )
     loaded = load_model(str(played / RUN_BASE), attn_implementation=ATTENTION)
     assert loaded.images is not None
     samples = build_demos(loaded=loaded, renderer=renderer_of(policy))

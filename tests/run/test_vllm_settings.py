@@ -59,9 +59,9 @@ def test_images_are_refused_by_engines_that_read_text_only() -> None:
     config = configure("frozen_lake", overrides=[KIND, SERVER, pixels])
     refusal = r"engine vllm with these settings reads text only\. Choose engine native or vllm without engine\.urls"
     with pytest.raises(UserError, match=refusal):
-        check_run(config, build_environment_mix(config))
+        check_run(config, build_environment_mix(config.env, config.agent))
     in_process = configure("frozen_lake", overrides=[KIND, pixels])
-    check_engine_reads_images(in_process.engine, build_environment_mix(in_process))
+    check_engine_reads_images(in_process.engine, build_environment_mix(in_process.env, in_process.agent))
 
 
 def test_engine_of_its_own_is_planned_with_a_copy_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:

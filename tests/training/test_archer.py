@@ -312,7 +312,7 @@ def test_update_without_trust_changes_nothing() -> None:
         learner,
     )
     before = weights(learner.model)
-    updated = update(learner, estimated, update_settings(config), 0, 0.0)
+    updated = update(learner, estimated, update_settings(config.algo, config.critic, config.train, config.seed), 0, 0.0)
     assert updated.metrics == {"idle_steps": 1.0} and updated.idle is IdleReason.UNTRUSTED_CRITIC
     assert all(torch.equal(before[name], value) for name, value in weights(learner.model).items())
 
@@ -360,7 +360,7 @@ def test_actor_raises_the_probability_of_advantageous_utterances() -> None:
 
     before = logprobs()
     estimated = build_estimate([talk(0)] * 2, samples, torch.tensor([1.0, -1.0]), {}, actor_settings(), learner)
-    update(learner, estimated, update_settings(config), 0)
+    update(learner, estimated, update_settings(config.algo, config.critic, config.train, config.seed), 0)
     after = logprobs()
     assert after[0] > before[0] and after[1] < before[1]
 

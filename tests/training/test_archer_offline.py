@@ -108,7 +108,7 @@ def test_offline_critic_reaches_iql_fixed_point_and_actor_prefers_good(tmp_path:
     torch.testing.assert_close(estimates.q.mean(1), torch.tensor(q), atol=0.2, rtol=0)
     torch.testing.assert_close(estimates.v.mean(1), torch.tensor(v), atol=0.2, rtol=0)
     for step in range(3):
-        update(learner, found, update_settings(OFFLINE), step)
+        update(learner, found, update_settings(OFFLINE.algo, OFFLINE.critic, OFFLINE.train, OFFLINE.seed), step)
     policy = random_model("llama", "eager")
     policy.load_state_dict(learner.model.state_dict())
     with torch.no_grad():

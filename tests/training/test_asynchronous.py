@@ -62,7 +62,7 @@ def make_source(collector: SlowCollector, staleness: int, curriculum: Curriculum
         results=TaskResults(tasks),
         collector=collector,  # type: ignore[arg-type]
         greedy=None,
-        rewards=build_rewards(config, JudgeRegistry(), str),
+        rewards=build_rewards(config.reward, config.rollout, JudgeRegistry(), str),
         select=list,
         scale=lambda share: 1.0,
         count=2,

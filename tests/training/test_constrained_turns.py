@@ -166,10 +166,12 @@ def test_step_on_constrained_turns_sees_no_mismatch() -> None:
     config = build({}, list(SETTINGS.items()))
     learner = build_learner(config, trained_model())
     groups = [Group(task=trajectories()[0].task, trajectories=trajectories())]
-    settings = estimate_settings(config, allowed_sets=renderer().grammars.allowed_sets)
-    estimated = estimate(groups, learner, settings, build_coefficients(config))
+    settings = estimate_settings(config.algo, config.reward, allowed_sets=renderer().grammars.allowed_sets)
+    estimated = estimate(groups, learner, settings, build_coefficients(config.algo))
     assert not isinstance(estimated, IdleReason)
-    metrics = update(learner, estimated, update_settings(config), 0, 1.0).metrics
+    metrics = update(
+        learner, estimated, update_settings(config.algo, config.critic, config.train, config.seed), 0, 1.0
+    ).metrics
     assert metrics["mismatch"] < 1e-6
     assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
 

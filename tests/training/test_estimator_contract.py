@@ -37,7 +37,9 @@ WITH_BASELINES = replace(ROLLOUT, baselines={(group.task.env, group.task.seed): 
 
 def on_policy(critic: str = "no critic", **settings: Any) -> OnPolicy:
     config = settings_of(critic, **settings)
-    return OnPolicy(estimate_settings(config), Coefficients(build_coefficients(config), kl_in_loss=True))
+    return OnPolicy(
+        estimate_settings(config.algo, config.reward), Coefficients(build_coefficients(config.algo), kl_in_loss=True)
+    )
 
 
 @pytest.mark.parametrize("advantage", ADVANTAGES)

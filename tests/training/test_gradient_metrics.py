@@ -40,7 +40,9 @@ def test_gradient_shares_sum_to_one_and_clear_gradients() -> None:
     before, objective = weights(learner.model), learner.objective
     estimated = estimate_of(groups, learner, config)
     assert estimated is not None
-    found = gradient_metrics(groups, estimated, learner, update_settings(config), buckets=2)
+    found = gradient_metrics(
+        groups, estimated, learner, update_settings(config.algo, config.critic, config.train, config.seed), buckets=2
+    )
     for term in ("task", "entropy", "kl"):
         assert sum(found[f"diagnostics/gradient_{term}_{bucket}"] for bucket in range(2)) == pytest.approx(1.0)
     after = weights(learner.model)
@@ -56,7 +58,9 @@ def test_task_gradient_comes_from_groups_with_differing_rewards() -> None:
     learner = make_learner(config)
     estimated = estimate_of(groups, learner, config)
     assert estimated is not None
-    found = gradient_metrics(groups, estimated, learner, update_settings(config), buckets=2)
+    found = gradient_metrics(
+        groups, estimated, learner, update_settings(config.algo, config.critic, config.train, config.seed), buckets=2
+    )
     assert found["diagnostics/gradient_task_0"] == 0.0 and found["diagnostics/gradient_task_1"] == 1.0
 
 
@@ -67,5 +71,7 @@ def test_gradient_metrics_count_selected_tokens_as_task(loss: str) -> None:
     learner, groups = make_learner(config), random_groups(groups=2)
     estimated = estimate_of(groups, learner, config)
     assert estimated is not None
-    found = gradient_metrics(groups, estimated, learner, update_settings(config), buckets=1)
+    found = gradient_metrics(
+        groups, estimated, learner, update_settings(config.algo, config.critic, config.train, config.seed), buckets=1
+    )
     assert found == {f"diagnostics/gradient_{term}_0": float(term == "task") for term in ("task", "entropy", "kl")}

@@ -35,8 +35,13 @@ def cut_short(group: Group) -> Group:
 )
 def test_estimate_of_nothing_returns_the_reason(rollout: Rollout, reason: IdleReason) -> None:
     config = settings_of(algo__truncated="drop")
-    coefficients = Coefficients(build_coefficients(config), kl_in_loss=True)
-    assert OnPolicy(estimate_settings(config), coefficients).estimate(rollout, None, make_learner(config)) is reason
+    coefficients = Coefficients(build_coefficients(config.algo), kl_in_loss=True)
+    assert (
+        OnPolicy(estimate_settings(config.algo, config.reward), coefficients).estimate(
+            rollout, None, make_learner(config)
+        )
+        is reason
+    )
 
 
 def idle_reason(scale: float = 0.0, shares: dict[str, float] | None = None, **settings: object) -> IdleReason | None:
@@ -47,7 +52,7 @@ def idle_reason(scale: float = 0.0, shares: dict[str, float] | None = None, **se
     assert estimated is not None
     scaled = replace(estimated, advantages=[each * scale for each in estimated.advantages])
     scaled = replace(scaled, metrics=scaled.metrics | (shares or {}))
-    return update(learner, scaled, update_settings(config), 0).idle
+    return update(learner, scaled, update_settings(config.algo, config.critic, config.train, config.seed), 0).idle
 
 
 KEPT = {"algo__loss": "reinforce", "algo__entropy_coef": 1e-30}
@@ -86,7 +91,7 @@ def test_update_that_trains_has_no_idle_reason() -> None:
     learner = make_learner(config)
     estimated = estimate_of(random_groups(), learner, config)
     assert estimated is not None
-    updated = update(learner, estimated, update_settings(config), 0)
+    updated = update(learner, estimated, update_settings(config.algo, config.critic, config.train, config.seed), 0)
     assert "grad_norm" not in updated.metrics and updated.idle is None, "the critic's warm-up"
 
 
@@ -97,4 +102,7 @@ def test_update_whose_gradients_are_not_finite_is_skipped() -> None:
     assert estimated is not None
     weight = next(iter(learner.model.parameters()))
     weight.grad = torch.full_like(weight, float("nan"))
-    assert update(learner, estimated, update_settings(config), 0).idle is IdleReason.SKIPPED
+    assert (
+        update(learner, estimated, update_settings(config.algo, config.critic, config.train, config.seed), 0).idle
+        is IdleReason.SKIPPED
+    )

@@ -100,7 +100,9 @@ def test_loss_and_advantage_follow_the_sections_of_a_reply() -> None:
     groups = [group_of([[sectioned(1.0)], [sectioned(0.0)]])]
     estimated = estimate_of(groups, make_learner(config), config)
     assert estimated is not None
-    for each in train_samples(estimated, {0, 1}, update_settings(config)):
+    for each in train_samples(
+        estimated, {0, 1}, update_settings(config.algo, config.critic, config.train, config.seed)
+    ):
         sampled = each.sample.mask
         assert [SECTIONED[place] for place in each.weights[sampled].nonzero().flatten().tolist()] == ["q"]
         assert [SECTIONED[place] for place in each.advantages[sampled].nonzero().flatten().tolist()] == ["q", "Left"]
@@ -142,7 +144,9 @@ def test_policy_and_value_weights_aggregate_over_their_own_tokens(critic: str) -
     config = settings_of(critic, algo__loss_tokens="answer", algo__advantage_tokens="think")
     estimated = estimate_of([thinkers()], make_learner(config), config)
     assert estimated is not None
-    samples = train_samples(estimated, {0, 1, 2}, update_settings(config))
+    samples = train_samples(
+        estimated, {0, 1, 2}, update_settings(config.algo, config.critic, config.train, config.seed)
+    )
     assert sum(float(each.weights.sum()) for each in samples) == pytest.approx(1.0)
     for each in samples:
         sampled = each.sample.mask

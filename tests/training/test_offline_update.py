@@ -114,7 +114,7 @@ def test_dpo_step_has_the_gradient_of_the_papers_loss(micro_tokens: int) -> None
 def test_mini_batches_of_a_pair_loss_keep_pairs_together(mini_batch: int) -> None:
     config = settings_of(**DPO, train__mini_batch=mini_batch)
     groups = [5, 5, 1, 1, 9, 9, 7, 7, 3, 3]
-    batches = list(mini_batch_order(groups, update_settings(config), 0))
+    batches = list(mini_batch_order(groups, update_settings(config.algo, config.critic, config.train, config.seed), 0))
     assert sorted(index for batch in batches for index in batch) == list(range(10))
     assert [len(batch) for batch in batches] == [4, 4, 2]
     assert all(len({groups[index] for index in batch}) == len(batch) // 2 for batch in batches)

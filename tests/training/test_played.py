@@ -59,7 +59,7 @@ def gathered(
         results=TaskResults(TASKS),
         collector=collector,  # type: ignore[arg-type]
         greedy=greedy,  # type: ignore[arg-type]
-        rewards=rewards or build_rewards(config, JudgeRegistry(), str),
+        rewards=rewards or build_rewards(config.reward, config.rollout, JudgeRegistry(), str),
         select=partial(filter_groups, learner=make_learner(config), algo=config.algo, micro_tokens=1000),
         scale=config.algo.filter.rate_scale,
         count=4,

@@ -97,7 +97,7 @@ def play(collector: Callable[[], GroupCollector], env: str = "bandit", **setting
         results=TaskResults(tasks),
         collector=collector(),
         greedy=None,
-        rewards=build_rewards(config, JudgeRegistry(), str),
+        rewards=build_rewards(config.reward, config.rollout, JudgeRegistry(), str),
         select=partial(filter_groups, learner=make_learner(config), algo=config.algo, micro_tokens=1000),
         scale=config.algo.filter.rate_scale,
         count=2,

@@ -54,7 +54,13 @@ def test_gradient_shares_of_entropy_and_kl_do_not_depend_on_rewards() -> None:
         learner = make_learner(config, moved=0.02)
         estimated = estimate_of(groups, learner, config)
         assert estimated is not None
-        return gradient_metrics(groups, estimated, learner, update_settings(config), buckets=2)
+        return gradient_metrics(
+            groups,
+            estimated,
+            learner,
+            update_settings(config.algo, config.critic, config.train, config.seed),
+            buckets=2,
+        )
 
     # The order of the groups by the spread of their rewards is the same in both.
     one, other = shares((1.0, 2.0)), shares((1.0, 8.0))

@@ -241,7 +241,7 @@ def test_skip_idle_keeps_samples_with_any_advantage() -> None:
     assert [rewards_to_come(token) for token in tokens] == [1, 1, 0, 0, 0]
     losses = [clipped_loss(log_ratio(token).exp(), rewards_to_come(token)) for token in tokens]
     by_hand = gradients_of(torch.stack(losses).mean(), policy)
-    assert update_settings(config).skip_idle
+    assert update_settings(config.algo, config.critic, config.train, config.seed).skip_idle
     assert_same_gradients(gradients(learner, groups, config), by_hand)
 
 
@@ -263,6 +263,15 @@ def test_update_takes_one_step_per_mini_batch_and_reports_means() -> None:
     assert metrics["policy_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-3)
     assert metrics["entropy"] == pytest.approx(sum(token.entropy.item() for token in tokens) / len(tokens), rel=1e-3)
     members = [each for group in groups for each in group.trajectories]
-    first = [members[index] for index in next(iter(mini_batch_order(range(len(members)), update_settings(config), 0)))]
+    first = [
+        members[index]
+        for index in next(
+            iter(
+                mini_batch_order(
+                    range(len(members)), update_settings(config.algo, config.critic, config.train, config.seed), 0
+                )
+            )
+        )
+    ]
     apart = [abs(log_ratio(token).item()) for token in tokens if any(token.trajectory is each for each in first)]
     assert metrics["mismatch"] == pytest.approx(sum(apart) / len(apart), rel=1e-3), "before anything was learnt"

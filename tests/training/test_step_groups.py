@@ -49,7 +49,7 @@ def test_refill_trains_no_more_groups_than_asked_for() -> None:
         results=TaskResults(tasks),
         collector=FakeCollector(),  # type: ignore[arg-type]
         greedy=None,
-        rewards=build_rewards(config, JudgeRegistry(), str),
+        rewards=build_rewards(config.reward, config.rollout, JudgeRegistry(), str),
         select=partial(filter_groups, learner=make_learner(config), algo=config.algo, micro_tokens=1000),
         scale=lambda share: 1.0,
         count=4,

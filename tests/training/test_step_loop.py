@@ -148,14 +148,14 @@ def run(
     learner = make_learner(config, moved=0.02)
     taken, rows, saved = watch_steps(learner), list[dict[str, Any]](), list[tuple[int, bool]]()
     tasks = TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0, curriculum=curriculum)
-    results, settings = TaskResults(tasks), estimate_settings(config, 1000)
-    coefficients = Coefficients(build_coefficients(config), kl_in_loss=settings.kl_in_reward is None)
+    results, settings = TaskResults(tasks), estimate_settings(config.algo, config.reward, 1000)
+    coefficients = Coefficients(build_coefficients(config.algo), kl_in_loss=settings.kl_in_reward is None)
     source = Played(
         tasks=tasks,
         results=results,
         collector=FakeCollector(),  # type: ignore[arg-type]
         greedy=None,
-        rewards=build_rewards(config, JudgeRegistry(), str),
+        rewards=build_rewards(config.reward, config.rollout, JudgeRegistry(), str),
         select=partial(filter_groups, learner=learner, algo=config.algo, micro_tokens=1000),
         scale=config.algo.filter.rate_scale,
         count=GROUPS,
@@ -183,7 +183,7 @@ def run(
         engine=engine,
         learner=learner,
         parts=[*parts, saver],
-        update_settings=update_settings(config, 1000),
+        update_settings=update_settings(config.algo, config.critic, config.train, config.seed, 1000),
         limits=LoopLimits(steps=last),
         runner=ThisThread(),
     )

@@ -49,9 +49,9 @@ GROUPS = [
 def advantages(groups: list[Group], **changes: object) -> list[float]:
     """One number per trajectory: the advantage is the return itself."""
     config = settings_of(algo__advantage="arpo", algo__kl_coef=0.0)
-    settings: EstimateSettings = estimate_settings(config)
+    settings: EstimateSettings = estimate_settings(config.algo, config.reward)
     settings = replace(settings, rewards=replace(settings.rewards, **changes))  # type: ignore[arg-type]
-    found = estimate(groups, make_learner(config), settings, build_coefficients(config))
+    found = estimate(groups, make_learner(config), settings, build_coefficients(config.algo))
     assert isinstance(found, Estimate)
     return [float(values[sample.mask][0]) for values, sample in zip(found.advantages, found.samples, strict=True)]
 

@@ -103,7 +103,8 @@ def test_idle_samples_count_in_step_statistics(name: str, monkeypatch: pytest.Mo
     """They are left out of the forward passes of the update, not out of means and shares."""
     idle = group_of([[turn_of([3] * 10, [4, 5, 6], extends=False)] for _ in range(3)], 9)
     groups = [*random_groups(), idle]
-    skips = update_settings(config_of(name)).skip_idle
+    config = config_of(name)
+    skips = update_settings(config.algo, config.critic, config.train, config.seed).skip_idle
     assert skips == (name != "kl_cov"), "its penalty reaches tokens without an advantage"
     everything = gradient_of(name, groups, monkeypatch, skip_idle=False)
     assert_equal(gradient_of(name, groups, monkeypatch, skip_idle=skips), everything)
@@ -229,8 +230,18 @@ def test_step_gradient_is_the_formula_over_all_tokens(name: str, monkeypatch: py
 def selected_in(seed: tuple[object, ...], micro_tokens: int = 100, **settings: Any) -> list[list[bool]]:
     config = config_of("clip_cov", **settings)
     old, groups = Old(config), random_groups(groups=3)
-    samples = train_samples(old.estimate(groups, config), set(range(9)), update_settings(config))
-    found = add_step_statistics(samples, old.learner, update_settings(config).objective, micro_tokens, seed)
+    samples = train_samples(
+        old.estimate(groups, config),
+        set(range(9)),
+        update_settings(config.algo, config.critic, config.train, config.seed),
+    )
+    found = add_step_statistics(
+        samples,
+        old.learner,
+        update_settings(config.algo, config.critic, config.train, config.seed).objective,
+        micro_tokens,
+        seed,
+    )
     return [each.selected.tolist() for each in found if each.selected is not None]
 
 
@@ -262,7 +273,11 @@ def test_update_randomness_depends_on_seed_step_and_mini_batch(monkeypatch: pyte
 def test_step_statistics_ignore_untrained_tokens(name: str) -> None:
     """Every third token has weight 0 and an absurd advantage and sampler: nothing changes for the others."""
     config = config_of(name)
-    settings, learner, old = update_settings(config), make_learner(config, moved=0.02), Old(config)
+    settings, learner, old = (
+        update_settings(config.algo, config.critic, config.train, config.seed),
+        make_learner(config, moved=0.02),
+        Old(config),
+    )
     samples = train_samples(old.estimate(random_groups(), config), set(range(6)), settings)
     weights = [torch.where(torch.arange(len(each)) % 3 == 0, 0.0, each.weights) for each in samples]
     samples = [replace(each, weights=own) for each, own in zip(samples, weights, strict=True)]
@@ -294,7 +309,7 @@ def test_update_without_step_statistics_does_not_score() -> None:
 
     for name in ("plain", "vespo", "rejection", "normalised"):
         config = config_of(name)
-        settings = update_settings(config)
+        settings = update_settings(config.algo, config.critic, config.train, config.seed)
         samples = train_samples(Old(config).estimate(random_groups(), config), set(range(6)), settings)
         found = add_step_statistics(samples, Unasked(), settings.objective, 100, ("seed",))  # type: ignore[arg-type]
         assert [each.selected for each in found] == [None] * len(samples)
@@ -332,7 +347,9 @@ def test_turns_in_separate_contexts_bootstrap_from_the_next(advantage: str, anch
     for turn in (2, 1, 0):
         carried = rewards[turn] + 0.9 * following - values[turn] + 0.9 * 0.5 * carried
         expected[turn], following = carried, values[turn]
-    found = estimate([group_of([turns])], ByToken(), estimate_settings(config), build_coefficients(config))  # type: ignore[arg-type]
+    found = estimate(
+        [group_of([turns])], ByToken(), estimate_settings(config.algo, config.reward), build_coefficients(config.algo)
+    )  # type: ignore[arg-type]
     assert found is not None and len(found.samples) == (1 if extends else 3)
     got = torch.cat([each[sample.mask] for each, sample in zip(found.advantages, found.samples, strict=True)])
     assert got.tolist() == pytest.approx(

@@ -27,7 +27,9 @@ def test_rows_have_logprob_and_entropy_of_every_token(critic: str) -> None:
     estimated = estimate_of(groups, learner, config)
     assert estimated is not None
     scores = score_samples(estimated.samples, learner, Needs(policy_logprobs=True, entropy=True), 10_000)
-    update(learner, estimated, update_settings(config), 0, statistics=seen)
+    update(
+        learner, estimated, update_settings(config.algo, config.critic, config.train, config.seed), 0, statistics=seen
+    )
     rows: Any = trajectory_rows(1, groups, estimated, str, seen)
     checked = 0
     for index, sample in enumerate(estimated.samples):
@@ -47,7 +49,9 @@ def test_token_statistics_are_empty_for_skipped_samples() -> None:
     estimated = estimate_of(groups, learner, config)
     assert estimated is not None
     estimated.advantages[0].zero_()
-    update(learner, estimated, update_settings(config), 0, statistics=seen)
+    update(
+        learner, estimated, update_settings(config.algo, config.critic, config.train, config.seed), 0, statistics=seen
+    )
     assert seen.of(0) == {} and seen.of(1).keys() == {"learner_logprobs", "entropies"}
 
 
@@ -57,6 +61,15 @@ def test_token_statistics_do_not_change_the_update() -> None:
     metrics = learn(plain, random_groups(), config)
     estimated = estimate_of(random_groups(), recorded, config)
     assert estimated is not None
-    assert update(recorded, estimated, update_settings(config), 0, statistics=TokenStatistics()).metrics == metrics
+    assert (
+        update(
+            recorded,
+            estimated,
+            update_settings(config.algo, config.critic, config.train, config.seed),
+            0,
+            statistics=TokenStatistics(),
+        ).metrics
+        == metrics
+    )
     for one, other in zip(plain.model.parameters(), recorded.model.parameters(), strict=True):
         assert torch.equal(one, other)

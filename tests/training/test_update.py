@@ -18,7 +18,8 @@ CUT = (Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME, Status.TRUNCATED_LIMIT)
 
 def update_of(**changes: object) -> UpdateSettings:
     """`changes` of training settings, or of the update's own."""
-    settings = update_settings(settings_of())
+    config = settings_of()
+    settings = update_settings(config.algo, config.critic, config.train, config.seed)
     own = {name: changes.pop(name) for name in list(changes) if name in UpdateSettings.__slots__}
     return replace(settings, train=settings.train.model_copy(update=changes), **own)  # type: ignore[arg-type]
 
@@ -78,7 +79,13 @@ def test_remax_advantages_are_returns_minus_the_greedy_return() -> None:
     config = settings_of(algo__advantage="remax", algo__kl_coef=0.0)
     group = group_of([[turn_of([3] * 9, [4, 5], extends=False, reward=reward)] for reward in (10.0, 10.0, 12.0, 12.0)])
     baselines = {(group.task.env, group.task.seed): 11.0}
-    found = estimate([group], make_learner(config), estimate_settings(config), build_coefficients(config), baselines)
+    found = estimate(
+        [group],
+        make_learner(config),
+        estimate_settings(config.algo, config.reward),
+        build_coefficients(config.algo),
+        baselines,
+    )
     assert found is not None
     assert [each[-2:].tolist() for each in found.advantages] == [[-1.0, -1.0], [-1.0, -1.0], [1.0, 1.0], [1.0, 1.0]]
 
@@ -92,7 +99,7 @@ def test_estimate_is_none_without_trajectories() -> None:
 def test_loss_weights_are_over_the_whole_mini_batch(name: str) -> None:
     length = {"algo__aggregation__constant_length": 10} if name == "seq-mean-token-sum-norm" else {}
     config = settings_of(algo__aggregation=name, **length)
-    settings = update_settings(config)
+    settings = update_settings(config.algo, config.critic, config.train, config.seed)
     estimated = estimate_of(random_groups(), make_learner(config), config)
     assert estimated is not None
     chosen = {0, 2, 5}

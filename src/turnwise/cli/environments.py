@@ -77,7 +77,7 @@ def check(
     from turnwise.testing.supervised import check_environment
 
     config = configure(environment, overrides=merge_settings(overrides, ("env",)))
-    ((spec, params),) = build_environment_mix(config).with_params[:1]
+    ((spec, params),) = build_environment_mix(config.env, config.agent).with_params[:1]
     print_line(f"{spec.name}: {tasks} tasks")
     width, failed = max(map(len, CHECKS)), 0
     for finding in check_environment(

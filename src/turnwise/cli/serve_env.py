@@ -62,7 +62,7 @@ def serve_env(
     from turnwise.service.openenv.server import ServerLimits
 
     config = configure(environment, overrides=merge_settings(overrides, ("env",)))
-    ((spec, params),) = build_environment_mix(config).with_params[:1]
+    ((spec, params),) = build_environment_mix(config.env, config.agent).with_params[:1]
     serve(
         spec,
         params,

@@ -190,7 +190,7 @@ def _print_plan(config: "Config", override_keys: Sequence[str], *, resume: bool,
     from turnwise.run.plan import plan_run
     from turnwise.run.validate import check_hub, check_run
 
-    check_run(config, build_environment_mix(config), override_keys, resume=resume)
+    check_run(config, build_environment_mix(config.env, config.agent), override_keys, resume=resume)
     check_hub(config.model)
     plan = plan_run(config)
     if as_json:

@@ -89,7 +89,7 @@ async def play_random_episodes(
         for number in range(count)
     ]
     running = asyncio.Semaphore(AT_ONCE)
-    gateway = build_gateway(config, ScriptedEngine(script, sorted(loaded.stop_ids)), renderer, limits, None)
+    gateway = build_gateway(config.rollout, ScriptedEngine(script, sorted(loaded.stop_ids)), renderer, limits, None)
 
     async def play(key: EpisodeKey) -> Trajectory:
         async with running:
@@ -97,5 +97,5 @@ async def play_random_episodes(
         return trajectory
 
     async with gateway:
-        collector = build_agent_collector(config, gateway, limits, WARMUP_SEED)
+        collector = build_agent_collector(config.agent, config.reward, config.rollout, gateway, limits, WARMUP_SEED)
         return await asyncio.gather(*map(play, keys))

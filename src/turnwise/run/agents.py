@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import Policy
 from turnwise.core.task import Task
@@ -17,14 +16,18 @@ from turnwise.gateway.agents import Agent, AgentFunction, CommandAgent, Function
 from turnwise.record.run_folder import CALLS_FILE
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.functions import accepts_arguments, check_reward_function
+from turnwise.rewards.settings import RewardConfig
 from turnwise.rollout.episode import Limits
+from turnwise.rollout.settings import RolloutConfig
 from turnwise.user_code.references import load_function
 
 if TYPE_CHECKING:  # its packages are optional
     from turnwise.gateway.server import Gateway
 
 
-def build_gateway(config: Config, policy: Policy, renderer: Renderer, limits: Limits, run: Path | None) -> "Gateway":
+def build_gateway(
+    rollout: RolloutConfig, policy: Policy, renderer: Renderer, limits: Limits, run: Path | None
+) -> "Gateway":
     """Build the gateway. It keeps its calls in the folder `run`, or in memory if it is None."""
     try:
         from turnwise.gateway.server import Gateway
@@ -33,31 +36,38 @@ def build_gateway(config: Config, policy: Policy, renderer: Renderer, limits: Li
             f"Agents need packages that are not installed ({error.name}). Run `pip install 'turnwise[gateway]'`."
         ) from None
     store = None if run is None else run / CALLS_FILE
-    return Gateway(policy, renderer, limits, store, max_sessions=config.rollout.in_flight)
+    return Gateway(policy, renderer, limits, store, max_sessions=rollout.in_flight)
 
 
-def build_agent_collector(config: Config, gateway: "Gateway", limits: Limits, run_seed: int) -> AgentCollector:
+def build_agent_collector(
+    agent: AgentSettings,
+    reward: RewardConfig,
+    rollout: RolloutConfig,
+    gateway: "Gateway",
+    limits: Limits,
+    run_seed: int,
+) -> AgentCollector:
     host = RecordedEpisodes(
         gateway=gateway,
         limits=limits,
-        settings=config.agent,
-        reward=load_reward(config.agent),
-        is_scored_later=bool(config.reward.functions or config.reward.judges),
+        settings=agent,
+        reward=load_reward(agent),
+        is_scored_later=bool(reward.functions or reward.judges),
     )
-    return build_collector(config, host, find_row, run_seed)
+    return build_collector(agent, rollout, host, find_row, run_seed)
 
 
 def build_collector(
-    config: Config, host: EpisodeHost, find_task: Callable[[Task], Any], run_seed: int
+    agent: AgentSettings, rollout: RolloutConfig, host: EpisodeHost, find_task: Callable[[Task], Any], run_seed: int
 ) -> AgentCollector:
     """Return the collector of an agent's episodes on this host."""
     return AgentCollector(
         host=host,
-        agent=build_agent(config.agent),
+        agent=build_agent(agent),
         find_task=find_task,
-        timeout_s=config.agent.timeout_s,
-        in_flight=config.rollout.in_flight,
-        attempts=config.rollout.attempts,
+        timeout_s=agent.timeout_s,
+        in_flight=rollout.in_flight,
+        attempts=rollout.attempts,
         run_seed=run_seed,
     )
 

@@ -4,14 +4,17 @@ from pathlib import Path
 
 from turnwise.algos.critics import UtteranceCriticSettings
 from turnwise.algos.estimators import ArcherOfflineSettings, ArcherSettings, AwacSettings, UtteranceEstimator
+from turnwise.algos.settings import AlgoConfig
 from turnwise.config.schema import Config
+from turnwise.config.training import TrainConfig
 from turnwise.core.random_streams import address
 from turnwise.data.replay import Replay
 from turnwise.models.critic import UtteranceCritic
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.record.trajectories import open_replay
 from turnwise.rollout.collect import Collector
-from turnwise.rollout.context_settings import Summary
+from turnwise.rollout.context_settings import ContextSettings, Summary
+from turnwise.rollout.settings import RolloutConfig
 from turnwise.run.build import PolicyStack, training_sampling
 from turnwise.run.build_learner import build_optimizer, build_schedule, estimate_settings
 from turnwise.training.archer import ActorSettings, Archer, UtteranceSampler
@@ -31,42 +34,54 @@ def build_archer(
     """
     archer, critic_settings = config.algo.estimator, config.critic
     assert isinstance(archer, UtteranceEstimator) and isinstance(critic_settings, UtteranceCriticSettings)
-    critic = build_utterance_critic(config, critic_settings, learner, plan)
+    critic = build_utterance_critic(config.algo, config.train, config.seed, critic_settings, learner, plan)
     learner.auxiliary["utterance_critic"] = critic
     settings = ActorSettings(
         archer=archer,
         critic=critic_settings,
         algo=config.algo,
-        needs=estimate_settings(config).needs,
+        needs=estimate_settings(config.algo, config.reward).needs,
         micro_tokens=plan.micro_tokens,
         run_seed=config.seed,
     )
     if isinstance(archer, ArcherSettings):
         replay = open_replay(folder, archer.replay)
-        return Archer(settings=settings, critic=critic, replay=replay, sampler=build_sampler(config, stack))
+        return Archer(
+            settings=settings,
+            critic=critic,
+            replay=replay,
+            sampler=build_sampler(config.context, config.rollout, config.seed, stack),
+        )
     assert stored is not None
-    sampler = build_sampler(config, stack) if isinstance(archer, AwacSettings) else None
+    sampler = None
+    if isinstance(archer, AwacSettings):
+        sampler = build_sampler(config.context, config.rollout, config.seed, stack)
     return OfflineArcher(settings=settings, critic=critic, replay=stored, sampler=sampler)
 
 
-def build_sampler(config: Config, stack: PolicyStack) -> UtteranceSampler:
+def build_sampler(context: ContextSettings, rollout: RolloutConfig, seed: int, stack: PolicyStack) -> UtteranceSampler:
     assert isinstance(stack.collector, Collector)
     return UtteranceSampler(
         policy=stack.collector.policy,
-        sampling=training_sampling(config),
-        summary_tokens=config.context.tokens if isinstance(config.context, Summary) else 0,
-        max_tokens=config.rollout.max_tokens,
-        run_seed=config.seed,
+        sampling=training_sampling(rollout),
+        summary_tokens=context.tokens if isinstance(context, Summary) else 0,
+        max_tokens=rollout.max_tokens,
+        run_seed=seed,
     )
 
 
 def build_utterance_critic(
-    config: Config, settings: UtteranceCriticSettings, learner: LocalLearner, plan: MemoryPlan
+    algo: AlgoConfig,
+    train: TrainConfig,
+    seed: int,
+    settings: UtteranceCriticSettings,
+    learner: LocalLearner,
+    plan: MemoryPlan,
 ) -> UtteranceCriticLearner:
-    seed, own_trunk = address("utterance critic", config.seed), settings.encoder == "own"
+    seed, own_trunk = address("utterance critic", seed), settings.encoder == "own"
     critic = UtteranceCritic(learner.model, seed=seed, own_trunk=own_trunk)
     mark_embeddings(critic.trunk)
-    train, archer = config.train, config.algo.estimator
+    archer = algo.estimator
     optimizer = build_optimizer(train, critic.parameters(), settings.learning_rate, build_schedule(train), plan)
     return UtteranceCriticLearner(
         critic,

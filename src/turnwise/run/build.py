@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from turnwise.config.recording import EvalConfig
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import Engine, EngineControl, Sampling
@@ -42,8 +43,10 @@ from turnwise.rewards.functions import build_reward
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.judge.settings import LOCAL
 from turnwise.rewards.scoring import ENV, RewardSet
+from turnwise.rewards.settings import RewardConfig
 from turnwise.rollout.collect import Collector, GroupCollector
 from turnwise.rollout.episode import Limits
+from turnwise.rollout.settings import RolloutConfig
 from turnwise.run.agent_warmup import load_random_reply, warm_up_agent
 from turnwise.run.agents import build_agent_collector, build_gateway
 from turnwise.run.contexts import build_context
@@ -58,12 +61,11 @@ LoadModel = Callable[[str], LoadedModel]
 """Loads a model by name or folder."""
 
 
-def model_loader(config: Config) -> LoadModel:
+def model_loader(settings: ModelConfig) -> LoadModel:
     """Return a function that loads a model by name or folder, with the run's settings and the engine's attention.
 
     Unless the settings say otherwise, a vision tower is frozen if the model of the settings has a trained one.
     """
-    settings = config.model
     train_vision = settings.name == SMOLLM2_VISION if settings.train_vision is None else settings.train_vision
 
     def load(name: str) -> LoadedModel:
@@ -92,7 +94,7 @@ def load_policy(
     without the cache and without the run that trained the adapter. `check`: called with the model before its warm-up.
     """
     check_engine_reads_images(config.engine, environments)
-    load = _checked_loader(config, environments, check)
+    load = _checked_loader(config.model, environments, check)
     base = None if run is None else run / RUN_BASE
     if config.model.warmup_steps and _is_warmed_up(config, environments):
         loaded, seconds = _load_warmed_up_once(config, environments, load, show_warmup, base)
@@ -108,9 +110,11 @@ def load_policy(
     return loaded, seconds
 
 
-def _checked_loader(config: Config, environments: EnvironmentMix, check: Callable[[LoadedModel], None]) -> LoadModel:
+def _checked_loader(
+    model: ModelConfig, environments: EnvironmentMix, check: Callable[[LoadedModel], None]
+) -> LoadModel:
     """Return a loader that checks each model as soon as it is loaded, before a warm-up takes minutes."""
-    load_any = model_loader(config)
+    load_any = model_loader(model)
 
     def load(name: str) -> LoadedModel:
         loaded = load_any(name)
@@ -241,10 +245,12 @@ def _keep_base_of_adapter(loaded: LoadedModel, base: Path) -> None:
     set_base_model(loaded.model, str(base))
 
 
-def build_engine(config: Config, model: Any, renderer: Renderer, *, pages: int | None = None) -> Engine:
+def build_engine(
+    engine: EngineSettings, rollout: RolloutConfig, model: Any, renderer: Renderer, *, pages: int | None = None
+) -> Engine:
     """Build the engine. `pages`: size of the KV cache on a GPU. None: as engine.gpu_memory_utilization allows."""
-    options = EngineOptions(slots=config.rollout.in_flight, max_tokens=config.rollout.max_tokens, pages=pages)
-    return config.engine.build(model, renderer, options)
+    options = EngineOptions(slots=rollout.in_flight, max_tokens=rollout.max_tokens, pages=pages)
+    return engine.build(model, renderer, options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,8 +272,8 @@ class PolicyStack:
         return nullcontext() if self.gateway is None else self.gateway
 
 
-def build_renderer(config: Config, loaded: LoadedModel) -> Renderer:
-    return Renderer(loaded.tokenizer, loaded.stop_ids, config.rollout.prefix, loaded.images)
+def build_renderer(rollout: RolloutConfig, loaded: LoadedModel) -> Renderer:
+    return Renderer(loaded.tokenizer, loaded.stop_ids, rollout.prefix, loaded.images)
 
 
 def build_policy_stack(
@@ -282,22 +288,22 @@ def build_policy_stack(
 
     `run`: folder in which the gateway of an agent keeps its calls.
     """
-    renderer = build_renderer(config, loaded)
+    renderer = build_renderer(config.rollout, loaded)
     copies = config.rollout.max_staleness > 0 and config.engine.shares_weights
     model = copy_model(loaded.model).requires_grad_(False) if copies else loaded.model
-    engine = build_engine(config, model, renderer, pages=pages)
-    training = training_sampling(config)
-    limits = episode_limits(config, training)
-    gateway = build_gateway(config, engine, renderer, limits, run) if environments.has_agent else None
+    engine = build_engine(config.engine, config.rollout, model, renderer, pages=pages)
+    training = training_sampling(config.rollout)
+    limits = episode_limits(config.rollout, training)
+    gateway = build_gateway(config.rollout, engine, renderer, limits, run) if environments.has_agent else None
 
     def collector(sampling: Sampling, run_seed: int) -> GroupCollector:
-        limits = episode_limits(config, sampling)
+        limits = episode_limits(config.rollout, sampling)
         if gateway is not None:
-            return build_agent_collector(config, gateway, limits, run_seed)
+            return build_agent_collector(config.agent, config.reward, config.rollout, gateway, limits, run_seed)
         return Collector(
             policy=engine,
             make_env=environments.make,
-            context=build_context(config, renderer),
+            context=build_context(config.context, config.rollout, renderer),
             limits=limits,
             in_flight=config.rollout.in_flight,
             attempts=config.rollout.attempts,
@@ -309,50 +315,52 @@ def build_policy_stack(
         engine=engine,
         collector=collector(training, config.seed),
         greedy=collector(replace(training, temperature=0.0), config.seed),
-        evaluator=collector(evaluation_sampling(config), 0),  # all runs are evaluated with the same random numbers
+        # all runs are evaluated with the same random numbers
+        evaluator=collector(evaluation_sampling(config.rollout, config.eval), 0),
         pages=pages,
         gateway=gateway,
     )
 
 
-def episode_limits(config: Config, sampling: Sampling) -> Limits:
-    return Limits(sampling=sampling, max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s)
+def episode_limits(rollout: RolloutConfig, sampling: Sampling) -> Limits:
+    return Limits(sampling=sampling, max_tokens=rollout.max_tokens, timeout_s=rollout.timeout_s)
 
 
-def training_sampling(config: Config) -> Sampling:
-    rollout = config.rollout
+def training_sampling(rollout: RolloutConfig) -> Sampling:
     return Sampling(temperature=rollout.temperature, max_tokens=rollout.max_new_tokens, stop=rollout.stop)
 
 
-def evaluation_sampling(config: Config) -> Sampling:
+def evaluation_sampling(rollout: RolloutConfig, evaluation: EvalConfig) -> Sampling:
     return Sampling(
-        max_tokens=config.rollout.max_new_tokens,
-        temperature=config.eval.temperature,
-        top_p=config.eval.top_p,
-        top_k=config.eval.top_k,
-        stop=config.rollout.stop,
+        max_tokens=rollout.max_new_tokens,
+        temperature=evaluation.temperature,
+        top_p=evaluation.top_p,
+        top_k=evaluation.top_k,
+        stop=rollout.stop,
     )
 
 
-def reward_names(config: Config) -> list[str]:
+def reward_names(reward: RewardConfig) -> list[str]:
     """Return the names of reward.functions, in order."""
-    return [function.reward_name for function in config.reward.functions]
+    return [function.reward_name for function in reward.functions]
 
 
-def reward_weights(config: Config) -> dict[str, float]:
+def reward_weights(reward: RewardConfig) -> dict[str, float]:
     """Return the weights by name: of the environment's reward, then of functions and judges."""
-    names = [ENV, *reward_names(config)]
-    weights = dict(zip(names, config.reward.weights or [1.0] * len(names), strict=True))
-    return weights | judge_weights(config.reward.judges)
+    names = [ENV, *reward_names(reward)]
+    weights = dict(zip(names, reward.weights or [1.0] * len(names), strict=True))
+    return weights | judge_weights(reward.judges)
 
 
-def build_rewards(config: Config, judges: JudgeRegistry, decode: Callable[[Sequence[int]], str]) -> RewardSet:
+def build_rewards(
+    reward: RewardConfig, rollout: RolloutConfig, judges: JudgeRegistry, decode: Callable[[Sequence[int]], str]
+) -> RewardSet:
     """Build all rewards of a run. `decode` gives judges the text of token ids."""
-    functions = {function.reward_name: build_reward(function) for function in config.reward.functions}
+    functions = {function.reward_name: build_reward(function) for function in reward.functions}
     return RewardSet(
-        format_penalty=config.reward.format_penalty,
+        format_penalty=reward.format_penalty,
         functions=functions,
-        judges=build_group_judges(config.reward.judges, judges, decode, taken=tuple(functions)),
-        weights=reward_weights(config),
-        timeout_s=config.rollout.timeout_s,
+        judges=build_group_judges(reward.judges, judges, decode, taken=tuple(functions)),
+        weights=reward_weights(reward),
+        timeout_s=rollout.timeout_s,
     )

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from turnwise.algos.critics import HeadCriticSettings, TokenCriticSettings
+from turnwise.algos.critics import CriticSettings, HeadCriticSettings, TokenCriticSettings
 from turnwise.algos.entropy import EntropyCoefficient
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient
 from turnwise.algos.settings import AlgoConfig
@@ -26,6 +26,8 @@ from turnwise.models.loading.lora import (
 )
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.models.sharding import join_ranks, share_skeleton
+from turnwise.rewards.settings import RewardConfig
+from turnwise.rollout.settings import RolloutConfig
 from turnwise.run.build import reward_weights
 from turnwise.run.resources import MICRO_TOKENS, plan_without_limits
 from turnwise.text.suggestions import suggest
@@ -50,16 +52,16 @@ def kl_estimator(algo: AlgoConfig) -> str:
 
 def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) -> LocalLearner:
     """Build the learner with its critic and optimizers. `plan` None: the settings without a memory plan."""
-    algo, train, plan = config.algo, config.train, plan or plan_without_limits(config)
+    algo, train, plan = config.algo, config.train, plan or plan_without_limits(config.train, config.system)
     if plan.recompute:
         recompute_layers(model)  # before a critic copies them
     mark_embeddings(model)
     schedule = build_schedule(train)
-    critic = _critic(config, model)
+    critic = _critic(config.algo, config.critic, model)
     keeps_reference = algo.needs_reference
     return LocalLearner(
         model,
-        build_objective(config),
+        build_objective(config.algo, config.critic),
         build_optimizer(train, model.parameters(), train.learning_rate, schedule, plan, muon=True),
         kl_coef=0.0 if algo.kl_is_reward else algo.kl_coef,
         entropy_coef=algo.entropy_coef,
@@ -79,13 +81,13 @@ def build_sharded_learner(config: Config, model: Any | None, plan: MemoryPlan | 
     Rank 0 alone passes the loaded model, on any device; it is left unchanged and may be dropped afterwards. With
     optimizer states on the host, parameters are offloaded too, and gradients are reduced after each micro-batch.
     """
-    algo, train, plan = config.algo, config.train, plan or plan_without_limits(config)
+    algo, train, plan = config.algo, config.train, plan or plan_without_limits(config.train, config.system)
     sharding = join_ranks(resolve_device(config.model.device), offload=plan.optimizer_on_host)
     skeleton = share_skeleton(model, sharding)
     plain = copy_model(skeleton)
     if plan.recompute:
         recompute_layers(plain)
-    policy, critic, schedule = copy_model(plain), _critic(config, plain), build_schedule(train)
+    policy, critic, schedule = copy_model(plain), _critic(config.algo, config.critic, plain), build_schedule(train)
     sharding.shard_model(policy, model)
     mark_embeddings(policy)
     keeps_reference, reference = algo.needs_reference, None
@@ -107,7 +109,7 @@ def build_sharded_learner(config: Config, model: Any | None, plan: MemoryPlan | 
 
     return ShardedLearner(
         policy,
-        build_objective(config),
+        build_objective(config.algo, config.critic),
         optimizer(policy, _optimizer_settings(train, train.learning_rate, muon=True), saves_weights=rounded),
         skeleton=skeleton,
         sharding=sharding,
@@ -133,10 +135,10 @@ def build_schedule(train: TrainConfig) -> Schedule:
     )
 
 
-def _critic(config: Config, model: Any) -> TrunkCritic | HeadCritic | None:
-    if not config.algo.needs_critic:
+def _critic(algo: AlgoConfig, critic: CriticSettings, model: Any) -> TrunkCritic | HeadCritic | None:
+    if not algo.needs_critic:
         return None
-    return HeadCritic(model) if isinstance(config.critic, HeadCriticSettings) else TrunkCritic(model)
+    return HeadCritic(model) if isinstance(critic, HeadCriticSettings) else TrunkCritic(model)
 
 
 def build_optimizer(
@@ -163,48 +165,47 @@ def _optimizer_settings(train: TrainConfig, learning_rate: float, *, muon: bool 
     )
 
 
-def share_value_head(config: Config, engine: EngineControl, learner: LocalLearner) -> None:
+def share_value_head(rollout: RolloutConfig, engine: EngineControl, learner: LocalLearner) -> None:
     """Let the engine compute the values of a critic on the policy's trunk while it samples, if it can.
 
     Not in asynchronous training: the values would be those of older weights.
     """
-    if config.rollout.max_staleness:
+    if rollout.max_staleness:
         return
     if isinstance(engine, ValueEngine) and isinstance(learner.critic, HeadCritic):
         engine.set_value_head(learner.critic)
 
 
-def build_objective(config: Config) -> Objective:
-    algo = config.algo
-    critic = config.critic if isinstance(config.critic, TokenCriticSettings) else None
-    return Objective(algo=algo, critic_settings=critic, kl_estimator=KL_ESTIMATORS[kl_estimator(algo)])
+def build_objective(algo: AlgoConfig, critic: CriticSettings) -> Objective:
+    of_tokens = critic if isinstance(critic, TokenCriticSettings) else None
+    return Objective(algo=algo, critic_settings=of_tokens, kl_estimator=KL_ESTIMATORS[kl_estimator(algo)])
 
 
-def update_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> UpdateSettings:
-    algo = config.algo
+def update_settings(
+    algo: AlgoConfig, critic: CriticSettings, train: TrainConfig, seed: int, micro_tokens: int = MICRO_TOKENS
+) -> UpdateSettings:
     only_advantages = (
         algo.entropy_coef == 0 and algo.kl_coef == 0 and not algo.needs_critic and not algo.loss.adds_penalty
     )
     return UpdateSettings(
-        objective=build_objective(config),
-        train=config.train,
+        objective=build_objective(algo, critic),
+        train=train,
         micro_tokens=micro_tokens,
         skip_idle=only_advantages,
-        run_seed=config.seed,
+        run_seed=seed,
     )
 
 
 def estimate_settings(
-    config: Config, micro_tokens: int = MICRO_TOKENS, allowed_sets: AllowedSets | None = None
+    algo: AlgoConfig, reward: RewardConfig, micro_tokens: int = MICRO_TOKENS, allowed_sets: AllowedSets | None = None
 ) -> EstimateSettings:
-    algo = config.algo
     return EstimateSettings(
         algo=algo,
         rewards=RewardSettings(
             placement=reward_placement(algo),
             normalise=algo.normalise,
-            process=config.reward.combine == "process",
-            each=reward_weights(config) if config.reward.combine == "each" else None,
+            process=reward.combine == "process",
+            each=reward_weights(reward) if reward.combine == "each" else None,
         ),
         advantage_tokens=token_rule(algo.advantage_tokens, "algo.advantage_tokens"),
         loss_tokens=token_rule(algo.loss_tokens, "algo.loss_tokens"),
@@ -220,8 +221,7 @@ def estimate_settings(
     )
 
 
-def build_coefficients(config: Config) -> AdaptiveCoefficients:
-    algo = config.algo
+def build_coefficients(algo: AlgoConfig) -> AdaptiveCoefficients:
     return AdaptiveCoefficients(
         kl=KlCoefficient(value=algo.kl_coef, target=algo.kl_target),
         entropy=EntropyCoefficient(value=algo.entropy_coef, least=algo.entropy_coef, target=algo.entropy_target),

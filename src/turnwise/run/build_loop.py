@@ -8,6 +8,7 @@ from typing import Any
 from turnwise.algos.alarms import AlarmSettings
 from turnwise.algos.estimators import EstimatorSettings, OnPolicySettings, UtteranceEstimator
 from turnwise.algos.user_code import naming
+from turnwise.config.recording import EvalConfig
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.learner import Learner
@@ -91,7 +92,7 @@ def build_loop(given: LoopInputs) -> Loop:
         frozen = [] if opponents is None or opponents.frozen is None else [opponents.frozen.engine]
         parts.append(ReleaseCaches([stack.engine, *frozen]))
     parts += build_saving_parts(
-        config,
+        config.eval,
         learner,
         given.checkpoints,
         given.folder,
@@ -106,15 +107,15 @@ def build_loop(given: LoopInputs) -> Loop:
         learner=learner,
         engine=stack.engine,
         parts=parts,
-        update_settings=update_settings(config, given.plan.micro_tokens),
+        update_settings=update_settings(config.algo, config.critic, config.train, config.seed, given.plan.micro_tokens),
         limits=LoopLimits(steps=config.train.steps, seconds=given.progress.limit_s),
         runner=LearnerThread() if config.rollout.max_staleness else ThisThread(),
     )
 
 
 def _build_coefficients(given: LoopInputs) -> Coefficients:
-    kl_in_loss = estimate_settings(given.config).kl_in_reward is None
-    return Coefficients(build_coefficients(given.config), kl_in_loss=kl_in_loss)
+    kl_in_loss = estimate_settings(given.config.algo, given.config.reward).kl_in_reward is None
+    return Coefficients(build_coefficients(given.config.algo), kl_in_loss=kl_in_loss)
 
 
 def _build_source_and_estimator(
@@ -123,7 +124,9 @@ def _build_source_and_estimator(
     """Build those of the settings; a user's own (FILE.py:Name) from the built-in ones."""
     config, source = given.config, _build_source(given, collector, results)
     allowed_sets = given.stack.renderer.grammars.allowed_sets
-    on_policy = OnPolicy(estimate_settings(config, given.plan.micro_tokens, allowed_sets), coefficients)
+    on_policy = OnPolicy(
+        estimate_settings(config.algo, config.reward, given.plan.micro_tokens, allowed_sets), coefficients
+    )
     parts = RunParts(
         config=config,
         learner=given.learner,
@@ -181,7 +184,7 @@ def _build_source(given: LoopInputs, collector: GroupCollector, results: TaskRes
         results=results,
         collector=collector,
         greedy=stack.greedy if config.algo.needs_greedy else None,
-        rewards=build_rewards(config, given.services.judges, stack.renderer.decode),
+        rewards=build_rewards(config.reward, config.rollout, given.services.judges, stack.renderer.decode),
         select=select,
         scale=config.algo.filter.rate_scale,
         count=config.rollout.groups,
@@ -216,11 +219,11 @@ def _diagnostic_parts(given: LoopInputs, source: Source) -> list[Part]:
     config, learner, settings = given.config, given.learner, given.config.diagnose
     diagnostics = Diagnostics(
         learner,
-        update_settings(config, given.plan.micro_tokens),
+        update_settings(config.algo, config.critic, config.train, config.seed, given.plan.micro_tokens),
         information_every=settings.information_every,
         gradients_every=settings.gradients_every,
     )
-    load = model_loader(config)
+    load = model_loader(config.model)
     rollback = Rollback(
         given.checkpoints,
         learner,
@@ -243,7 +246,7 @@ def _on_save(estimator: object, opponents: Opponents | None) -> list[Callable[[i
 
 
 def build_saving_parts(
-    config: Config,
+    evaluation: EvalConfig,
     learner: Learner,
     checkpoints: Checkpoints,
     folder: RunFolder,
@@ -256,5 +259,5 @@ def build_saving_parts(
     """Return validation and checkpoints, which save the states of all parts: `others` and their own."""
     saved = list(others)
     saver = SaveCheckpoints(checkpoints, learner, saved, steps=steps, on_save=on_save)
-    saved.append(Validation(validate, folder, every=config.eval.every, steps=steps, best=saver))
+    saved.append(Validation(validate, folder, every=evaluation.every, steps=steps, best=saver))
     return [saved[-1], saver]

@@ -97,7 +97,7 @@ def build_actors(
         else:
             stack = build_policy_stack(config, environments, loaded, plan.pages)
             if isinstance(learner, LocalLearner):
-                share_value_head(config, stack.engine, learner)
+                share_value_head(config.rollout, stack.engine, learner)
             if workers is not None:
                 stack = _use_workers(stack, workers)
         yield Actors(stack=stack, learner=learner, note=note)
@@ -195,7 +195,7 @@ def open_replica_stack(
 
     try:
         yield PolicyStack(
-            renderer=build_renderer(config, loaded),
+            renderer=build_renderer(config.rollout, loaded),
             engine=pool,
             collector=collector(TRAINING, config.seed),
             greedy=collector(GREEDY, config.seed),

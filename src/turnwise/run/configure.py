@@ -88,7 +88,7 @@ def configure(
     config = _complete(known, target, like, first)
     check_device(config.model)
     check_trackers(config.record.trackers)
-    environments = build_environment_mix(config)
+    environments = build_environment_mix(config.env, config.agent)
     if has_recipe:
         return config
     if not _names_model(settings, like, overrides) and environments.visual_spec:

@@ -5,12 +5,12 @@ from turnwise.core.errors import UserError
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import Context, FullContext
 from turnwise.rollout.context_modes import SummaryContext, SummaryHook, SummaryTrigger, TurnContext, WindowContext
-from turnwise.rollout.context_settings import Summary, Turn, Window
+from turnwise.rollout.context_settings import ContextSettings, Summary, Turn, Window
+from turnwise.rollout.settings import RolloutConfig
 from turnwise.user_code.references import load_function
 
 
-def build_context(config: Config, renderer: Renderer) -> Context:
-    settings = config.context
+def build_context(settings: ContextSettings, rollout: RolloutConfig, renderer: Renderer) -> Context:
     match settings:
         case Window():
             return WindowContext(renderer, turns=settings.turns, keep_opening=settings.keep_opening)
@@ -19,7 +19,7 @@ def build_context(config: Config, renderer: Renderer) -> Context:
         case Summary():
             return SummaryContext(
                 renderer,
-                when=SummaryTrigger(tokens=config.rollout.max_tokens // 2, turns=settings.every),
+                when=SummaryTrigger(tokens=rollout.max_tokens // 2, turns=settings.every),
                 max_tokens=settings.tokens,
                 writer=load_summary_hook(settings.by),
                 keep_opening=settings.keep_opening,

@@ -174,8 +174,8 @@ def evaluate_offline(run: str, sources: Sequence[str], episodes: Episodes) -> Of
     """Estimate the expected return of a run's newest checkpoint from stored episodes, at their temperature."""
     path = find_run_folder(run)
     config: Config = build(read_run(str(path)))
-    loaded = model_loader(config)(str(find_checkpoint(path, None)))
-    vocabulary, renderer = loaded.model.get_input_embeddings().num_embeddings, build_renderer(config, loaded)
+    loaded = model_loader(config.model)(str(find_checkpoint(path, None)))
+    vocabulary, renderer = loaded.model.get_input_embeddings().num_embeddings, build_renderer(config.rollout, loaded)
     data, images = DataConfig(episodes=episodes), StoredImages(renderer.images)
     read = (read_episodes(find_data(source), data, renderer, vocabulary, images) for source in sources)
     trajectories = [_check_evaluable(episode) for stored in read for episode in stored]

@@ -30,7 +30,7 @@ def check_agent(target: str, overrides: Overrides = ()) -> list[Finding]:
     config = configure(target, overrides=overrides)
     if not isinstance(config.agent, StartedAgent):
         raise UserError(f"{target} has no agent. Set agent.command or agent.function.")
-    environments = build_environment_mix(config)
+    environments = build_environment_mix(config.env, config.agent)
     check_run(config, environments, [key for key, _ in overrides])
     config = resolve(config)
     task = build_task_source(config, environments).first_tasks("train", 1)[0]

@@ -9,11 +9,11 @@ from turnwise.config.load import Overrides
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split, Task
-from turnwise.envs.agent.settings import AGENT_ENV, StartedAgent
+from turnwise.envs.agent.settings import AGENT_ENV, AgentSettings, StartedAgent
 from turnwise.envs.agent.tasks import AGENT_SPEC
 from turnwise.envs.param_setting import params_in
 from turnwise.envs.registry import load_spec
-from turnwise.envs.settings import NO_ENV
+from turnwise.envs.settings import NO_ENV, EnvConfig
 from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.evaluation.statistics import wilson_interval
@@ -67,16 +67,16 @@ class EnvironmentMix:
         return self.specs[task.env].make(task, member, attempt)
 
 
-def build_environment_mix(config: Config, spec: EnvSpec | None = None) -> EnvironmentMix:
+def build_environment_mix(env: EnvConfig, agent: AgentSettings, spec: EnvSpec | None = None) -> EnvironmentMix:
     """Build the mix; empty for env.kind "none". `spec` replaces env.kind, for a class that is not in a file."""
-    if config.env.kind == NO_ENV:
+    if env.kind == NO_ENV:
         return EnvironmentMix(specs={}, entries=())
-    if config.env.kind == AGENT_ENV and not isinstance(config.agent, StartedAgent):  # `tw.Trainer` is given its tasks
+    if env.kind == AGENT_ENV and not isinstance(agent, StartedAgent):  # `tw.Trainer` is given its tasks
         return EnvironmentMix(specs={AGENT_ENV: AGENT_SPEC}, entries=())
-    first, params = (spec, config.env.params) if spec else load_environment(config)
+    first, params = (spec, env.params) if spec else load_environment(env, agent)
     specs = {first.name: first}
     entries = [_build_entry(first, params, weight=1.0)]
-    for name, mixed in config.env.mixed().items():
+    for name, mixed in env.mixed().items():
         if name in specs:
             raise UserError(
                 f"env.mix.{name}: this is already the name of env.kind. Choose another, with kind = {mixed.kind}."
@@ -103,13 +103,13 @@ def parse_list_params(settings: Mapping[str, Any], overrides: Overrides) -> Over
     return [(key, parse(key, value)) for key, value in overrides]
 
 
-def load_environment(config: Config) -> tuple[EnvSpec, Mapping[str, Any]]:
+def load_environment(env: EnvConfig, agent: AgentSettings) -> tuple[EnvSpec, Mapping[str, Any]]:
     """Load the spec of env.kind, and its parameters as given. Those of an agent's tasks are in agent.tasks."""
-    if config.env.kind != AGENT_ENV:
-        return load_spec(config.env.kind), config.env.params
-    if not isinstance(config.agent, StartedAgent) or config.agent.tasks is None:
+    if env.kind != AGENT_ENV:
+        return load_spec(env.kind), env.params
+    if not isinstance(agent, StartedAgent) or agent.tasks is None:
         raise UserError("agent.tasks is missing. Name a JSONL file with a task per line.")
-    return AGENT_SPEC, {"tasks": config.agent.tasks}
+    return AGENT_SPEC, {"tasks": agent.tasks}
 
 
 def _build_entry(spec: EnvSpec, settings: Mapping[str, Any], weight: float) -> EnvMixEntry:

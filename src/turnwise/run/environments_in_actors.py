@@ -18,7 +18,7 @@ def build_actor_environments(
     with suppress(OSError):  # another machine may not have it, and needs it only for relative paths
         os.chdir(folder)
     services = RewardServices()
-    return build_environment_mix(config, spec).with_services(services), services
+    return build_environment_mix(config.env, config.agent, spec).with_services(services), services
 
 
 def build_env_worker(config: Config, spec: EnvSpec | None, folder: Path) -> WorkerParts:

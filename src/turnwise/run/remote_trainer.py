@@ -169,7 +169,7 @@ class RemoteBackend:
             success_at=config.agent.success_at,
             finished=self._finished,
         )
-        return build_collector(config, host, value_of_task, config.seed)
+        return build_collector(config.agent, config.rollout, host, value_of_task, config.seed)
 
     def show(self, done: int, total: int) -> None:
         """The server shows the steps."""

@@ -11,7 +11,7 @@ import torch
 from turnwise.algos.critics import TrunkCriticSettings, UtteranceCriticSettings
 from turnwise.config.resources import SystemConfig
 from turnwise.config.schema import Config
-from turnwise.config.training import Muon
+from turnwise.config.training import Muon, TrainConfig
 from turnwise.core.errors import UserError
 from turnwise.models.loading.load import device_of
 from turnwise.models.memory.estimate import CUDA_CONTEXT, MemoryEstimate
@@ -30,20 +30,19 @@ def memory_plan(config: Config, model: Any, *, sft: bool = False) -> MemoryPlan:
     """Plan the memory of the model's device. SFT has no critic, reference model or opponent."""
     device = device_of(model)
     if device.type != "cuda":
-        return plan_without_limits(config)
+        return plan_without_limits(config.train, config.system)
     needs = MemoryEstimate(shape=model_shape(model), compiled=config.system.compile)
     return plan_memory(needs, memory_request(config, sft=sft), device_memory(device), host_memory())
 
 
-def plan_without_limits(config: Config) -> MemoryPlan:
+def plan_without_limits(train: TrainConfig, system: SystemConfig) -> MemoryPlan:
     """Return the plan of the settings and their defaults, for a CPU, whose memory is not planned."""
-    train = config.train
     return MemoryPlan(
         micro_tokens=train.micro_tokens or MICRO_TOKENS,
         pages=None,
         optimizer_on_host=bool(SWITCH[train.optimizer_state]),
         recompute=bool(SWITCH[train.recompute]),
-        releases_cache=config.system.keep_cache == "off",
+        releases_cache=system.keep_cache == "off",
     )
 
 

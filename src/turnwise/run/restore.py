@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from turnwise.config.schema import Config
+from turnwise.config.recording import CheckpointConfig
 from turnwise.core.errors import UserError
 from turnwise.core.learner import Learner
 from turnwise.models.loading.load import LoadedModel
+from turnwise.models.settings import ModelConfig
 from turnwise.record.resume_command import spell_resume
 from turnwise.record.rows import list_records, list_steps, select
 from turnwise.record.run_folder import METRICS_FILE, RunFolder
@@ -19,17 +20,17 @@ KEEP_LAST = 2
 """Latest checkpoints kept besides the best."""
 
 
-def open_checkpoints(config: Config, loaded: LoadedModel, folder: RunFolder) -> Checkpoints:
+def open_checkpoints(checkpoint: CheckpointConfig, loaded: LoadedModel, folder: RunFolder) -> Checkpoints:
     return Checkpoints(
         folder.checkpoints,
         keep_last=KEEP_LAST,
         tokenizer=loaded.tokenizer,
-        every=config.checkpoint.every,
+        every=checkpoint.every,
     )
 
 
 def restore_or_init(
-    config: Config,
+    model: ModelConfig,
     checkpoints: Checkpoints,
     learner: Learner,
     folder: RunFolder,
@@ -45,7 +46,7 @@ def restore_or_init(
         path, state = newest
         if state.version != VERSION:
             raise UserError(f"{folder.path} was made by an older version of turnwise. {_advise_older(folder.path)}")
-        restore(path, learner, state, model_loader(config))
+        restore(path, learner, state, model_loader(model))
         checkpoints.drop_before(path)
         _check_metrics(folder, path, state.step, note)
     elif resume:

@@ -3,14 +3,17 @@
 from turnwise.config.schema import Config
 from turnwise.core.learner import Learner
 from turnwise.core.protocols import Policy
+from turnwise.engine.settings import EngineSettings
 from turnwise.envs.games.selfplay import make_selfplay_envs
 from turnwise.models.layers import copy_model
 from turnwise.models.loading.load import LoadedModel
+from turnwise.models.settings import ModelConfig
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rollout.collect import Collector, GroupCollector
 from turnwise.rollout.opponents import PastPolicy, PolicyOpponent
 from turnwise.rollout.selfplay import MatchCollector
+from turnwise.rollout.settings import RolloutConfig
 from turnwise.rollout.tasks import TaskSource, alternate_players
 from turnwise.run.build import PolicyStack, build_engine, model_loader
 from turnwise.run.environment_mix import EnvironmentMix
@@ -34,7 +37,9 @@ def build_selfplay(
     if not isinstance(settings, PolicyOpponent):
         return stack.collector, None
     past, games = isinstance(settings, PastPolicy), settings.ladder_games
-    frozen = build_frozen_policy(config, loaded, stack) if settings.plays_snapshots else None
+    frozen = None
+    if settings.plays_snapshots:
+        frozen = build_frozen_policy(config.model, config.engine, config.rollout, loaded, stack)
     ladder = None
     if frozen is not None and games:
         against = match_collector(stack, environments, frozen.engine)
@@ -55,11 +60,13 @@ def build_selfplay(
     return match_collector(stack, environments, frozen.engine if frozen is not None and past else None), opponents
 
 
-def build_frozen_policy(config: Config, loaded: LoadedModel, stack: PolicyStack) -> FrozenPolicy:
+def build_frozen_policy(
+    model: ModelConfig, engine: EngineSettings, rollout: RolloutConfig, loaded: LoadedModel, stack: PolicyStack
+) -> FrozenPolicy:
     """Build an engine over a copy of the model; a snapshot is loaded into it before it plays."""
-    model = copy_model(loaded.model).requires_grad_(False)
-    engine = build_engine(config, model, stack.renderer, pages=stack.pages)
-    return FrozenPolicy(engine, model_loader(config))
+    copy = copy_model(loaded.model).requires_grad_(False)
+    frozen = build_engine(engine, rollout, copy, stack.renderer, pages=stack.pages)
+    return FrozenPolicy(frozen, model_loader(model))
 
 
 def match_collector(stack: PolicyStack, environments: EnvironmentMix, opponent: Policy | None) -> MatchCollector:

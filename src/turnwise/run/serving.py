@@ -48,12 +48,12 @@ def serve(
     """Serve until Ctrl-C. With `api_key`, calls that an earlier process recorded for it are continued."""
     config = configure_serving(overrides)
     loaded, _ = load_policy(config, EnvironmentMix(specs={}, entries=()), lambda done, total: None)
-    renderer = build_renderer(config, loaded)
+    renderer = build_renderer(config.rollout, loaded)
     out.parent.mkdir(parents=True, exist_ok=True)
     if loaded.images is not None:  # for the calls that a restarted server continues, and to bound the memory
         loaded.images.store.keep_in(out.parent / IMAGES_FOLDER)
     gateway = Gateway(
-        build_engine(config, loaded.model, renderer),
+        build_engine(config.engine, config.rollout, loaded.model, renderer),
         renderer,
         _limits(config),
         out,

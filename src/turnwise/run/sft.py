@@ -114,7 +114,7 @@ def sft(
     `override_keys` are the settings that the user gave explicitly; one without effect is an error.
     `train_arguments` are the recipe and the settings of its tasks, for the suggested `turnwise train` command.
     """
-    environments = build_environment_mix(config)
+    environments = build_environment_mix(config.env, config.agent)
     resumed = config.record.path if resume else None
     check_sft(config if resumed is None else use_own_adapter(config, resumed), environments, override_keys)
     check_servers(environments.with_params)
@@ -169,7 +169,7 @@ class _SftRun(TrainingRun):
         plan = memory_plan(config, loaded.model, sft=True)
         has_env = bool(self.environments.specs)
         stack = build_policy_stack(config, self.environments, loaded, plan.pages) if has_env else None
-        renderer = stack.renderer if stack is not None else build_renderer(config, loaded)
+        renderer = stack.renderer if stack is not None else build_renderer(config.rollout, loaded)
         demonstrations = build_demonstrations(
             config,
             self.environments,
@@ -184,8 +184,8 @@ class _SftRun(TrainingRun):
         )
         steps = count_steps(len(self.samples), settings)
         learner = build_sft_learner(config, loaded.model, steps, plan)
-        checkpoints = open_checkpoints(config, loaded, self.folder)
-        state = restore_or_init(config, checkpoints, learner, self.folder, resume=resume, note=progress.note)
+        checkpoints = open_checkpoints(config.checkpoint, loaded, self.folder)
+        state = restore_or_init(config.model, checkpoints, learner, self.folder, resume=resume, note=progress.note)
         self._check_same_samples(warmup_s)
         self.evaluator = SftEvaluator(
             learner=learner,
@@ -200,7 +200,7 @@ class _SftRun(TrainingRun):
         if plan.releases_cache and stack is not None:
             parts.append(ReleaseCaches([stack.engine]))
         parts += build_saving_parts(
-            config,
+            config.eval,
             learner,
             checkpoints,
             self.folder,
@@ -230,7 +230,7 @@ class _SftRun(TrainingRun):
 
 
 def build_sft_learner(config: Config, model: Any, steps: int, plan: MemoryPlan | None = None) -> LocalLearner:
-    plan = plan or plan_without_limits(config)
+    plan = plan or plan_without_limits(config.train, config.system)
     mark_embeddings(model)
     if plan.recompute:
         recompute_layers(model)
@@ -239,7 +239,7 @@ def build_sft_learner(config: Config, model: Any, steps: int, plan: MemoryPlan |
     )
     optimizer = build_optimizer(config.train, model.parameters(), config.sft.learning_rate, schedule, plan)
     plain = config.algo.model_copy(update={"loss": Reinforce(), "correction": NoCorrection(), "entropy_coef": 0.0})
-    objective = build_objective(config.model_copy(update={"algo": plain}))
+    objective = build_objective(plain, config.critic)
     return LocalLearner(model, objective, optimizer)
 
 

@@ -65,7 +65,7 @@ def train(
     `override_keys` are the settings that the user gave explicitly; one without effect is an error. `tried`: see
     `try_before_torch`.
     """
-    environments = build_environment_mix(config, spec)
+    environments = build_environment_mix(config.env, config.agent, spec)
     check_run(config, environments, override_keys, resume=resume)
     run = ReinforcementRun(resolve(config), environments, console or make_console(), on_step)
     run.is_tried = tried
@@ -135,7 +135,7 @@ class ReinforcementRun(TrainingRun):
         self.stack, learner = self._build_parts(loaded, plan, progress.note)
         self.evaluator = self.build_evaluator(self.stack, progress)
         replay = self._fill_replay(loaded, self.stack, learner, plan, progress) if config.data.sources else None
-        checkpoints = open_checkpoints(config, loaded, self.folder)
+        checkpoints = open_checkpoints(config.checkpoint, loaded, self.folder)
         self.loop = build_loop(
             LoopInputs(
                 config=config,
@@ -154,7 +154,7 @@ class ReinforcementRun(TrainingRun):
                 services=self.services,
             )
         )
-        self._restore = partial(restore_or_init, config, checkpoints, learner, self.folder, note=progress.note)
+        self._restore = partial(restore_or_init, config.model, checkpoints, learner, self.folder, note=progress.note)
         state = self._restore(resume=resume)
         if not self.folder.read_records():
             self.folder.append_metrics(SetUpRecord(warmup_s=warmup_s))
@@ -183,7 +183,7 @@ class ReinforcementRun(TrainingRun):
         if not config.cluster.is_used:
             stack = build_policy_stack(config, self.environments, loaded, plan.pages, run=self.folder.path)
             learner = build_learner(config, loaded.model, plan)
-            share_value_head(config, stack.engine, learner)
+            share_value_head(config.rollout, stack.engine, learner)
             return stack, learner
         from turnwise.run.clustering import build_actors
 

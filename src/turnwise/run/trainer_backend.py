@@ -129,7 +129,7 @@ async def open_local(
 
     `prepare`: called before the gateway listens.
     """
-    environments = build_environment_mix(config)
+    environments = build_environment_mix(config.env, config.agent)
     await asyncio.to_thread(check_settings, config, override_keys)
     config, rows = resolve(config), list[Mapping[str, Any]]()
     async with AsyncExitStack() as exits:

@@ -216,7 +216,7 @@ class TrainingRun(ABC):
         """
 
         def check(loaded: LoadedModel) -> None:
-            check_replies_fit(self.config, self.environments, loaded.tokenizer)
+            check_replies_fit(self.config.rollout, self.environments, loaded.tokenizer)
 
         began, spent_s, limit_s = time.monotonic(), 0.0, progress.limit_s
 

@@ -26,6 +26,7 @@ from turnwise.envs.text_env import TextEnv, env_docstring
 from turnwise.rewards.functions import build_reward
 from turnwise.rewards.judge.judges import skip_judges
 from turnwise.rollout.failures import creation_boundary, run_with_retries
+from turnwise.rollout.settings import RolloutConfig
 from turnwise.run.environment_mix import EnvironmentMix, build_environment_mix, find_servers
 from turnwise.user_code.references import IN_MEMORY
 from turnwise.user_code.source_location import failure_boundary
@@ -51,7 +52,7 @@ def try_before_torch(config: Config, show: Callable[[str], None]) -> bool:
     """Try the environments of a new run. Return False if that has to wait: for servers, which are checked before, or
     since a run on stored episodes does not play.
     """
-    environments = build_environment_mix(config)
+    environments = build_environment_mix(config.env, config.agent)
     if config.data.sources or not environments.entries or find_servers(environments.with_params):
         return False
     try_environments(config, environments, show)
@@ -187,22 +188,24 @@ def _turn(reply: str, result: StepResult) -> Turn:
     )
 
 
-def check_replies_fit(config: Config, environments: EnvironmentMix, tokenizer: "PreTrainedTokenizerBase") -> None:
+def check_replies_fit(
+    rollout: RolloutConfig, environments: EnvironmentMix, tokenizer: "PreTrainedTokenizerBase"
+) -> None:
     """Raise UserError if rollout.max_new_tokens cuts the answer with an action or a reply that describes states."""
     for spec, params in environments.with_params:
-        _check_actions_fit(config, spec, tokenizer)
-        if not config.rollout.prefix:  # a prefix may have sections, and is not sampled
-            _check_descriptions_fit(config, spec, params, tokenizer)
+        _check_actions_fit(rollout, spec, tokenizer)
+        if not rollout.prefix:  # a prefix may have sections, and is not sampled
+            _check_descriptions_fit(rollout, spec, params, tokenizer)
 
 
-def _check_actions_fit(config: Config, spec: EnvSpec, tokenizer: "PreTrainedTokenizerBase") -> None:
+def _check_actions_fit(rollout: RolloutConfig, spec: EnvSpec, tokenizer: "PreTrainedTokenizerBase") -> None:
     for name in _action_names(spec):
         answer = f'the answer with the action "{name}" of {spec.name}'
-        _check_fits(config, [format_answer([name])], tokenizer, answer, ", or shorten the name")
+        _check_fits(rollout, [format_answer([name])], tokenizer, answer, ", or shorten the name")
 
 
 def _check_descriptions_fit(
-    config: Config, spec: EnvSpec, params: dict[str, Any], tokenizer: "PreTrainedTokenizerBase"
+    rollout: RolloutConfig, spec: EnvSpec, params: dict[str, Any], tokenizer: "PreTrainedTokenizerBase"
 ) -> None:
     form = spec.reasoning_format(params)
     if form == "free":
@@ -210,13 +213,17 @@ def _check_descriptions_fit(
     actions, states = _action_names(spec)[:1], asyncio.run(_start_states(spec, params))
     replies = [format_answer(actions, format_reasoning(form, "", state, state)) for state in states]
     empty = "" if any(states) else " with empty sections"
-    _check_fits(config, replies, tokenizer, f"{spec.params_setting}.reasoning {form}: a reply of {spec.name}{empty}")
+    _check_fits(rollout, replies, tokenizer, f"{spec.params_setting}.reasoning {form}: a reply of {spec.name}{empty}")
 
 
 def _check_fits(
-    config: Config, replies: Sequence[str], tokenizer: "PreTrainedTokenizerBase", about: str, alternative: str = ""
+    rollout: RolloutConfig,
+    replies: Sequence[str],
+    tokenizer: "PreTrainedTokenizerBase",
+    about: str,
+    alternative: str = "",
 ) -> None:
-    limit = config.rollout.max_new_tokens
+    limit = rollout.max_new_tokens
     length = max(len(tokenizer(reply)["input_ids"]) for reply in replies) + 1  # and the token that ends the turn
     if length > limit:
         raise UserError(

@@ -24,7 +24,7 @@ from turnwise.record.images import span_to_row
 from turnwise.record.jsonl import encode_row
 from turnwise.record.trajectories import trajectory_to_row
 from turnwise.render.renderer import Renderer
-from turnwise.rollout.context import FullContext
+from turnwise.rollout.context import Context, FullContext
 from turnwise.rollout.failures import creation_boundary, guard_env
 from turnwise.rollout.stepped_episode import SteppedEpisode
 from turnwise.run.build import build_engine, build_renderer, episode_limits, evaluation_sampling, load_policy
@@ -48,7 +48,7 @@ def load_agent(request: AgentRequest) -> "LoadedAgent":
     (model,) = build_models([request.source], None, None, overrides)
     config = resolve(model.config)
     torch.set_num_threads(config.system.threads)
-    environments = build_environment_mix(config)
+    environments = build_environment_mix(config.env, config.agent)
     if environments.has_agent:  # a program, which cannot be run turn by turn
         environments = EnvironmentMix(specs={}, entries=())
     loaded, _ = load_policy(config, environments, lambda done, total: None)
@@ -70,9 +70,9 @@ class _Opened:
 class LoadedAgent:
     def __init__(self, config: Config, environments: EnvironmentMix, loaded: LoadedModel) -> None:
         self._config, self._environments, self._images = config, environments, loaded.images
-        self._renderer: Renderer = build_renderer(config, loaded)
-        self._policy: Policy = build_engine(config, loaded.model, self._renderer)
-        self._limits = episode_limits(config, evaluation_sampling(config))
+        self._renderer: Renderer = build_renderer(config.rollout, loaded)
+        self._policy: Policy = build_engine(config.engine, config.rollout, loaded.model, self._renderer)
+        self._limits = episode_limits(config.rollout, evaluation_sampling(config.rollout, config.eval))
         self._opened: dict[Part, _Opened] = {}
         self._starts = 0
 
@@ -115,7 +115,7 @@ class LoadedAgent:
             episode = SteppedEpisode(
                 env=guarded,
                 session=await stack.enter_async_context(self._policy.open(key)),
-                context=FullContext(self._renderer) if is_chat else build_context(self._config, self._renderer),
+                context=self._build_context(is_chat),
                 limits=self._limits,
                 renderer=self._renderer,
                 prefix=self._config.rollout.prefix,
@@ -125,6 +125,11 @@ class LoadedAgent:
             self._opened[command.part] = _Opened(
                 key=key, episode=episode, env=env, stack=stack.pop_all(), opening=opening
             )
+
+    def _build_context(self, is_chat: bool) -> Context:
+        if is_chat:
+            return FullContext(self._renderer)
+        return build_context(self._config.context, self._config.rollout, self._renderer)
 
     async def _take_turn(self, command: AgentCommand) -> None:
         opened = self._find(command.part)

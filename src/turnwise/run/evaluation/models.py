@@ -221,7 +221,7 @@ async def check_endpoints(models: Sequence[EvaluatedModel], endpoint_options: En
             continue
         async with ChatClient(endpoint_options.endpoint(model.url, model.source)) as chat:
             with _advising(endpoint_options):
-                await chat.check(evaluation_sampling(model.config))
+                await chat.check(evaluation_sampling(model.config.rollout, model.config.eval))
 
 
 @contextmanager
@@ -238,7 +238,9 @@ async def _remote_policy(
     config: Config, spec: EnvSpec, endpoint: Endpoint, endpoint_options: EndpointOptions, images: ImageStore
 ) -> AsyncIterator[EvaluationPolicy]:
     limits = Limits(
-        sampling=evaluation_sampling(config), max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s
+        sampling=evaluation_sampling(config.rollout, config.eval),
+        max_tokens=config.rollout.max_tokens,
+        timeout_s=config.rollout.timeout_s,
     )
     async with ChatClient(endpoint) as chat:
         runner = ChatRunner(chat=chat, make_env=spec.make, limits=limits, images=images)

@@ -78,7 +78,7 @@ def _build_plan(models: Sequence[EvaluatedModel], seeds: str | None, split: Spli
     config = models[0].config
     if config.env.kind == NO_ENV:
         raise UserError(f"{models[0].label} was trained without an environment. Name one: turnwise eval RUN ENV.")
-    spec, given = load_environment(config)
+    spec, given = load_environment(config.env, config.agent)
     for model in models:
         if model.url is None:
             check_context(model.config)
