@@ -12,7 +12,6 @@ from runs_for_tests import learnt, metrics, printed, quiet, small
 from turnwise.algos.alarms import Alarm, AlarmSettings, AlarmState
 from turnwise.config.schema import Config
 from turnwise.files.disk import remove_folder
-from turnwise.run import restore
 from turnwise.run.train import train
 from turnwise.training import checkpoints, diagnostics, loop
 from turnwise.training.checkpoints import read_state
@@ -119,8 +118,7 @@ def test_kill_before_old_checkpoints_are_deleted_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before step 1's is deleted, which step 3 would go back to, and before the last deletion of the run."""
-    few = {"train__steps": 3, "diagnose__rollbacks": 3, "eval__every": 0}
-    monkeypatch.setattr(restore, "KEEP_LAST", 1)
+    few = {"train__steps": 3, "diagnose__rollbacks": 3, "eval__every": 0, "checkpoint__keep_last": 1}
     configs = {name: small(tmp_path / name, **few, eval__episodes=1) for name in ("plain", "killed")}
     monkeypatch.setattr(diagnostics, "check_alarms", alarm_at(3))
     train(configs["plain"], console=quiet())

@@ -21,7 +21,6 @@ from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.loading.save import write_model
 from turnwise.models.loading.tiny import tiny_model, tiny_tokenizer
 from turnwise.record.run_folder import RunFolder
-from turnwise.run import restore
 from turnwise.run import train as run_train
 from turnwise.run.environment_mix import build_environment_mix
 from turnwise.run.train import train
@@ -117,7 +116,7 @@ def test_snapshots_follow_from_checkpoints_when_resumed(tmp_path: Path, monkeypa
 
     few = {"selfplay__opponent__snapshot_every": 1, "selfplay__opponent__snapshots": 1}
     few |= {"rollout__groups": 1, "train__mini_batch": 2, "rollout__max_new_tokens": 4, "eval__episodes": 1}
-    monkeypatch.setattr(restore, "KEEP_LAST", 1)
+    few |= {"checkpoint__keep_last": 1}
     past = tmp_path / "run/past"
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(run_train, "draw_learning_curve", kill)

@@ -112,7 +112,6 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "diagnose.alarms": (True, "Alarms are always reported."),
     "diagnose.information_prompts": (8, "A measurement scores 8 trajectories."),
     "diagnose.gradient_buckets": (4, "A measurement has 4 quantiles."),
-    "checkpoint.keep_last": (2, "The two latest checkpoints are kept, and the best if eval.every measures success."),
     "checkpoint.keep_best": (True, "The best checkpoint is kept if eval.every measures success."),
     "record.pictures_per_step": (1, "A trajectory per step is drawn."),
     "record.report": (True, "A run that ends always has a report."),

@@ -53,10 +53,12 @@ class EvalConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """Checkpoints, which a stopped run resumes from. The two latest are kept, and the best on the validation split."""
+    """Checkpoints, which a stopped run resumes from. The best on the validation split is always kept."""
 
     every: Positive = 10
     """Steps between checkpoints."""
+    keep_last: Positive = 2
+    """Number of latest checkpoints that are kept."""
 
 
 class RecordConfig(Section):

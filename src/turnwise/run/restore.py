@@ -16,14 +16,11 @@ from turnwise.run.build import model_loader
 from turnwise.text.command_line import spell_command
 from turnwise.training.checkpoints import VERSION, Checkpoints, State, restore
 
-KEEP_LAST = 2
-"""Latest checkpoints kept besides the best."""
-
 
 def open_checkpoints(checkpoint: CheckpointConfig, loaded: LoadedModel, folder: RunFolder) -> Checkpoints:
     return Checkpoints(
         folder.checkpoints,
-        keep_last=KEEP_LAST,
+        keep_last=checkpoint.keep_last,
         tokenizer=loaded.tokenizer,
         every=checkpoint.every,
     )
