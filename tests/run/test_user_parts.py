@@ -18,6 +18,8 @@ OWN = '''
 from dataclasses import replace
 from typing import ClassVar
 
+import torch
+
 import turnwise as tw
 from turnwise.engine.engines import Native
 
@@ -73,6 +75,36 @@ class NewestGroups:
     async def groups(self, step):
         rollout = await self.source.groups(step)
         return replace(rollout, kept=rollout.kept[-self.count :])
+
+
+class Centred(tw.Advantage):
+    """The return minus that of the group, times a factor."""
+
+    needs_groups: ClassVar[bool] = True
+    factor: float = 1.0
+
+    def compute(self, inputs):
+        returns = (inputs.token_rewards * inputs.mask).sum(1)
+        means = [returns[inputs.group_ids == group].mean() for group in inputs.group_ids]
+        return self.factor * (returns - torch.stack(means))[:, None] * inputs.mask
+
+
+class Weighted(tw.Loss):
+    """The policy gradient, times a weight."""
+
+    weight: float = 1.0
+
+    def compute(self, inputs):
+        return -self.weight * inputs.advantages * inputs.policy_logprobs
+
+
+class Widest(tw.Filter):
+    """Keep the groups whose rewards differ most."""
+
+    count: int = 1
+
+    def keeps(self, scores):
+        return scores >= scores.sort(descending=True).values[self.count - 1]
 
 
 class Bonus(tw.RewardFunction):
@@ -150,6 +182,22 @@ def test_estimator_of_the_user_trains_with_its_settings(own: str, tmp_path: Path
     assert not all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
     state = json.loads((tmp_path / "doubled/run/checkpoints/step_000002/state.json").read_text())
     assert state["parts"]["scaled"] == 2
+
+
+def test_advantage_loss_and_filter_of_the_user_train_with_their_settings(own: str, tmp_path: Path) -> None:
+    parts = {"algo__advantage": f"{own}:Centred", "algo__loss": f"{own}:Weighted", "algo__filter": f"{own}:Widest"}
+    parts |= {"algo__entropy_coef": 0.0, "algo__kl_coef": 0.0, "train__mini_batch": 4}
+    (plain, *_) = run_with(tmp_path / "plain", **parts)
+    (larger, *_) = run_with(
+        tmp_path / "larger", **parts, algo__advantage__factor=3.0, algo__loss__weight=2.0, algo__filter__count=1
+    )
+    assert plain["rollout/kept_groups"] == larger["rollout/kept_groups"] == 1
+    assert larger["train/advantage_std"] == pytest.approx(3 * plain["train/advantage_std"])
+    assert larger["train/grad_norm"] == pytest.approx(6 * plain["train/grad_norm"], rel=1e-3)
+    (two, *_) = run_with(tmp_path / "two", **parts, algo__filter__count=2)
+    assert two["rollout/kept_groups"] == 2
+    saved = read_run(str(tmp_path / "larger/run"))["algo"]
+    assert (saved["advantage"]["factor"], saved["loss"]["weight"], saved["filter"]["count"]) == (3.0, 2.0, 1)
 
 
 def test_source_of_the_user_trains_with_its_settings(own: str, tmp_path: Path) -> None:
