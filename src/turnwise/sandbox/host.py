@@ -40,31 +40,38 @@ class Sandbox:
         tier: Literal["auto", "namespaces", "landlock"] = "auto",
         *,
         packages: tuple[str, ...] = DEFAULT_PACKAGES,
+        own_root: bool = False,
     ) -> "Sandbox":
         """Start the best tier that passes its self-test.
 
         `packages`: distributions that sessions can import; they are loaded once, for all sessions.
+        `own_root`: sessions have this machine's programs and a writable root, as shells need it. Namespaces only.
         """
         if (problem := unsupported_reason()) is not None:
             raise SandboxUnavailable(problem)
         problems = []
-        for candidate in TIERS if tier == "auto" else (tier,):
+        tiers = TIERS if tier == "auto" else (tier,)
+        for candidate in ("namespaces",) if own_root else tiers:  # a shell needs processes and mounts
             try:
-                return await cls._start_tested(candidate, limits or SandboxLimits(), packages)
+                return await cls._start_tested(candidate, limits or SandboxLimits(), packages, own_root=own_root)
             except ZygoteStartError as error:
                 problems.append(f"{candidate}: {error}; to fix it, {FIXES[candidate]}")
         raise SandboxUnavailable("No sandbox works on this machine. " + ". ".join(problems) + ".")
 
     @classmethod
-    async def open(cls, tier: Tier, limits: SandboxLimits, packages: tuple[str, ...]) -> "Sandbox":
+    async def open(
+        cls, tier: Tier, limits: SandboxLimits, packages: tuple[str, ...], *, own_root: bool = False
+    ) -> "Sandbox":
         """Start one tier without a self-test. Raises ZygoteStartError."""
-        zygote = ZygoteProcess(tier, limits, find_python_install(packages))
+        zygote = ZygoteProcess(tier, limits, find_python_install(packages, own_root=own_root))
         await zygote.start()
         return cls(zygote, limits)
 
     @classmethod
-    async def _start_tested(cls, tier: Tier, limits: SandboxLimits, packages: tuple[str, ...]) -> "Sandbox":
-        box = await cls.open(tier, limits, packages)
+    async def _start_tested(
+        cls, tier: Tier, limits: SandboxLimits, packages: tuple[str, ...], *, own_root: bool
+    ) -> "Sandbox":
+        box = await cls.open(tier, limits, packages, own_root=own_root)
         try:
             async with box.session() as session:
                 problem = await self_test(session.run)

@@ -26,6 +26,7 @@ from turnwise.sandbox.jail import (
 )
 from turnwise.sandbox.python_install import DEVICES, PythonInstall, loaded_libraries
 from turnwise.sandbox.seccomp import compile_filter, install_filter, namespaces_rules
+from turnwise.sandbox.session_root import build_session_root
 from turnwise.sandbox.syscalls import JailError
 from turnwise.sandbox.types import SandboxLimits
 
@@ -49,6 +50,7 @@ class NamespacesJail:
         self.python = python
         self.program = compile_filter(namespaces_rules())
         self.base_bytes = 0
+        self.libraries: list[str] = []
         self.proc = open_proc()
         self.zygote_pids = -1
         self.parent = os.getppid()
@@ -88,6 +90,9 @@ class NamespacesJail:
         prefer_for_oom_kill(self.proc)
         data = f"size={self.limits.scratch_mb}m,nr_inodes={self.limits.files},mode=0700"
         syscalls.mount("tmpfs", scratch, filesystem="tmpfs", flags=MOUNT_FLAGS, data=data)
+        if self.python.own_root:
+            build_session_root(scratch, self.python, self.libraries)
+            return
         os.mkdir(SHARED_MEMORY, 0o700)
         os.chdir(scratch)
 
@@ -112,7 +117,7 @@ class NamespacesJail:
     def _build_root(self) -> None:
         """Build a read-only root in memory with the Python installation bound into it, and pivot to it."""
         python = self.python
-        libraries = loaded_libraries(python.roots)
+        libraries = self.libraries = loaded_libraries(python.roots)
         handles = {path: open_path(path) for path in (*python.roots, *libraries, *python.packages, *DEVICES)}
         syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
         drop_root()

@@ -111,7 +111,9 @@ class ZygoteConfig:
     @classmethod
     def from_json(cls, text: bytes) -> "ZygoteConfig":
         fields = json.loads(text)
-        python = {name: tuple(value) for name, value in fields["python"].items()}
+        python: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in fields["python"].items()
+        }
         python["links"] = tuple((path, target) for path, target in python["links"])
         return cls(**{**fields, "limits": SandboxLimits(**fields["limits"]), "python": PythonInstall(**python)})
 

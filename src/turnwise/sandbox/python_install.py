@@ -20,6 +20,9 @@ from turnwise.core.errors import UserError
 
 LIBRARY_FOLDERS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 LOADER_FILES = ("/etc/ld.so.cache",)
+PROGRAM_FOLDERS = ("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/libexec", "/usr/share", "/etc/alternatives")
+PYTHON_FOLDER = "/opt/python/bin"
+"""Folder inside a session with this Python under its usual names."""
 DEVICES = ("/dev/null", "/dev/full", "/dev/urandom", "/dev/random")
 """Without /dev/zero: shared mappings of it are memory that is not counted."""
 SITE_FOLDERS = ("site-packages", "dist-packages")
@@ -42,11 +45,16 @@ class PythonInstall:
     """sys.path of a session."""
     preload: tuple[str, ...]
     """Import names of the packages that the zygote imports once, for all sessions."""
+    own_root: bool = False
+    """Sessions have this machine's programs and a writable root of their own."""
 
 
 @functools.cache
-def find_python_install(packages: tuple[str, ...] = DEFAULT_PACKAGES) -> PythonInstall:
-    """Locate the files of this Python. `packages`: distribution names; those not installed are skipped."""
+def find_python_install(packages: tuple[str, ...] = DEFAULT_PACKAGES, *, own_root: bool = False) -> PythonInstall:
+    """Locate the files of this Python, and with `own_root` the programs of this machine.
+
+    `packages`: distribution names; those not installed are skipped.
+    """
     if "turnwise" in packages:
         raise UserError(
             "turnwise cannot be readable in the sandbox: it contains graders and answers. Remove it from packages."
@@ -54,8 +62,11 @@ def find_python_install(packages: tuple[str, ...] = DEFAULT_PACKAGES) -> PythonI
     standard = os.path.dirname(os.__file__)
     links, executable = _links_to(python_executable())
     entries, sites = _installed(packages)
-    links += [(path, os.readlink(path)) for path in LIBRARY_FOLDERS if os.path.islink(path)]
-    folders = [path for path in LIBRARY_FOLDERS if not os.path.islink(path)]
+    if own_root:
+        links += [(f"{PYTHON_FOLDER}/{name}", python_executable()) for name in ("python", "python3")]
+    outside = (*LIBRARY_FOLDERS, *(PROGRAM_FOLDERS if own_root else ()))
+    links += [(path, os.readlink(path)) for path in outside if os.path.islink(path)]
+    folders = [path for path in outside if not os.path.islink(path)]
     interpreter = [standard, executable, os.path.join(sys.prefix, "pyvenv.cfg")]
     roots = _outermost([path for path in (*folders, *LOADER_FILES, *interpreter) if os.path.exists(path)])
     return PythonInstall(
@@ -64,7 +75,8 @@ def find_python_install(packages: tuple[str, ...] = DEFAULT_PACKAGES) -> PythonI
         packages=entries,
         links=tuple(links),
         search_path=(standard, os.path.join(standard, "lib-dynload"), *sites),
-        preload=tuple(_import_names(packages)),
+        preload=() if own_root else tuple(_import_names(packages)),
+        own_root=own_root,
     )
 
 
