@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from turnwise.sandbox.files import FileEntry, Image, pack
 from turnwise.sandbox.host import Sandbox
-from turnwise.sandbox.shell import CLEAN_PATH, DiskTooFull, FileEntry, Image, Shell, open_shell, pack, shell_limits
+from turnwise.sandbox.shell import CLEAN_PATH, DiskTooFull, Shell, open_shell, shell_limits
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 LIMITS = shell_limits(memory_mb=512, disk_mb=32)

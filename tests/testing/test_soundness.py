@@ -250,8 +250,8 @@ def test_command_fails_if_a_check_fails(own: Callable[[str], str], capsys: Any) 
     assert 'did you mean "sokoban"?' in capsys.readouterr().err
 
 
-SLOW = ("text_world", "tools", "openenv")
-"""Takes seconds per game to compile; needs a file of tasks; needs a server."""
+SLOW = ("text_world", "tools", "openenv", "harbor")
+"""Takes seconds per game to compile; needs a file of tasks; needs a server; needs a folder of tasks."""
 
 
 @pytest.mark.soak  # the checks of rules and rewards of each are in tests/envs

@@ -21,8 +21,6 @@ from turnwise.core.errors import UserError
 LIBRARY_FOLDERS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 LOADER_FILES = ("/etc/ld.so.cache",)
 PROGRAM_FOLDERS = ("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/libexec", "/usr/share", "/etc/alternatives")
-PYTHON_FOLDER = "/opt/python/bin"
-"""Folder inside a session with this Python under its usual names."""
 DEVICES = ("/dev/null", "/dev/full", "/dev/urandom", "/dev/random")
 """Without /dev/zero: shared mappings of it are memory that is not counted."""
 SITE_FOLDERS = ("site-packages", "dist-packages")
@@ -62,8 +60,6 @@ def find_python_install(packages: tuple[str, ...] = DEFAULT_PACKAGES, *, own_roo
     standard = os.path.dirname(os.__file__)
     links, executable = _links_to(python_executable())
     entries, sites = _installed(packages)
-    if own_root:
-        links += [(f"{PYTHON_FOLDER}/{name}", python_executable()) for name in ("python", "python3")]
     outside = (*LIBRARY_FOLDERS, *(PROGRAM_FOLDERS if own_root else ()))
     links += [(path, os.readlink(path)) for path in outside if os.path.islink(path)]
     folders = [path for path in outside if not os.path.islink(path)]

@@ -8,12 +8,15 @@ the kernel limits and which ends with the session.
 # ruff: noqa: PTH101, PTH103, PTH112, PTH120, PTH123, PTH211
 
 import os
+import shlex
 from collections.abc import Sequence
 
 from turnwise.sandbox import syscalls
-from turnwise.sandbox.python_install import DEVICES, PythonInstall
+from turnwise.sandbox.python_install import DEVICES, PythonInstall, python_executable
 
 FOLDERS = ("/dev/shm", "/etc", "/home", "/mnt", "/opt", "/root", "/run", "/srv", "/tmp", "/usr/local/bin", "/var/tmp")
+PYTHON_FOLDER = "/opt/python/bin"
+"""This Python under its usual names: programs, since an interpreter behind a link does not find its packages."""
 OPEN_FOLDERS = ("/dev/shm", "/tmp", "/var/tmp")
 """Folders with mode 1777."""
 USER = 1000
@@ -30,7 +33,9 @@ def build_session_root(folder: str, python: PythonInstall, libraries: Sequence[s
     """Fill the tmpfs that is mounted at `folder`, and make it the root. `libraries`: files outside of the roots."""
     for path in FOLDERS:
         os.makedirs(folder + path, mode=0o755, exist_ok=True)
-    for path in (*python.roots, *libraries, *DEVICES):
+    inside = tuple(f"{root}/" for root in python.roots)
+    packages = [path for path in python.packages if not path.startswith(inside)]  # others come with their root
+    for path in (*python.roots, *libraries, *packages, *DEVICES):
         _bind_again(path, folder + path)
     for path, target in python.links:
         os.makedirs(os.path.dirname(folder + path), mode=0o755, exist_ok=True)
@@ -40,6 +45,11 @@ def build_session_root(folder: str, python: PythonInstall, libraries: Sequence[s
         if not os.path.lexists(folder + path):
             with open(folder + path, "w", encoding="utf-8") as file:
                 file.write(text)
+    os.makedirs(folder + PYTHON_FOLDER, mode=0o755)
+    for name in ("python", "python3"):
+        with open(f"{folder}{PYTHON_FOLDER}/{name}", "w", encoding="utf-8") as file:
+            file.write(f'#!/bin/sh\nexec {shlex.quote(python_executable())} "$@"\n')
+            os.fchmod(file.fileno(), 0o755)
     for path in OPEN_FOLDERS:
         os.chmod(folder + path, 0o1777)
     os.chmod(folder, 0o755)

@@ -12,9 +12,12 @@ from turnwise.sandbox.types import SandboxLimits
 class SharedSandbox:
     """Starts a sandbox with the first session. Another event loop gets another one; the earlier one is killed."""
 
-    def __init__(self, limits: SandboxLimits, packages: tuple[str, ...] = DEFAULT_PACKAGES) -> None:
+    def __init__(
+        self, limits: SandboxLimits, packages: tuple[str, ...] = DEFAULT_PACKAGES, *, own_root: bool = False
+    ) -> None:
         self.limits = limits
         self._packages = packages
+        self._own_root = own_root
         self._current: Sandbox | None = None
         self._starting = PerLoop(self._enter_loop)
 
@@ -25,7 +28,7 @@ class SharedSandbox:
     async def _sandbox(self) -> Sandbox:
         async with self._starting.get():
             if self._current is None:
-                self._current = await Sandbox.start(self.limits, packages=self._packages)
+                self._current = await Sandbox.start(self.limits, packages=self._packages, own_root=self._own_root)
                 atexit.register(self._current.kill)
             return self._current
 

@@ -8,17 +8,15 @@ result = await shell.run("echo hi > file; cat file", timeout_s=10)      # ShellR
 import ast
 import asyncio
 import base64
-import io
 import json
-import tarfile
-import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from turnwise.sandbox.files import FileEntry, Image, pack
 from turnwise.sandbox.host import SandboxSession
-from turnwise.sandbox.python_install import PYTHON_FOLDER
+from turnwise.sandbox.session_root import PYTHON_FOLDER
 from turnwise.sandbox.types import RunResult, SandboxFailure, SandboxLimits
 
 GRACE_S = 10.0
@@ -37,25 +35,6 @@ ENVIRONMENT = {"HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PATH": AGENT
 
 class DiskTooFull(Exception):
     """The file system is too large to be saved. The message is one line."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileEntry:
-    """A file, a folder (`data` and `target` None) or a symbolic link, by its absolute path in a session."""
-
-    path: str
-    data: bytes | None = None
-    target: str | None = None
-    mode: int = 0o644
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
-    """The state in which a shell starts."""
-
-    archive: bytes = b""
-    env: Mapping[str, str] = field(default_factory=dict)
-    workdir: str = "/root"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,23 +167,6 @@ class Shell:
         if self._ready:
             return ShellResult(output=f"[interrupted: {reason}]", exit_code=130, timed_out=result.status == "timeout")
         return ShellResult(output="", exit_code=137, lost=reason.removesuffix("; its variables are lost"))
-
-
-def pack(entries: Sequence[FileEntry]) -> bytes:
-    """Return an archive for `Shell.load`."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for entry in entries:
-            info = tarfile.TarInfo(entry.path.strip("/"))
-            info.mode = entry.mode
-            if entry.target is not None:
-                info.type, info.linkname = tarfile.SYMTYPE, entry.target
-            elif entry.data is None:
-                info.type = tarfile.DIRTYPE
-            else:
-                info.size = len(entry.data)
-            tar.addfile(info, None if entry.data is None else io.BytesIO(entry.data))
-    return zlib.compress(buffer.getvalue(), 1)
 
 
 async def open_shell(session: SandboxSession, image: Image, limits: SandboxLimits) -> Shell:

@@ -212,8 +212,13 @@ def read_file(path: str, max_bytes: int) -> bytes | None:
         descriptor = os.open(f"/{path}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
-    with open(descriptor, "rb") as file:
-        return file.read(max_bytes) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(max_bytes)
+    finally:
+        os.close(descriptor)
 
 
 def read_text(path: str, max_bytes: int) -> str:
