@@ -154,6 +154,19 @@ def test_progress_estimates_the_time_left_within_the_limit() -> None:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
+def test_progress_shows_the_cost_so_far(terminal: bool) -> None:
+    out, file = console(terminal=terminal)
+    clock = Clock()
+    with Progress(10, out, clock=clock, price_per_s=0.01) as progress:
+        progress.earlier_s = 200  # of a resumed run
+        clock.now += 100  # loading is paid for too
+        progress.begin(4)
+        clock.now += 34
+        progress.step(record_of(5, metrics(0.1)))
+    assert "cost 3.34" in written(file)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
 def test_progress_shows_the_time_left_of_a_warm_up(terminal: bool) -> None:
     out, file = console(terminal=terminal)
     clock = Clock()

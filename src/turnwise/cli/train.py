@@ -75,6 +75,8 @@ class RunArguments:
     """Random seed; equal seeds give equal runs."""
     max_minutes: Annotated[float | None, Parameter(metavar="N")] = None
     """Training time limit in minutes; the stopped run is evaluated and can be resumed."""
+    price: Annotated[float | None, Parameter(metavar="N")] = None
+    """Price of an hour of a GPU, or of a machine without one; shows the cost in plan, progress and summary."""
     name: Annotated[str | None, Parameter(metavar="NAME")] = None
     """Name of the run folder."""
 
@@ -145,6 +147,7 @@ def train(
         data__sources=run.data,
         env__params__reward=run.reward,
         train__max_minutes=run.max_minutes,
+        record__price=run.price,
         record__name=run.name,
     )
     from turnwise.run.configure import configure
@@ -246,6 +249,7 @@ def sft(
         sft__count=count,
         sft__epochs=epochs,
         train__max_minutes=run.max_minutes,
+        record__price=run.price,
         record__name=run.name,
     )
     from turnwise.envs.settings import NO_ENV

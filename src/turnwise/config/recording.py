@@ -74,6 +74,8 @@ class RecordConfig(Section):
     """Steps between steps whose trajectories are written, beside those of evaluations; 0 writes none."""
     pictures_every: Annotated[int, Field(ge=0)] = 0
     """Steps between steps that a trajectory is drawn of, as a strip (PNG) and a film (GIF); 0 draws none."""
+    price: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Price of an hour of a GPU, or of the machine for a run on the CPU; none shows no cost."""
     trackers: tuple[str, ...] = ()
     """Trackers that get the metrics too: wandb (offline unless WANDB_MODE is set), tensorboard, trackio."""
 

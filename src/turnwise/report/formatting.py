@@ -58,6 +58,13 @@ def format_duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def format_money(amount: float | None) -> str:
+    """Format an amount in the currency of record.price, such as 12.40; small ones with two digits, such as 0.0031."""
+    if amount is None or not math.isfinite(amount):
+        return MISSING
+    return f"{amount:.2f}" if amount >= 0.1 or not amount else f"{amount:.2g}"
+
+
 def format_interval(ends: Sequence[float | None] | None) -> str:
     """Format as 62.1 to 74.0 %."""
     if ends is None or None in ends:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from turnwise.record.catalogue import SHOWN, Metric
 from turnwise.record.steps import EpisodeSource, IdleReason, StepRecord
-from turnwise.report.formatting import format_duration, format_metric
+from turnwise.report.formatting import format_duration, format_metric, format_money
 from turnwise.report.terminal import draw_sparkline, sanitize_line
 
 EQUAL_REWARDS = (
@@ -115,6 +115,8 @@ class ProgressSnapshot:
     successes: Sequence[float]
     """Success rate of each step so far. Read only."""
     left_s: float | None
+    cost: float | None = None
+    """So far; None without a price."""
 
 
 class Progress:
@@ -136,16 +138,20 @@ class Progress:
         *,
         title: str = "training",
         limit_s: float | None = None,
+        price_per_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`total_steps` is None if it is not known.
 
-        `limit_s`: time limit of the training, counted from `begin`; it may be changed until then.
+        `limit_s`: time limit of the training, counted from `begin`; it may be changed until then. `price_per_s`:
+        shows the cost; `earlier_s` are the seconds that a resumed run has already paid for.
         """
         self._console = console
         self._clock = clock
         self._started = clock()
         self.limit_s = limit_s
+        self._price_per_s, self.earlier_s = price_per_s, 0.0
+        self._created = self._started
         self._step_ends: deque[float] = deque(maxlen=RECENT_STEPS + 1)
         self._title = title
         self._total = total_steps
@@ -230,7 +236,13 @@ class Progress:
             record=self._record,
             successes=self._successes,
             left_s=self._left_s(),
+            cost=self._cost(),
         )
+
+    def _cost(self) -> float | None:
+        if self._price_per_s is None:
+            return None
+        return self._price_per_s * (self.earlier_s + self._clock() - self._created)
 
     def _left_s(self) -> float | None:
         """Estimate the remaining time from recent steps, capped by the run's limit. None before the first step.
@@ -330,13 +342,14 @@ def _step_line(snapshot: ProgressSnapshot) -> str:
 
 
 def _left(snapshot: ProgressSnapshot) -> str:
-    return f"  left {format_duration(snapshot.left_s):>7}"
+    cost = "" if snapshot.cost is None else f"  cost {format_money(snapshot.cost)}"
+    return f"  left {format_duration(snapshot.left_s):>7}{cost}"
 
 
 def _bar(snapshot: ProgressSnapshot) -> Table:
     name, done, total = snapshot.phase
     grid = Table.grid(padding=(0, 1), expand=True)
-    for ratio in (None, 1, None, None, None):
+    for ratio in (None, 1, None, None, None, None):
         grid.add_column(ratio=ratio, no_wrap=True)
     grid.add_row(
         Text(snapshot.title, style="bold"),
@@ -344,6 +357,7 @@ def _bar(snapshot: ProgressSnapshot) -> Table:
         Text(f"{snapshot.done}" if snapshot.total is None else f"{snapshot.done}/{snapshot.total}"),
         Text(f"{name} {done}/{total}".ljust(18) if name else " " * 18, style="dim"),
         Text("" if snapshot.left_s is None and snapshot.total is None else f"{format_duration(snapshot.left_s)} left"),
+        Text("" if snapshot.cost is None else f"cost {format_money(snapshot.cost)}"),
     )
     return grid
 

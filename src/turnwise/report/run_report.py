@@ -31,6 +31,7 @@ from turnwise.report.formatting import (
     format_decimal,
     format_duration,
     format_interval,
+    format_money,
     format_percent,
     shorten,
 )
@@ -133,6 +134,8 @@ def _headline_numbers(
     ]
     numbers.append(("steps", str(done) if finished else f"{done} of {settings.get('train.steps', '?')}"))
     numbers.append(("training time", format_duration(sum(map(training_s, records)))))
+    if summary is not None and (cost := finite_number(summary.get("cost"))) is not None:
+        numbers.append(("cost", format_money(cost)))
     for name, label in COUNTS.items():
         if count := _total(record.played(name) for record in steps):
             numbers.append((label, format_count(count)))

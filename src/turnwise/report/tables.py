@@ -17,6 +17,7 @@ from turnwise.report.formatting import (
     format_duration,
     format_interval,
     format_length,
+    format_money,
     format_p_value,
     format_percent,
     format_points,
@@ -55,6 +56,8 @@ def run_table(summary: Mapping[str, Any], run_folder: Path) -> RenderableType:
         table.add_row("loss of the last step", format_decimal(summary["loss"]))
     table.add_row("wall time", format_duration(summary["wall_s"]))
     table.add_row("steps", format_count(summary["steps"]))
+    if summary.get("cost") is not None:
+        table.add_row("cost", format_money(summary["cost"]))
     for label, key in COUNTS:
         if summary.get(key):
             table.add_row(label, format_count(summary[key]))

@@ -20,9 +20,10 @@ from turnwise.record.jsonl_follower import JsonlFollower
 from turnwise.record.rows import EvaluationRecord, read_records, select
 from turnwise.record.run_folder import METRICS_FILE
 from turnwise.record.steps import StepRecord, finite_number
-from turnwise.report.formatting import format_duration
+from turnwise.report.formatting import format_duration, format_money
 from turnwise.run.cluster_report import report_memory
 from turnwise.run.configure import root_model
+from turnwise.run.cost import HOUR_S, price_per_s
 from turnwise.run.memory_report import HEADERS, plan_on_device
 from turnwise.run.resources import device_memory
 
@@ -70,7 +71,12 @@ def plan_run(config: Config) -> RunPlan:
     headers, rows, lines = _plan_memory(config)
     measured = find_measurement(config)
     seconds = None if measured is None else _expect_seconds(config, measured)
-    lines = [_describe_work(config), _describe_time(config, measured, seconds), *lines]
+    lines = [
+        _describe_work(config),
+        _describe_time(config, measured, seconds),
+        *_describe_cost(config, seconds),
+        *lines,
+    ]
     return RunPlan(lines=lines, memory_headers=headers, memory_rows=rows, seconds=seconds)
 
 
@@ -102,6 +108,16 @@ def _describe_time(config: Config, measured: Measured | None, seconds: float | N
     note = f", which played {measured.episodes:,} episodes per step" if scaled else ""
     step_s = measured.step_s * _episodes(config) / measured.episodes
     return f"About {format_duration(seconds)}: {step_s:.2g} s per step, as measured in {measured.run}{note}."
+
+
+def _describe_cost(config: Config, seconds: float | None) -> list[str]:
+    price, limit = price_per_s(config), config.train.max_minutes
+    if price is None:
+        return []
+    hour = f"{format_money(price * HOUR_S)} per hour"
+    if seconds is not None:
+        return [f"About {format_money(price * seconds)}, at {hour}."]
+    return [f"{hour}{'' if limit is None else f': at most {format_money(price * 60 * limit)} for its training'}."]
 
 
 def _expect_seconds(config: Config, measured: Measured) -> float:

@@ -34,6 +34,7 @@ from turnwise.report.terminal import print_command, sanitize_line
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.services import RewardServices
 from turnwise.run.build import PolicyStack, load_policy
+from turnwise.run.cost import price_per_s, recorded_s
 from turnwise.run.environment_mix import EnvironmentMix, build_task_source, describe_rows
 from turnwise.run.resources import default_threads
 from turnwise.run.run_name import check_run_name, run_path
@@ -260,10 +261,12 @@ class TrainingRun(ABC):
         limit_s = None if minutes is None else 60 * minutes
         if self.on_step is not None:
             self.folder.listeners.append(self._report_step)
+        price, title = price_per_s(config), self.folder.path.name
         with (
-            Progress(self.planned_steps, self.console, title=self.folder.path.name, limit_s=limit_s) as progress,
+            Progress(self.planned_steps, self.console, title=title, limit_s=limit_s, price_per_s=price) as progress,
             ExitStack() as self.resources,
         ):
+            progress.earlier_s = recorded_s(self.folder.read_records()) if resume and price is not None else 0.0
             loop, state = self.build(progress, resume)
             with track_metrics(config, self.folder, progress.note, resumed_after=state.step if resume else None):
                 yield loop, state
@@ -293,6 +296,8 @@ class TrainingRun(ABC):
         state = await self._run_stage(evaluate_after, state)
         records = self.folder.read_records()
         summary = self.summarise(records)
+        if (price := price_per_s(self.config)) is not None:
+            summary["cost"] = price * recorded_s(records)
         if state.step < loop.steps:
             summary["finished"] = False
         self.write_figures(records)

@@ -135,7 +135,6 @@ class RunPage {
       ["Success before training", typeof summary.success_before === "number" && percent(summary.success_before)],
       ["Episodes", typeof summary.episodes === "number" && count(summary.episodes)],
       ["Cost", typeof summary.cost === "number" && short(summary.cost)],
-      ["Energy", typeof summary.energy_wh === "number" && `${count(Math.round(summary.energy_wh))} Wh`],
       ["Dropped episodes", typeof summary.dropped === "number" && count(summary.dropped)],
     ];
     const items = pairs.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)));

@@ -1,0 +1,38 @@
+"""What a run costs: the price of its GPUs, or of its machine, for the time that its steps and evaluations took."""
+
+from collections.abc import Iterable
+
+from turnwise.config.schema import Config
+from turnwise.models.loading.load import resolve_device
+from turnwise.record.rows import EvaluationRecord, Record, SetUpRecord
+from turnwise.record.steps import StepRecord, finite_number
+
+HOUR_S = 3600.0
+
+
+def count_devices(config: Config) -> int:
+    """Return the number of GPUs that are paid for; 1 for a machine without any."""
+    cluster = config.cluster
+    if cluster.address is None and resolve_device(config.model.device).type == "cpu":
+        return 1
+    engines, learners = cluster.engines * config.engine.gpus, max(1, cluster.learners)
+    return max(engines, learners) if cluster.placement == "colocated" else engines + learners
+
+
+def price_per_s(config: Config) -> float | None:
+    """Return the price of a second of the run; None without record.price."""
+    price = config.record.price
+    return None if price is None else price * count_devices(config) / HOUR_S
+
+
+def recorded_s(records: Iterable[Record]) -> float:
+    """Return the seconds of warm-up, steps and evaluations in these records."""
+    return sum(map(_seconds, records))
+
+
+def _seconds(record: Record) -> float:
+    if isinstance(record, SetUpRecord):
+        return record.warmup_s
+    if not isinstance(record, StepRecord | EvaluationRecord):
+        return 0.0
+    return finite_number(record.time.get("total_s")) or 0.0
