@@ -93,8 +93,9 @@ def test_import_loads_no_submodule_and_nothing_heavy() -> None:
 
 
 def test_unknown_name_raises_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+    with pytest.raises(AttributeError, match="no attribute 'trian'") as caught:
         _ = tw.trian
+    assert caught.value.name == "trian" and caught.value.obj is tw  # of which Python makes "Did you mean: 'train'?"
 
 
 def test_dir_lists_public_names() -> None:

@@ -5,6 +5,7 @@ The public names load when they are first used: `import turnwise` alone costs mi
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 LIBRARY_DEFAULTS = {
@@ -142,7 +143,8 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.import_module("turnwise.config.version").installed_version()
     if name not in PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # name and obj: Python then suggests a similar name
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     module, _, attribute = PUBLIC[name].partition(":")
     value = getattr(importlib.import_module(module), attribute)
     globals()[name] = value

@@ -73,6 +73,10 @@ def wrong(inputs):
     return "text"
 
 
+def nothing(scores):
+    pass
+
+
 class Other:
     pass
 '''
@@ -192,3 +196,8 @@ def test_setting_of_another_alternative_is_refused(field: str) -> None:
     kind, setting = given[field]
     with pytest.raises(ValueError, match="Extra inputs are not permitted"):
         read(field, {"kind": kind, setting: 0.5})
+
+
+def test_filter_that_returns_nothing_is_named(own: str) -> None:
+    with pytest.raises(UserError, match="nothing returned None: return one bool per group"):
+        compute("filter", read("filter", f"{own}:nothing"))

@@ -215,6 +215,8 @@ def test_tiny_has_defaults_that_learn_in_any_environment(tmp_path: Path) -> None
             'unknown key episode: did you mean "data__episodes" or "episodes"?',
         ),
         (lambda: tw.sft("bandit", epoch=3), 'unknown key epoch: did you mean "train__epochs" or "epochs"?'),
+        (lambda: tw.train("bandit", train_steps=3), 'unknown key train_steps: did you mean "steps"?'),
+        (lambda: tw.train("bandit", algo_kl_coef=3), 'unknown key algo_kl_coef: did you mean "algo__kl_coef"?'),
         (lambda: tw.Trainer(step=3), 'unknown key step: did you mean "steps"?'),
         (lambda: tw.train("bandit", beta=0.0), "unknown key beta: use algo__kl_coef (0 keeps no reference model)"),
         (lambda: tw.train("bandit", like="sokoban"), "like sokoban: bandit is a recipe and has its own settings."),

@@ -378,7 +378,7 @@ def test_evaluation_on_training_tasks_is_reported(env: str, tmp_path: Path) -> N
 
 MISTAKES = [
     ("", "There is nothing to evaluate"),
-    ("tiny", 'No run "tiny". If it is a model, give the environment as well: `turnwise eval tiny ENV`'),
+    ("tiny", 'No run "tiny". If it is a model, name the environment after it, such as frozen_lake'),
     ("tiny sokobn", 'Unknown recipe or environment "sokobn": did you mean "sokoban"?'),
     ("tny bandit", 'Unknown model "tny": did you mean "tiny"?'),
     ("tiny tiny bandit", "tiny is given twice"),

@@ -133,7 +133,10 @@ class Filter(GroupFilter):
 def select_groups(chosen: Filter, scores: Tensor) -> Tensor:
     """Return which groups are kept, [G] bool, and check what the user's code returned."""
     with naming(chosen, "algo.filter") as label:
-        kept = torch.as_tensor(chosen.keeps(scores))
+        returned: Any = chosen.keeps(scores)
+        if returned is None:
+            raise UserError(f"{label} returned None: return one bool per group.")
+        kept = torch.as_tensor(returned)
     if kept.dtype != torch.bool or kept.shape != scores.shape:
         raise UserError(f"{label} returned {kept.dtype} {list(kept.shape)}: return one bool per group.")
     return kept

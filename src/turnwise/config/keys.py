@@ -140,8 +140,12 @@ def unknown_key_message(name: str, spell: Callable[[str], str] = str) -> str:
 
 
 def similar_keys(name: str) -> list[str]:
-    """Return keys of the same name in other sections, else the most similar section or key."""
+    """Return the key that is spelt with `_` for a dot, else those of the same name in other sections, else the most
+    similar section or key.
+    """
     keys, wanted = all_keys(), name
+    if dotted := [key for key in keys if key.replace(".", "_") == name]:
+        return dotted
     if "." not in name:
         sections = {key.partition(".")[0] for key in keys}
         wanted = closest_match(name, sections | {key.last for key in keys.values()}) or name

@@ -78,6 +78,4 @@ def shared_settings(
         )
     if not sources:
         raise UserError("There is nothing to evaluate. Give a run, a model, or an endpoint and the model behind it.")
-    raise UserError(
-        f'No run "{sources[0]}". If it is a model, give the environment as well: `turnwise eval {sources[0]} ENV`.'
-    )
+    raise UserError(f'No run "{sources[0]}". If it is a model, name the environment after it, such as frozen_lake.')
