@@ -51,7 +51,7 @@ PYTHON_GROUPS = {
         "InfrastructureFailure",
     ),
     "Agents": ("Trainer", "AgentResult", "Group", "Trajectory", "Evaluation"),
-    "Environments": ("TextEnv", "StrictParams", "Outcome", "won", "lost", "goes_on"),
+    "Environments": ("TextEnv", "StrictParams", "Outcome", "won", "lost", "goes_on", "to_gymnasium"),
     "Environments with messages": (
         "Env",
         "Task",

@@ -85,6 +85,7 @@ OPTIONAL = (
     "turnwise.envs.adapters.openenv.connection",
     "turnwise.envs.adapters.harbor.episode",
     "turnwise.envs.adapters.harbor.shell_tool",
+    "turnwise.envs.gymnasium_env",
     "turnwise.rewards.judge.endpoint",
     "turnwise.rewards.judge.local",
     "turnwise.envs.search_qa.search_tool",
@@ -100,9 +101,9 @@ OPTIONAL = (
 `kernels` and `head_kernel` stand for Triton, `build` for torch, `in_process` for vLLM, `submission_tool`, `python`,
 `episode` and `shell_tool` for the sandbox, which Linux alone has; `search_tool` and `search.index` stand for bm25s,
 `dense` for torch and transformers, without which a lexical search starts at once; `source` for the SDK of MCP;
-`connection` for websockets; `remote` and `endpoint` for an HTTP library, `local` for torch; `clustering` for Ray;
-`gateway.server` for a web server; `tool_factory` and `factory` for all of those together, which a list of environments
-does not wait for.
+`connection` for websockets; `gymnasium_env` for Gymnasium; `remote` and `endpoint` for an HTTP library, `local` for
+torch; `clustering` for Ray; `gateway.server` for a web server; `tool_factory` and `factory` for all of those
+together, which a list of environments does not wait for.
 """
 
 PACKAGE = "turnwise"

@@ -72,6 +72,7 @@ def test_public_names_are_stable() -> None:
         "lost",
         "sft",
         "system",
+        "to_gymnasium",
         "tool",
         "train",
         "user",

@@ -204,7 +204,9 @@ def main() -> None:
     assert_type(result.interval, tuple[float, float])
     again = tw.load_run("runs/first").evaluate(split="validation")
     trajectories: Sequence[object] = again.trajectories
-    print(len(trajectories), tw.__version__)
+    observation, facts = tw.to_gymnasium(GuessNumber, split="test").reset(seed=3)
+    assert_type(observation, str)
+    print(len(trajectories), facts, tw.__version__)
 
 
 async def ask(client: Any, task: Mapping[str, Any]) -> float | tw.Outcome:

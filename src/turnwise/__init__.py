@@ -74,6 +74,7 @@ PUBLIC = {
     "lost": "turnwise.envs.text_env:lost",
     "sft": "turnwise.run.api:sft",
     "system": "turnwise.core.messages:system",
+    "to_gymnasium": "turnwise.envs.to_gymnasium:to_gymnasium",
     "tool": "turnwise.tools.function:tool",
     "train": "turnwise.run.api:train",
     "user": "turnwise.core.messages:user",
@@ -113,6 +114,7 @@ if TYPE_CHECKING:
     from turnwise.envs.text_env import goes_on as goes_on
     from turnwise.envs.text_env import lost as lost
     from turnwise.envs.text_env import won as won
+    from turnwise.envs.to_gymnasium import to_gymnasium as to_gymnasium
     from turnwise.envs.tool_env import ToolEnv as ToolEnv
     from turnwise.evaluation.episodes import Evaluation as Evaluation
     from turnwise.gateway.agent_episodes import AgentResult as AgentResult
