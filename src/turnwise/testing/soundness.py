@@ -244,10 +244,13 @@ async def code_cannot_reach_the_host(subject: Subject) -> Outcome:
     env = subject.make(0).env
     if not isinstance(env, ToolEnv):
         return Verdict.SKIPPED, "no tools"
-    if all(tool.spec.name != "python" for tool in type(env).build_tools(env.params)):
+    tools = {tool.spec.name for tool in type(env).build_tools(env.params)}
+    if not tools & {"python", "shell"}:
         return Verdict.SKIPPED, "no tool runs programs of the agent; what your own tools may read is for you to check"
     with canary() as (secret, code):
-        episode = await subject.episode(repeating(env.call("python", code=code)), 0)
+        script = f"python3 - <<'END'\n{code}\nEND\nenv; cat /proc/*/environ"
+        attack = env.call("python", code=code) if "python" in tools else env.call("shell", command=script)
+        episode = await subject.episode(repeating(attack), 0)
     for result in episode.results:
         if any(secret in message.content for message in result.messages):
             return (
