@@ -158,6 +158,11 @@ def train(
     if dry_run:
         _print_plan(config, override_keys, resume=resume, as_json=json_output)
         return
+    _start_runs(config, several_seeds, override_keys, resume=resume)
+
+
+def _start_runs(config: "Config", several_seeds: Sequence[int], override_keys: Sequence[str], *, resume: bool) -> None:
+    """Try the environments before torch is imported, and train."""
     from turnwise.report.terminal import make_console
     from turnwise.run.trial_episodes import try_before_torch
 
