@@ -37,6 +37,9 @@ class Example:
 GALLERY = {
     "customer_support": Example(file="support.toml", environment="support.py:Support", before=0.2, learned=0.5),
     "sql_analyst": Example(file="analyst.toml", environment="analyst.py:Analyst", before=0.4, learned=0.65),
+    "web_shop": Example(
+        file="shop.toml", command="sft", environment="shop.py:Shop", before=0.1, learned=0.5, held_out=True
+    ),
     "search": Example(file="search.toml", command="sft", before=0.1, learned=0.8, held_out=True),
     "game_from_pixels": Example(file="lake.toml", before=0.3, learned=0.5),
     "judged_writing": Example(file="writer.py", before=0.1, learned=0.5),
