@@ -92,6 +92,9 @@ HOSTILE = {
     "for p in bash sh env python3; do cp /usr/local/bin/cat /usr/local/bin/$p; "
     "cp /usr/local/bin/cat /opt/python/bin/$p; done; "
     "mkdir /f; cp /usr/local/bin/cat /f/cat; mv /usr /old; ln -s /f /usr; mv /bin /b; ln -s /f /bin",
+    "plants modules": "for d in {/usr/local,/root/.local}/lib/python3.1{0..4}/{dist,site}-packages; do mkdir -p $d; "
+    "for m in sitecustomize usercustomize json; do echo 'import os; os._exit(0)' > $d/$m.py; done; done; "
+    "mkdir -p /etc/perl; echo 'exit 0' > /etc/perl/strict.pm; echo 'exit 0' > /etc/profile",
     "configures the loader": "echo /app/x.so > /etc/ld.so.preload; echo 'cat() { echo ok; }' > /root/.bashrc; "
     "cp /root/.bashrc /root/.bash_profile; cp /root/.bashrc /etc/profile",
     "fills the disk": "head -c 40M /dev/urandom > big; seq 1 30000 | xargs touch",
@@ -105,6 +108,31 @@ HOSTILE = {
 @pytest.mark.parametrize("attack", HOSTILE)
 def test_hostile_agents_earn_nothing(attack: str, tmp_path: Path) -> None:
     assert paid(one_task(tmp_path), HOSTILE[attack]) == 0.0
+
+
+def test_planted_modules_do_not_run_in_the_tests(tmp_path: Path) -> None:
+    """The tests' Python and Perl start without the agent's modules, and with those of the image."""
+    test = (
+        "cat /usr/local/lib/mine /etc/perl/Mine.pm > /tmp/found; /usr/bin/perl -e 'use strict; print 3' >> /tmp/found; "
+        "python3 -c 'print(4)' >> /tmp/found; [ \"$(tr -d '\\n' < /tmp/found)\" = 1234 ] && R=1; "
+        "echo ${R:-0} > /logs/verifier/reward.txt"
+    )
+    dockerfile = "FROM ubuntu\nWORKDIR /app\nCOPY mine /usr/local/lib/mine\nCOPY Mine.pm /etc/perl/Mine.pm"
+    folder = one_task(tmp_path, test=test, dockerfile=dockerfile, files={"mine": "1\n", "Mine.pm": "2\n"})
+    assert paid(folder, "echo 5 > /usr/local/lib/mine; " + HOSTILE["plants modules"]) == 1.0
+
+
+def test_calls_of_one_reply_run_one_after_another(tmp_path: Path) -> None:
+    async def test() -> list[str]:
+        runner = make(one_task(tmp_path), max_turns=5)
+        await runner.start()
+        commands = ("sleep 0.3; cd /tmp; echo a > f", "echo b >> f", "cat f; pwd")
+        reply = "\n".join(runner.env.call("shell", command=command) for command in commands)
+        result = await runner.step(assistant(reply))
+        await runner.close()
+        return [message.content for message in result.messages]
+
+    assert asyncio.run(test()) == ["(no output)", "(no output)", "a\nb\n/tmp"]
 
 
 def test_reward_json_counts_only_if_the_tests_name_it(tmp_path: Path) -> None:

@@ -112,12 +112,17 @@ def test_saved_files_load_into_another_session() -> None:
         first, second = await opener(workdir="/app"), await opener(workdir="/app")
         await first.run(
             "echo 1 > a; chmod 750 a; ln -s a b; mkdir -p c/d /new; echo 2 > /new/é; mkfifo pipe; rm -f c/none; "
+            "mkdir /closed; echo 3 > /closed/file; chmod 0 /closed/file /closed; touch $'\\xff'; "
             "mkdir /tests; echo x > /tests/y; head -c 3000000 /dev/urandom > big; sha256sum big > sum",
             timeout_s=20,
         )
         await second.load(await first.save(without=["/tests"]))
         text = await output(second, "cat b; stat -c %a a; ls c; cat /new/é; sha256sum -c --quiet sum")
         assert text == "1\n750\nd\n2\n"
+        closed = (
+            "stat -c %a /closed; chmod 700 /closed; stat -c %a /closed/file; chmod 600 /closed/file; cat /closed/file"
+        )
+        assert await output(second, f"{closed}; ls $'\\xff' | wc -l") == "0\n0\n3\n1\n"
         assert await output(second, "ls -d /tests pipe 2>&1 | grep -c 'No such'") == "2\n"
 
     with_shells(test)
@@ -133,7 +138,7 @@ def test_saved_files_replace_nothing_of_the_machine() -> None:
             "echo /fake/x.so > /etc/ld.so.preload; echo x > /etc/passwd; rm -f /opt/python/bin/python3",
             timeout_s=20,
         )
-        await second.load(await first.save())
+        await second.load(await first.save(), origin="agent")
         text = await output(
             second,
             "echo ok | cat; /bin/echo 1; python3 -c 'print(2)'; whoami; ls /etc/ld.so.preload",

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from turnwise.sandbox.files import FileEntry, Image, pack
 from turnwise.sandbox.host import SandboxSession
@@ -31,6 +32,10 @@ AGENT_PATH = f"/usr/local/sbin:/usr/local/bin:{PYTHON_FOLDER}:/usr/sbin:/usr/bin
 CLEAN_PATH = f"{PYTHON_FOLDER}:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 """The machine's own programs first: those that a session added replace none of them."""
 ENVIRONMENT = {"HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PATH": AGENT_PATH, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+Origin = Literal["image", "agent", "startup"]
+"""Where an archive is from; see `shell_process.load`."""
 
 
 class DiskTooFull(Exception):
@@ -77,15 +82,20 @@ class Shell:
         self.cwd = image.workdir
         self._session = session
         self._ready = False
+        self._lock = asyncio.Lock()
 
     async def run(
         self, command: str, *, timeout_s: float, env: Mapping[str, str] | None = None, max_chars: int = 16_000
     ) -> ShellResult:
         """Run a command in the folder where the last one ended. Raises only SandboxFailure."""
+        async with self._lock:
+            return await self._run(command, timeout_s, env or {}, max_chars)
+
+    async def _run(self, command: str, timeout_s: float, env: Mapping[str, str], max_chars: int) -> ShellResult:
         await self._prepare()
         arguments = {
             "cwd": self.cwd,
-            "env": {**ENVIRONMENT, **self.image.env, **(env or {})},
+            "env": {**ENVIRONMENT, **self.image.env, **env},
             "timeout_s": timeout_s,
             "keep": 2 * max_chars,
         }
@@ -115,10 +125,10 @@ class Shell:
         ]
         return b"".join(chunks)
 
-    async def load(self, archive: bytes, *, clear: Sequence[str] = ()) -> None:
+    async def load(self, archive: bytes, *, origin: Origin = "image", clear: Sequence[str] = ()) -> None:
         """Remove the folders in `clear`, then write the files of an archive."""
         await self._prepare()
-        await self._load(archive, clear)
+        await self._load(archive, origin, clear)
 
     async def read_file(self, path: str, max_bytes: int) -> bytes | None:
         """Return the start of a file; None unless it is a regular file, reached through no link."""
@@ -138,15 +148,15 @@ class Shell:
         folder = pack([FileEntry(path=self.image.workdir, mode=0o755)]) if self.image.workdir != "/" else b""
         for archive in (self.image.archive, folder):
             if archive:
-                await self._load(archive, ())
+                await self._load(archive, "image", ())
         self._ready = True
 
-    async def _load(self, archive: bytes, clear: Sequence[str]) -> None:
+    async def _load(self, archive: bytes, origin: Origin, clear: Sequence[str]) -> None:
         for start in range(0, len(archive), CHUNK_BYTES):
             text = base64.b64encode(archive[start : start + CHUNK_BYTES]).decode()
             await self._checked(f"receive_chunk({text!r})")
         removals = "".join(f"remove({path.strip('/')!r})\n" for path in clear)
-        await self._checked(f"{removals}load()" if archive else removals)
+        await self._checked(f"{removals}load({origin!r})" if archive else removals)
 
     async def _call(self, code: str, timeout_s: float) -> RunResult:
         result = await self._session.run(code, timeout_s=timeout_s)

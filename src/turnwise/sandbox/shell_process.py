@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 CHUNK = 1 << 16
-POLL_S = 0.02
+POLL_S = 0.005
 WRAPPER = "trap 'pwd -P >&9' EXIT; eval \"$1\""
 """Runs a command, then writes the folder in which it ended to descriptor 9."""
 LEVEL = 1
@@ -33,8 +33,11 @@ MAX_DEPTH = 64
 """Folders above a file that is saved."""
 SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "dev", "proc", "sys", "usr", "opt/python")
 """Folders that are the machine's: nothing in there is saved or loaded, except in `usr/local`."""
-LOADER_CONFIGURATION = "etc/ld.so."
-"""Files by which an agent could make the loader run its code in other programs."""
+STARTUP_PATHS = (
+    *("etc/bash.bashrc", "etc/environment", "etc/ld.so.conf", "etc/ld.so.conf.d", "etc/ld.so.preload", "etc/perl"),
+    *("etc/profile", "etc/profile.d", "usr/local/lib", "usr/local/lib32", "usr/local/lib64", "usr/local/share/perl"),
+)
+"""Paths from which other programs load code when they start. They come from the image, never from an agent."""
 
 archive: list[bytes] = []
 """Chunks of the archive that is being sent, in either direction."""
@@ -140,15 +143,20 @@ def walk(folder: str) -> Iterator[tuple[str, os.stat_result]]:
         if entry.st_dev == device:
             yield path, entry
             if stat.S_ISDIR(entry.st_mode):
+                with suppress(OSError):  # a folder that its owner has closed
+                    if entry.st_mode & stat.S_IRWXU != stat.S_IRWXU:
+                        os.chmod(f"/{path}", stat.S_IRWXU)
                 yield from walk(path)
 
 
 def is_system(path: str) -> bool:
-    if path in system_files or path.startswith(LOADER_CONFIGURATION):
+    if path in system_files:
         return True
-    if path == "usr/local" or path.startswith("usr/local/"):
-        return False
-    return any(path == folder or path.startswith(f"{folder}/") for folder in SYSTEM_FOLDERS)
+    return _is_below(path, SYSTEM_FOLDERS) and not _is_below(path, ("usr/local",))
+
+
+def _is_below(path: str, folders: "tuple[str, ...] | list[str]") -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 
 class _Compressor(io.RawIOBase):
@@ -173,7 +181,7 @@ def save(*, max_bytes: int, max_files: int, without: list[str]) -> str:
     out = _Compressor()
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
         for path, entry in walk(""):
-            if is_system(path) or any(path == root or path.startswith(f"{root}/") for root in without):
+            if is_system(path) or _is_below(path, STARTUP_PATHS) or _is_below(path, without):
                 continue
             size, count = size + -(-entry.st_size // PAGE_BYTES) * PAGE_BYTES, count + 1
             if path.count("/") > MAX_DEPTH:
@@ -198,10 +206,11 @@ def _add(tar: tarfile.TarFile, path: str, entry: os.stat_result) -> None:
         info.type, info.linkname = tarfile.SYMTYPE, os.readlink(f"/{path}")
         tar.addfile(info)
     elif stat.S_ISREG(entry.st_mode):
-        data = read_file(path, entry.st_size)
-        if data is not None:
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+        if not entry.st_mode & stat.S_IRUSR:
+            os.chmod(f"/{path}", stat.S_IRUSR)
+        info.size = entry.st_size
+        with open(f"/{path}", "rb") as file:  # nothing else runs: it is the file that `walk` has seen
+            tar.addfile(info, file)
 
 
 def read_file(path: str, max_bytes: int) -> bytes | None:
@@ -248,15 +257,22 @@ class _Decompressor(io.RawIOBase):
         return result
 
 
-def load() -> None:
-    """Write the received archive into the file system, except what belongs to the machine."""
+def load(origin: str) -> None:
+    """Write the received archive into the file system, except what belongs to the machine.
+
+    `origin`: "image"; "agent", of which the startup paths are left out; "startup", an image's startup paths alone.
+    """
     data = b"".join(archive)
     archive.clear()
     folders: list[tuple[str, int]] = []
     with tarfile.open(fileobj=_Decompressor(data), mode="r|") as tar:
         for info in tar:
             path = os.path.normpath(info.name)
-            if path.startswith(("/", "..")) or path == "." or is_system(path) or not _make_parents(path):
+            if path.startswith(("/", "..")) or path == "." or is_system(path):
+                continue
+            if origin != "image" and _is_below(path, STARTUP_PATHS) != (origin == "startup"):
+                continue
+            if not _make_parents(path):
                 continue
             _write(tar, info, path)
             if info.isdir():

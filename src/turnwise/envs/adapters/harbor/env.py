@@ -116,7 +116,8 @@ class Harbor(ToolEnv):
     def make_tools(cls, params: Any) -> Sequence[Tool]:
         from turnwise.envs.adapters.harbor.shell_tool import ShellTool
 
-        return [ShellTool(timeout_s=params.command_timeout_s, max_chars=params.max_output)]
+        limits = {"max_chars": params.max_output, "max_calls": params.max_tool_calls}
+        return [ShellTool(timeout_s=params.command_timeout_s, **limits)]
 
     def tool_state(self) -> "Harbor":
         return self

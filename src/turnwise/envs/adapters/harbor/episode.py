@@ -108,7 +108,8 @@ class Machine:
         clean = Image(env={**image.env, "PYTHONNOUSERSITE": "1", "PATH": path}, workdir=image.workdir)
         verifier = await open_shell(await self.sandbox.session(), clean, self.limits)
         try:
-            await verifier.load(files)
+            await verifier.load(image.archive, origin="startup")
+            await verifier.load(files, origin="agent")
             await verifier.load(_test_files(task), clear=[TESTS, LOGS, SOLUTION])
             script = (task.folder / "tests" / "test.sh").read_text(encoding="utf-8")
             result = await verifier.run(

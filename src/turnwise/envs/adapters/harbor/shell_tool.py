@@ -18,7 +18,7 @@ SPEC = ToolSpec(
 MAX_COMMAND = 100_000
 """Characters of the longest command: the kernel limits an argument to 128 KiB."""
 GRACE_S = 60.0
-"""Added to the command's time limit for the call's timeout, since a killed session is replaced."""
+"""Added to each command's time limit for the timeout of its call, since a killed session is replaced."""
 NO_OUTPUT = "(no output)"
 
 
@@ -35,10 +35,11 @@ class ShellTool:
 
     spec = SPEC
 
-    def __init__(self, *, timeout_s: float, max_chars: int) -> None:
+    def __init__(self, *, timeout_s: float, max_chars: int, max_calls: int) -> None:
         self.timeout_s = timeout_s
         self.max_chars = max_chars
-        self.rules = ToolRules(timeout_s=timeout_s + GRACE_S, concurrency=256, retries=0)
+        # all calls of an episode may be in one reply, in which each waits for those before it
+        self.rules = ToolRules(timeout_s=(timeout_s + GRACE_S) * max_calls, concurrency=4096, retries=0)
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if arguments.keys() != {"command"} or not isinstance(arguments["command"], str):
