@@ -19,6 +19,7 @@ from turnwise.envs.adapters.openenv import package_server
 from turnwise.record.run_folder import RunFolder
 from turnwise.run.configure import configure
 from turnwise.run.train import train
+from turnwise.run.training_traces import to_trace_row
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parents[1] / ".venv-openenv" / "bin" / "python"
@@ -102,6 +103,32 @@ def test_openenv_mcp_client_calls_our_tools() -> None:
     called = asyncio.run(call())
     assert called["tools"] == ["room", "answer"]
     assert called["result"]["content"][0]["type"] == "text" and isinstance(called["answered"], str | dict)
+
+
+TURN = {"extends": True, "turn_reward": 0.5, "temperature": 1.0}
+EPISODE = {
+    "step": 1,
+    "group": 0,
+    "member": 0,
+    "attempt": 0,
+    "task": {},
+    "reward": 1.0,
+    "status": "succeeded",
+    "turns": [
+        {**TURN, "context_ids": [5, 6, 7], "action_ids": [8, 9], "action_logprobs": [-0.5, 0.0]},
+        {**TURN, "context_ids": [10], "action_ids": [11], "action_logprobs": [-2.0]},
+    ],
+}
+
+
+def test_openenv_accepts_our_training_traces() -> None:
+    """They are read strictly, as TRL reads them."""
+    check = (
+        "import sys; from openenv.core.harness.training import TrainingTrace; "
+        "trace = TrainingTrace.model_validate_json(sys.argv[1]); print(len(trace.to_trace_entries()))"
+    )
+    trace = json.dumps(to_trace_row(EPISODE)["trace"])
+    assert asyncio.run(run_openenv("-c", check, trace)).strip() == "2"
 
 
 def test_our_client_trains_on_our_server(tmp_path: Path) -> None:

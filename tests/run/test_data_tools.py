@@ -28,6 +28,28 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+def test_export_writes_training_traces_of_the_sampled_tokens(played: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    assert main(["data", "export", str(played), "--to", str(folder), "--format", "traces"]) == 0
+    rows = [json.loads(line) for line in (folder / "traces.jsonl").read_text().splitlines()]
+    run = RunFolder.open(played)
+    recorded = [trajectory_from_row(run.read_trajectory(entry)) for entry in run.read_index()]
+    assert [row["reward"] for row in rows] == [trajectory.total_reward for trajectory in recorded]
+    for row, trajectory in zip(rows, recorded, strict=True):
+        turns, context = row["trace"]["turns"], list[int]()
+        for traced, turn in zip(turns, trajectory.turns, strict=True):
+            context = [*(context if turn.extends else []), *turn.context_ids]
+            assert traced["prompt_token_ids"] == context
+            context += turn.action_ids
+            assert (traced["completion_token_ids"], sum(traced["loss_mask"])) == (
+                list(turn.action_ids),
+                len(turn.action_ids),
+            )
+            assert traced["per_token_logps"] == list(turn.action_logprobs)
+        assert len({turn["node_id"] for turn in turns}) == len(turns)
+    assert main(["data", "export", str(played), "--to", str(folder), "--format", "traces"]) == 2
+
+
 def test_inspect_prints_the_contents_of_a_run(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "inspect", str(played)]) == 0
     shown = capsys.readouterr().out

@@ -22,6 +22,7 @@ def data(
     *,
     to: Annotated[Path | None, Parameter(metavar="FOLDER")] = None,
     on: Annotated[str | None, Parameter(metavar="RUN,FOLDER")] = None,
+    format: Literal["dataset", "traces"] = "dataset",
     episodes: Episodes = "training",
 ) -> None:
     """Work with recorded episodes.
@@ -35,6 +36,8 @@ def data(
         Run, or for inspect also a dataset folder.
     to
         export: new folder, readable by `datasets.load_dataset` and `turnwise train --data`.
+    format
+        export: `dataset` (default), or `traces`: OpenEnv's training traces, which TRL trains on.
     on
         evaluate: runs or dataset folders with the episodes.
     episodes
@@ -50,9 +53,10 @@ def data(
         if to is None:
             raise UserError("`turnwise data export` needs --to FOLDER.")
         find_run_folder(run)  # before torch is imported
-        from turnwise.run.data_tools import export_data
+        from turnwise.run.data_tools import export_data, export_traces
 
-        print_line(f"wrote {export_data(run, to, episodes):,} episodes to {to}")
+        export = export_traces if format == "traces" else export_data
+        print_line(f"wrote {export(run, to, episodes):,} episodes to {to}")
     else:
         if on is None:
             raise UserError("`turnwise data evaluate` needs --on RUN, the episodes to evaluate on.")

@@ -41,6 +41,7 @@ from turnwise.run.find_source import find_data
 from turnwise.run.resources import MICRO_TOKENS
 from turnwise.run.sources import find_checkpoint
 from turnwise.run.stored_images import StoredImages, find_images_folder
+from turnwise.run.training_traces import write_traces
 from turnwise.training.estimate import env_turn_ids, turn_matrix
 from turnwise.training.learner import token_logprobs
 
@@ -131,6 +132,11 @@ def inspect_data(source: str, episodes: Episodes) -> DataSummary:
         images=len(images),
         missing_images=sum(not image_file(folder, image).is_file() for image in images),
     )
+
+
+def export_traces(run: str, to: Path, episodes: Episodes) -> int:
+    """Write the recorded episodes of a run as OpenEnv's training traces; return their number."""
+    return write_traces(_rows(str(find_run_folder(run)), episodes), to)
 
 
 def export_data(run: str, to: Path, episodes: Episodes) -> int:
