@@ -1,9 +1,11 @@
 """Response times of the viewer's list of many runs: first request, repeated, with growing runs, and concurrent.
 
-    python benchmarks/viewer_runs.py [--runs 1000] [--steps 200] [--folder FOLDER]
+    python benchmarks/viewer_runs.py [--runs 1000] [--steps 200] [--large-mb 100] [--folder FOLDER]
 
-Run folders are synthetic: half of the runs are finished, the others were stopped. The server runs in a separate process
-and is queried over HTTP. "CPU" is the CPU time of the server, which other load affects less than wall-clock time.
+Then the requests of a run's page: of one of these runs, and of one with `--large-mb` of metrics, of which a panel's
+curve is read too. Run folders are synthetic: half of the runs are finished, the others were stopped. The server runs in
+a separate process and is queried over HTTP. "CPU" is the CPU time of the server, which other load affects less than
+wall-clock time.
 """
 
 import argparse
@@ -13,8 +15,10 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -23,7 +27,9 @@ from rich.table import Table
 from turnwise.config.load import build, to_toml
 from viewer import Server, encode, metrics_row
 
-FIRST_S, AGAIN_S = 1.0, 0.2
+FIRST_S, AGAIN_S, PAGE_S = 1.0, 0.2, 0.5
+LARGE = "large"
+PANEL = "step,rollout/success"
 REPEATS, AT_ONCE, GROWN = 9, 8, 10
 
 
@@ -52,12 +58,26 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--folder", type=Path, help="folder of the runs; existing runs are used again")
+    parser.add_argument("--large-mb", type=int, default=100, help="size of the metrics of one more run")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         if not (folder / "run-0000").exists():
             make_runs(folder, runs=args.runs, steps=args.steps)
+        if not (folder / LARGE).exists():
+            make_large_run(folder / LARGE, size=args.large_mb << 20)
         report(folder)
+
+
+def make_large_run(path: Path, *, size: int) -> None:
+    path.mkdir()
+    (path / "config.toml").write_text(to_toml(build({}, [("env.kind", "frozen_lake")])))
+    rng, written, step = random.Random(0), 0, 0
+    with (path / "metrics.jsonl").open("wb") as file:
+        while written < size:
+            step += 1
+            written += file.write(encode(metrics_row(rng, step, 60)))
+    (path / "summary.json").write_text(json.dumps(summary(step)))
 
 
 def report(folder: Path) -> None:
@@ -86,10 +106,28 @@ def report(folder: Path) -> None:
             before = server.cpu_s()
             times = list(pool.map(lambda _: server.ask("runs")[0], range(AT_ONCE)))
             add(f"slowest of {AT_ONCE} concurrent", max(times), (server.cpu_s() - before) / AT_ONCE, None)
+        add_pages(server, add)
         console.print(table)
         console.print(f"on {os.cpu_count()} cores")
     finally:
         server.close()
+
+
+def add_pages(server: Server, add: Callable[[str, float, float, float | None], None]) -> None:
+    """Measure what the page of a run asks for before it is shown, and what it adds afterwards."""
+    requests: list[tuple[str, str, dict[str, Any], float | None]] = [
+        ("page", "run", {}, PAGE_S),
+        ("settings", "config", {}, PAGE_S),
+        ("names of metrics", "keys", {}, None),
+        ("a curve", "metrics", {"keys": PANEL}, None),
+        ("a curve again", "metrics", {"keys": PANEL}, PAGE_S),
+        ("explanation", "explain", {}, None),
+    ]
+    for run in ("run-0000", LARGE):
+        for label, name, query, allowed in requests:
+            before = server.cpu_s()
+            seconds, _ = server.ask(name, run=run, **query)
+            add(f"{run}: {label}", seconds, server.cpu_s() - before, allowed)
 
 
 def measure(server: Server, repeats: int) -> tuple[float, float]:
