@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from browser_for_tests import HOSTILE, ONE, OTHER, STEPS, TWO, Viewer, serving
 
+from accessibility_for_tests import find_accessibility_problems
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
@@ -45,6 +47,17 @@ def test_views_do_not_scroll_sideways(viewer: Viewer, width: int, scheme: Any) -
             viewer.page.screenshot(path=Path(SHOTS) / f"{view}-{width}-{scheme}.png")
     viewer.open("trajectory", run=HOSTILE, number=0)
     assert viewer.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_views_are_accessible(viewer: Viewer, scheme: Any) -> None:
+    viewer.page.emulate_media(color_scheme=scheme)
+    problems = {}
+    for view, entries in VIEWS.items():
+        viewer.open(view, **entries)
+        if found := find_accessibility_problems(viewer.page):
+            problems[view] = found
+    assert problems == {}
 
 
 LINE_ENDS = """keys => keys.flatMap((key) => {

@@ -101,7 +101,8 @@ export function styleOf(name, value, limit, dark) {
   const fill = Number.isNaN(size) ? 0 : size;
   const thickness = Math.max(1, Math.round(4 * fill));
   return {
-    background: `rgba(${red}, ${green}, ${blue}, ${(0.06 + 0.5 * fill).toFixed(3)})`,
+    // In the dark the colours are bright: the text on them stays readable.
+    background: `rgba(${red}, ${green}, ${blue}, ${(0.06 + (dark ? 0.3 : 0.5) * fill).toFixed(3)})`,
     "border-bottom": `${thickness}px ${below ? "dotted" : "solid"} rgb(${red}, ${green}, ${blue})`,
   };
 }
