@@ -34,6 +34,7 @@ SMALL = {
     "environments": "bandit --quick",
     "gateway_load": "--concurrent 4 --agents 8 --turns 2 --model-seconds 0.05",
     "math_answers": "--repeats 2",
+    "openenv_overhead": "--episodes 4 --turns 2",
     "retrieval": "--seconds 0.2",
     "rollout_cpu": "--threads 1 --repeats 1 --new-tokens 2 --batch 128",
     "sandbox": "--sessions 4 --calls 8 --at-once 2",
