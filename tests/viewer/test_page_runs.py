@@ -119,6 +119,21 @@ def test_run_page_shows_results_curves_and_changed_settings(viewer: Viewer) -> N
     assert viewer.entries()["run"] == ONE
 
 
+def test_run_page_shows_the_staleness_of_an_asynchronous_run(viewer: Viewer) -> None:
+    metrics = viewer.root / HOSTILE / "metrics.jsonl"
+    before = metrics.read_bytes()
+    others = ("success", "reward", "turns", "tokens", "entropy", "dropped")
+    row = {"step": 1, **{f"rollout/{name}": 0.5 for name in others}, "rollout/staleness": 1.25}
+    try:
+        metrics.write_bytes(json.dumps(row).encode() + b"\n")
+        viewer.open("run", run=HOSTILE)
+        panel = viewer.page.locator('.panel[data-metric="rollout/staleness"]')
+        expect(panel).to_contain_text("Staleness in steps")
+        expect(panel.locator(".last")).to_have_text("1.25")
+    finally:
+        metrics.write_bytes(before)
+
+
 def test_run_page_without_results_or_valid_settings(viewer: Viewer) -> None:
     viewer.open("run", run=HOSTILE)
     expect(viewer.page.locator(".run-facts")).to_contain_text("stopped")

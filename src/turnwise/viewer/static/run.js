@@ -13,6 +13,8 @@ import { alarmList, beforeAndAfter, checkpointTable, explanation, parentChanges,
 import { COLUMNS, successCell } from "./runs.js";
 
 const NUM_PANELS = 6;
+/** Shown beside them for an asynchronous run. */
+const STALENESS = "rollout/staleness";
 
 export async function showRun(main, query, signal) {
   await new RunPage(main, query.get("run") ?? "", signal).start();
@@ -145,7 +147,7 @@ class RunPage {
   async startCharts() {
     const data = new CurvesData([this.id], this.signal);
     await data.start();
-    const metrics = mainMetrics(data.keys).slice(0, NUM_PANELS);
+    const metrics = mainMetrics(data.keys).filter(([, name], index) => index < NUM_PANELS || name === STALENESS);
     if (!metrics.length) return replace(this.charts, note("No metrics yet."));
     await data.load(metrics.map(([, metric]) => metric));
     const shared = {
