@@ -96,8 +96,9 @@ def test_openenv_client_rejects_bad_actions_without_a_step() -> None:
 
     with scripted_server(strict) as server:
         replies = ["no answer", "<answer>no</answer>", "<answer>a\ud800</answer>", "<answer>yes</answer>"]
-        _, unread, rejected, surrogate, good = asyncio.run(play(make(server), *replies))
-        assert unread.invalid and rejected.invalid and surrogate.invalid and not good.invalid
+        long = f"<answer>{'x' * 1_000_000}</answer>"
+        _, unread, rejected, surrogate, huge, good = asyncio.run(play(make(server), *replies[:3], long, replies[3]))
+        assert unread.invalid and rejected.invalid and surrogate.invalid and huge.invalid and not good.invalid
         assert "message: too short" in rejected.messages[0].content
         assert len([message for message in server.messages if message["type"] == "step"]) == 2
 

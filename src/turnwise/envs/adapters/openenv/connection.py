@@ -116,7 +116,7 @@ class Session:
 
     def _describe_close(self, closed: ConnectionClosed) -> InfrastructureFailure:
         url = self._endpoint.url
-        if closed.sent is not None and closed.sent.code == TOO_LARGE:
+        if closed.sent is not None and closed.sent.code == TOO_LARGE and not closed.rcvd_then_sent:  # else the server's
             size, setting = self._endpoint.max_bytes >> 20, param_setting("max_message_mb")
             return InfrastructureFailure(f"{url} sent a message of more than {size} MiB: raise {setting}.")
         reason = "" if closed.rcvd is None else f" ({first_line(f'code {closed.rcvd.code} {closed.rcvd.reason}', 200)})"

@@ -35,6 +35,8 @@ SCHEMES = {"ws://": "http://", "wss://": "https://"}
 LIMITS = ("timeout_s", "wait_s", "max_message_mb", "max_observation", "null_reward", "style")
 """Parameters of the connection and the view, which do not change the task."""
 TOKEN_VARIABLE = "OPENENV_TOKEN"
+MAX_ACTION_CHARS = 1_000_000
+"""Longest action, as JSON. Servers close the connection at a limit of their own."""
 
 
 class OpenEnv(TextEnv):
@@ -159,6 +161,8 @@ class OpenEnv(TextEnv):
             raise RuntimeError("step before reset")
         if (problem := find_invalid_character(action)) is not None:
             raise ValueError(f"the action contains {problem}: remove it")
+        if len(json.dumps(action)) > MAX_ACTION_CHARS:
+            raise ValueError(f"the action is longer than {MAX_ACTION_CHARS:,} characters")
         try:
             self.last = await self.session.step(action)
         except RejectedAction as rejected:
