@@ -139,6 +139,12 @@ def test_folders_without_tasks_are_an_error(folder: str, message: str, tmp_path:
         load_tasks(str(tmp_path / folder))
 
 
+def test_a_task_may_contain_a_file_named_like_the_settings(tmp_path: Path) -> None:
+    write_task(tmp_path / "some" / "task", files={"inner/task.toml": "", "inner/instruction.md": ""})
+    assert [task.name for task in load_tasks(str(tmp_path)).tasks] == ["some/task"]
+    assert [task.name for task in load_tasks(str(tmp_path / "some" / "task")).tasks] == ["task"]
+
+
 def test_folders_that_agents_can_read_are_an_error() -> None:
     with pytest.raises(UserError, match="in a folder that agents can read"):
         load_tasks("/usr/share/tasks")

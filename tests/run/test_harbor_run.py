@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox nee
 
 
 def settings(folder: Path, **others: Any) -> Config:
-    params = {"folder": str(folder / "tasks"), "disk_mb": 32, "style": "answer", "max_turns": 3}
+    params = {"folder": str(folder / "tasks"), "disk_mb": 32, "style": "answer", "max_turns": 2}
     given = {
         "env__kind": "harbor",
         **{f"env__params__{name}": value for name, value in params.items()},
@@ -25,7 +25,7 @@ def settings(folder: Path, **others: Any) -> Config:
         "rollout__max_tokens": 1500,
         "rollout__max_new_tokens": 256,
         "eval__every": 2,
-        "eval__episodes": 2,
+        "eval__episodes": 1,
         "checkpoint__every": 2,
     }
     return small(folder, **{**given, **others})

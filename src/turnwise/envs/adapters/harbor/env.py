@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -62,6 +62,8 @@ class Harbor(ToolEnv):
     class Params(ToolEnv.Params):
         folder: str
         """Folder of Harbor tasks, at any depth: each has instruction.md, task.toml, environment/ and tests/."""
+        style: Literal["hermes", "llama", "mistral", "answer"] = "hermes"
+        """Format of tool calls: hermes (also Qwen), llama, mistral or answer (small models)."""
         max_tool_calls: Positive = 20
         """Maximum number of commands per episode."""
         max_output: Positive = 4000

@@ -89,7 +89,7 @@ class TaskSet:
 def load_tasks(folder: str, images: Sequence[str] = ()) -> TaskSet:
     """Read all tasks below a folder, once. Raises UserError if there is none, or one is in two splits."""
     path = Path(folder).expanduser().resolve()
-    if path.is_relative_to("/") and any(path.is_relative_to(root) for root in READABLE_ROOTS):
+    if any(path.is_relative_to(root) for root in READABLE_ROOTS):
         raise UserError(f"{path} is in a folder that agents can read, with its tests: move the tasks elsewhere.")
     return _load(path, tuple(images))
 
@@ -98,7 +98,8 @@ def load_tasks(folder: str, images: Sequence[str] = ()) -> TaskSet:
 def _load(folder: Path, images: tuple[str, ...]) -> TaskSet:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: {param_setting('folder')} is a folder of Harbor tasks.")
-    found = sorted(path.parent for path in folder.rglob(SETTINGS_FILE))
+    folders = {path.parent for path in folder.rglob(SETTINGS_FILE)}
+    found = sorted(path for path in folders if folders.isdisjoint(path.parents))  # a task may contain such a file
     if not found:
         raise UserError(f"{folder} has no Harbor task: none of its folders has a {SETTINGS_FILE}.")
     tasks = [_read_task(path, path.relative_to(folder).as_posix() or path.name, images) for path in found]
