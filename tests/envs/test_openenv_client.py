@@ -10,6 +10,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from openenv_for_tests import TOOL_ACTION, error, observation, scripted_server
+from turnwise.cli.main import main
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
@@ -421,6 +422,11 @@ def test_openenv_client_sends_its_token(monkeypatch: pytest.MonkeyPatch) -> None
 def test_openenv_client_explains_a_wrong_server(server: str, expected: str) -> None:
     with pytest.raises(UserError, match=expected):
         SPEC.check_resources(SPEC.check_params({"server": server}))
+
+
+def test_envs_check_takes_the_url_of_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs", "check", "http://127.0.0.1:9"]) == 2
+    assert "http://127.0.0.1:9 cannot be reached" in capsys.readouterr().err
 
 
 def test_openenv_client_explains_a_server_of_another_kind() -> None:

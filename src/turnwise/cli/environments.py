@@ -65,7 +65,8 @@ def check(
     Parameters
     ----------
     environment
-        Recipe, environment (`turnwise envs` lists them), FILE.toml with your own settings, or FILE.py:Class.
+        Recipe, environment (`turnwise envs` lists them), FILE.toml with your own settings, FILE.py:Class, or the URL of
+        an OpenEnv server.
     tasks
         Training tasks that each agent plays. Default: 6.
     step_seconds
@@ -76,6 +77,8 @@ def check(
     from turnwise.testing.soundness import CHECKS, Verdict
     from turnwise.testing.supervised import check_environment
 
+    if environment.startswith(("http://", "https://")):
+        environment = f"openenv:{environment}"
     config = configure(environment, overrides=merge_settings(overrides, ("env",)))
     ((spec, params),) = build_environment_mix(config.env, config.agent).with_params[:1]
     print_line(f"{spec.name}: {tasks} tasks")
