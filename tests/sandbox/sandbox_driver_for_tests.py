@@ -21,6 +21,8 @@ from turnwise.sandbox.types import RunResult, SandboxLimits, SandboxUnavailable
 LIMITS = SandboxLimits(timeout_s=60.0, memory_mb=256, output_chars=2000, scratch_mb=48, grace_s=1.0)
 AT_ONCE = 12
 Tier = Literal["namespaces", "landlock"]
+OWN_ROOT = "own_root"
+"""The tier namespaces, with a root of its own for each session."""
 
 
 async def run_attack(box: Sandbox, one: Attack) -> str | None:
@@ -64,11 +66,11 @@ def _judge(one: Attack, results: list[RunResult]) -> str | None:
     return None
 
 
-async def run_all(which: str, tier: Tier, part: str) -> dict[str, str]:
+async def run_all(which: str, tier: Tier, part: str, *, own_root: bool) -> dict[str, str]:
     """Return problems by attack; `start` if the tier is not available."""
     os.environ["SECRET_KEY"] = f"{MARK}environment"
     try:
-        box = await Sandbox.start(LIMITS, tier, packages=())
+        box = await Sandbox.start(LIMITS, tier, packages=(), own_root=own_root)
     except SandboxUnavailable as error:
         return {"start": str(error)}
     attacks = [
@@ -96,5 +98,7 @@ def _left_behind() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    result = asyncio.run(run_all(sys.argv[1], cast(Tier, sys.argv[2]), " ".join(sys.argv[3:])))
+    own_root = sys.argv[2] == OWN_ROOT
+    tier = cast(Tier, "namespaces" if own_root else sys.argv[2])
+    result = asyncio.run(run_all(sys.argv[1], tier, " ".join(sys.argv[3:]), own_root=own_root))
     sys.stdout.write(json.dumps(result))

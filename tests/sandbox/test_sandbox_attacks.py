@@ -60,6 +60,21 @@ def test_sandbox_withstands_all_attacks(tier: str, who: str) -> None:
     assert {name: problem for name, problem in found.items() if not name.startswith("_")} == {}
 
 
+ALLOWED_WITH_OWN_ROOT = {
+    "read files of the host": "BROKEN [2, 17]",
+    "write files of the host": "BROKEN [16, 17, 18]",
+    "a shell is not there": "BROKEN",
+}
+"""Not attacks on a root of one's own: reading its /etc/passwd and /home, writing into its /, /etc and /dev, a shell."""
+
+
+def test_sandbox_with_own_root_withstands_all_attacks() -> None:
+    found = run_attacks("own_root", "as this user")
+    if "start" in found:
+        pytest.skip(found["start"])
+    assert {name: problem for name, problem in found.items() if not name.startswith("_")} == ALLOWED_WITH_OWN_ROOT
+
+
 DAMAGES = {
     "open('$FILE').read()": "a secret of the host came out",
     "open('$FILE', 'a').write('x')": "changed on the host: ['content'",
