@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from turnwise.core.errors import UserError
@@ -14,6 +15,7 @@ from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.random_streams import random_stream
 from turnwise.envs.tools.env import Tools, ToolsRunner
 from turnwise.envs.tools.task_rows import load_questions
+from turnwise.pictures.image import Image
 from turnwise.render.chat_rows import RowImages
 
 PIXEL = (
@@ -91,14 +93,16 @@ def test_conversation_follows_the_rules_of_tools(tmp_path: Path) -> None:
 
 
 def test_images_come_first_or_at_their_place(tmp_path: Path) -> None:
-    (tmp_path / "p.png").write_bytes(RowImages(None, "row", tmp_path).read(PIXEL).data)
-    parts = [{"type": "text", "text": "Is "}, {"type": "image"}, {"type": "text", "text": " red?"}]
+    data = [Image(np.full((1, 1, 3), shade, dtype=np.uint8)).data for shade in (0, 255)]
+    for name, content in zip(("p.png", "q.png"), data, strict=True):
+        (tmp_path / name).write_bytes(content)
+    parts = [{"type": "image"}, {"type": "text", "text": " or "}, {"type": "image"}, {"type": "text", "text": "?"}]
     placed = [{"role": "user", "content": parts}]
-    for question, expected in (("Red?", ["image", "Red?"]), (placed, ["Is ", "image", " red?"])):
-        opening = start(write(tmp_path, {"prompt": question, "images": ["p.png"], "answer": "no"}))
+    for question, expected in (("Red?", ["image", "image", "Red?"]), (placed, ["image", " or ", "image", "?"])):
+        opening = start(write(tmp_path, {"prompt": question, "images": ["p.png", "q.png"], "answer": "no"}))
         (message,) = opening.messages
         assert [getattr(part, "text", "image") for part in message.parts] == expected
-        assert [image.data for image in message.images] == [(tmp_path / "p.png").read_bytes()]
+        assert [image.data for image in message.images] == data
 
 
 def test_images_of_parquet_files_have_bytes(tmp_path: Path) -> None:

@@ -92,7 +92,18 @@ IN_DATA = (
         ("data/test_conversation_files.py",),
         ("earlier messages are shown again", "        shown = []\n", ""),
         ("answers of the prompt are trained", "((message, False) for message, _ in context)", "context"),
+    ),
+    *mutants(
+        "render/chat_rows.py",
+        ("data/test_conversation_files.py", "envs/test_task_conversations.py"),
         ("a weight of 0 is ignored", 'row.get("weight") != 0', "True"),
+        ("the same image is shown again", "self._taken += 1", "self._taken = 1"),
+        (
+            "images follow the text",
+            "parts = (*(self.take() for _ in range(left)), *message.parts)",
+            "parts = (*message.parts, *(self.take() for _ in range(left)))",
+        ),
+        ("images are read from anywhere", "if not is_inside:", "if False:"),
     ),
     *mutants(
         "data/replay.py",

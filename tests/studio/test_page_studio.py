@@ -168,6 +168,6 @@ def test_episode_is_labelled_by_key_and_counted_on_the_run_page(opened: StudioPa
     opened.open("run", run="played")
     expect(page.locator("main")).to_contain_text("1 good, 0 bad, in runs/played/labels.jsonl.")
     page.get_by_role("link", name="Fine-tune on the good ones").click()
-    expect(page.get_by_label("by", exact=True)).to_have_value("sft")
+    expect(page.get_by_role("combobox", name="by", exact=True)).to_have_value("sft")
     wanted = parse_qs(page.url.partition("?")[2])
     assert wanted["set"] == ["sft.demos=runs/played/labels.jsonl", "model.name=runs/played"]

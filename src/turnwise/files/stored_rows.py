@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import UserError, read_failure
 from turnwise.files.table_files import READERS, ParquetTable, parse_json, read_jsonl_rows, read_parquet_rows
 
 MAX_LOADED_BYTES = 1 << 30
@@ -82,7 +82,11 @@ class JsonLines(StoredRows):
     def read(self, number: int) -> Any:
         # Unlike seek and read, pread leaves alone the position that forked processes share.
         line = os.pread(self._descriptor, self._sizes[number], self._starts[number])
-        return parse_json(line.decode("utf-8-sig"), self.source(number))
+        try:
+            text = line.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{read_failure(self.file, error)}. Save it as UTF-8.") from error
+        return parse_json(text, self.source(number))
 
     def source(self, number: int) -> str:
         return f"{self.file} line {self._lines[number]}"

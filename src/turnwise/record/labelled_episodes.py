@@ -35,11 +35,10 @@ def read_labelled(run: Path, *labels: Label) -> Iterator[tuple[str, dict[str, An
 def with_reward(row: Mapping[str, Any], label: Label) -> dict[str, Any]:
     """Return the episode with the label as its only reward."""
     reward, last = (1.0 if label is Label.GOOD else -1.0), len(row["turns"]) - 1
-    turns = [
-        {**turn, "reward": each, "turn_reward": each}
-        for number, turn in enumerate(row["turns"])
-        for each in [reward if number == last else 0.0]
-    ]
+    turns = []
+    for number, turn in enumerate(row["turns"]):
+        turn_reward = reward if number == last else 0.0
+        turns.append({**turn, "reward": turn_reward, "turn_reward": turn_reward})
     status = Status.SUCCEEDED if label is Label.GOOD else Status.FAILED
     return {**row, "status": status.value, "reward": reward, "rewards": {REWARD: reward}, "turns": turns}
 

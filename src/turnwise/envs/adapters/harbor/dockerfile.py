@@ -179,12 +179,12 @@ def _copy(text: str, context: Path, workdir: str, where: str) -> list[FileEntry]
     entries: list[FileEntry] = []
     into = target.endswith("/") or target in (".", "..") or len(sources) > 1
     for source in sources:
-        for found in _find_sources(source, context, where):
-            if found.is_dir():
-                entries += read_tree(found, destination, mode)
+        for file in _find_sources(source, context, where):
+            if file.is_dir():
+                entries += read_tree(file, destination, mode)
             else:
-                path = f"{destination}/{found.name}" if into or any(mark in source for mark in "*?[") else destination
-                entries.append(_read_file(found, path, mode))
+                path = f"{destination}/{file.name}" if into or any(mark in source for mark in "*?[") else destination
+                entries.append(_read_file(file, path, mode))
     return entries
 
 
@@ -194,8 +194,8 @@ def _find_sources(source: str, context: Path, where: str) -> list[Path]:
     if re.search(r"\.(tar|tgz|tar\.\w+)$", source) and where.split(": ", 1)[1].startswith("ADD"):
         raise Unsupported(where, "ADD of an archive is not supported: use COPY and RUN tar")
     pattern = source.lstrip("/") or "."
-    found = sorted(context.glob(pattern)) if any(mark in pattern for mark in "*?[") else [context / pattern]
-    inside = [path for path in found if path.exists() and path.resolve().is_relative_to(context.resolve())]
+    matches = sorted(context.glob(pattern)) if any(mark in pattern for mark in "*?[") else [context / pattern]
+    inside = [path for path in matches if path.exists() and path.resolve().is_relative_to(context.resolve())]
     if not inside:
         raise Unsupported(where, f"{source} is not in {context.name}/")
     return inside

@@ -152,8 +152,8 @@ def read_json_reward(name: str, data: bytes, key: str) -> Verdict:
         return Verdict(reward=read_number(name, REWARD_JSON, rewards))
     parts = {part: read_number(name, REWARD_JSON, value) for part, value in rewards.items()}
     if key not in parts and len(parts) != 1:
-        found = ", ".join(map(repr, parts)) or "none"
-        raise RewardFailure(f"{name}: {REWARD_JSON} has no {key!r}, but {found}: set env.params.reward_key")
+        keys = ", ".join(map(repr, parts)) or "none"
+        raise RewardFailure(f"{name}: {REWARD_JSON} has no {key!r}, but {keys}: set env.params.reward_key")
     return Verdict(reward=parts.get(key, next(iter(parts.values()))), parts=parts)
 
 

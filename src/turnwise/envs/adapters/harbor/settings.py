@@ -96,8 +96,8 @@ def _check(settings: TaskSettings) -> None:
         "verifier.environment": (verifier.environment is not None, "only the task's environment is supported"),
         "verifier.collect": (verifier.collect, "services are not supported"),
     }
-    for name, (found, reason) in refused.items():
-        if found:
+    for name, (is_set, reason) in refused.items():
+        if is_set:
             raise Unsupported(f"task.toml: {name}", reason)
     if settings.schema_version.partition(".")[0] != "1":
         raise Unsupported("task.toml: schema_version", f"{settings.schema_version} is not a version 1")

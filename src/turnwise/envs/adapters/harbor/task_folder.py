@@ -99,10 +99,10 @@ def _load(folder: Path, images: tuple[str, ...]) -> TaskSet:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: {param_setting('folder')} is a folder of Harbor tasks.")
     folders = {path.parent for path in folder.rglob(SETTINGS_FILE)}
-    found = sorted(path for path in folders if folders.isdisjoint(path.parents))  # a task may contain such a file
-    if not found:
+    outermost = sorted(path for path in folders if folders.isdisjoint(path.parents))  # a task may contain such a file
+    if not outermost:
         raise UserError(f"{folder} has no Harbor task: none of its folders has a {SETTINGS_FILE}.")
-    tasks = [_read_task(path, path.relative_to(folder).as_posix() or path.name, images) for path in found]
+    tasks = [_read_task(path, path.relative_to(folder).as_posix() or path.name, images) for path in outermost]
     return TaskSet(
         folder=folder,
         splits=_divide([task for task in tasks if not task.problem]),
