@@ -95,7 +95,7 @@ def test_state_judge_rewards_each_turn_of_a_run(tmp_path: Path) -> None:
 def test_spent_judge_budget_stops_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     server = JudgeServer(longest_wins)
     with serving(server) as url:
-        judges = (judge_table(url, tmp_path, mode="relative", max_calls=3),)
+        judges = (judge_table(url, tmp_path, mode="relative", concurrency=1, max_calls=3),)
         config = small(tmp_path, reward__judges=judges, train__steps=50, eval__every=0, checkpoint__every=100)
         with pytest.raises(UserError, match=r"budget of 3 calls is spent: raise its max_calls in a new run"):
             train(config, console=quiet())
