@@ -56,12 +56,16 @@ FIND_PROBLEMS = """(least) => {
         const contrast = (bright + 0.05) / (dark + 0.05);
         if (contrast < least) problems.push(`contrast ${contrast.toFixed(2)}: ${node.textContent.trim().slice(0, 60)}`);
     }
+    for (const each of document.querySelectorAll(".bar, .bar nav")) {
+        const overflows = each.scrollWidth > each.clientWidth + 1 && getComputedStyle(each).overflowX === "visible";
+        if (visible(each) && overflows) problems.push(`wider than its place: <${each.localName}>`);
+    }
     if (document.documentElement.scrollWidth > innerWidth) problems.push("scrolls sideways");
     return [...new Set(problems)];
 }"""
 
 
 def find_accessibility_problems(page: "Page") -> list[str]:
-    """Return missing names, low contrast, a tab order of its own, and sideways scrolling of the page as it is."""
+    """Return missing names, low contrast, a tab order of its own, overlaps and sideways scrolling."""
     problems: list[str] = page.evaluate(FIND_PROBLEMS, MIN_CONTRAST)
     return problems

@@ -53,9 +53,10 @@ def test_problems_are_found(opened: StudioPage) -> None:
             const main = document.getElementById("main");
             main.innerHTML = "<h1>a</h1><h1>b</h1><button></button><p>pale</p><i id=x></i><i id=x tabindex=2></i>";
             main.querySelector("p").style.color = "#bbb";
+            document.querySelector(".bar nav").style.maxWidth = "9px";
             main.querySelector("h1").style.width = "3000px";
         }"""
     )
     problems = " | ".join(find_accessibility_problems(opened.page))
-    for part in ("no name: <button", "contrast 1.", "id twice: x", "order of its own", "2 headings", "sideways"):
+    for part in ("no name: <button", "contrast 1.", "id twice: x", "order of its own", "2 headings", "wider", "sideways"):
         assert part in problems

@@ -71,8 +71,10 @@ function updateNavigation(view, query) {
   const run = query.get("run") ?? query.get("one");
   document.title = [run, section, "turnwise"].filter(Boolean).join(" · ");
   for (const link of document.querySelectorAll("nav [data-view]")) {
-    if (link.dataset.view === section) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.dataset.view === section) {
+      link.setAttribute("aria-current", "page");
+      link.parentElement.scrollLeft = link.offsetLeft - link.parentElement.offsetLeft; // on a phone the links scroll
+    } else link.removeAttribute("aria-current");
     const entries =
       { curves: { run: query.getAll("run") }, trajectories: { run }, compare: { one: run, other: query.get("other") } }[
         link.dataset.view
