@@ -340,7 +340,7 @@ def test_server_long_body_within_the_limit_is_read():
 
 
 def test_server_body_over_the_limit_gets_an_answer(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(request_body, "MAX_BYTES", 2**20)
+    monkeypatch.setattr(request_body.BodyReader.__init__, "__defaults__", (2**20,))
 
     async def chunks():
         for _ in range(32):

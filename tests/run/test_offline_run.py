@@ -218,7 +218,7 @@ def test_offline_run_is_refused_as_a_data_source(tmp_path: Path, played: Path) -
 
 
 def test_imitation_without_stored_episodes_is_refused(tmp_path: Path, played: Path) -> None:
-    assert "Name stored ones with data.sources" in refused(tmp_path, played, data__sources=[])
+    assert "Name stored episodes (data.sources)" in refused(tmp_path, played, data__sources=[])
 
 
 def test_presets_of_stored_episodes_set_their_correction(played: Path) -> None:

@@ -58,5 +58,6 @@ def test_problems_are_found(opened: StudioPage) -> None:
         }"""
     )
     problems = " | ".join(find_accessibility_problems(opened.page))
-    for part in ("no name: <button", "contrast 1.", "id twice: x", "order of its own", "2 headings", "wider", "sideways"):
+    kinds = ("no name: <button", "contrast 1.", "id twice: x", "order of its own", "2 headings", "wider", "sideways")
+    for part in kinds:
         assert part in problems
