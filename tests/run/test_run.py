@@ -609,7 +609,7 @@ def test_named_checkpoint_can_be_evaluated_and_exported(run: Path, tmp_path: Pat
 
 
 def test_evaluating_a_model_needs_an_environment(run: Path) -> None:
-    with pytest.raises(UserError, match="turnwise eval tiny ENV"):
+    with pytest.raises(UserError, match="name the environment after it"):
         evaluated("tiny")
     settings = [("eval.episodes", 4), ("model.warmup_steps", WARMUP_STEPS), ("rollout.max_new_tokens", 12)]
     (found,) = evaluated("tiny", "bandit", overrides=settings).evaluations
