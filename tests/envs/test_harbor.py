@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harbor_for_tests import write_task, write_ten_tasks
-from turnwise.core.errors import RewardFailure
+from turnwise.core.errors import RewardFailure, UserError
 from turnwise.core.messages import assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Split, Task
@@ -143,6 +143,34 @@ def test_reward_json_counts_only_if_the_tests_name_it(tmp_path: Path) -> None:
     wanted = one_task(tmp_path / "b", test='echo \'{"reward": 0.5, "style": 1}\' > /logs/verifier/reward.json')
     result = run(wanted)
     assert result.reward == 0.5 and result.info["rewards"] == {"reward": 0.5, "style": 1.0}
+
+
+def test_reward_key_names_the_reward(tmp_path: Path) -> None:
+    folder = one_task(tmp_path, test='echo \'{"reward": 0.5, "style": 1}\' > /logs/verifier/reward.json')
+    result = run(folder, reward_key="style")
+    assert result.reward == 1.0 and result.success
+
+
+def test_command_has_a_time_limit_of_its_own(tmp_path: Path) -> None:
+    async def test() -> list[str]:
+        runner = make(one_task(tmp_path), command_timeout_s=1)
+        await runner.start()
+        replies = [runner.env.call("shell", command=command) for command in ("sleep 30", "echo goes on")]
+        texts = [(await runner.step(assistant(reply))).messages[0].content for reply in replies]
+        await runner.close()
+        return texts
+
+    first, second = asyncio.run(test())
+    assert "the time limit is 1 s" in first and second == "goes on"
+
+
+def test_further_base_images_are_named_by_a_parameter(tmp_path: Path) -> None:
+    folder = one_task(tmp_path, dockerfile="FROM registry/base:1\nWORKDIR /app\n")
+    settings = {"folder": str(folder), "disk_mb": 32}
+    with pytest.raises(UserError, match="registry/base:1"):
+        SPEC.check_resources(SPEC.check_params(settings))
+    SPEC.check_resources(SPEC.check_params(settings | {"images": ["registry/base:1"]}))
+    assert paid(folder, "echo ok > out.txt", images=["registry/base:1"]) == 1.0
 
 
 def test_tests_and_solution_are_not_visible_to_the_agent(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from turnwise.core.errors import UserError
+from turnwise.envs.runner import pluralize
 from turnwise.envs.spec import EnvSpec
 from turnwise.gateway.http_server import wait_for_stop
 from turnwise.network.http_headers import is_local
@@ -43,7 +44,7 @@ def serve(
 
 async def _serve(server: EnvServer, spec: EnvSpec, limits: ServerLimits, write: Callable[[str], None]) -> None:
     async with server:
-        write(f"serving {spec.name} at {server.url}, {limits.sessions} sessions at most  (Ctrl-C to stop)")
+        write(f"serving {spec.name} at {server.url}, {pluralize(limits.sessions, 'session')} at most  (Ctrl-C to stop)")
         write(spell_command("train", f"openenv:{server.url}"))
         await wait_for_stop()
 
