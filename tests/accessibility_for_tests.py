@@ -1,4 +1,4 @@
-"""What a page lacks for people who cannot see it, see it badly, or use no mouse: looked for in a browser."""
+"""Find what a page lacks for people who cannot see it, see it badly, or use no mouse."""
 
 from typing import TYPE_CHECKING
 

@@ -14,7 +14,7 @@ QUESTIONS = {
     "AVG(price)": "What does a {} car cost on average?",
     "MAX(price)": "What does the best {} car cost?",
 }
-"""What a query selects -> the question that it answers."""
+"""Selected expression -> the question that it answers."""
 MAX_STEPS = 10_000
 """Steps of SQLite's virtual machine after which a query is interrupted."""
 MAX_BYTES = 10_000

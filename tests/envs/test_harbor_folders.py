@@ -1,4 +1,4 @@
-"""What is read of Harbor folders: settings, Dockerfiles, splits, and the reasons why a task cannot run here."""
+"""Harbor folders are read: settings, Dockerfiles, splits, and the reasons why a task cannot run here."""
 
 import re
 from pathlib import Path

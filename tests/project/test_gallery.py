@@ -22,7 +22,7 @@ FEW_EPISODES: dict[str, Any] = {"rollout__groups": 2, "rollout__group_size": 2, 
 @dataclass(frozen=True, kw_only=True)
 class Example:
     file: str
-    """What its command names."""
+    """File that its command names."""
     before: float
     """Success before, at most."""
     learned: float

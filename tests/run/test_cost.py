@@ -1,4 +1,4 @@
-"""What a run costs, from --price to the plan, the progress and the summary."""
+"""Cost of a run, from --price to the plan, the progress and the summary."""
 
 import json
 from pathlib import Path

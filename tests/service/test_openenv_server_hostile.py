@@ -180,7 +180,7 @@ def test_openenv_server_cuts_clients_that_are_slow_with_their_request(monkeypatc
             body = b"POST /reset HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
             assert b" 408 " in await slow(server, body)
             await asyncio.sleep(0.4)
-            assert (await client.ask("step", act("go")))["type"] == "observation"  # a socket is no slow request
+            assert (await client.ask("step", act("go")))["type"] == "observation"  # a socket is not a slow request
 
     asyncio.run(connect())
 

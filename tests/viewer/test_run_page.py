@@ -1,4 +1,4 @@
-"""What the page of a run asks for: its row, parent, checkpoints and alarms."""
+"""Routes of the page of a run: its row, parent, checkpoints and alarms."""
 
 import json
 from pathlib import Path

@@ -33,7 +33,7 @@ class Label(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeKey:
-    """What names an episode within its run."""
+    """Address of an episode within its run."""
 
     evaluation: str | None
     step: int

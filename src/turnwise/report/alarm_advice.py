@@ -1,4 +1,4 @@
-"""What to do about the alarms of a run."""
+"""Advice about the alarms of a run."""
 
 ALARM_ADVICE = {
     "echo trap": "The agent repeats itself: stop at the checkpoint before the alarm, raise rollout.temperature or "

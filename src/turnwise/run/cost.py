@@ -1,4 +1,4 @@
-"""What a run costs: the price of its GPUs, or of its machine, for the time that its steps and evaluations took."""
+"""Cost of a run: the price of its GPUs, or of its machine, for the time that its steps and evaluations took."""
 
 from collections.abc import Iterable
 

@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedRun:
-    """What a section is checked against."""
+    """Run against which a section is checked."""
 
     config: Config
     environments: EnvironmentMix

@@ -33,7 +33,7 @@ Row = dict[str, Any]
 CheckRow = Callable[[Any, str], Row]
 """(value, source) -> the row, or UserError."""
 GetKey = Callable[[Row], str]
-"""What a row asks. Rows that ask the same are in the same split."""
+"""Return the key of a row's question. Rows with the same key are in the same split."""
 
 
 class TaskRows(Sequence[Row]):

@@ -15,7 +15,7 @@ from turnwise.envs.tool_env import ToolEnv
 from turnwise.service.openenv.wire import CALL_TOOL, LIST_TOOLS, ResetArguments, TextAction, invalid
 
 ActionForm = Literal["auto", "reply", "tools"]
-"""What an action is: the agent's whole reply, or a call of a tool. auto: tools where the environment has some."""
+"""Form of an action: the agent's whole reply, or a call of a tool. auto: tools where the environment has some."""
 MESSAGES = {"type": "array", "items": {"type": "object"}, "description": "Chat messages to the agent."}
 METADATA = {"type": "object", "description": "success, terminated, truncated and invalid, as truth values."}
 

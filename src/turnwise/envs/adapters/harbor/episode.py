@@ -26,7 +26,7 @@ KEPT_IMAGES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the tests of a task gave."""
+    """Result of a task's tests."""
 
     reward: float
     parts: Mapping[str, float] = field(default_factory=dict)

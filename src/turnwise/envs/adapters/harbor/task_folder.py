@@ -21,7 +21,7 @@ SETTINGS_FILE = "task.toml"
 CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
 """Lines at the start of instructions by which benchmarks are found in training data. Agents do not see them."""
 HASHED = ("instruction.md", "environment", "tests")
-"""What makes a task: folders with the same are the same task, whatever their names."""
+"""Contents that identify a task: folders that share them are one task, whatever their names."""
 READABLE_ROOTS = ("/bin", "/sbin", "/lib", "/lib64", "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/libexec", "/usr/share")
 """Folders of this machine that agents can read."""
 

@@ -1,4 +1,4 @@
-"""What an OpenEnv server says about its environment over HTTP, asked once per process and checked."""
+"""Facts of an environment that an OpenEnv server gives over HTTP, asked once per process and checked."""
 
 import json
 import time

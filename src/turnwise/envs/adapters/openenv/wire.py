@@ -1,6 +1,6 @@
 """Messages of OpenEnv's protocol, as of its package 0.10: what a server may answer, checked before it is used.
 
-A reward of null in the middle of an episode is no reward, which adds 0. At the end it is a failure: OpenEnv's servers
+In the middle of an episode, a reward of null adds 0. At the end it is a failure: OpenEnv's servers
 write a reward that was never set, NaN and infinity as the same null, and its own rollouts refuse to score an episode
 without a reward.
 """
