@@ -170,8 +170,17 @@ def test_class_without_its_method_is_refused(field: str, tmp_path: Path) -> None
     file = tmp_path / "empty.py"
     file.write_text(f"import turnwise as tw\n\nclass Empty(tw.{field.title()}):\n    pass\n")
     method = "keeps" if field == "filter" else "compute"
-    with pytest.raises(UserError, match=rf"^algo\.{field} Empty has no {method}: define it\.$"):
-        compute(field, read(field, f"{file}:Empty"))
+    with pytest.raises(UserError, match=rf'^algo\.{field} ".*:Empty" has no {method}: define it\.$'):
+        read(field, f"{file}:Empty")
+
+
+def test_loss_that_selects_tokens_needs_its_method(tmp_path: Path) -> None:
+    file = tmp_path / "some.py"
+    file.write_text(
+        "import turnwise as tw\n\nclass Some(tw.Loss):\n    selects = True\n\n    def compute(self, inputs): ...\n"
+    )
+    with pytest.raises(UserError, match="has no select: define it"):
+        read("loss", f"{file}:Some")
 
 
 @pytest.mark.parametrize("field", FIELDS)

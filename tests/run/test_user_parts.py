@@ -290,3 +290,30 @@ def test_user_part_that_cannot_be_built_is_refused(
 def test_source_of_the_user_excludes_rollouts_ahead(own: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"rollout\.source .*rollout\.max_staleness 1 runs rollouts and updates"):
         run_with(tmp_path, rollout__source=f"{own}:Newest", rollout__max_staleness=1)
+
+
+@pytest.mark.parametrize(
+    ("option", "base", "method"),
+    [
+        ("--algo.estimator", "EstimatorSettings", "build"),
+        ("--rollout.source", "SourceSettings", "build"),
+        ("--engine", "EngineSettings", "build"),
+        ("--algo.advantage", "Advantage", "compute"),
+        ("--reward.functions", "RewardFunction", "score"),
+    ],
+)
+def test_part_without_its_method_is_one_line_before_the_run(
+    option: str,
+    base: str,
+    method: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.py").write_text(f"import turnwise as tw\n\n\nclass Empty(tw.{base}):\n    pass\n")
+    value = '["empty.py:Empty"]' if option == "--reward.functions" else "empty.py:Empty"
+    assert main(["train", "bandit", option, value]) == 2
+    errors = capsys.readouterr().err
+    assert f'empty.py:Empty" has no {method}: define it.' in errors and len(errors.splitlines()) == 1
+    assert not Path("runs").exists()

@@ -127,6 +127,10 @@ class Advantage(Choice):
             ]
         return needs
 
+    @classmethod
+    def required_methods(cls) -> tuple[str, ...]:
+        return ("compute",)
+
     def compute(self, inputs: AdvantageInputs) -> AdvantageResult:
         """Return one advantage per token, and the critic's targets if it needs one."""
         raise NotImplementedError

@@ -39,6 +39,10 @@ class EstimatorSettings(Choice):
     trains_critic: ClassVar[bool] = False
     """Trains a critic of its own."""
 
+    @classmethod
+    def required_methods(cls) -> tuple[str, ...]:
+        return ("build",)
+
     def build(self, run: Any) -> Any:
         """Return the user's `tw.Estimator`, given `tw.RunParts`. `run/build_loop.py` builds the built-in ones."""
         raise NotImplementedError

@@ -93,6 +93,10 @@ class Loss(Choice):
     """`weigh` computes `LossInputs.factors`. The loss is then one of groups under policy and reference: a group's
     members are trained in one optimizer step."""
 
+    @classmethod
+    def required_methods(cls) -> tuple[str, ...]:
+        return ("compute",) + ("select",) * cls.selects + ("weigh",) * cls.weighs
+
     def compute(self, inputs: LossInputs) -> LossResult:
         """Return one loss per token."""
         raise NotImplementedError

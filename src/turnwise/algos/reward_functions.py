@@ -14,6 +14,10 @@ class RewardFunction(Choice):
     a function of the trajectory.
     """
 
+    @classmethod
+    def required_methods(cls) -> tuple[str, ...]:
+        return ("score",)
+
     def score(self, trajectory: Any) -> Any:
         """Return a number for the last turn, or one number per turn. May be a coroutine."""
         raise NotImplementedError

@@ -1,7 +1,6 @@
 """The user's functions and classes in place of our own."""
 
 import inspect
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from turnwise.core.errors import UserError
 from turnwise.settings.choice import Choice
 from turnwise.user_code.references import reference_name
-from turnwise.user_code.source_location import PACKAGE, describe_bug
+from turnwise.user_code.source_location import describe_bug
 
 
 def check_arguments(function: Callable[..., Any], name: str, takes: tuple[str, ...]) -> None:
@@ -32,12 +31,4 @@ def naming(choice: Choice, setting: str) -> Iterator[str]:
     except Exception as error:
         if choice.name:  # a built-in one
             raise
-        if isinstance(error, NotImplementedError) and (method := _missing_method(error)):
-            raise UserError(f"{label} has no {method}: define it.") from error
         raise UserError(f"{label} failed: {describe_bug(error)}") from error
-
-
-def _missing_method(error: NotImplementedError) -> str:
-    """Return the method of a base class here that raised because the user's class lacks it; empty for other code."""
-    code = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
-    return code.co_name if code.co_filename.startswith(PACKAGE) else ""

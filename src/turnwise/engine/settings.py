@@ -25,6 +25,10 @@ class EngineSettings(Choice):
     gpu_memory_utilization: MemoryShare = 0.4
     """GPU: largest share of the free memory for the KV cache."""
 
+    @classmethod
+    def required_methods(cls) -> tuple[str, ...]:
+        return ("build",)
+
     def build(self, model: Any, renderer: "Renderer", options: EngineOptions) -> Engine:
         """Return the engine of a model. The model has turnwise's attention."""
         raise NotImplementedError

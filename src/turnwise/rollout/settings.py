@@ -24,6 +24,10 @@ class SourceSettings(Choice):
     A source of your own, rollout.source FILE.py:Name, is a class derived from `tw.SourceSettings` with `build`.
     """
 
+    @classmethod
+    def required_methods(cls) -> tuple[str, ...]:
+        return ("build",)
+
     def build(self, run: Any) -> Any:
         """Return the user's `tw.Source`, given `tw.RunParts`."""
         raise NotImplementedError
