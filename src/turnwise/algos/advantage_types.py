@@ -128,7 +128,7 @@ class Advantage(Choice):
         return needs
 
     @classmethod
-    def required_methods(cls) -> tuple[str, ...]:
+    def _required_methods(cls) -> tuple[str, ...]:
         return ("compute",)
 
     def compute(self, inputs: AdvantageInputs) -> AdvantageResult:

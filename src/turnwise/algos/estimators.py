@@ -40,7 +40,7 @@ class EstimatorSettings(Choice):
     """Trains a critic of its own."""
 
     @classmethod
-    def required_methods(cls) -> tuple[str, ...]:
+    def _required_methods(cls) -> tuple[str, ...]:
         return ("build",)
 
     def build(self, run: Any) -> Any:

@@ -115,7 +115,7 @@ class Filter(GroupFilter):
         return {"none": 1.0, "share": kept_share, "root": math.sqrt(kept_share)}[self.scale]
 
     @classmethod
-    def required_methods(cls) -> tuple[str, ...]:
+    def _required_methods(cls) -> tuple[str, ...]:
         return ("keeps",)
 
     def keeps(self, scores: Tensor) -> Tensor:

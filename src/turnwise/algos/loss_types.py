@@ -94,7 +94,7 @@ class Loss(Choice):
     members are trained in one optimizer step."""
 
     @classmethod
-    def required_methods(cls) -> tuple[str, ...]:
+    def _required_methods(cls) -> tuple[str, ...]:
         return ("compute",) + ("select",) * cls.selects + ("weigh",) * cls.weighs
 
     def compute(self, inputs: LossInputs) -> LossResult:

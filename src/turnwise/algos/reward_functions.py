@@ -15,7 +15,7 @@ class RewardFunction(Choice):
     """
 
     @classmethod
-    def required_methods(cls) -> tuple[str, ...]:
+    def _required_methods(cls) -> tuple[str, ...]:
         return ("score",)
 
     def score(self, trajectory: Any) -> Any:

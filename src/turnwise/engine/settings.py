@@ -26,7 +26,7 @@ class EngineSettings(Choice):
     """GPU: largest share of the free memory for the KV cache."""
 
     @classmethod
-    def required_methods(cls) -> tuple[str, ...]:
+    def _required_methods(cls) -> tuple[str, ...]:
         return ("build",)
 
     def build(self, model: Any, renderer: "Renderer", options: EngineOptions) -> Engine:

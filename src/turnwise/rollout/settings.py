@@ -25,7 +25,7 @@ class SourceSettings(Choice):
     """
 
     @classmethod
-    def required_methods(cls) -> tuple[str, ...]:
+    def _required_methods(cls) -> tuple[str, ...]:
         return ("build",)
 
     def build(self, run: Any) -> Any:

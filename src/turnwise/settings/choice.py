@@ -53,7 +53,7 @@ class Choice(Section):
         return copy
 
     @classmethod
-    def required_methods(cls) -> tuple[str, ...]:
+    def _required_methods(cls) -> tuple[str, ...]:
         """Return the methods that a user's class must define."""
         return ()
 
@@ -180,7 +180,7 @@ def load_class(reference: str, base: type[Choice], setting: str, names: tuple[st
         return _class_of_function(base, loaded)
     if not issubclass(loaded, base):
         raise UserError(f'{setting} "{reference}" is a class that is not derived from tw.{base.__name__}. Derive it.')
-    for method in loaded.required_methods():
+    for method in loaded._required_methods():
         if getattr(loaded, method) is getattr(base, method):
             raise UserError(f'{setting} "{reference}" has no {method}: define it.')
     return loaded
