@@ -17,6 +17,7 @@ from turnwise.core.protocols import StepResult
 from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Split, Task
 from turnwise.envs.answers import format_answer
+from turnwise.envs.runner import pluralize
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.envs.text_env import TextEnv
@@ -268,7 +269,10 @@ async def held_out_tasks_are_new(subject: Subject) -> Outcome:
         starts[split] = {await subject.start_key(index, split) for index in range(min(size, NUM_STARTS))}
     same, seen = len(starts["train"] & starts["validation"]), len(starts["train"])
     if seen <= NUM_STARTS // 4:
-        return Verdict.SKIPPED, f"{seen} different starts in {NUM_STARTS} tasks: they do not tell tasks apart"
+        return (
+            Verdict.SKIPPED,
+            f"{NUM_STARTS} tasks start in {pluralize(seen, 'way')}: too few to tell whether held-out tasks are new",
+        )
     total = len(starts["validation"])
     summary = f"{seen} training and {total} validation tasks, {same} of them the same"
     if same > REPEATED_SHARE * total:
