@@ -133,14 +133,14 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self._process = subprocess.Popen([sys.executable, "-c", START, str(folder)], stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
-        self._address = next(word for word in self._process.stdout.readline().split() if word.startswith("http"))
+        self.address = next(word for word in self._process.stdout.readline().split() if word.startswith("http"))
         self.ask("keys", run="-", tolerant=True)  # wait until the server has started
 
     def ask(self, name: str, *, tolerant: bool = False, **query: object) -> tuple[float, Any]:
         """Return the seconds until the whole response has arrived, and the response."""
         began = time.perf_counter()
         try:
-            with urllib.request.urlopen(f"{self._address}api/{name}?{urlencode(query)}") as answer:
+            with urllib.request.urlopen(f"{self.address}api/{name}?{urlencode(query)}") as answer:
                 body = answer.read()
         except urllib.error.HTTPError:
             if tolerant:

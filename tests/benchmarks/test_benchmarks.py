@@ -48,6 +48,7 @@ SMALL = {
     ),
     "viewer": "--steps 20 --episodes 2 --keys 4",
     "viewer_runs": "--runs 4 --steps 4",
+    "viewer_scroll": "--steps 20 --seconds 1",
     "vision_gpu": "--repeats 1 --small",
 }
 """Arguments with which a benchmark takes seconds to a minute."""

@@ -1,6 +1,7 @@
 """Each sentence about a run comes from one rule, with the numbers in it."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -314,6 +315,12 @@ def test_facts_are_read_from_the_folder(tmp_path: Path) -> None:
     assert found.outcomes["before"] == {("lake", 1): "failed", ("lake", 2): "failed"}
     assert [record.step for record in found.steps] == [1]
     assert list(found.evaluations) == ["before"]
+
+
+def test_metrics_of_all_rules_are_read() -> None:
+    used = set(re.findall(r'"((?:rollout|train)/\w+)"', Path(explaining.__file__).read_text()))
+    assert used
+    assert used <= set(run_facts.EXPLAINED_METRICS)
 
 
 def test_runs_without_evaluations_compare_their_first_and_last_steps(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
@@ -38,6 +38,9 @@ class IdleReason(StrEnum):
     ZERO_GRADIENT = "zero_gradient"
     SKIPPED = "skipped"
     """Every optimizer step was skipped: its gradient was not finite."""
+
+
+IDLE_REASONS: Mapping[str, IdleReason] = {reason.value: reason for reason in IdleReason}
 
 
 class EpisodeSource(StrEnum):
@@ -99,14 +102,24 @@ class StepRecord:
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         """Read a training step; `read_record` also reads the other rows of `metrics.jsonl`."""
+        rollout, training, time, other = dict[str, float](), dict[str, float](), dict[str, float](), dict[str, float]()
+        groups = {"rollout": rollout, "data": rollout, "train": training, "time": time}
         numbers = numbers_of(row)
-        sources = (source for source in EpisodeSource if any(name.startswith(f"{source.value}/") for name in numbers))
+        for name, value in numbers.items():
+            prefix, _, rest = name.partition("/")
+            if prefix in groups:
+                groups[prefix][rest] = value
+            else:
+                other[name] = value
         idle, dropped_reason = row.get(IDLE_REASON), row.get(DROPPED_REASON)
-        return cls.of(
-            row["step"],
-            next(sources, EpisodeSource.DEMONSTRATIONS),
-            {metric_name(name): value for name, value in numbers.items()},
-            idle=IdleReason(idle) if idle in set(IdleReason) else None,
+        return cls(
+            step=row["step"],
+            source=_source_of(numbers),
+            rollout=rollout,
+            training=training,
+            time=time,
+            other=other,
+            idle=IDLE_REASONS.get(idle) if isinstance(idle, str) else None,
             dropped_reason=dropped_reason if isinstance(dropped_reason, str) else None,
         )
 
@@ -132,13 +145,8 @@ class StepRecord:
 
     def keep(self, names: Collection[str]) -> Self:
         """Return the record with only the metrics of these full names."""
-        return replace(
-            self,
-            rollout={name: value for name, value in self.rollout.items() if f"rollout/{name}" in names},
-            training={name: value for name, value in self.training.items() if f"train/{name}" in names},
-            time={name: value for name, value in self.time.items() if f"time/{name}" in names},
-            other={name: value for name, value in self.other.items() if name in names},
-        )
+        metrics = {name: value for name in names if (value := self.get(name)) is not None}
+        return self.of(self.step, self.source, metrics, idle=self.idle, dropped_reason=self.dropped_reason)
 
 
 def has_step_metrics(row: Mapping[str, Any]) -> bool:
@@ -152,13 +160,23 @@ def metric_name(name: str) -> str:
     return f"{EpisodeSource.PLAYED.value}/{name.removeprefix(stored)}" if name.startswith(stored) else name
 
 
+def _source_of(names: Collection[str]) -> EpisodeSource:
+    for source in EpisodeSource:
+        start = f"{source.value}/"
+        if any(name.startswith(start) for name in names):
+            return source
+    return EpisodeSource.DEMONSTRATIONS
+
+
 def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a row without its step. Those that are not finite are null in the file."""
     nonfinite = row.get("nonfinite")
     missing = nonfinite if isinstance(nonfinite, list) else ()
     numbers = {}
     for name, value in row.items():
-        if type(value) is float or type(value) is int:
+        if type(value) is float:
+            numbers[name] = value
+        elif type(value) is int:
             numbers[name] = _to_float(value)
         elif value is None and name in missing:
             numbers[name] = math.nan

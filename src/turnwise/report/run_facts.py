@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from turnwise.core.errors import UserError
 from turnwise.record.jsonl_follower import LineFollower, parse_line
-from turnwise.record.rows import AFTER, BEFORE, EvaluationRecord, read_records, select
+from turnwise.record.rows import AFTER, BEFORE, EvaluationRecord, read_record, select
 from turnwise.record.run_folder import ALARMS_FILE, METRICS_FILE
 from turnwise.record.steps import StepRecord, finite_number
 
@@ -20,6 +20,15 @@ Row = Mapping[str, Any]
 TaskKey = tuple[str, int]
 """Environment and seed."""
 
+EXPLAINED_METRICS = (
+    "rollout/success",
+    "rollout/zero_std_groups",
+    "rollout/length_stops",
+    "rollout/dropped",
+    "rollout/episodes",
+    "train/entropy",
+)
+"""Metrics of training steps that `explain.py` uses; a long run has too many to keep all in memory."""
 MAX_EPISODES = 200
 """Episodes that are read for the behaviour on each side."""
 MAX_BYTES = 24 << 20
@@ -64,7 +73,11 @@ class RunFacts:
 
 def read_facts(open_file: OpenFile, *, finished: bool) -> RunFacts:
     """Read the facts of a run. Missing and broken files leave gaps."""
-    records = read_records(_read_rows(open_file, METRICS_FILE))
+    records = [
+        record.keep(EXPLAINED_METRICS) if isinstance(record, StepRecord) else record
+        for row in _read_rows(open_file, METRICS_FILE)
+        if (record := read_record(row)) is not None
+    ]
     evaluations = {record.name: record for record in select(records, EvaluationRecord)}
     chosen = _choose_episodes(_read_rows(open_file, "trajectories", "index.jsonl"))
     sides, behaviours = ("before training", "after it"), None

@@ -84,7 +84,10 @@ class MetricColumns(MetricsReader):
             self._broken += 1
             return
         for name, value in row.items():
-            if type(value) is float or type(value) is int:
+            column = self._numbers.get(name)
+            if column is not None and type(value) is float and len(column) == self._rows:  # nearly all values
+                column.append(value)
+            elif type(value) is float or type(value) is int:
                 self._add_number(metric_name(name), value)
             elif isinstance(value, str | bool):
                 self._add_text(metric_name(name), value)

@@ -24,7 +24,7 @@ from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder
 
 SUMMARY = "summary.json"
 MAX_SUMMARY = 4 << 20
-READ_PER_LIST = 4 << 20
+READ_PER_LIST = 2 << 20
 """Bytes of metrics that one request reads, so that it responds quickly for any folder."""
 
 Status = Literal["running", "finished", "stopped"]

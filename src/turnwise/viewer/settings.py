@@ -30,6 +30,7 @@ MAIN_SETTINGS = {
     "sft": {"demos"},
 }
 """Tables and keys that the list of runs shows."""
+MAIN_TABLES = {name.encode(): keys for name, keys in MAIN_SETTINGS.items()}
 MAIN_LINES = re.compile(
     rb"^(?:\[(?P<table>[^]\n]*)\]|(?P<key>kind|name|preset|steps|demos) = (?P<value>.*))$", re.MULTILINE
 )
@@ -59,12 +60,14 @@ def read_main_settings(root: ViewedFolder, folder: Path) -> dict[str, Any]:
     line; otherwise parses the whole file.
     """
     data = root.read(folder, CONFIG_FILE, limit=MAX_TOML)
-    table, settings = "", dict[str, dict[str, Any]]()
+    table, settings = b"", dict[str, dict[str, Any]]()
     with suppress(ValueError):  # a value over several lines, or one that is not JSON
         for line in MAIN_LINES.finditer(data):
-            table = table if line["table"] is None else line["table"].decode()
-            if line["key"] is not None and (key := line["key"].decode()) in MAIN_SETTINGS.get(table, ()):
-                settings.setdefault(table, {})[key] = parse_json(line["value"])
+            name, key, value = line.groups()
+            if name is not None:
+                table = name
+            elif table in MAIN_TABLES and (setting := key.decode()) in MAIN_TABLES[table]:
+                settings.setdefault(table.decode(), {})[setting] = parse_json(value)
         if {name: settings[name].keys() for name in settings} == MAIN_SETTINGS and _is_plain(data):
             settings["algo"]["advantage"] = settings.pop("algo.advantage")
             return settings
