@@ -21,7 +21,7 @@ TOPICS = {
     "Agents and trainers": ("run/agents.py", "run/trainer.py", "run/remote_trainer.py", "gateway/*.py"),
     "Models": ("models/loading/*.py", "render/*.py"),
     "Memory and engines": ("engine/**/*.py",),
-    "Data and demonstrations": ("run/datasets.py", "run/demos.py", "run/sft.py"),
+    "Data and demonstrations": ("run/stored_sources.py", "run/datasets.py", "run/demos.py", "run/sft.py"),
     "Run folders and resuming": ("record/*.py", "training/checkpoints.py", "run/training_run.py", "files/disk.py"),
 }
 """Topic of the page -> the files of its errors. Messages of other files are rarer, or name a setting and its values."""

@@ -9,6 +9,10 @@ def bandit(section: str) -> dict[str, str | bytes]:
     return {"r.toml": f"[env]\nkind = 'bandit'\n{section}"}
 
 
+def gguf(text: bytes) -> dict[str, str | bytes]:
+    return {"x.gguf": text}
+
+
 def episodes(text: str | bytes) -> dict[str, str | bytes]:
     return {"x.jsonl": text}
 
@@ -55,16 +59,45 @@ IN_SETTINGS = {
         "train bandit --data x.jsonl", ("x.jsonl is not UTF-8 text. Save it as UTF-8",), episodes("{}".encode("utf-16"))
     ),
     "episodes without rewards": Mistake(
-        "train bandit --data x.jsonl --model.warmup_steps 0",
-        ("line 1 has no reward",),
+        "train bandit --data x.jsonl",
+        ("line 1 has no reward", "algo.preset bc"),
         episodes(TALK.replace(", REST", "")),
     ),
     "episodes with too many rewards": Mistake(
-        "train bandit --data x.jsonl --model.warmup_steps 0",
+        "train bandit --data x.jsonl",
         ("rewards must be a list of 1 numbers",),
         episodes(TALK.replace("REST", '"rewards": [1, 2]')),
     ),
     "keep the best": Mistake(
         "train bandit --data x.jsonl --data.keep best", ("data.keep = best: must be one of",), episodes("{}")
     ),
+    "episodes of another format": Mistake(
+        "train bandit --data x.jsonl", ("x.jsonl line 1 has only the columns text",), episodes('{"text": "x"}')
+    ),
+    "episodes with a broken turn": Mistake(
+        "train bandit --data x.jsonl", ("x.jsonl line 1: ",), episodes('{"turns": [{"action_ids": 3}]}')
+    ),
+    "episodes with a broken line": Mistake(
+        "train bandit --data x.jsonl", ("x.jsonl line 1 is not valid JSON",), episodes("{")
+    ),
+    "episodes in an empty file": Mistake("train bandit --data x.jsonl", ("has no episodes",), episodes("")),
+    "episodes in a folder without any": Mistake("train bandit --data x", ("x has no .jsonl",), {"x/y": ""}),
+    "model in an empty folder": Mistake(
+        "train bandit --model.name ./x", ("x is not a model folder, it has no config.json",), {"x/y": ""}
+    ),
+    "model in a text file": Mistake("sft bandit --model.name x.txt", ("x.txt is not a model folder",), {"x.txt": ""}),
+    "model with a broken configuration": Mistake(
+        "eval x bandit", ("x/config.json is not valid JSON",), {"x/config.json": "{"}
+    ),
+    "model in another format": Mistake("train bandit --model.name x.gguf", ("is not a GGUF file",), gguf(b"PK" * 40)),
+    "model cut in its first bytes": Mistake("eval x.gguf bandit", ("or is damaged",), gguf(b"GGUF\3\0\0\0")),
+    "model of an unknown version": Mistake(
+        "serve --model.name x.gguf", ("or is damaged",), gguf(b"GGUF\x63\0\0\0" + b"\1" * 32)
+    ),
+    "engine that is not installed": Mistake("train bandit --engine vllm", ("Run `pip install vllm`",)),
+    "preset of a default": Mistake("train bandit --algo.preset grop", ("GRPO is the default", "algo.advantage grpo")),
+    "preset mistyped": Mistake("train bandit --algo.preset gsop", ('did you mean "gspo"?',)),
+    "tool mistyped": Mistake(TRAIN_TOOLS, ('did you mean "python"?',), other("tools.py:price", "pyhton")),
 }
+WITHOUT_TORCH = [name for name in IN_SETTINGS if name.startswith(("episodes ", "model ", "engine ", "preset "))]
+"""Reported before torch is imported."""

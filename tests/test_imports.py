@@ -75,6 +75,7 @@ OPTIONAL = (
     "turnwise.engine.paged.kernels",
     "turnwise.engine.native.build",
     "turnwise.engine.vllm.build",
+    "turnwise.engine.vllm.installation",
     "turnwise.engine.vllm.in_process",
     "turnwise.models.head_kernel",
     "turnwise.envs.code_tests.submission_tool",
@@ -93,6 +94,7 @@ OPTIONAL = (
     "turnwise.tools.search.index",
     "turnwise.tools.search.remote",
     "turnwise.run.clustering",
+    "turnwise.run.stored_sources",
     "turnwise.gateway.server",
     "openai",
 )
@@ -102,8 +104,8 @@ OPTIONAL = (
 `episode` and `shell_tool` for the sandbox, which Linux alone has; `search_tool` and `search.index` stand for bm25s,
 `dense` for torch and transformers, without which a lexical search starts at once; `source` for the SDK of MCP;
 `connection` for websockets; `gymnasium_env` for Gymnasium; `remote` and `endpoint` for an HTTP library, `local` for
-torch; `clustering` for Ray; `gateway.server` for a web server; `tool_factory` and `factory` for all of those
-together, which a list of environments does not wait for.
+torch; `clustering` for Ray; `gateway.server` for a web server; `installation` for packaging; `stored_sources` for
+numpy; `tool_factory` and `factory` for all of those together, which a list of environments does not wait for.
 """
 
 PACKAGE = "turnwise"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mistakes_for_tests import MISTAKES, Mistake
-from mistakes_in_settings_for_tests import IN_SETTINGS
+from mistakes_in_settings_for_tests import IN_SETTINGS, WITHOUT_TORCH
 from turnwise.cli.main import main
 
 ALL = {**MISTAKES, **IN_SETTINGS}
@@ -24,6 +24,7 @@ NO_TORCH = (
     "a taken folder",
     "results beside others",
     "a section as a text",
+    *WITHOUT_TORCH,
 )
 """Reported before torch is imported."""
 
@@ -51,7 +52,7 @@ def test_mistake_is_one_line(
 
 @pytest.mark.parametrize("name", NO_TORCH)
 def test_mistake_is_reported_without_torch(name: str, tmp_path: Path) -> None:
-    write_files(MISTAKES[name], tmp_path)
+    write_files(ALL[name], tmp_path)
     code = "import sys; from turnwise.cli.main import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
-    command = [sys.executable, "-c", code, *shlex.split(MISTAKES[name].typed)]
+    command = [sys.executable, "-c", code, *shlex.split(ALL[name].typed)]
     assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0

@@ -8,8 +8,8 @@ import pytest
 from episodes_for_tests import renderer
 from turnwise.core.errors import UserError
 from turnwise.core.trajectory import Status
-from turnwise.data.demonstrations import build_demonstration
-from turnwise.data.episodes import build_episode, parse_episode
+from turnwise.data.demonstrations import build_demonstration, build_episode
+from turnwise.data.episodes import parse_episode
 from turnwise.data.samples import build_samples
 
 TALK = [

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from turnwise.core.errors import UserError
 from turnwise.engine.engines import Native, Vllm
 from turnwise.engine.options import EngineOptions
-from turnwise.engine.vllm import build
+from turnwise.engine.vllm import build, installation
 from turnwise.engine.vllm.weights import FilePublisher, adapter_layers, merge_adapter, name_in_vllm, wrapped_layers
 from turnwise.models.loading.lora import LoraSettings, add_lora, load_adapter
 from turnwise.models.loading.tiny import tiny_model, tiny_tokenizer
@@ -27,14 +28,14 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that pretends that a version of vLLM with these requirements is installed."""
 
     def install(version: str, *requirements: str) -> None:
-        monkeypatch.setattr(build, "installed_vllm", lambda: ("vllm", build.Version(version)))
+        monkeypatch.setattr(installation, "installed_vllm", lambda: ("vllm", Version(version)))
         monkeypatch.setattr(metadata, "requires", lambda name: list(requirements))
 
     return install
 
 
 def test_missing_vllm_is_an_error_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "installed_vllm", lambda: None)
+    monkeypatch.setattr(installation, "installed_vllm", lambda: None)
     with pytest.raises(UserError, match=r"needs vLLM, which is not installed\. Run `pip install vllm`"):
         VLLM.check()
     Vllm(urls=("http://localhost:8000",)).check()

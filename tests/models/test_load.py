@@ -200,7 +200,7 @@ def test_weights_that_are_not_finite_are_an_error(copied: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"model_type": "no_such_model"}'])
 def test_broken_config_is_an_error(copied: Path, text: str) -> None:
     (copied / "config.json").write_text(text)
-    assert "configuration" in error_of(copied)
+    assert "config" in error_of(copied)
 
 
 def test_broken_or_missing_tokenizer_is_an_error(copied: Path) -> None:

@@ -147,10 +147,14 @@ IN_DATA = (
         ("a reward of 0 counts as a success", "rewards[-1] > 0", "rewards[-1] >= 0"),
         ("a termination counts as a time limit", ' and not _is_last_true(row.get("terminations"))', ""),
         ("the reward comes first", "(*[0.0] * (answers - 1), total)", "(total, *[0.0] * (answers - 1))"),
+    ),
+    *mutants(
+        "data/demonstrations.py",
+        ("data/test_text_episodes.py",),
         (
             "every episode is a task of its own",
             'address("opening", list(turns[0].context_ids))',
-            'address("opening", [list(each.action_ids) for each in turns])',
+            'address("opening", [list(turn.action_ids) for turn in turns])',
         ),
     ),
     *mutants(
@@ -173,6 +177,10 @@ IN_DATA = (
         ("run/test_data_tools.py",),
         ("greedy episodes count as sampled", '"" if sampler.is_exact else', '"" if True else'),
         ("an unknown sampler counts as exact", "        if sampler is None:\n", "        if False:\n"),
+    ),
+    *mutants(
+        "run/stored_sources.py",
+        ("run/test_data_tools.py",),
         ("evaluations of old runs count as training", 'if "evaluation" in row:', "if False:"),
     ),
     *mutants(

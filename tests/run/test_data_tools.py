@@ -15,7 +15,7 @@ from turnwise.data.settings import DataConfig
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import open_replay, trajectory_from_row
 from turnwise.run.dataset_rows import from_dataset_row, to_dataset_row
-from turnwise.run.datasets import open_source
+from turnwise.run.stored_sources import open_source
 from turnwise.run.train import train
 
 

@@ -12,7 +12,8 @@ from runs_for_tests import metrics, quiet, rewind, small
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.models.loading.load import load_model
-from turnwise.models.loading.lora import base_model_of, is_adapter
+from turnwise.models.loading.lora import base_model_of
+from turnwise.models.loading.model_files import is_adapter
 from turnwise.run.evaluation.evaluate import evaluate
 from turnwise.run.evaluation.plan import plan_evaluation
 from turnwise.run.export import export, merge

@@ -9,7 +9,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.trajectory import Status
 from turnwise.data.episodes import parse_episode
 from turnwise.data.settings import DataConfig
-from turnwise.run.datasets import open_source
+from turnwise.run.stored_sources import open_source
 
 gymnasium, minari = pytest.importorskip("gymnasium"), pytest.importorskip("minari")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Minari asks for the environment of a dataset

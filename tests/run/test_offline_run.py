@@ -15,8 +15,8 @@ from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import open_replay
 from turnwise.report.run_report import run_context
 from turnwise.run.configure import configure
-from turnwise.run.datasets import FILLED
 from turnwise.run.sft import sft
+from turnwise.run.stored_sources import FILLED
 from turnwise.run.train import train
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -19,7 +19,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Observation
-from turnwise.models.loading.lora import is_adapter
+from turnwise.models.loading.model_files import is_adapter
 from turnwise.record.run_folder import RunFolder
 from turnwise.rollout.context import FullContext
 from turnwise.run import demos

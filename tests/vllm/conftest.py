@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import turnwise
-from turnwise.engine.vllm.build import installed_vllm
+from turnwise.engine.vllm.installation import installed_vllm
 
 collect_ignore_glob = [] if installed_vllm() else ["test_*.py"]
 SOURCE = Path(turnwise.__file__).parent.parent

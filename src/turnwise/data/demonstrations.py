@@ -6,13 +6,17 @@ episodes of a run keep the ids that were sampled (`samples.build_samples`).
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from turnwise.core.images import find_images
 from turnwise.core.messages import Exchange, Message, ToolCall, ToolSpec, text_parts, tool_schema
+from turnwise.core.random_streams import address
 from turnwise.core.samples import Sample
-from turnwise.core.trajectory import Stop, Turn
+from turnwise.core.task import Task
+from turnwise.core.trajectory import Stop, Trajectory, Turn
+from turnwise.data.episodes import WrittenEpisode
 from turnwise.render.renderer import Renderer
 from turnwise.tools.call_formats import format_call
 
@@ -69,6 +73,22 @@ def build_turns(exchanges: Sequence[Exchange], renderer: Renderer) -> list[Turn]
         )
         context = []
     return turns
+
+
+def build_episode(episode: WrittenEpisode, env: str, renderer: Renderer) -> Trajectory:
+    """Encode an episode. Those with the same opening are one task, so their outcomes can be compared."""
+    rewards = episode.turn_rewards
+    turns = build_turns(episode.exchanges, renderer)
+    scored = rewards if rewards is not None else (0.0,) * len(turns)
+    turns = [replace(turn, reward=reward) for turn, reward in zip(turns, scored, strict=True)]
+    return Trajectory(
+        task=Task(env=env, seed=address("opening", list(turns[0].context_ids))),
+        member=0,
+        attempt=0,
+        turns=tuple(turns),
+        status=episode.status,
+        turn_rewards=scored,
+    )
 
 
 def _encode_context(exchange: Exchange, renderer: Renderer, *, first: bool) -> list[int]:

@@ -10,23 +10,20 @@
 An episode whose last truncation is true, and whose last termination is not, was cut by a time limit: the value after
 its last action is not 0.
 
-Texts are encoded once, with the model's chat template. The probability with which their author wrote them is unknown.
+`demonstrations.py` encodes the texts once, with the model's chat template. The probability with which their author
+wrote them is unknown.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Exchange, system, user
-from turnwise.core.random_streams import address
-from turnwise.core.task import Task
-from turnwise.core.trajectory import Status, Trajectory
+from turnwise.core.trajectory import Status
 from turnwise.data.conversations import parse_conversation
-from turnwise.data.demonstrations import build_turns
-from turnwise.render.renderer import Renderer
 
 STEP_COLUMNS = ("observations", "actions", "rewards")
 
@@ -124,19 +121,3 @@ def _text(value: Any, name: str, where: str) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     raise UserError(f"{where}: {name} has a {type(value).__name__}. Write texts, which the model can read.")
-
-
-def build_episode(episode: WrittenEpisode, env: str, renderer: Renderer) -> Trajectory:
-    """Encode an episode. Those with the same opening are one task, so their outcomes can be compared."""
-    rewards = episode.turn_rewards
-    turns = build_turns(episode.exchanges, renderer)
-    scored = rewards if rewards is not None else (0.0,) * len(turns)
-    turns = [replace(turn, reward=reward) for turn, reward in zip(turns, scored, strict=True)]
-    return Trajectory(
-        task=Task(env=env, seed=address("opening", list(turns[0].context_ids))),
-        member=0,
-        attempt=0,
-        turns=tuple(turns),
-        status=episode.status,
-        turn_rewards=scored,
-    )

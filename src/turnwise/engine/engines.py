@@ -41,7 +41,7 @@ class Vllm(VllmSettings, kind="vllm"):
 
     def check(self) -> None:
         if not self.urls:
-            from turnwise.engine.vllm.build import check_installation
+            from turnwise.engine.vllm.installation import check_installation
 
             check_installation()
 

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnwise.core.errors import UserError
-from turnwise.text.suggestions import suggest
+from turnwise.text.suggestions import closest_match, suggest
 
 RECIPES = Path(__file__).parent
 METHODS = RECIPES / "algos"
 MODELS = RECIPES / "models"
 """Default settings by model, for targets that are not recipes."""
+GRPO = "grpo"
+"""The default algo.advantage, of which no preset has the name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,10 @@ def method_path(name: str) -> Path:
 
 def find_method(name: str) -> Method:
     if name not in method_names():
+        if closest_match(name, [GRPO, *method_names()]) == GRPO:
+            raise UserError(
+                f'Unknown algo.preset "{name}": GRPO is the default. Remove it, or set algo.advantage grpo.'
+            )
         raise UserError(f'Unknown algo.preset "{name}":{suggest(name, method_names())}')
     text = method_path(name).read_text(encoding="utf-8")
     return Method(name=name, summary=_first_comment(text), text=text)

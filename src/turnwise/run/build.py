@@ -28,9 +28,9 @@ from turnwise.models.loading.lora import (
     add_lora,
     base_model_of,
     has_adapter,
-    is_adapter,
     set_base_model,
 )
+from turnwise.models.loading.model_files import is_adapter
 from turnwise.models.loading.pretrained import reads_images
 from turnwise.models.loading.save import save_model
 from turnwise.models.memory.shapes import load_config

@@ -13,7 +13,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.envs.agent.settings import AGENT_ENV, StartedAgent
 from turnwise.models.loading.catalogue import WARMED_UP
-from turnwise.models.loading.lora import is_adapter
+from turnwise.models.loading.model_files import is_adapter
 from turnwise.rollout.opponents import CurrentPolicy
 from turnwise.run.contexts import check_context
 from turnwise.run.setting_names import check_model_name

@@ -1,10 +1,4 @@
-"""Stored episodes for `turnwise train --data`: runs, files and dataset folders, checked and put into a replay buffer.
-
-    runs/OLD          the episodes that the run recorded: exact ids and log-probabilities
-    runs/OLD/labels.jsonl  the episodes that were labelled good (reward 1) or bad (reward -1)
-    demos.jsonl       rows of text (`data/episodes.py`), or rows of trajectories as a run records them
-    FOLDER            a dataset: .jsonl, .parquet or .arrow files, such as `turnwise data export` or `datasets` writes
-    NAME-v0           a Minari dataset with text or discrete spaces, read with the `minari` package
+"""Stored episodes for `turnwise train --data`, checked and put into a replay buffer. Sources: `stored_sources.py`.
 
 Ids are trained as they were sampled, so a source with ids has to name them (tokens.jsonl): the names must be those of
 the model's tokenizer. Images come from images/HASH.png (`stored_images.py`). One bad row stops the run before it trains
@@ -15,48 +9,31 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.config.load import build, read_run
 from turnwise.config.schema import Config
-from turnwise.core.errors import UserError, read_failure
-from turnwise.core.trajectory import Sampler, Trajectory, Turn
-from turnwise.data.episodes import build_episode, parse_episode
+from turnwise.core.errors import UserError
+from turnwise.core.trajectory import Trajectory, Turn
+from turnwise.data.demonstrations import build_episode
+from turnwise.data.episodes import parse_episode
 from turnwise.data.replay import Replay
 from turnwise.data.settings import DataConfig
 from turnwise.files.disk import wrap_disk_errors, write_atomic
-from turnwise.files.run_folders import CONFIG_FILE
-from turnwise.files.table_files import READERS, is_table_file, read_jsonl_rows
-from turnwise.record.labelled_episodes import read_labelled
-from turnwise.record.labels import Label, labelled_run
-from turnwise.record.run_folder import REPLAY_FOLDER
-from turnwise.record.trajectories import trajectory_from_row
+from turnwise.files.table_files import read_jsonl_rows
 from turnwise.render.renderer import Renderer
-from turnwise.run.dataset_rows import from_dataset_row
 from turnwise.run.find_source import find_data
 from turnwise.run.stored_images import StoredImages, check_sampler_reads_images, find_images_folder
-from turnwise.text.truncation import first_line
+from turnwise.run.stored_sources import (
+    FILLED,
+    check_has_reward,
+    is_trajectory,
+    open_source,
+    parse_trajectory,
+    source_errors,
+)
 from turnwise.training.offline import has_comparable
-
-FILLED = "sources.json"
-"""File of a replay folder that names its sources, written when all of them are in the buffer."""
-TOKENS_FILE = "tokens.jsonl"
-DATASET_FILES = (".jsonl", ".parquet", ".arrow")
-PATTERNS = {"training": ("step_*.jsonl",), "evaluation": ("eval_*.jsonl",), "all": ("step_*.jsonl", "eval_*.jsonl")}
-
-Rows = Iterator[tuple[str, Any]]
-"""(file and line of the row; its value)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    rows: Rows
-    tokens: Path
-    """File that names the token ids of the rows."""
-    folder: Path
-    """Folder of the rows, in which paths of images begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,98 +62,15 @@ class StoredEpisode:
         return "" if sampler.is_exact else f"sampled {sampler.describe()}"
 
 
-def check_data(data: DataConfig, run: Path | None = None) -> None:
-    """Check before anything is loaded that the sources exist and have episodes.
-
-    `run`: one that is resumed; it needs no sources if it has read all of them.
-    """
-    if run is None or not (run / REPLAY_FOLDER / FILLED).is_file():
-        for source in data.sources:
-            if next(open_source(path := find_data(source), data).rows, None) is None:
-                raise UserError(f"data.sources: {path} has no episodes. Add some, or remove it.")
-
-
-def open_source(path: Path, data: DataConfig) -> Source:
-    if (path / CONFIG_FILE).is_file():
-        return _open_run(path, data)
-    if (run := labelled_run(path)) is not None:
-        settings, rows = build(read_run(str(run))), read_labelled(run, Label.GOOD, Label.BAD)
-        rows = (_add_sampler(where, row, settings) for where, row in rows)
-        return Source(rows=rows, tokens=run / "trajectories" / TOKENS_FILE, folder=run)
-    if path.is_file():
-        if not is_table_file(str(path)):
-            raise UserError(f"data.sources: {path} does not end in {', '.join(READERS)}. Convert it, or give a run.")
-        rows = READERS[path.suffix.lower()](path)
-        return Source(rows=rows, tokens=path.with_name(TOKENS_FILE), folder=path.parent)
-    if is_minari(path):
-        return Source(rows=_read_minari(path), tokens=path / TOKENS_FILE, folder=path)
-    files = sorted(file for file in path.rglob("*") if file.suffix in DATASET_FILES and file.name != TOKENS_FILE)
-    if not files:
-        raise UserError(f"data.sources: {path} has no {', '.join(DATASET_FILES)} file. Give a run, a file or a folder.")
-    rows = (row for file in files for row in READERS[file.suffix](file))
-    return Source(rows=rows, tokens=path / TOKENS_FILE, folder=path)
-
-
-def _open_run(path: Path, data: DataConfig) -> Source:
-    settings = build(read_run(str(path)))
-    if settings.data.sources and data.episodes != "evaluation":
-        raise UserError(
-            f"{path} was itself trained on stored episodes. Name its own data.sources, or set data.episodes evaluation."
-        )
-    folder = path / "trajectories"
-    files = sorted(file for pattern in PATTERNS[data.episodes] for file in folder.glob(pattern))
-    if not files:
-        raise UserError(f"{path} recorded no {data.episodes} episodes. Give a run with record.trajectories above 0.")
-    rows = (_add_sampler(where, row, settings) for file in files for where, row in read_jsonl_rows(file))
-    return Source(rows=rows, tokens=folder / TOKENS_FILE, folder=path)
-
-
-def _add_sampler(where: str, row: Any, settings: Config) -> tuple[str, Any]:
-    """Add the sampler to a row that an earlier version recorded without it, from the settings of its run."""
-    if not isinstance(row, Mapping) or "sampler" in row:
-        return where, row
-    played, evaluated = settings.rollout, settings.eval
-    if "evaluation" in row:
-        sampler = Sampler(temperature=evaluated.temperature, top_p=evaluated.top_p, top_k=evaluated.top_k)
-    else:
-        sampler = Sampler(temperature=played.temperature)
-    return where, {**row, "sampler": asdict(sampler)}
-
-
-def is_minari(path: Path) -> bool:
-    """Return whether a folder is a Minari dataset, whose data/metadata.json names the storage format."""
-    file = path / "data" / "metadata.json"
-    return file.is_file() and '"data_format"' in file.read_text(encoding="utf-8", errors="replace")
-
-
-def _read_minari(path: Path) -> Rows:
-    """Read the episodes as rows of steps (`data/episodes.py`), from either storage format of Minari."""
-    try:
-        import minari
-
-        for episode in minari.MinariDataset(path / "data").iterate_episodes():
-            columns = ("observations", "actions", "rewards", "terminations", "truncations")
-            yield f"{path} episode {episode.id}", {name: _plain(getattr(episode, name)) for name in columns}
-    except ImportError:  # of minari, or of the package for the storage format
-        raise UserError(f"{path} is a Minari dataset. Run `pip install 'turnwise[minari]'`.") from None
-    except (OSError, KeyError, ValueError, TypeError, AssertionError) as error:
-        raise UserError(f"{path} is damaged ({first_line(error, 80)}). Restore it.") from error
-
-
-def _plain(values: Any) -> Any:
-    """Return a list of Python values for an array; columns of other types are refused where rows are parsed."""
-    return values.tolist() if hasattr(values, "tolist") else values
-
-
 def read_episodes(
     path: Path, data: DataConfig, renderer: Renderer, vocabulary: int, images: StoredImages
 ) -> Iterator[StoredEpisode]:
     """Read the episodes of a source. `images` checks and remembers the images that they show."""
     source, checked = open_source(path, data), False
     images_folder = find_images_folder(source.folder)
-    try:
+    with source_errors(path):
         for where, row in source.rows:
-            if not (isinstance(row, Mapping) and "turns" in row):
+            if not is_trajectory(row):
                 yield _render(row, where, path.stem, source.folder, renderer)
                 continue
             if not checked:
@@ -185,8 +79,6 @@ def read_episodes(
             trajectory = _read_trajectory(row, where, vocabulary, renderer)
             images.check(trajectory, images_folder, where)
             yield StoredEpisode(trajectory=trajectory, where=where, scored=True)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{read_failure(path, error)}. Restore it, or give another source.") from error
 
 
 def _render(row: Any, where: str, env: str, folder: Path, renderer: Renderer) -> StoredEpisode:
@@ -216,12 +108,7 @@ def _check_tokens(names: Path, where: str, renderer: Renderer) -> None:
 
 
 def _read_trajectory(row: Mapping[str, Any], where: str, vocabulary: int, renderer: Renderer) -> Trajectory:
-    try:
-        trajectory = trajectory_from_row(from_dataset_row({"rewards": {}, "timings": {}, **row}))
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
-    if not all(map(math.isfinite, trajectory.turn_rewards)):
-        raise UserError(f"{where}: a reward is not finite. Restore the file from a copy.")
+    trajectory = parse_trajectory(row, where)
     placeholder = None if renderer.images is None else renderer.images.placeholder_id
     for number, turn in enumerate(trajectory.turns, start=1):
         if problem := _find_problem(turn, vocabulary, placeholder, first=number == 1):
@@ -269,7 +156,7 @@ def fill_replay(
             for episode in read_episodes(find_data(source), data, renderer, vocabulary, images):
                 _check_length(episode, config.rollout.max_tokens)
                 check_sampler_reads_images(episode.trajectory, config, episode.where)
-                _check_reward(episode, config)
+                check_has_reward(episode.scored, episode.where, config)
                 if reason := _add(replay, episode, data):
                     left[reason] += 1
                 else:
@@ -311,15 +198,6 @@ def _check_length(episode: StoredEpisode, limit: int) -> None:
                 f"{episode.where} has {length} tokens, and rollout.max_tokens is {limit}. "
                 f"Set rollout.max_tokens to at least {length}."
             )
-
-
-def _check_reward(episode: StoredEpisode, config: Config) -> None:
-    needed = config.algo.uses_rewards or isinstance(config.data.keep, float)
-    if needed and not episode.scored:
-        raise UserError(
-            f"{episode.where} has no reward, which {config.algo.source_of_advantages} needs. Add a column reward "
-            "or success, or imitate it: algo.preset bc."
-        )
 
 
 def _check_filled(replay: Replay, config: Config) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.models.loading.lora import is_adapter
+from turnwise.models.loading.model_files import is_adapter
 from turnwise.run.find_source import CHECKPOINTS
 from turnwise.text.suggestions import suggest
 from turnwise.training.checkpoints import OLD, find_folder, last_checkpoint, read_state, step_folders

@@ -44,11 +44,11 @@ from turnwise.run.agents import build_agent, load_reward
 from turnwise.run.build import check_engine_reads_images, check_model_reads_images
 from turnwise.run.build_learner import token_rule
 from turnwise.run.check_settings import check_settings_fit, sections_of
-from turnwise.run.datasets import check_data
 from turnwise.run.environment_mix import EnvironmentMix, find_servers
 from turnwise.run.resources import check_threads, cores
 from turnwise.run.setting_names import check_device
 from turnwise.run.sources import use_own_adapter
+from turnwise.run.stored_sources import check_data
 from turnwise.text.suggestions import suggest
 from turnwise.tools.tool import NeedsServer
 from turnwise.user_code.references import is_reference
@@ -239,7 +239,7 @@ def check_images_of_model(model: ModelConfig, run: CheckedRun) -> None:
 
 
 def check_stored_episodes(data: DataConfig, run: CheckedRun) -> None:
-    check_data(data, run.resumed)
+    check_data(run.config, run.resumed)
 
 
 def check_servers_of_run(reward: RewardConfig, run: CheckedRun) -> None:

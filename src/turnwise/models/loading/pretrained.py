@@ -22,22 +22,18 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.utils import logging
 
-from turnwise.core.errors import UserError, not_a_file
+from turnwise.core.errors import UserError
+from turnwise.models.loading.model_files import check_gguf, check_model_folder
 from turnwise.models.vision.architectures import attention_by_part, check_vision_model, equip_model, read_processor
 from turnwise.text.truncation import first_line
 
-GGUF_MAGIC = b"GGUF"
 GGUF_PACKAGES = ("gguf", "accelerate")
 DROPOUT_MODULES = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 def read_folder(folder: Path, *, dtype: torch.dtype, attn_implementation: str) -> tuple[Any, Any]:
     """Return (model, tokenizer) of a Hugging Face model folder."""
-    if not (folder / "config.json").is_file():
-        fix = "use a folder that save_pretrained or `turnwise export` wrote"
-        if (folder / "checkpoints").is_dir():
-            fix = f"it is a run folder; `turnwise export {folder} --to FOLDER` writes a model folder"
-        raise UserError(f"{folder} is not a model folder, it has no config.json: {fix}")
+    check_model_folder(folder)
     with quiet_transformers():
         return _read(str(folder), str(folder), dtype, attn_implementation, {"local_files_only": True})
 
@@ -50,12 +46,8 @@ def read_hub(name: str, *, online: bool, dtype: torch.dtype, attn_implementation
 
 def read_gguf(file: Path, *, dtype: torch.dtype, attn_implementation: str) -> tuple[Any, Any]:
     """Return (model, tokenizer) of a GGUF file, with dequantized weights that can be trained."""
-    if not file.is_file():
-        raise UserError(f"{not_a_file(file)}: pass the path of a .gguf file.")
+    check_gguf(file)
     require_gguf()
-    with file.open("rb") as stream:
-        if stream.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
-            raise UserError(f"{file} is not a GGUF file, or is damaged: download it again.")
     options = {"gguf_file": file.name, "local_files_only": True}
     dequantize = {"quantization_config": GgufConfig(dequantize=True)}
     # the GGUF reader's progress bar cannot be turned off

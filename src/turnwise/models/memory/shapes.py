@@ -13,7 +13,8 @@ from turnwise.core.errors import UserError
 from turnwise.models.layers import decoder_layers
 from turnwise.models.loading.catalogue import SMOLLM2, SMOLLM2_VISION, TINY, TINY_VLM
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
-from turnwise.models.loading.lora import base_model_of, is_adapter
+from turnwise.models.loading.lora import base_model_of
+from turnwise.models.loading.model_files import is_adapter
 from turnwise.models.loading.pretrained import quiet_transformers, reads_images
 from turnwise.models.loading.smollm2_vision import vision_config
 from turnwise.models.loading.tiny import tiny_config, tiny_vlm_config

@@ -14,7 +14,7 @@ from turnwise.recipes.presets import recipe_names
 from turnwise.run.configure import load_target
 from turnwise.run.environment_mix import parse_list_params
 from turnwise.run.find_source import find_run_or_none
-from turnwise.run.setting_names import check_model_name
+from turnwise.run.setting_names import check_cuda, check_model_name
 from turnwise.user_code.references import IN_MEMORY
 
 SHARED = ("env", "agent", "rollout", "context", "eval")
@@ -53,7 +53,7 @@ def check_arguments(words: Sequence[str], remote: RemoteModels | None, overrides
     runs = {source: run for source in sources if (run := find_run_or_none(source)) is not None}
     shared = shared_settings(sources, environment, remote, runs, overrides)
     known = parse_list_params(shared, [setting for setting in overrides if setting != ("eval.split", "train")])
-    build(shared, known)
+    check_cuda(build(shared, known).model)
     for source in sources:
         if source not in runs:
             check_model_name(build(shared, [("model.name", source), *known]))
