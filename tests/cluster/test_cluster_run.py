@@ -1,5 +1,6 @@
 """Whole runs with two engine replicas and two learner ranks, whose processes are killed."""
 
+import json
 import math
 import os
 import random
@@ -135,6 +136,9 @@ def test_cluster_run_survives_kills_and_learns_as_a_local_run(
     assert "engine replica" in text
     assert "a learner rank was lost" in text
     assert addresses(tmp_path / "ray/run") == addresses(tmp_path / "local/run")
+    lanes = {"engine replica 0", "engine replica 1", "learner rank 0", "learner rank 1", "training loop"}
+    assert lanes <= lanes_of(tmp_path / "ray/run").keys()
+    assert any("is replaced" in activities for activities in lanes_of(tmp_path / "ray/run").values())
     local, remote = metrics(tmp_path / "local/run"), metrics(tmp_path / "ray/run")
     assert [row["step"] for row in remote] == [row["step"] for row in local]
     fork = first_fork(tmp_path / "ray/run", tmp_path / "local/run") if not staleness else 0
@@ -163,9 +167,19 @@ def test_environment_workers_serve_an_engine_in_this_process(
     assert train(small(tmp_path / "ray", **common, **cluster), console=quiet())["finished"]
     assert addresses(tmp_path / "ray/run") == addresses(tmp_path / "local/run")
     assert len(keys) == len(addresses(tmp_path / "ray/run"))
+    assert lanes_of(tmp_path / "ray/run")["environment worker 0"] == {"environments"}
     local, remote = metrics(tmp_path / "local/run"), metrics(tmp_path / "ray/run")
     if first_fork(tmp_path / "ray/run", tmp_path / "local/run") == math.inf:
         assert numbers(remote[-1]) == pytest.approx(numbers(local[-1]), rel=2e-2, abs=2e-3, nan_ok=True)
+
+
+def lanes_of(run: Path) -> dict[str, set[str]]:
+    """Return the activities that are recorded for each worker."""
+    rows = [json.loads(line) for line in (run / "spans.jsonl").read_text().splitlines()]
+    lanes: dict[str, set[str]] = {}
+    for lane, activity, *_ in (span for row in rows for span in row["spans"]):
+        lanes.setdefault(lane, set()).add(activity)
+    return lanes
 
 
 def first_fork(run: Path, other: Path) -> float:

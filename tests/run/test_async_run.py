@@ -1,6 +1,7 @@
 """Training runs with rollout.max_staleness: equal to synchronous ones at 0, and resumed without loss above it."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,24 @@ def test_staleness_stays_within_its_bound_and_is_corrected(tmp_path: Path) -> No
     assert all(row["rollout/staleness"] <= row["rollout/staleness_max"] <= 2 for row in rows)
     assert rows[-1]["train/mismatch"] > rows[0]["train/mismatch"], "older weights sampled the tokens"
     assert rows[-1]["engine/published_mb"] > 1
+
+
+def test_spans_show_who_did_what_in_each_step(tmp_path: Path) -> None:
+    train(small(tmp_path, train__steps=4, **STALE), console=quiet())
+    rows = [json.loads(line) for line in (tmp_path / "run/spans.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    spans = [span for row in rows for span in row["spans"]]
+    assert {lane for lane, *_ in spans} == {"training loop", "rollouts 1", "rollouts 2", "rollouts 3"}
+    rollouts = {activity for lane, activity, *_ in spans if lane.startswith("rollouts")}
+    assert rollouts == {f"step {step}" for step in range(1, 5)}
+    updates = [(start, end) for lane, activity, start, end in spans if (lane, activity) == ("training loop", "update")]
+    assert len(updates) == 4
+    assert all(end <= start for (_, end), (start, _) in pairwise(updates))
+
+
+def test_synchronous_run_records_no_spans(tmp_path: Path) -> None:
+    train(small(tmp_path, train__steps=1), console=quiet())
+    assert not (tmp_path / "run/spans.jsonl").exists()
 
 
 def test_stale_rollouts_are_corrected_by_default() -> None:

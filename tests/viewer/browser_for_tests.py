@@ -12,7 +12,7 @@ from runs_for_tests import quiet, small
 from turnwise.core.images import image_hash, image_token_id
 from turnwise.core.trajectory import TokenName
 from turnwise.pictures.image_store import ImageStore
-from turnwise.record.run_folder import RunFolder
+from turnwise.record.run_folder import SPANS_FILE, RunFolder
 from turnwise.record.steps import EpisodeSource, StepRecord
 from turnwise.run.train import train
 
@@ -24,6 +24,8 @@ STEPS = 4
 LOST, GAINED = (2, 5), (4, 5, 7)
 """Tasks that OTHER solves before and after training."""
 LONG_TOKENS = 120_000
+SPAN_STEPS = 6
+NASTY_LANE = "rollouts <b>1</b>"
 NASTY = (
     '<script>window.ran=1</script><img src=x onerror="window.ran=1"> \x1b[31mred\x1b[0m \u202egnp.exe '
     "漢字 かな 한글 🙂 ┌─┐\n│中│\n└─┘"
@@ -50,6 +52,7 @@ def make_runs(root: Path) -> None:
     train(small(root, record__name=ONE, **settings), console=quiet())
     shutil.rmtree(root / ONE / "checkpoints")
     (root / ONE / "alarms.jsonl").write_text('{"step":2,"text":"entropy fell to <b>half</b>"}\n')
+    (root / ONE / SPANS_FILE).write_text("".join(map(spans_line, range(1, SPAN_STEPS + 1))))
     vary(root / ONE, root / TWO, ("seed = 0\n\n[env]", "seed = 1\n\n[env]"), reward=0.25)
     vary(root / ONE, root / OTHER, ("learning_rate = 0.001", "learning_rate = 0.005"), reward=-0.125)
     add_metrics(root / OTHER, CRITIC_METRICS)
@@ -59,6 +62,18 @@ def make_runs(root: Path) -> None:
     )
     write_run(root / LONG, [long_row()])
     ImageStore(root / HOSTILE / "images").put(ONE_PIXEL)
+
+
+def spans_line(step: int) -> str:
+    """Return what two workers did in a step of 2 s: the loop waited half of it."""
+    start = 1000.0 + 2 * step
+    spans = [
+        ["engine replica 0", "episodes", start, start + 1.5],
+        [NASTY_LANE, f"step {step}", start, start + 1],
+        ["training loop", "wait for rollouts", start, start + 1],
+        ["training loop", "update", start + 1, start + 2],
+    ]
+    return json.dumps({"step": step, "spans": spans}) + "\n"
 
 
 def vary(path: Path, copy: Path, setting: tuple[str, str], reward: float) -> None:

@@ -20,6 +20,7 @@ from turnwise.cluster.session import (
     describe_loss,
     start_error,
 )
+from turnwise.concurrency.spans import SpanLog
 from turnwise.core.errors import Outage
 
 START_S = 900.0
@@ -69,6 +70,10 @@ class ActorPool(ABC, Generic[Pooled]):
 
     kind = ""
     """Name of such an actor in messages."""
+    work = ""
+    """What it does while it has a load, in the spans."""
+    spans: SpanLog | None = None
+    """Gets the times of the actors' work."""
 
     def __init__(
         self,
@@ -102,6 +107,13 @@ class ActorPool(ABC, Generic[Pooled]):
     def _accept(self, pooled: Pooled, info: ProcessInfo) -> None:
         check_versions(info)
         pooled.live, pooled.where = True, f"{info.host}, process {info.pid}"
+        self._record_load(pooled)
+
+    def _record_load(self, pooled: Pooled) -> None:
+        """Record what the actor does from now on."""
+        if self.spans is not None:
+            activity = (self.work if pooled.load else None) if pooled.live else "is replaced"
+            self.spans.switch(f"{self.kind} {pooled.index}", activity)
 
     def name(self, pooled: Pooled) -> str:
         return f"{self.kind} {pooled.index} ({pooled.where})"
@@ -139,6 +151,7 @@ class ActorPool(ABC, Generic[Pooled]):
         self._note(
             f"{self.name(pooled)} was lost: {loss}. It is replaced, and its {pooled.load} running episodes are retried."
         )
+        self._record_load(pooled)
         self._revive(pooled)
         return True
 
@@ -163,6 +176,8 @@ class ActorPool(ABC, Generic[Pooled]):
                 pooled.last_loss, pooled.losses = describe_briefly(error), MAX_LOSSES
         if not pooled.live:
             pooled.given_up = pooled.last_loss
+            if self.spans is not None:
+                self.spans.switch(f"{self.kind} {pooled.index}", None)
             self._note(f"{self.kind} {pooled.index} is given up: {pooled.given_up}")
         self._report_change()
 

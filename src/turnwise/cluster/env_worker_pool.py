@@ -29,6 +29,7 @@ class EnvWorkerPool(ActorPool[_Worker]):
     """Workers of a run. If one is lost, the episodes of its environments raise EnvWorkerLost and are retried."""
 
     kind = "environment worker"
+    work = "environments"
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class EnvWorkerPool(ActorPool[_Worker]):
         worker, number = await self._choose(), next(self._numbers)
         actor = worker.actor
         worker.running.add(number)
+        self._record_load(worker)
         try:
             yield EnvLease(actor=actor, number=number)
             worker.losses = 0
@@ -65,6 +67,7 @@ class EnvWorkerPool(ActorPool[_Worker]):
             raise
         finally:
             worker.running.discard(number)
+            self._record_load(worker)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

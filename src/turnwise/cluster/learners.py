@@ -1,6 +1,7 @@
 """Learner over rank actors: each method is called on all ranks with the same arguments, and rank 0's result is used."""
 
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -35,6 +36,7 @@ from turnwise.cluster.weights import (
     send_tensors_as_arrays,
     unpack_weights,
 )
+from turnwise.concurrency.spans import SpanLog
 from turnwise.core.errors import LearnerLost
 from turnwise.core.learner import LossTerm, Needs, Scores, StepSettings
 from turnwise.core.protocols import WeightSource
@@ -125,6 +127,8 @@ class RemoteLearner:
         """`images`: store with the images of all batches; None if the model reads text only."""
         self._session, self._build, self._images = session, build, images
         self._skipped_steps = 0
+        self.spans: SpanLog | None = None
+        """Gets the times of the ranks' work."""
         self._start(attempts=1)
 
     def _start(self, attempts: int) -> None:
@@ -210,7 +214,7 @@ class RemoteLearner:
 
     def _collect_weights(self, *, trained: bool) -> StoredWeights:
         calls = [actor.pack_weights.options(num_returns=2).remote(trained=trained) for actor in self.actors]
-        self._wait([done for _, done in calls])
+        self._wait([done for _, done in calls], "collect weights")
         return StoredWeights(calls[0][0])
 
     def value_head(self) -> dict[str, Tensor]:
@@ -219,7 +223,10 @@ class RemoteLearner:
     def load_weights(self, weights: WeightSource) -> None:
         """Load the weights on rank 0, which distributes them."""
         self._frozen, packed = None, put_weights(weights.named_parameters()).ref
-        self._wait([actor.load_weights.remote(None if rank else packed) for rank, actor in enumerate(self.actors)])
+        self._wait(
+            [actor.load_weights.remote(None if rank else packed) for rank, actor in enumerate(self.actors)],
+            "load weights",
+        )
 
     def check_finite(self, when: str) -> None:
         self._call("check_finite", when)
@@ -236,17 +243,24 @@ class RemoteLearner:
     def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call all ranks; large arguments go through the object store once."""
         stored = [ray.put(argument) for argument in arguments]
-        results = self._wait([actor.call.remote(method, *stored, **options) for actor in self.actors])
+        calls = [actor.call.remote(method, *stored, **options) for actor in self.actors]
+        results = self._wait(calls, "optimizer step" if method == "step" else method.replace("_", " "))
         result, self._skipped_steps = results[0]
         return result
 
-    def _wait(self, calls: Sequence[Any]) -> list[Any]:
-        """Return all results. An error of one rank may be the consequence of another one's death, so look for that."""
-        pending = list(calls)
+    def _wait(self, calls: Sequence[Any], activity: str = "receive images") -> list[Any]:
+        """Return all results. An error of one rank may be the consequence of another one's death, so look for that.
+
+        `activity`: what the ranks do, in the spans.
+        """
+        pending, began = list(calls), time.perf_counter()
         try:
             while pending:
                 done, pending = ray.wait(pending, num_returns=1)
                 ray.get(done)
+                if self.spans is not None:
+                    rank = calls.index(done[0])
+                    self.spans.add(f"learner rank {rank}", activity, time.perf_counter() - began)
             return ray.get(list(calls))
         except LOSSES as error:
             raise LearnerLost(describe_loss(error)) from error

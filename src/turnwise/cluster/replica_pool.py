@@ -56,6 +56,7 @@ class ReplicaPool(ActorPool[_Replica]):
     """
 
     kind = "engine replica"
+    work = "episodes"
 
     def __init__(
         self,
@@ -93,6 +94,7 @@ class ReplicaPool(ActorPool[_Replica]):
         replica = await self._choose()
         number, done = next(self._numbers), asyncio.get_running_loop().create_future()
         replica.running[number] = done
+        self._record_load(replica)
         self._send_soon(replica)
         replica.jobs.append(EpisodeJob(number=number, collector=collector, keys=tuple(keys), lease=lease))
         if replica.pump is None or replica.pump.done():
@@ -101,6 +103,7 @@ class ReplicaPool(ActorPool[_Replica]):
             trajectories: Sequence[Trajectory] = decode_result(await done)
         except asyncio.CancelledError:
             if replica.running.pop(number, None) is not None:
+                self._record_load(replica)
                 self._send_soon(replica)
                 replica.cancelled.append(number)
             raise
@@ -133,10 +136,12 @@ class ReplicaPool(ActorPool[_Replica]):
                     replica.losses = 0
                     if (done := replica.running.pop(number, None)) is not None and not done.done():
                         done.set_result(result)
+                self._record_load(replica)
         except (ActorLost, ObjectLost) as loss:
             self._lose(replica, actor, loss)
         except Exception as error:
             self._fail(replica, error)
+            self._record_load(replica)
 
     async def _receive_images(self, actor: Any, keys: set[str]) -> None:
         """Wait until all these images of a replica are in the store; unblocked by its answer, and by other replicas'.

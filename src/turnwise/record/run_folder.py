@@ -10,6 +10,7 @@
         tokens.jsonl                text of each token id that occurs in the trajectories
     images/HASH.png                 images in the trajectories' contexts, by content hash
     alarms.jsonl                    step and text of each alarm
+    spans.jsonl                     who did what when in each step: asynchronous and cluster runs
     judges.jsonl                    calls and tokens of judges, if there are any
     calls.sqlite                    model calls of the agents that are trained through the gateway
     checkpoints/                    written by `training`
@@ -29,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from turnwise.concurrency.spans import Span
 from turnwise.core.errors import UserError
 from turnwise.core.trajectory import TokenName
 from turnwise.files.disk import (
@@ -60,6 +62,7 @@ from turnwise.record.trajectories import TokenNamesFile
 
 METRICS_FILE = "metrics.jsonl"
 ALARMS_FILE = "alarms.jsonl"
+SPANS_FILE = "spans.jsonl"
 CALLS_FILE = "calls.sqlite"
 REPLAY_FOLDER = "replay"
 
@@ -71,6 +74,7 @@ class RunFolder:
         self.path = path
         self.metrics_path = path / METRICS_FILE
         self.alarms_path = path / ALARMS_FILE
+        self.spans_path = path / SPANS_FILE
         self.summary_path = path / "summary.json"
         self.checkpoints = path / "checkpoints"
         self.past = path / "past"
@@ -121,7 +125,7 @@ class RunFolder:
             remove_leftovers(folder)
         self.checkpoints.mkdir(exist_ok=True)
         self.trajectories.mkdir(exist_ok=True)
-        for file in (self.metrics_path, self.alarms_path, self.index_path):
+        for file in (self.metrics_path, self.alarms_path, self.spans_path, self.index_path):
             drop_partial_line(file)
         return self
 
@@ -142,8 +146,8 @@ class RunFolder:
         It stays if it has a checkpoint, a step or a foreign file, and if a write failed: its error says how to resume
         the run.
         """
-        own_files = {"config.toml", METRICS_FILE, ALARMS_FILE, "report.html", JUDGES_FILE, PROVENANCE, LOCK_NAME}
-        own_files |= {f"{CALLS_FILE}{ending}" for ending in ("", "-wal", "-shm")}
+        own_files = {"config.toml", METRICS_FILE, ALARMS_FILE, SPANS_FILE, "report.html", JUDGES_FILE}
+        own_files |= {PROVENANCE, LOCK_NAME} | {f"{CALLS_FILE}{ending}" for ending in ("", "-wal", "-shm")}
         own_folders = {IMAGES_FOLDER, "base", "checkpoints", "trajectories", "trackers", "past", REPLAY_FOLDER, SOURCES}
         own_names = own_files | own_folders
         has_foreign = any(file.name not in own_names and not is_leftover(file) for file in self.path.glob("*"))
@@ -203,6 +207,12 @@ class RunFolder:
         with self._writing(self.alarms_path):
             append_bytes(self.alarms_path, encode_row({"step": step, "text": text}) + b"\n")
 
+    def append_spans(self, step: int, spans: Sequence[Span]) -> None:
+        """Append what each lane did up to the end of a step: lane, activity, start and end in seconds since 1970."""
+        rows = [[span.lane, span.activity, round(span.start, 3), round(span.end, 3)] for span in spans]
+        with self._writing(self.spans_path):
+            append_bytes(self.spans_path, encode_row({"step": step, "spans": rows}) + b"\n")
+
     def read_alarms(self) -> list[dict[str, Any]]:
         return _read_step_rows(self.alarms_path)
 
@@ -255,6 +265,7 @@ class RunFolder:
         with self._writing(self.path):
             _keep_rows(self.metrics_path, lambda row: row["step"] < step)
             _keep_rows(self.alarms_path, lambda row: row["step"] < step)
+            _keep_rows(self.spans_path, lambda row: row["step"] < step)
             evaluated = {(record.name, record.step) for record in select(self.read_records(), EvaluationRecord)}
             _keep_rows(
                 self.index_path,

@@ -8,6 +8,7 @@ from typing import Any
 from turnwise.algos.alarms import AlarmSettings
 from turnwise.algos.estimators import EstimatorSettings, OnPolicySettings, UtteranceEstimator
 from turnwise.algos.user_code import naming
+from turnwise.concurrency.spans import SpanLog
 from turnwise.config.recording import EvalConfig
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
@@ -41,7 +42,7 @@ from turnwise.training.offline import Stored
 from turnwise.training.played import Played, TaskResults, filter_groups
 from turnwise.training.selfplay import Opponents
 from turnwise.training.step import Estimator, Part, RunParts, Source
-from turnwise.training.step_record import EngineTimes, ProgressDisplay, RunFiles, TrajectoryFiles
+from turnwise.training.step_record import EngineTimes, ProgressDisplay, RunFiles, TrajectoryFiles, WorkerSpans
 from turnwise.training.validation import Evaluator, Validation
 
 
@@ -64,6 +65,8 @@ class LoopInputs:
     folder: RunFolder
     progress: Progress
     services: RewardServices
+    spans: SpanLog | None = None
+    """Gets who does what, for runs whose parts work side by side."""
 
     async def validate(self, step: int) -> float:
         """Evaluate on the validation split, and return the success."""
@@ -110,6 +113,7 @@ def build_loop(given: LoopInputs) -> Loop:
         update_settings=update_settings(config.algo, config.critic, config.train, config.seed, given.plan.micro_tokens),
         limits=LoopLimits(steps=config.train.steps, seconds=given.progress.limit_s),
         runner=LearnerThread() if config.rollout.max_staleness else ThisThread(),
+        spans=given.spans,
     )
 
 
@@ -195,7 +199,13 @@ def _build_source(given: LoopInputs, collector: GroupCollector, results: TaskRes
     staleness = config.rollout.max_staleness
     if not staleness:
         return played
-    return PlayedAhead(played, max_staleness=staleness, steps=config.train.steps, in_flight=config.rollout.in_flight)
+    return PlayedAhead(
+        played,
+        max_staleness=staleness,
+        steps=config.train.steps,
+        in_flight=config.rollout.in_flight,
+        spans=given.spans,
+    )
 
 
 def _recording_parts(given: LoopInputs) -> list[Part]:
@@ -211,6 +221,7 @@ def _recording_parts(given: LoopInputs) -> list[Part]:
             folder, every=record.trajectories, decode=renderer.decode, name_token=renderer.name_token, pictures=pictures
         ),
         RunFiles(folder),
+        *([] if given.spans is None else [WorkerSpans(folder, given.spans)]),
         ProgressDisplay(given.progress, folder),
     ]
 

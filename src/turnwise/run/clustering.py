@@ -16,6 +16,7 @@ from turnwise.cluster.learners import BuildRank, RemoteLearner
 from turnwise.cluster.replica_pool import ReplicaCollector, ReplicaPool
 from turnwise.cluster.session import ClusterSession, open_session
 from turnwise.cluster.weights import StoredWeights, put_weights
+from turnwise.concurrency.spans import SpanLog
 from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost, Outage
 from turnwise.core.learner import Learner
@@ -57,7 +58,14 @@ class Actors:
     stack: PolicyStack
     learner: Learner
     note: Callable[[str], None]
+    workers: EnvWorkerPool | None = None
     losses: int = 0
+
+    def record_spans(self, spans: SpanLog | None) -> None:
+        """Let the actors' work be recorded here from now on."""
+        for part in (self.stack.engine, self.learner, self.workers):
+            if isinstance(part, ReplicaPool | RemoteLearner | EnvWorkerPool):
+                part.spans = spans
 
     def restart_learner(self, loss: LearnerLost) -> None:
         """Start the ranks again, with the initial weights."""
@@ -100,7 +108,7 @@ def build_actors(
                 share_value_head(config.rollout, stack.engine, learner)
             if workers is not None:
                 stack = _use_workers(stack, workers)
-        yield Actors(stack=stack, learner=learner, note=note)
+        yield Actors(stack=stack, learner=learner, note=note, workers=workers)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from turnwise.algos.estimators import OnPolicySettings
+from turnwise.concurrency.spans import SpanLog
 from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost
 from turnwise.core.learner import Learner
@@ -132,7 +133,8 @@ class ReinforcementRun(TrainingRun):
         plan = memory_plan(config, loaded.model)
         if plan.items:
             progress.note(f"memory: {plan.describe()}")
-        self.stack, learner = self._build_parts(loaded, plan, progress.note)
+        spans = SpanLog() if config.cluster.is_used or config.rollout.max_staleness else None
+        self.stack, learner = self._build_parts(loaded, plan, progress.note, spans)
         self.evaluator = self.build_evaluator(self.stack, progress)
         replay = self._fill_replay(loaded, self.stack, learner, plan, progress) if config.data.sources else None
         checkpoints = open_checkpoints(config.checkpoint, loaded, self.folder)
@@ -152,6 +154,7 @@ class ReinforcementRun(TrainingRun):
                 folder=self.folder,
                 progress=progress,
                 services=self.services,
+                spans=spans,
             )
         )
         self._restore = partial(restore_or_init, config.model, checkpoints, learner, self.folder, note=progress.note)
@@ -176,7 +179,7 @@ class ReinforcementRun(TrainingRun):
         return replay
 
     def _build_parts(
-        self, loaded: LoadedModel, plan: MemoryPlan, note: Callable[[str], None]
+        self, loaded: LoadedModel, plan: MemoryPlan, note: Callable[[str], None], spans: SpanLog | None
     ) -> tuple[PolicyStack, Learner]:
         """Build engine and learner in this process, or some of the parts on a cluster."""
         config = self.config
@@ -190,6 +193,7 @@ class ReinforcementRun(TrainingRun):
         self._actors = self.resources.enter_context(
             build_actors(self.actor_config, self.environments, loaded, plan, self.folder.path, note)
         )
+        self._actors.record_spans(spans)
         return self._actors.stack, self._actors.learner
 
     def open_gateway(self) -> AbstractAsyncContextManager[object]:

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import torch
 
+from turnwise.concurrency.spans import SpanLog
 from turnwise.record.metrics import staleness_metrics
 from turnwise.rollout.tasks import SuccessCounts
 from turnwise.training.played import Played, RolloutRound
@@ -40,9 +41,11 @@ class PlayedAhead(Part):
 
     name = "started_steps"
 
-    def __init__(self, played: Played, *, max_staleness: int, steps: int, in_flight: int) -> None:
-        """`steps`: training steps of the run."""
-        self._played = played
+    def __init__(
+        self, played: Played, *, max_staleness: int, steps: int, in_flight: int, spans: SpanLog | None = None
+    ) -> None:
+        """`steps`: training steps of the run. `spans`: gets the times of the steps' rollouts."""
+        self._played, self._spans = played, spans
         self._max_staleness, self._steps = max_staleness, steps
         self._running: dict[int, _RunningStep] = {}
         """By step."""
@@ -98,6 +101,10 @@ class PlayedAhead(Part):
         rollout = self._played.roll_out(step, 0, Counter(), counts, show, self._gate)
         running = _RunningStep(asyncio.create_task(rollout), counts)
         self._running[step] = running
+        if (spans := self._spans) is not None:
+            lane = f"rollouts {step % (self._max_staleness + 1) + 1}"
+            spans.switch(lane, f"step {step + 1}")
+            running.task.add_done_callback(lambda _: spans.switch(lane, None))
 
     def record(self, trained: TrainedStep) -> Metrics:
         return staleness_metrics(trained.rollout.kept, version=trained.number - 1)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from turnwise.concurrency.spans import SpanLog
 from turnwise.core.errors import DivergedError, UserError
 from turnwise.core.learner import Learner, StepSettings
 from turnwise.core.protocols import EngineControl
@@ -25,6 +26,9 @@ from turnwise.training.step_record import StepTimer
 from turnwise.training.update import UpdateSettings, update
 
 _T = TypeVar("_T")
+
+LANE, WAITING = "training loop", "wait for rollouts"
+"""Lane of the steps' phases among the spans, and the phase in which the loop waits."""
 
 
 class LearnerRunner(Protocol):
@@ -134,10 +138,12 @@ class Loop(StepLoop):
         update_settings: UpdateSettings,
         limits: LoopLimits,
         runner: LearnerRunner,
+        spans: SpanLog | None = None,
     ) -> None:
+        """`spans`: gets the phases of the steps."""
         super().__init__(learner=learner, parts=parts, limits=limits)
         self.source, self.estimator, self.engine = source, estimator, engine
-        self.update_settings, self.runner = update_settings, runner
+        self.update_settings, self.runner, self.spans = update_settings, runner, spans
         self._published: int | None = None
         """Version of the weights that the engine generates with."""
         self._publish_s = 0.0
@@ -159,9 +165,20 @@ class Loop(StepLoop):
 
     def start_timer(self) -> StepTimer:
         """Return the timer of a step that begins now."""
-        timer = StepTimer()
+        timer = StepTimer(on_lap=self._add_span)
         timer.add("publish", self._publish_s)
         return timer
+
+    def _add_span(self, phase: str, seconds: float) -> None:
+        if self.spans is not None:
+            self.spans.add(LANE, WAITING if phase == "rollout" else phase, seconds)
+
+    async def finish_step(self) -> None:
+        await self.publish(self.step)
+        began = time.perf_counter()
+        for part in self.parts:
+            await part.finish(self.step)
+        self._add_span("evaluate and save", time.perf_counter() - began)
 
     async def train_on(self, rollout: Rollout, timer: StepTimer) -> None:
         """Train on the episodes of a step and record it. Once the learner begins, the step always completes."""
@@ -235,6 +252,7 @@ class Loop(StepLoop):
             began = time.perf_counter()
             await self.engine.publish(version, self.learner.weights())
             self._published, self._publish_s = version, time.perf_counter() - began
+            self._add_span("publish", self._publish_s)
 
     def forget_published(self) -> None:
         """Publish the weights again next time: the engine may have lost them with the learner."""

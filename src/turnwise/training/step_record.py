@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from turnwise.concurrency.spans import SpanLog
 from turnwise.core.protocols import EngineControl, EngineStats
 from turnwise.core.samples import Sample
 from turnwise.core.trajectory import Group, TokenName
@@ -23,15 +24,20 @@ LENGTH_STOP_WARNING = 0.2
 class StepTimer:
     """Seconds of each phase of a step."""
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
+    def __init__(
+        self, now: Callable[[], float] = time.perf_counter, on_lap: Callable[[str, float], None] | None = None
+    ) -> None:
+        """`on_lap`: called with each phase that has ended, and its seconds."""
+        self._now, self._on_lap = now, on_lap
         self._began = self._last = now()
         self._laps: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
         now = self._now()
-        self._laps[name] = now - self._last
+        self._laps[name] = seconds = now - self._last
         self._last = now
+        if self._on_lap is not None:
+            self._on_lap(name, seconds)
 
     def add(self, name: str, seconds: float) -> None:
         """Count a phase that was over before this timer was created."""
@@ -79,6 +85,16 @@ class RunFiles(Part):
 
     def diverged(self, number: int, error: Exception) -> None:
         self._folder.append_alarm(number, str(error))
+
+
+class WorkerSpans(Part):
+    """Writes who did what in each step to `spans.jsonl`."""
+
+    def __init__(self, folder: RunFolder, spans: SpanLog) -> None:
+        self._folder, self._spans = folder, spans
+
+    def after(self, record: StepRecord) -> None:
+        self._folder.append_spans(record.step, self._spans.take())
 
 
 class ProgressDisplay(Part):

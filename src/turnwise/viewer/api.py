@@ -26,6 +26,7 @@ from turnwise.viewer.run_page import describe_run
 from turnwise.viewer.runs import RunList, read_summary
 from turnwise.viewer.search import list_trajectories
 from turnwise.viewer.settings import settings_and_defaults
+from turnwise.viewer.spans import MAX_SPAN_STEPS
 from turnwise.viewer.state_html import respond_with_html
 from turnwise.viewer.store import RunStore
 from turnwise.viewer.table import TrajectoryFilter, match_tasks
@@ -34,6 +35,7 @@ from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder
 STATIC = Path(__file__).parent / "static"
 MAX_PAGE = 1000
 
+SpanSteps = Annotated[int, Query(ge=1, le=MAX_SPAN_STEPS)]
 Count = Annotated[int, Query(ge=0, le=2**53)]
 PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 TaskCount = Annotated[int, Query(ge=1, le=10_000)]
@@ -129,6 +131,11 @@ def add_run_routes(app: FastAPI, root: ViewedFolder, store: RunStore) -> None:
         names = None if keys is None else keys.split(",")
         columns = store.open(run).metrics(after, names, generation)
         return json_response(request, encode_json(columns, nonfinite="null"))
+
+    @app.get("/api/spans")
+    def spans(request: Request, run: Text, last: Count | None = None, count: SpanSteps = 4) -> Response:
+        """Return who did what in some steps of an asynchronous or cluster run."""
+        return json_response(request, encode_json(store.open(run).spans(last, count)))
 
     @app.get("/api/explain")
     def explanation(request: Request, run: Text) -> Response:

@@ -11,6 +11,7 @@ from turnwise.record.images import IMAGES_FOLDER, image_file_name
 from turnwise.viewer.index import EvaluationIndex, RunIndex, TokenTexts
 from turnwise.viewer.metrics import MetricColumns
 from turnwise.viewer.settings import is_evaluation, model_names
+from turnwise.viewer.spans import SpanReader
 from turnwise.viewer.table import TrajectoryTable
 from turnwise.viewer.trajectories import LineReader, decode_line, encode_trajectory, find_image_hashes, token_ids
 from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder
@@ -29,6 +30,7 @@ class RunReader:
         self.folder, self.models, self._root, self._lock = folder, models, root, Lock()
         self._metrics = MetricColumns(root, folder)
         self._index = RunIndex(root, folder) if models is None else EvaluationIndex(root, folder, models)
+        self._spans = SpanReader(root, folder)
         self._tokens = {model: TokenTexts(root, folder, model) for model in models or (None,)}
 
     def table(self) -> TrajectoryTable:
@@ -44,6 +46,11 @@ class RunReader:
         with self._lock:
             self._metrics.refresh()
             return self._metrics.names()
+
+    def spans(self, last: int | None, count: int) -> dict[str, Any]:
+        """Return who did what in `count` steps up to the step `last`; None: up to the last one."""
+        with self._lock:
+            return self._spans.read(last, count)
 
     @contextmanager
     def line_reader(self) -> Iterator[Callable[[dict[str, Any]], bytes]]:

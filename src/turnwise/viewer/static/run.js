@@ -11,6 +11,7 @@ import { poll } from "./poll.js";
 import { address } from "./router.js";
 import { alarmList, beforeAndAfter, checkpointTable, explanation, parentChanges, settingTable, table } from "./run_parts.js";
 import { COLUMNS, successCell } from "./runs.js";
+import { Swimlanes } from "./swimlanes.js";
 
 const NUM_PANELS = 6;
 /** Shown beside them for an asynchronous run. */
@@ -26,6 +27,7 @@ class RunPage {
     this.facts = h("section", { class: "card" });
     this.words = h("section", { class: "card run-words", hidden: true });
     this.charts = h("section", { class: "run-charts" });
+    this.lanes = new Swimlanes(id, signal);
     this.alarms = h("section", { class: "card", hidden: true });
     this.parent = h("section", { class: "card differences", hidden: true });
     this.checkpoints = h("section", { class: "card", hidden: true });
@@ -41,6 +43,7 @@ class RunPage {
       this.facts,
       this.words,
       !isEvaluation && this.charts,
+      this.lanes.element,
       this.alarms,
       this.parent,
       this.checkpoints,
@@ -50,7 +53,12 @@ class RunPage {
     this.fill();
     await Promise.all([isEvaluation || this.tryIn(this.charts, () => this.startCharts()), this.fillSettings()]);
     this.explainLater();
-    window.addEventListener("turnwise-theme", () => this.redraw(), { signal: this.signal });
+    if (!isEvaluation) this.lanes.update();
+    const redraw = () => {
+      this.redraw();
+      this.lanes.redraw();
+    };
+    window.addEventListener("turnwise-theme", redraw, { signal: this.signal });
     poll(() => this.update(), this.signal, this.run.status === "running");
   }
 
@@ -105,6 +113,7 @@ class RunPage {
     if (before === "running" && this.run.status !== "running") this.explainLater();
     if (this.data && (before === "running" || this.run.status === "running")) {
       await this.data.update(new Set([this.id]));
+      if (this.lanes.last === null) await this.lanes.update();
       this.redraw();
     }
     return this.run.status === "running";
