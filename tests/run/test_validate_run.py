@@ -19,6 +19,7 @@ from runs_for_tests import environments_of, printed, quiet, small
 from turnwise.cli.main import main
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
+from turnwise.models.loading.model_files import GGUF_HEADER
 from turnwise.models.loading.tiny import tiny_config, tiny_vlm_config
 from turnwise.run import train as train_module
 from turnwise.run import training_run, validate
@@ -330,7 +331,7 @@ def model_folder(folder: Path, config: Any) -> str:
 def test_dry_run_refuses_images_for_a_text_only_model(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "model.gguf").write_bytes(GGUF_HEADER.pack(b"GGUF", 3, 1, 1) + bytes(8))
     name = model_folder(tmp_path / "text", tiny_config()) if model == "folder" else model
     command = ["train", "frozen_lake", "--env.params.observation", "image", "--model.name", name, "--dry-run"]
     assert main(command) == 2

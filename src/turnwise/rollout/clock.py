@@ -1,11 +1,12 @@
 """Time limits of an episode: of the agent's sampling and of its environment. Needs no model."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Literal, Protocol, TypeVar
 
 from turnwise.concurrency.blocking import EventLoopBlocked, blocking_limit, interruptible
+from turnwise.concurrency.call_watch import watch
 from turnwise.concurrency.loop_clock import LoopClock, current_clock
 from turnwise.core.errors import InfrastructureFailure
 
@@ -38,8 +39,9 @@ class EpisodeClock:
     others: for the engine's batch, for another episode's code that blocks the event loop, or for the opponent's move.
     """
 
-    def __init__(self, session: Samples, timeout_s: float) -> None:
-        self._session, self._timeout_s = session, timeout_s
+    def __init__(self, session: Samples, timeout_s: float, watched: str = "") -> None:
+        """`watched`: name of the environment, whose calls are logged if they do not return; "" logs none."""
+        self._session, self._timeout_s, self._watched = session, timeout_s, watched
         self._own = LoopClock()
         self._outside_s = 0.0
         self._outside_since: float | None = None
@@ -81,7 +83,8 @@ class EpisodeClock:
         """Await something on the environment's clock. `who` names it in errors."""
         before, self._outside_since = self._outside_s, self._own.now()
         try:
-            result = await interruptible(awaitable, self._timeout_s - before, who)
+            with self._watch():
+                result = await interruptible(awaitable, self._timeout_s - before, who)
         except EventLoopBlocked as error:
             raise self._too_long(str(error)) from error
         finally:
@@ -89,6 +92,22 @@ class EpisodeClock:
         if self._outside_s >= self._timeout_s:  # blocked where it could not be interrupted
             raise self._too_long(f"{who} took {self._outside_s - before:.3g} s")
         return result
+
+    @contextmanager
+    def _watch(self) -> Iterator[None]:
+        """Log the call again and again while it does not return."""
+        if not self._watched:
+            yield
+            return
+        timed_out = False
+        watch.begin(self._watched, f"rollout.timeout_s {self._timeout_s:g} ends an episode that takes longer")
+        try:
+            yield
+        except EventLoopBlocked:
+            timed_out = True
+            raise
+        finally:
+            watch.end(self._watched, timed_out=timed_out or self.expired == "environment")
 
     def describe_timeout(self, error: TimeoutError) -> InfrastructureFailure:
         """Return the failure of an environment or hook that did not answer within the limit."""

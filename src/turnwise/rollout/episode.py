@@ -67,7 +67,8 @@ async def run_episode(key: EpisodeKey, env: Env, session: Session, context: Cont
     If the environment takes too long, raise InfrastructureFailure: a tool, judge or hook that hangs must not count as a
     reward of 0 for the agent.
     """
-    builder, clock = EpisodeBuilder(sampler=limits.sampling.sampler), EpisodeClock(session, limits.timeout_s)
+    builder = EpisodeBuilder(sampler=limits.sampling.sampler)
+    clock = EpisodeClock(session, limits.timeout_s, watched=key.task.env)
     try:
         async with clock.limit():
             status = await _play(key.task.env, env, session, context, limits, builder, clock)

@@ -196,7 +196,7 @@ async def play_demonstration(
             env = make(attempt=attempt)
         try:
             played = _play_script(env, make_script(), max_turns)
-            return await (played if timeout_s is None else _limit_time(played, timeout_s))
+            return await (played if timeout_s is None else _limit_time(played, timeout_s, type(env.env).__name__))
         finally:
             await env.close()
 
@@ -213,9 +213,9 @@ class _NoSampling:
     sampling_s: float = 0.0
 
 
-async def _limit_time(episode: Awaitable[Result], timeout_s: float) -> Result:
+async def _limit_time(episode: Awaitable[Result], timeout_s: float, env_name: str) -> Result:
     """Await an episode. Raise UserError if its environment takes longer, also if it blocks the event loop."""
-    clock = EpisodeClock(_NoSampling(), timeout_s)
+    clock = EpisodeClock(_NoSampling(), timeout_s, watched=env_name)
     try:
         with allow_interrupts():
             async with clock.limit():
