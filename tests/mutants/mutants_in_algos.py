@@ -10,6 +10,13 @@ DIAGNOSTICS = ("algos/test_diagnostics.py",)
 
 IN_ALGOS = (
     *mutants(
+        "algos/exploration.py",
+        ("algos/test_exploration.py",),
+        ("the common action is the rare one", "(visits / takes).log()", "(takes / visits).log()"),
+        ("states visited once lower the entropy", "repeated = visits > 1", "repeated = visits > 0"),
+        ("bonuses are not centred", ".centred, entropy", ".values, entropy"),
+    ),
+    *mutants(
         "algos/losses.py",
         LOSSES,
         ("ppo with the wrong sign", "plain = -inputs.advantages * ratio", "plain = inputs.advantages * ratio"),

@@ -9,6 +9,18 @@ GATHER = ("training/test_played.py", "training/test_step_groups.py")
 
 IN_TRAINING = (
     *mutants(
+        "training/exploration.py",
+        ("training/test_exploration_bonus.py",),
+        ("unsolved tasks are those with a success", "counted = ~torch.isin(", "counted = torch.isin("),
+        ("the last action of a turn alone counts", "accumulate=True", "accumulate=False"),
+        ("groups share their states", "surprise(groups[counted],", "surprise(torch.zeros_like(groups[counted]),"),
+    ),
+    *mutants(
+        "training/estimate.py",
+        ("training/test_exploration_bonus.py",),
+        ("common actions get the bonus", "+ coefficients.exploration.value", "- coefficients.exploration.value"),
+    ),
+    *mutants(
         "training/learner.py",
         ("training/test_constrained_turns.py",),
         ("training ignores constraints", "if batch.allowed is not None:", "if False:"),
@@ -117,7 +129,7 @@ IN_TRAINING = (
             "(settings.loss_tokens, loss_masks)",
             "(settings.loss_tokens, advantage_masks)",
         ),
-        ("hidden tokens have an advantage", "torch.where(chosen, result.advantages, 0.0)", "result.advantages"),
+        ("hidden tokens have an advantage", "torch.where(chosen, advantages, 0.0)", "advantages"),
         ("every end is bootstrapped", "float(last[index]) if each else 0.0", "float(last[index])"),
         (
             "bootstrap after the first segment",
@@ -153,7 +165,7 @@ IN_TRAINING = (
         ("KL in the reward also in the loss", "if self._kl_in_loss else 0.0", "if True else 0.0"),
         (
             "adaptive coefficients stay as they were",
-            "self.value.after(kl, entropy, len(estimate.trajectories), estimate.critic_fit)",
+            "self.value.after(kl, entropy, len(estimate.trajectories), estimate.critic_fit, actions)",
             "self.value",
         ),
         ("adaptive coefficients are never restored", "self.value = self.value.restore(state)", "pass"),

@@ -253,6 +253,7 @@ UNREAD: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
     ("algo.advantage.by_std", False, {"algo.advantage": "pass_at_k", **ARCHER}, {"algo.advantage": "pass_at_k"}),
     ("algo.filter", "quarter", ARCHER, {}),
     ("algo.filter.by", "reward", {"algo.filter": "quarter", **ARCHER}, {"algo.filter": "quarter"}),
+    ("algo.exploration", "action_entropy", ARCHER, {}),
     ("algo.loss_tokens", "answer", ARCHER, {}),
     ("algo.advantage_tokens", "answer", ARCHER, {}),
     ("algo.entropy_tokens", "answer", ARCHER, {}),

@@ -118,6 +118,12 @@ def draw_settings(rng: random.Random, rewards: Path) -> Settings:
             "algo.kl_target": pick([None, 0.01]),
         }
     if maybe() < 0.2:
+        given |= {
+            "algo.exploration": "action_entropy",
+            "algo.exploration.target": pick([None, 0.1, 5.0]),
+            "algo.exploration.tasks": pick(["all", "unsolved"]),
+        }
+    if maybe() < 0.2:
         given |= {"algo.entropy_coef": 0.01, "algo.entropy_target": pick([0.1, 5.0])}
     if maybe() < 0.3:
         given |= {

@@ -49,23 +49,25 @@ class _LogprobsAndEntropy(torch.autograd.Function):
 ENTROPY_RATE = 0.1
 """Largest change of the logarithm of the coefficient in one step."""
 MAX_ENTROPY_COEF = 0.1
-"""Bound of the coefficient: a policy that is already deterministic would drive it up without end."""
+"""Bound of the coefficient of tokens: a policy that is already deterministic would drive it up without end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntropyCoefficient:
-    """Adaptive coefficient of the entropy bonus, as SAC's temperature (Haarnoja et al. 2018). Its state is `value`."""
+    """Adaptive coefficient of an entropy bonus, as SAC's temperature (Haarnoja et al. 2018). Its state is `value`."""
 
     value: float
     least: float
     """Value that it falls back to while the entropy is at least the target."""
     target: float | None = None
-    """Target entropy per token; None keeps the coefficient constant."""
+    """Target entropy; None keeps the coefficient constant."""
+    most: float = MAX_ENTROPY_COEF
+    """Largest value, unless `least` is larger."""
 
     def update(self, entropy: float) -> "EntropyCoefficient":
-        """value *= exp(0.1 clip(1 - entropy / target, +-1)), from `least` to 0.1, after a step with this entropy."""
+        """value *= exp(0.1 clip(1 - entropy / target, +-1)), from `least` to `most`, after a step with this entropy."""
         if self.target is None:
             return self
         error = min(max(1 - entropy / self.target, -1.0), 1.0)
         value = self.value * math.exp(ENTROPY_RATE * error)
-        return replace(self, value=min(max(value, self.least), max(MAX_ENTROPY_COEF, self.least)))
+        return replace(self, value=min(max(value, self.least), max(self.most, self.least)))

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from turnwise.algos.advantage_types import Advantage
 from turnwise.algos.advantages import ADVANTAGES, Grpo
 from turnwise.algos.estimators import ESTIMATORS, EstimatorSettings, OnPolicySettings
+from turnwise.algos.exploration import EXPLORATIONS, Exploration, NoExploration
 from turnwise.algos.filters import FILTERS, Filter, GroupFilter, NoFilter
 from turnwise.algos.loss_types import Loss
 from turnwise.algos.losses import AGGREGATIONS, LOSSES, Aggregation, Ppo, TokenMean
@@ -64,6 +65,8 @@ class AlgoConfig(Section):
     """Normalisation of trajectory returns before the advantages."""
     filter: Annotated[GroupFilter, OneOf(setting="algo.filter", table=FILTERS, base=Filter)] = NoFilter()
     """Filter that selects the groups to train on."""
+    exploration: Annotated[Exploration, OneOf(setting="algo.exploration", table=EXPLORATIONS)] = NoExploration()
+    """Bonus for varied actions in the same state, whatever their spelling."""
     placement: Literal["turn", "trajectory"] | None = None
     """Token that gets a turn's reward: the last of the turn or of the trajectory; none lets the estimator decide."""
     loss_tokens: str = "sampled"
@@ -190,6 +193,6 @@ class AlgoConfig(Section):
                 ("entropy_tokens", "entropy_target"), ("algo.entropy_coef 0", "raise algo.entropy_coef")
             )
         if not self.estimator.uses_advantage:
-            replaced = ("advantage", "filter", "loss_tokens", "advantage_tokens", "entropy_tokens", "placement")
+            replaced = ("advantage", "filter", "exploration", *TOKEN_RULES, "placement")
             idle |= dict.fromkeys(replaced, (f"algo.estimator {self.estimator.kind}", "choose on_policy"))
         return idle

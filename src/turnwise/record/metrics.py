@@ -2,10 +2,11 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from turnwise.algos.diagnostics import measure_repetition
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
+from turnwise.data.decisions import turn_actions
 
 REPORTED = tuple(status for status in Status if not (status.ongoing or status.succeeded))
 
@@ -89,10 +90,6 @@ def _repetition(groups: Sequence[Group]) -> dict[str, float]:
     return {"rollout/repetition": similarity.overlap, "rollout/copies": similarity.copies}
 
 
-START = "start"
-"""State of the first turn where the environment names none: members of a group start alike."""
-
-
 def _action_entropy(groups: Sequence[Group]) -> dict[str, float]:
     """Return how varied the actions are that members of a group take in the same state, whatever their spelling.
 
@@ -102,7 +99,7 @@ def _action_entropy(groups: Sequence[Group]) -> dict[str, float]:
     for group in groups:
         taken: dict[str, Counter[tuple[str, ...]]] = {}
         for trajectory in group.trajectories:
-            for state, actions in _decisions(trajectory):
+            for _, state, actions in turn_actions(trajectory):
                 taken.setdefault(state, Counter())[actions] += 1
         for counts in taken.values():
             visits = counts.total()
@@ -110,14 +107,6 @@ def _action_entropy(groups: Sequence[Group]) -> dict[str, float]:
                 total += sum(count * math.log(visits / count) for count in counts.values())
                 decisions += visits
     return {"rollout/action_entropy": total / decisions} if decisions else {}
-
-
-def _decisions(trajectory: Trajectory) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield state and actions of the turns that have both."""
-    for number, turn in enumerate(turn for turn in trajectory.turns if not turn.is_summary):
-        state, actions = turn.info.get("state", START if number == 0 else None), turn.info.get("actions")
-        if state is not None and isinstance(actions, list | tuple):
-            yield str(state), tuple(str(action).casefold() for action in actions)
 
 
 def _sampled(trajectory: Trajectory) -> list[int]:

@@ -8,6 +8,7 @@ from torch.nn import Parameter
 
 from turnwise.algos.critics import CriticSettings, HeadCriticSettings, TokenCriticSettings
 from turnwise.algos.entropy import EntropyCoefficient
+from turnwise.algos.exploration import ActionEntropy, Exploration
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient
 from turnwise.algos.settings import AlgoConfig
 from turnwise.algos.turn_discount import AdaptiveDiscount
@@ -226,6 +227,15 @@ def build_coefficients(algo: AlgoConfig) -> AdaptiveCoefficients:
         kl=KlCoefficient(value=algo.kl_coef, target=algo.kl_target),
         entropy=EntropyCoefficient(value=algo.entropy_coef, least=algo.entropy_coef, target=algo.entropy_target),
         discount=AdaptiveDiscount() if getattr(algo.advantage, "gamma_turn", None) == "adaptive" else None,
+        exploration=_exploration_coefficient(algo.exploration),
+    )
+
+
+def _exploration_coefficient(exploration: Exploration) -> EntropyCoefficient | None:
+    if not isinstance(exploration, ActionEntropy):
+        return None
+    return EntropyCoefficient(
+        value=exploration.coef, least=exploration.coef, target=exploration.target, most=exploration.max_coef
     )
 
 

@@ -16,13 +16,22 @@ class AdaptiveCoefficients:
     entropy: EntropyCoefficient
     discount: AdaptiveDiscount | None
     """None if the turn discount is constant."""
+    exploration: EntropyCoefficient | None = None
+    """None without a bonus for varied actions."""
 
     def after(
-        self, kl: float | None, entropy: float | None, trajectories: int, critic_fit: dict[int, CriticFit] | None
+        self,
+        kl: float | None,
+        entropy: float | None,
+        trajectories: int,
+        critic_fit: dict[int, CriticFit] | None,
+        action_entropy: float | None = None,
     ) -> "AdaptiveCoefficients":
         """Return the coefficients of the next step, given this step's measurements, or None where there are none."""
         moved = self if kl is None else replace(self, kl=self.kl.update(kl, trajectories))
         moved = moved if entropy is None else replace(moved, entropy=self.entropy.update(entropy))
+        if moved.exploration is not None and action_entropy is not None:
+            moved = replace(moved, exploration=moved.exploration.update(action_entropy))
         if moved.discount is None or critic_fit is None:
             return moved
         return replace(moved, discount=moved.discount.update(critic_fit))
@@ -31,12 +40,18 @@ class AdaptiveCoefficients:
         """Return the complete state, for checkpoints and metrics."""
         discount = {} if self.discount is None else {"gamma_turn": self.discount.gamma}
         entropy = {} if self.entropy.target is None else {"entropy_coef": self.entropy.value}
-        return {"kl_coef": self.kl.value} | entropy | discount
+        adapts = self.exploration is not None and self.exploration.target is not None
+        exploration = {"exploration_coef": self.exploration.value} if self.exploration and adapts else {}
+        return {"kl_coef": self.kl.value} | entropy | exploration | discount
 
     def restore(self, numbers: dict[str, float]) -> "AdaptiveCoefficients":
         discount = self.discount and replace(self.discount, gamma=numbers["gamma_turn"])
         entropy = replace(self.entropy, value=numbers["entropy_coef"]) if self.entropy.target else self.entropy
-        return replace(self, kl=replace(self.kl, value=numbers["kl_coef"]), entropy=entropy, discount=discount)
+        exploration = self.exploration
+        if exploration is not None and exploration.target is not None:
+            exploration = replace(exploration, value=numbers["exploration_coef"])
+        kl = replace(self.kl, value=numbers["kl_coef"])
+        return replace(self, kl=kl, entropy=entropy, discount=discount, exploration=exploration)
 
 
 class Coefficients(Part):
@@ -62,5 +77,6 @@ class Coefficients(Part):
         if (estimate := trained.estimate) is not None:
             kl = estimate.metrics.get("kl", trained.metrics.get("kl"))
             entropy = trained.metrics.get("entropy" if estimate.entropy_masks is None else BONUS_ENTROPY)
-            self.value = self.value.after(kl, entropy, len(estimate.trajectories), estimate.critic_fit)
+            actions = estimate.metrics.get("action_entropy")
+            self.value = self.value.after(kl, entropy, len(estimate.trajectories), estimate.critic_fit, actions)
         return {f"train/{name}": value for name, value in self.value.numbers().items()}

@@ -6,7 +6,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from turnwise.algos.advantage_types import Advantage, AdvantageInputs, compute_advantages, restrict_to_tokens
+from turnwise.algos.advantage_types import (
+    Advantage,
+    AdvantageInputs,
+    compute_advantages,
+    restrict_to_tokens,
+)
 from turnwise.algos.diagnostics import explained_variance
 from turnwise.algos.gae import discounted_returns
 from turnwise.algos.kl import KlEstimator, subtract_kl
@@ -38,6 +43,7 @@ from turnwise.data.samples import (
 from turnwise.record.steps import IdleReason
 from turnwise.rewards.scoring import ENV, FORMAT
 from turnwise.training.coefficients import AdaptiveCoefficients, Coefficients
+from turnwise.training.exploration import exploration_bonus
 from turnwise.training.objective import SamplerMismatch
 from turnwise.training.step import Baselines, Estimate, Rollout
 
@@ -142,7 +148,12 @@ def estimate(
     if settings.advantage.along_tokens and settings.advantage_tokens is not sampled:
         inputs = restrict_to_tokens(inputs, chosen)
     result = compute_advantages(_with_discount(settings.advantage, coefficients), inputs)
-    advantages = torch.where(chosen, result.advantages, 0.0)
+    advantages = result.advantages
+    if coefficients.exploration is not None:
+        bonus, entropy = exploration_bonus(trajectories, group_ids, table, settings.algo.exploration)
+        advantages = advantages + coefficients.exploration.value * bonus
+        metrics |= {} if entropy is None else {"action_entropy": entropy}
+    advantages = torch.where(chosen, advantages, 0.0)
     metrics |= _explained_variance(inputs, result.returns)
     loss_masks, entropy_masks = _loss_and_entropy_masks(trajectories, settings, advantage_masks)
     metrics |= _mask_shares(settings, loss_masks, advantage_masks, entropy_masks)
