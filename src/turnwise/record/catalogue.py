@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from turnwise.files.package_data import load_toml
 
-Unit = Literal["", "share", "count", "mean", "tokens", "nats", "s", "1/s", "MB", "Elo", "text"]
+Unit = Literal["", "share", "count", "mean", "tokens", "nats", "s", "1/s", "MB", "Wh", "Elo", "text"]
 """share: from 0 to 1, shown in percent. mean: of a small number, such as turns."""
 Place = Literal["report", "watch", "viewer"]
 

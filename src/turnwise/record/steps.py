@@ -9,6 +9,7 @@ from typing import Any, Self
 STEP_PREFIXES = ("rollout/", "data/", "train/")
 """A row with such a metric is a training step."""
 SUCCESS = "rollout/success"
+ENERGY = "energy/wh"
 IDLE_REASON = "train/idle_reason"
 DROPPED_REASON = "rollout/dropped_reason"
 

@@ -65,6 +65,12 @@ def format_money(amount: float | None) -> str:
     return f"{amount:.2f}" if amount >= 0.1 or not amount else f"{amount:.2g}"
 
 
+def format_energy(watt_hours: float) -> str:
+    """Format as 0.42 Wh, 17.3 Wh or 2.31 kWh."""
+    value, unit = (watt_hours / 1000, "kWh") if watt_hours >= 1000 else (watt_hours, "Wh")
+    return f"{value:.3g} {unit}"
+
+
 def format_interval(ends: Sequence[float | None] | None) -> str:
     """Format as 62.1 to 74.0 %."""
     if ends is None or None in ends:

@@ -30,6 +30,7 @@ from turnwise.report.formatting import (
     format_count,
     format_decimal,
     format_duration,
+    format_energy,
     format_interval,
     format_money,
     format_percent,
@@ -136,6 +137,8 @@ def _headline_numbers(
     numbers.append(("training time", format_duration(sum(map(training_s, records)))))
     if summary is not None and (cost := finite_number(summary.get("cost"))) is not None:
         numbers.append(("cost", format_money(cost)))
+    if summary is not None and (energy := finite_number(summary.get("energy_wh"))) is not None:
+        numbers.append(("energy", format_energy(energy)))
     for name, label in COUNTS.items():
         if count := _total(record.played(name) for record in steps):
             numbers.append((label, format_count(count)))

@@ -15,6 +15,7 @@ from turnwise.report.formatting import (
     format_count,
     format_decimal,
     format_duration,
+    format_energy,
     format_interval,
     format_length,
     format_money,
@@ -58,6 +59,8 @@ def run_table(summary: Mapping[str, Any], run_folder: Path) -> RenderableType:
     table.add_row("steps", format_count(summary["steps"]))
     if summary.get("cost") is not None:
         table.add_row("cost", format_money(summary["cost"]))
+    if summary.get("energy_wh") is not None:
+        table.add_row("energy", format_energy(summary["energy_wh"]))
     for label, key in COUNTS:
         if summary.get(key):
             table.add_row(label, format_count(summary[key]))

@@ -15,7 +15,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.learner import Learner
 from turnwise.core.task import Task
 from turnwise.data.replay import Replay
-from turnwise.models.loading.load import LoadedModel
+from turnwise.models.loading.load import LoadedModel, device_of
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.record.rows import VALIDATION
 from turnwise.record.run_folder import RunFolder
@@ -35,6 +35,7 @@ from turnwise.training.asynchronous import LearnerThread, PlayedAhead, ThisThrea
 from turnwise.training.checkpoints import Checkpoints, SaveCheckpoints, restore
 from turnwise.training.coefficients import Coefficients
 from turnwise.training.diagnostics import Alarms, Diagnostics, Rollback
+from turnwise.training.energy import EnergyMeter, find_counter
 from turnwise.training.estimate import OnPolicy
 from turnwise.training.learner import LocalLearner
 from turnwise.training.loop import JudgeBudgets, Loop, LoopLimits, ReleaseCaches
@@ -215,8 +216,10 @@ def _recording_parts(given: LoopInputs) -> list[Part]:
         every=record.pictures_every,
         warn=given.progress.note,
     )
+    counter = None if given.config.cluster.is_used else find_counter(device_of(given.loaded.model))
     return [
         EngineTimes(given.stack.engine),
+        *([] if counter is None else [EnergyMeter(counter)]),
         TrajectoryFiles(
             folder, every=record.trajectories, decode=renderer.decode, name_token=renderer.name_token, pictures=pictures
         ),

@@ -1,11 +1,11 @@
-"""Cost of a run: the price of its GPUs, or of its machine, for the time that its steps and evaluations took."""
+"""Cost of a run: the price of its GPUs, or of its machine, for the time of its steps and evaluations; its energy."""
 
 from collections.abc import Iterable
 
 from turnwise.config.schema import Config
 from turnwise.models.loading.load import resolve_device
 from turnwise.record.rows import EvaluationRecord, Record, SetUpRecord
-from turnwise.record.steps import StepRecord, finite_number
+from turnwise.record.steps import ENERGY, StepRecord, finite_number
 
 HOUR_S = 3600.0
 
@@ -28,6 +28,13 @@ def price_per_s(config: Config) -> float | None:
 def recorded_s(records: Iterable[Record]) -> float:
     """Return the seconds of warm-up, steps and evaluations in these records."""
     return sum(map(_seconds, records))
+
+
+def recorded_wh(records: Iterable[Record]) -> float | None:
+    """Return the energy of the steps in these records; None if a step lacks it."""
+    steps = [record.other.get(ENERGY) for record in records if isinstance(record, StepRecord)]
+    known = [number for number in map(finite_number, steps) if number is not None]
+    return sum(known) if known and len(known) == len(steps) else None
 
 
 def _seconds(record: Record) -> float:

@@ -34,7 +34,7 @@ from turnwise.report.terminal import print_command, sanitize_line
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.services import RewardServices
 from turnwise.run.build import PolicyStack, load_policy
-from turnwise.run.cost import price_per_s, recorded_s
+from turnwise.run.cost import price_per_s, recorded_s, recorded_wh
 from turnwise.run.environment_mix import EnvironmentMix, build_task_source, describe_rows
 from turnwise.run.resources import default_threads
 from turnwise.run.run_name import check_run_name, run_path
@@ -298,6 +298,8 @@ class TrainingRun(ABC):
         summary = self.summarise(records)
         if (price := price_per_s(self.config)) is not None:
             summary["cost"] = price * recorded_s(records)
+        if (energy := recorded_wh(records)) is not None:
+            summary["energy_wh"] = energy
         if state.step < loop.steps:
             summary["finished"] = False
         self.write_figures(records)

@@ -40,6 +40,10 @@ export function bytes(value) {
   return unit ? `${Number((value / unit[0]).toPrecision(3))} ${unit[1]}` : `${value} B`;
 }
 
+export function energy(wattHours) {
+  return wattHours >= 1000 ? `${short(wattHours / 1000)} kWh` : `${short(wattHours)} Wh`;
+}
+
 export function percent(value) {
   return value === null || value === undefined ? "–" : `${(100 * Number(value)).toFixed(1)} %`;
 }

@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { CurvesData } from "./curves_data.js";
 import { breadcrumb, failure, h, note, put, replace } from "./dom.js";
-import { count, percent, short, signed } from "./format.js";
+import { count, energy, percent, short, signed } from "./format.js";
 import { mainMetrics } from "./metric_groups.js";
 import { Panel, panelGrid } from "./panel.js";
 import { collect } from "./plugins.js";
@@ -146,6 +146,7 @@ class RunPage {
       ["Success before training", typeof summary.success_before === "number" && percent(summary.success_before)],
       ["Episodes", typeof summary.episodes === "number" && count(summary.episodes)],
       ["Cost", typeof summary.cost === "number" && short(summary.cost)],
+      ["Energy", typeof summary.energy_wh === "number" && energy(summary.energy_wh)],
       ["Dropped episodes", typeof summary.dropped === "number" && count(summary.dropped)],
     ];
     const items = pairs.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)));
