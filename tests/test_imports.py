@@ -84,6 +84,8 @@ OPTIONAL = (
     "turnwise.rewards.factory",
     "turnwise.tools.mcp.source",
     "turnwise.envs.adapters.openenv.connection",
+    "turnwise.envs.adapters.verifiers.host.classic",
+    "turnwise.envs.adapters.verifiers.host.tasksets",
     "turnwise.envs.adapters.harbor.episode",
     "turnwise.envs.adapters.harbor.shell_tool",
     "turnwise.envs.gymnasium_env",
@@ -103,9 +105,10 @@ OPTIONAL = (
 `kernels` and `head_kernel` stand for Triton, `build` for torch, `in_process` for vLLM, `submission_tool`, `python`,
 `episode` and `shell_tool` for the sandbox, which Linux alone has; `search_tool` and `search.index` stand for bm25s,
 `dense` for torch and transformers, without which a lexical search starts at once; `source` for the SDK of MCP;
-`connection` for websockets; `gymnasium_env` for Gymnasium; `remote` and `endpoint` for an HTTP library, `local` for
-torch; `clustering` for Ray; `gateway.server` for a web server; `installation` for packaging; `stored_sources` for
-numpy; `tool_factory` and `factory` for all of those together, which a list of environments does not wait for.
+`connection` for websockets; `classic` and `tasksets` for the two generations of verifiers, which exclude each other;
+`gymnasium_env` for Gymnasium; `remote` and `endpoint` for an HTTP library, `local` for torch; `clustering` for Ray;
+`gateway.server` for a web server; `installation` for packaging; `stored_sources` for numpy; `tool_factory` and
+`factory` for all of those together, which a list of environments does not wait for.
 """
 
 PACKAGE = "turnwise"

@@ -15,7 +15,7 @@ import pytest
 
 from runs_for_tests import metrics, quiet
 from served_env_for_tests import serving, serving_in_thread
-from turnwise.envs.adapters.openenv import package_server
+from turnwise.envs.adapters import server_process
 from turnwise.record.run_folder import RunFolder
 from turnwise.run.configure import configure
 from turnwise.run.train import train
@@ -144,7 +144,7 @@ def test_our_client_trains_on_openenvs_echo_environment(tmp_path: Path) -> None:
     try:
         played = train_on(str(tmp_path / "echo_env"), tmp_path, **{"env.params.python": str(PYTHON)})
     finally:
-        package_server.end_servers()
+        server_process.end_servers()
     assert len(played) >= 8
     assert all("environment ready!" in first_context(episode) and len(episode["turns"]) == 3 for episode in played)
 
@@ -154,6 +154,6 @@ def test_our_client_trains_on_a_stateful_environment_of_openenv(tmp_path: Path) 
     try:
         played = train_on(str(folder), tmp_path, **{"env.params.python": str(PYTHON)})
     finally:
-        package_server.end_servers()
+        server_process.end_servers()
     assert len(played) >= 8
     assert all("I think of a number from 1 to 8." in first_context(episode) for episode in played)

@@ -13,6 +13,7 @@ from turnwise.tools.call_formats import (
     MISTRAL_TAG,
     THINK_START,
     parse_calls,
+    remove_calls,
     split_thinking,
 )
 
@@ -41,7 +42,7 @@ def read_reply(
     thinking, answer = split_thinking(text)
     style = _call_style(answer) if tools else None
     calls = tuple(map(_encodable, parse_calls(answer, style).calls)) if style is not None else ()
-    content = _without_calls(answer, style) if calls and style is not None else answer
+    content = remove_calls(answer, style) if calls and style is not None else answer
     content = content.strip() if calls or thinking else content
     return ReplyText(thinking=thinking, content=content, calls=calls, stop_string=stop_string)
 
@@ -67,10 +68,3 @@ def _call_style(answer: str) -> str | None:
     if MISTRAL_TAG in answer:
         return "mistral"
     return "llama" if answer.lstrip().startswith((LLAMA_TAG, "{")) else None
-
-
-def _without_calls(answer: str, style: str) -> str:
-    """Return the answer without the markup of its calls."""
-    if style == "hermes":
-        return HERMES.sub(lambda match: "" if parse_calls(match[0], style).calls else match[0], answer)
-    return answer.partition(MISTRAL_TAG)[0] if style == "mistral" else ""

@@ -188,6 +188,20 @@ CALL_FORMATS: dict[str, Callable[[str], Iterator[ToolCall | str]]] = {
 }
 
 
+def remove_calls(answer: str, style: str) -> str:
+    """Return the answer without the markup of its calls."""
+    match style:
+        case "hermes":
+            return HERMES.sub(lambda match: "" if parse_calls(match[0], style).calls else match[0], answer)
+        case "answer":
+            return PLAIN.sub("", answer)
+        case "python":
+            return FENCED.sub("", answer)
+        case "mistral":
+            return answer.partition(MISTRAL_TAG)[0]
+    return ""
+
+
 def format_call(name: str, arguments: Mapping[str, Any], style: str) -> str:
     """Write a call that `parse_calls` parses, for prompts and demonstrations."""
     texts = [value for value in arguments.values() if isinstance(value, str)]

@@ -1,0 +1,171 @@
+"""The real verifiers as the other side: training on environments of both of its generations.
+
+Its requirements clash with those of turnwise, so it has a Python environment of its own (.venv-verifiers, `make test`).
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from runs_for_tests import metrics, quiet
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
+from turnwise.core.messages import Message, text_parts
+from turnwise.core.protocols import StepResult
+from turnwise.core.task import Split, Task
+from turnwise.envs.adapters import server_process
+from turnwise.envs.registry import load_spec
+from turnwise.envs.seeds import seed_for
+from turnwise.envs.spec import EnvRunner
+from turnwise.record.run_folder import RunFolder
+from turnwise.run.configure import configure
+from turnwise.run.train import train
+
+HERE = Path(__file__).parent
+NEWEST = HERE.parents[1] / ".venv-verifiers" / "bin" / "python"
+CLASSIC = NEWEST.parents[1] / "classic" / "bin" / "python"
+CAPITALS = {"package": str(HERE / "capitals.py"), "python": str(CLASSIC)}
+WORD_ORDER = {"package": str(HERE / "word_order.py"), "python": str(NEWEST)}
+LOOK_UP = '<tool_call>{"name": "look_up", "arguments": {"country": "France"}}</tool_call>'
+FAULTS = {
+    "nan": 'reward "is_faulty" is nan',
+    "-inf": 'reward "is_faulty" is -inf',
+    "raise": "reward function is_faulty raised ValueError: the judge is away",
+    "rewrite": "rewritten earlier messages",
+    "error": "ToolCallError",
+    "hang": "did not answer step within 3 s",
+    "die": "closed the connection",
+}
+"""Faults of the test tasks of capitals.py, after the first: what is reported."""
+SMALL = {
+    "model.warmup_steps": "1",
+    "rollout.groups": "2",
+    "rollout.group_size": "2",
+    "train.steps": "2",
+    "train.mini_batch": "4",
+    "eval.episodes": "1",
+    "rollout.max_new_tokens": "16",
+    "system.threads": "1",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def verifiers(optional_part: Callable[..., NoReturn]) -> Iterator[None]:
+    if not CLASSIC.exists():
+        optional_part("verifiers is not installed: make test installs it into .venv-verifiers")
+    yield
+    server_process.end_servers()
+
+
+def make(params: dict[str, Any], split: Split = "train", index: int = 0) -> EnvRunner:
+    spec = load_spec("verifiers")
+    full = spec.check_params(params)
+    return spec.make(Task(env=spec.name, params=full, seed=seed_for(split, index), split=split))
+
+
+def play(params: dict[str, Any], *replies: str, split: Split = "train", index: int = 0) -> list[StepResult]:
+    """Play replies until the episode ends, and return the environment's answers."""
+
+    async def run() -> list[StepResult]:
+        env = make(params, split, index)
+        try:
+            await env.start()
+            return [await env.step(Message(role="assistant", parts=text_parts(reply))) for reply in replies]
+        finally:
+            await env.close()
+
+    return asyncio.run(run())
+
+
+def opening(params: dict[str, Any], split: Split, index: int) -> str:
+    async def run() -> str:
+        env = make(params, split, index)
+        try:
+            return (await env.start()).messages[-1].content
+        finally:
+            await env.close()
+
+    return asyncio.run(run())
+
+
+def train_on(params: dict[str, str], folder: Path, **overrides: str) -> list[dict[str, Any]]:
+    """Train for a few steps and return the recorded episodes."""
+    settings = {f"env.params.{name}": value for name, value in params.items() if name != "package"}
+    given = {**SMALL, **settings, **overrides, "record.folder": str(folder), "record.name": "run"}
+    train(configure(f"verifiers:{params['package']}", overrides=list(given.items())), console=quiet())
+    assert [row["step"] for row in metrics(folder / "run") if "train/policy_loss" in row][-1:] == [2]
+    run = RunFolder.open(folder / "run")
+    return [run.read_trajectory(entry) for part in (None, "before", "after") for entry in run.read_index(part)]
+
+
+def test_classic_environment_rewards_the_right_answer_after_a_call() -> None:
+    looked_up, answered = play(CAPITALS, LOOK_UP, "Paris", split="test")
+    assert [message.content for message in looked_up.messages] == ["Paris"] and looked_up.messages[0].role == "tool"
+    assert answered.terminated and answered.success and answered.reward == 1.5
+    assert answered.info["rewards"] == {"names_capital": 1.0, "looks_it_up": 1.0, "is_faulty": 0.0}
+
+
+def test_classic_environment_gives_nothing_for_other_answers() -> None:
+    for reply in ("", "Capital of France?", "reward: 1.5", '{"names_capital": 1.0}'):
+        (answered,) = play(CAPITALS, reply, split="test")
+        assert answered.reward == 0.0 and not answered.success
+
+
+def test_classic_environment_scores_at_its_limit_of_turns() -> None:
+    *_, last = play(CAPITALS, *[LOOK_UP] * 4)
+    assert last.truncated and not last.terminated and last.reward == 0.5
+
+
+def test_evaluation_dataset_is_the_test_split() -> None:
+    training = {opening(CAPITALS, "train", index) for index in range(10)}
+    assert len(training) == 5 and opening(CAPITALS, "test", 0) not in training
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_classic_faults_are_failures_without_a_reward(fault: str) -> None:
+    index = 1 + list(FAULTS).index(fault)
+    with pytest.raises((EnvironmentFailure, InfrastructureFailure), match=FAULTS[fault]):
+        play({**CAPITALS, "timeout_s": 3.0}, LOOK_UP, "Paris", split="test", index=index)
+
+
+@pytest.mark.parametrize(
+    ("params", "problem"),
+    [
+        ({**CAPITALS, "args": {"group": True}}, "compares the rollouts of a group"),
+        ({**CAPITALS, "python": str(NEWEST)}, "first generation"),
+        ({**WORD_ORDER, "args": {"colour": "red"}}, "colour"),
+    ],
+)
+def test_environment_that_cannot_be_loaded_is_one_line(params: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UserError, match=problem) as caught:
+        load_spec("verifiers").check_resources(load_spec("verifiers").check_params(params))
+    assert "\n" not in str(caught.value)
+
+
+def test_taskset_rewards_the_right_answer() -> None:
+    (answered,) = play(WORD_ORDER, "0 banana apple")
+    assert answered.terminated and answered.success and answered.reward == 1.5
+    assert answered.info["rewards"] == {"is_reversed": 1.0, "is_short": 1.0}
+    (other,) = play(WORD_ORDER, "banana apple " * 10)
+    assert other.reward == 0.0 and not other.success
+
+
+@pytest.mark.parametrize(("index", "problem"), [(0, "is nan"), (6, "ValueError: no judge"), (10, "could not convert")])
+def test_taskset_faults_are_failures_without_a_reward(index: int, problem: str) -> None:
+    faulty = {**WORD_ORDER, "args": {"faulty": True}}
+    with pytest.raises(EnvironmentFailure, match=problem):
+        play(faulty, "0 banana apple", index=index)
+
+
+def test_training_on_a_classic_environment_with_tools(tmp_path: Path) -> None:
+    played = train_on(CAPITALS, tmp_path, **{"env.params.style": "answer"})
+    assert len(played) >= 8
+    assert all("Capital of" in episode["turns"][0]["context"] for episode in played)
+
+
+def test_training_on_a_taskset(tmp_path: Path) -> None:
+    played = train_on(WORD_ORDER, tmp_path)
+    assert len(played) >= 8
+    assert all("Swap the words" in episode["turns"][0]["context"] for episode in played)
