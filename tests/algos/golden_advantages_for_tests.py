@@ -31,12 +31,12 @@ def advantage(name: str, arrays: Arrays, **settings: Any) -> AdvantageResult:
     return chosen.compute(inputs)
 
 
-def run_critic(name: str, arrays: Arrays, **given: Any) -> dict[str, Tensor]:
+def run_critic(name: str, arrays: Arrays, whitened: bool | str = True, **given: Any) -> dict[str, Tensor]:
     raw = advantage(name, arrays, **given, whiten=False)
-    whitened = advantage(name, arrays, **given, whiten=True)
-    assert raw.returns is not None and whitened.returns is not None
-    assert torch.equal(raw.returns, whitened.returns)
-    return {"adv_raw": raw.advantages, "adv_whitened": whitened.advantages, "returns": raw.returns}
+    white = advantage(name, arrays, **given, whiten=whitened)
+    assert raw.returns is not None and white.returns is not None
+    assert torch.equal(raw.returns, white.returns)
+    return {"adv_raw": raw.advantages, "adv_whitened": white.advantages, "returns": raw.returns}
 
 
 def token_gae(record: Record) -> None:
@@ -102,7 +102,7 @@ def noconcat_gae(record: Record) -> None:
     steps, given = arrays_of(record), record["params"]
     joined, trajectory, column = join_steps(steps)
     name = {"first": "step_gae", "last": "turn_gae"}[given["anchor"]]
-    got = run_critic(name, joined, gamma_turn=given["gamma"], lam_turn=given["lam"], whiten_over="token")
+    got = run_critic(name, joined, gamma_turn=given["gamma"], lam_turn=given["lam"], whitened="token")
     keys = {"adv_raw": "row_adv_raw", "adv_whitened": "row_adv_whitened", "returns": "row_return"}
     first = column + steps["mask"].long().argmax(dim=1)
     close_all(record, {keys[key]: matrix[trajectory, first] for key, matrix in got.items()})

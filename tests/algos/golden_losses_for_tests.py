@@ -162,7 +162,7 @@ def policy_loss(name: str, default_mode: str = "token-mean") -> Callable[[Record
         result = compute_loss(loss, loss_inputs(arrays, given["advantages"]))
         if "is_cap" in given:
             result = apply_correction(
-                result, correction_of(arrays, "truncated", level=given["is_level"], high=given["is_cap"])
+                result, correction_of(arrays, "truncated", level=given["is_level"], bounds=(0.0, given["is_cap"]))
             )
         token_loss, metrics = placed(arrays, result.token_loss), result.metrics
         mode, losses = expected.pop("grad_mode", default_mode), expected.pop("loss")
@@ -234,15 +234,16 @@ def decoupled_ppo(record: Record) -> None:
         if given is None:
             return correction_of(arrays, "none")
         low, high = given["lower"] or 0.0, sys.float_info.max if given["upper"] is None else given["upper"]
-        level, pool = given["level"], {"mean": "mean", "sum": "product"}[given["agg"]]
+        level, free = given["level"], (0.0, sys.float_info.max)
+        pooled = f"{level}_mean" if given["agg"] == "mean" and level != "token" else level
         if given["action"] == "clamp":
-            return correction_of(arrays, "truncated", level=level, low=low, high=high, pool=pool)
+            return correction_of(arrays, "truncated", level=pooled, bounds=(low, high))
         statistic = given["metric"].removeprefix("kl_")
         if statistic == "ratio":  # a kept token has the weight of its unit
-            weights = correction_of(arrays, "truncated", level=level, pool=pool, high=sys.float_info.max)
+            weights = correction_of(arrays, "truncated", level=pooled, bounds=free)
         else:
             weights = correction_of(arrays, "decoupled")
-        return rejecting(arrays, weights, level=level, statistic=statistic, pool=given["agg"], low=low, high=high)
+        return rejecting(arrays, weights, level=level, statistic=statistic, pool=given["agg"], bounds=(low, high))
 
     arrays, found = arrays_of(record), corrected_ppo(record, correction)
     got = {
@@ -256,7 +257,7 @@ def decoupled_ppo(record: Record) -> None:
 
 def is_corrected_ppo(record: Record) -> None:
     given, arrays = record["params"], arrays_of(record)
-    bounds = {"low": given["min"] or 0.0, "high": given["max"]}
+    bounds = {"bounds": (given["min"] or 0.0, given["max"])}
     settings: dict[str, tuple[str, dict[str, Any]]] = {
         "tis": ("truncated", bounds),
         "icepop": ("masked", bounds),
@@ -280,7 +281,7 @@ def tis_weights(record: Record) -> None:
     arrays, given = arrays_of(record), record["params"]
     mask, level = arrays["mask"], given["level"]
     plain, found = (
-        correction_of(arrays, "truncated", level=level, high=given["cap"], normalise=normalise).weights
+        correction_of(arrays, "truncated", level=level, bounds=(0.0, given["cap"]), normalise=normalise).weights
         for normalise in (False, given["batch_normalize"])
     )
     weights, factor = placed(arrays, found), (plain / found)[0]
@@ -303,8 +304,7 @@ def rejection_of(option: str, threshold: str) -> dict[str, Any]:
         "level": level,
         "statistic": "ratio" if statistic == "k1" else statistic,
         "pool": unit[1] if level == "sequence" else "mean",
-        "low": bounds[0] if statistic == "k1" else 0.0,
-        "high": bounds[-1],
+        "bounds": (bounds[0] if statistic == "k1" else 0.0, bounds[-1]),
     }
 
 
@@ -325,31 +325,24 @@ def mis_weights(record: Record) -> None:
     """`mask` leaves weights as they are and rejects: decoupled weights with the same bounds as `algo.rejection`."""
     arrays, given = arrays_of(record), record["params"]
     mask, high, low = arrays["mask"], given["tis_upper_bound"], given["tis_lower_bound"]
-    levels = {"token": ("token", "product"), "sequence": ("sequence", "product"), "geometric": ("sequence", "mean")}
-    level, pool = levels[given["tis_level"]]
+    pooled = {"token": ("token", "sum"), "sequence": ("sequence", "sum"), "geometric": ("sequence", "mean")}
+    level, pool = pooled[given["tis_level"]]
     bounds = {
-        "truncate": {"high": high},
-        "clip": {"low": 1 / high if low is None else low, "high": high},
-        "mask": {"high": sys.float_info.max},
+        "truncate": (0.0, high),
+        "clip": (1 / high if low is None else low, high),
+        "mask": (0.0, sys.float_info.max),
     }[given["tis_mode"]]
+    unit = f"{level}_mean" if pool == "mean" else level
     weights = placed(
         arrays,
-        correction_of(
-            arrays, "truncated", level=level, pool=pool, normalise=given["tis_batch_normalize"], **bounds
-        ).weights,
+        correction_of(arrays, "truncated", level=unit, bounds=bounds, normalise=given["tis_batch_normalize"]).weights,
     )
     rejection: dict[str, Any] = {}
-    pools = {"product": "sum", "mean": "mean"}
     if given["use_rs"]:
-        level, pool = levels[given["rs_level"]]
-        rejection |= {
-            "level": level,
-            "pool": pools[pool],
-            "low": given["rs_lower_bound"],
-            "high": given["rs_upper_bound"],
-        }
+        level, pool = pooled[given["rs_level"]]
+        rejection = {"level": level, "pool": pool, "bounds": (given["rs_lower_bound"], given["rs_upper_bound"])}
     elif given["tis_mode"] == "mask":
-        rejection |= {"level": level, "pool": pools[pool], "low": low, "high": high}
+        rejection = {"level": level, "pool": pool, "bounds": (low, high)}
     rejected = rejected_of(arrays, lowest=given["rs_veto_threshold"] or 0.0)
     if rejection:
         rejected |= rejected_of(arrays, **rejection)
@@ -378,7 +371,7 @@ def offpolicy(record: Record) -> None:
 def weights_of(name: str) -> Callable[[Record], None]:
     def run(record: Record) -> None:
         arrays, given = arrays_of(record), record["params"]
-        weights = correction_of(arrays, name, low=given["min"], high=given["max"]).weights
+        weights = correction_of(arrays, name, bounds=(given["min"], given["max"])).weights
         close_all(record, {"weights": placed(arrays, weights)})
 
     return run

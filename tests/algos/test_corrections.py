@@ -43,39 +43,41 @@ def test_decoupled_weight_is_the_unbounded_old_to_sampler_ratio() -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "pool", "logs"),
+    ("level", "logs"),
     [
-        ("token", "product", LOG_RHOS),
-        ("turn", "product", [1.0, 1.0, -0.2, 0.05, -0.9]),
-        ("turn", "mean", [0.5, 0.5, -0.2, 0.05, -0.9]),
-        ("sequence", "product", [0.8] * 3 + [-0.85] * 2),
-        ("sequence", "mean", [0.8 / 3] * 3 + [-0.425] * 2),
+        ("token", LOG_RHOS),
+        ("turn", [1.0, 1.0, -0.2, 0.05, -0.9]),
+        ("turn_mean", [0.5, 0.5, -0.2, 0.05, -0.9]),
+        ("sequence", [0.8] * 3 + [-0.85] * 2),
+        ("sequence_mean", [0.8 / 3] * 3 + [-0.425] * 2),
     ],
 )
-def test_correction_ratio_is_per_token_turn_or_sequence(level: RatioLevel, pool: str, logs: list[float]) -> None:
-    free = {"level": level, "pool": pool, "high": 99.0}
+def test_correction_ratio_is_per_token_turn_or_sequence(level: str, logs: list[float]) -> None:
+    free = {"level": level, "bounds": (0.0, 99.0)}
     assert compute("truncated", **free).weights.tolist() == exps(*logs)
-    assert compute("masked", level=level, high=99.0).weights.tolist() == exps(*LOG_RHOS), "kept tokens weigh their own"
+    assert compute("masked", **free).weights.tolist() == exps(*LOG_RHOS), "kept tokens weigh their own"
 
 
 def test_truncated_clamps_weights_and_counts_them() -> None:
-    found = compute("truncated", low=0.5, high=2.0)
+    found = compute("truncated", bounds=(0.5, 2.0))
     assert found.weights.tolist() == pytest.approx([math.exp(0.1), 2.0, math.exp(-0.2), math.exp(0.05), 0.5])
     assert found.outside.tolist() == [False, True, False, False, True]
 
 
 def test_masked_drops_ratios_outside_both_bounds() -> None:
-    found = compute("masked", low=0.5, high=2.0)
+    found = compute("masked", bounds=(0.5, 2.0))
     assert found.weights.tolist() == pytest.approx([math.exp(0.1), 0.0, math.exp(-0.2), math.exp(0.05), 0.0])
     assert found.outside.tolist() == [False, True, False, False, True]
 
 
 def test_masked_drops_whole_turns_and_whole_sequences() -> None:
-    by_turn = compute("masked", level="turn", low=0.5, high=2.0)
+    by_turn = compute("masked", level="turn", bounds=(0.5, 2.0))
     assert by_turn.outside.tolist() == [True, True, False, False, True]
-    by_sequence = compute("masked", level="sequence", low=0.7, high=3.0)
+    by_sequence = compute("masked", level="sequence", bounds=(0.7, 3.0))
     assert by_sequence.outside.tolist() == [False, False, False, True, True]
     assert by_sequence.weights[:3].tolist() == exps(*LOG_RHOS[:3])
+    by_mean = compute("masked", level="turn_mean", bounds=(0.5, 2.0))
+    assert by_mean.outside.tolist() == [False] * 4 + [True]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_two_sided_drops_tokens_that_have_moved_far_enough(
 def test_correction_scales_loss_and_gradient_and_adds_metrics() -> None:
     given = inputs([0.1, 0.1], [1.0, -1.0], log_rhos=[3.0, 0.0])
     plain, gradient = run(Ppo(), given)
-    found = compute("truncated", given, high=2.0)
+    found = compute("truncated", given)
     result = apply_correction(Ppo().compute(given), found)
     got = torch.autograd.grad(result.token_loss.sum(), given.policy_logprobs)[0]
     torch.testing.assert_close(result.token_loss, plain.token_loss * torch.tensor([2.0, 1.0]))
@@ -119,7 +121,7 @@ def test_correction_scales_loss_and_gradient_and_adds_metrics() -> None:
 def test_correction_is_one_if_the_sampler_is_the_old_policy(name: str, tokens: Tokens) -> None:
     exact = replace(tokens, log_rhos=[0.0] * len(tokens.log_rhos), log_ratios=[0.0] * len(tokens.log_ratios))
     for level in RATIO_LEVELS:
-        found = compute(name, inputs_of(exact), level=level, low=0.5)
+        found = compute(name, inputs_of(exact), level=level, bounds=(0.5, 2.0))
         assert (found.weights == 1).all() and not found.outside.any()
 
 
@@ -130,13 +132,13 @@ def test_correction_is_independent_of_order_and_micro_batches(
     name: str, level: RatioLevel, tokens: Tokens, random: Random
 ) -> None:
     given = inputs_of(tokens)
-    whole = compute(name, given, level=level, low=0.5)
+    whole = compute(name, given, level=level, bounds=(0.5, 2.0))
     everyone = list(range(len(tokens.segments)))
     random.shuffle(everyone)
     cut = random.randint(0, 3)
     for part in (everyone, [i for i in everyone if tokens.segments[i] < cut]):
         chosen = torch.tensor(part, dtype=torch.int64)
-        got = compute(name, picked(given, chosen), level=level, low=0.5)
+        got = compute(name, picked(given, chosen), level=level, bounds=(0.5, 2.0))
         torch.testing.assert_close(got.weights, whole.weights[chosen])
         assert torch.equal(got.outside, whole.outside[chosen])
 

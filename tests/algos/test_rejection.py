@@ -61,7 +61,7 @@ def test_rejection_uses_the_pooled_statistic_of_a_unit(level: RatioLevel, statis
     for seed in range(6):
         given, log_rhos, owners = some_tokens(seed)
         low, high = (0.8, 1.25) if statistic == "ratio" else (0.07, 0.6)
-        rejection = choose(REJECTIONS, level, statistic=statistic, pool=pool, low=low, high=high)
+        rejection = choose(REJECTIONS, level, statistic=statistic, pool=pool, bounds=(low, high))
         units = [unit(owner, index, level) for index, owner in enumerate(owners)]
         expected = []
         for own in units:
@@ -91,7 +91,7 @@ def test_largest_ratio_of_a_unit_is_refused(kind: type[RejectTurns]) -> None:
 
 def test_rejection_k3_is_unbounded() -> None:
     given = inputs([0.0], [1.0], log_rhos=[6.0])
-    assert RejectTokens(statistic="k3", high=300.0).rejected(given).all()
+    assert RejectTokens(statistic="k3", bounds=(0.0, 300.0)).rejected(given).all()
 
 
 @pytest.mark.parametrize("direction", [1, -1])
@@ -101,13 +101,13 @@ def test_k3_measures_the_divergence_of_the_sampler_from_the_old_policy(direction
     choices = [0] * round(10 * mu[0]) + [1] * round(10 * mu[1])
     given = inputs([0.0] * 10, [1.0] * 10, log_rhos=[math.log(pi[each] / mu[each]) for each in choices])
     divergence = sum(m * math.log(m / p) for m, p in zip(mu, pi, strict=True))
-    below, above = (RejectSegments(statistic="k3", high=divergence * factor) for factor in (0.999, 1.001))
+    below, above = (RejectSegments(statistic="k3", bounds=(0.0, divergence * factor)) for factor in (0.999, 1.001))
     assert below.rejected(given).all() and not above.rejected(given).any()
 
 
 def test_rejected_tokens_get_no_gradient_and_others_keep_theirs() -> None:
     given, _, _ = some_tokens(0)
-    rejected = RejectTurns(low=0.8, high=1.25).rejected(given)
+    rejected = RejectTurns(bounds=(0.8, 1.25)).rejected(given)
     assert rejected.any() and not rejected.all()
     plain, gradient = run(Ppo(), given)
     result = apply_rejection(plain, rejected)
@@ -121,7 +121,7 @@ def test_rejected_tokens_get_no_gradient_and_others_keep_theirs() -> None:
 @pytest.mark.parametrize("level", RATIO_LEVELS)
 def test_rejection_is_independent_of_micro_batches(level: RatioLevel) -> None:
     given, _, owners = some_tokens(3)
-    rejection = choose(REJECTIONS, level, statistic="k2", pool="max", high=0.1)
+    rejection = choose(REJECTIONS, level, statistic="k2", pool="max", bounds=(0.0, 0.1))
     whole = rejection.rejected(given)
     for segment in range(4):
         own = torch.tensor([index for index, owner in enumerate(owners) if owner[0] == segment])
@@ -132,7 +132,7 @@ def test_rejection_is_independent_of_micro_batches(level: RatioLevel) -> None:
 def test_normalised_weights_have_mean_one_over_their_units(level: RatioLevel) -> None:
     given, _, owners = some_tokens(1)
     trained = torch.tensor([index % 5 != 0 for index in range(len(owners))])
-    correction = Truncated(level=level, high=1.3, normalise=True)
+    correction = Truncated(level=level, bounds=(0.0, 1.3), normalise=True)
     scale = correction.scale(given, trained)
     weights = correction.compute(given).weights.tolist()
     units = {unit(owner, index, level): index for index, owner in enumerate(owners) if trained[index]}

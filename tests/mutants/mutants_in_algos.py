@@ -197,8 +197,8 @@ IN_ALGOS = (
         CORRECTIONS,
         (
             "masked drops only what breaks both bounds",
-            "(rho < self.low) | (",
-            "(rho < self.low) & (",
+            "(rho < low) | (",
+            "(rho < low) & (",
         ),
         within="Masked",
     ),
@@ -442,8 +442,8 @@ IN_ALGOS = (
         ("the weights are not applied", "result.token_loss * weights", "result.token_loss"),
         (
             "truncated has no lower bound",
-            ".clamp(self.low, self.high)",
-            ".clamp(max=self.high)",
+            ".clamp(*self.bounds)",
+            ".clamp(max=self.bounds[1])",
         ),
         ("pools swapped", 'pool == "product"', 'pool != "product"'),
         ("two_sided compares the old policy", "inputs.policy_logprobs.detach().exp()", "inputs.old_logprobs.exp()"),

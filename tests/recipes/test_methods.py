@@ -105,7 +105,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
     ),
     ("reward.combine each compares", {"algo__advantage": "gae", "reward__combine": "each", "rollout__group_size": 1}),
     ("every return 0", {"algo__advantage": "gae", "algo__normalise": "mean", "rollout__group_size": 1}),
-    ("no token would be trained", {"algo__correction": "truncated", "algo__correction__low": 3.0}),
+    ("no token would be trained", {"algo__correction": "truncated", "algo__correction__bounds": (3.0, 2.0)}),
     ("at most 1, which disables the bound", {"algo__loss__clip_low": 1.5}),
     ("at most 1, which disables the bound", {"algo__loss__clip_low": 1.5, "algo__loss": "cispo"}),
     ("Set train.epochs to 1", {"algo__loss": "reinforce", "train__epochs": 2}),
@@ -121,7 +121,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
     ("algo.old_logprobs sampler makes it always 1", {"algo__rejection": "token"}),
     ("algo.old_logprobs sampler makes it always 1", {"algo__rejection": "veto"}),
     ("Choose algo.rejection veto, which rejects", {"algo__rejection__veto": 1e-4}),
-    ("everything would be rejected", {"algo__rejection": "token", "algo__rejection__low": 3.0}),
+    ("everything would be rejected", {"algo__rejection": "token", "algo__rejection__bounds": (3.0, 2.0)}),
     (
         "does not see ratios below 1",
         {"algo__rejection": "sequence", "algo__rejection__pool": "max", "algo__old_logprobs": "learner"},
@@ -204,12 +204,11 @@ ARCHER = {"algo.estimator": "archer", "critic": "utterances"}
 OTHER_KIND: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
     ("algo.advantage.gamma", 0.9, {"algo.advantage": "grpo"}, {"algo.advantage": "gae"}),
     ("algo.loss.dual_clip", 2.0, {"algo.loss": "reinforce"}, {"algo.loss": "gspo"}),
-    ("algo.correction.high", 3.0, {"algo.correction": "two_sided"}, {"algo.correction": "masked", **LEARNER}),
+    ("algo.correction.bounds", [0.0, 3.0], {"algo.correction": "two_sided"}, {"algo.correction": "masked", **LEARNER}),
     ("algo.correction.normalise", True, {"algo.correction": "masked"}, {"algo.correction": "decoupled", **LEARNER}),
-    ("algo.rejection.high", 3.0, {}, {"algo.rejection": "token", **LEARNER}),
+    ("algo.rejection.bounds", [0.0, 3.0], {}, {"algo.rejection": "token", **LEARNER}),
     ("algo.rejection.pool", "sum", {"algo.rejection": "token"}, {"algo.rejection": "turn", **LEARNER}),
     ("algo.loss.share", 0.5, {}, {"algo.loss": "kl_cov"}),
-    ("algo.advantage.whiten_over", "token", {"algo.advantage": "gae"}, {"algo.advantage": "turn_gae"}),
     ("algo.filter.value", 0.5, {"algo.filter": "quarter"}, {"algo.filter": "top_p"}),
     ("algo.filter.by", "reward", {}, {"algo.filter": "quarter"}),
     ("algo.filter.scale", "root", {}, {"algo.filter": "quarter"}),
@@ -242,13 +241,6 @@ def test_setting_of_another_kind_is_refused(
 STORED = {"data.sources": ["runs/old"]}
 TRUNCATED = {"algo.correction": "truncated", **LEARNER}
 UNREAD: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
-    ("algo.correction.pool", "mean", TRUNCATED, {**TRUNCATED, "algo.correction.level": "turn"}),
-    (
-        "algo.advantage.whiten_over",
-        "token",
-        {"algo.advantage": "step_gae", "algo.advantage.whiten": False},
-        {"algo.advantage": "step_gae"},
-    ),
     ("algo.advantage", "gae", ARCHER, {}),
     ("algo.advantage.by_std", False, {"algo.advantage": "pass_at_k", **ARCHER}, {"algo.advantage": "pass_at_k"}),
     ("algo.filter", "quarter", ARCHER, {}),

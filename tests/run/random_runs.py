@@ -83,7 +83,7 @@ def draw_settings(rng: random.Random, rewards: Path) -> Settings:
         "algo.advantage": pick([name for name in ADVANTAGES if name not in STORED]),
         "algo.loss": pick([name for name in LOSSES if name not in STORED]),
         "algo.correction": pick(list(CORRECTIONS)),
-        "algo.correction.level": pick(["token", "turn", "sequence"]),
+        "algo.correction.level": pick(["token", "turn", "sequence", "turn_mean", "sequence_mean"]),
         "algo.old_logprobs": pick(["sampler", "learner"]),
         "algo.normalise": pick(["identity", *NORMALISATIONS]),
         "algo.normalise.over": pick(["group", "environment", "batch"]),

@@ -136,8 +136,7 @@ def test_older_run_is_read_with_the_same_meaning(tmp_path: Path) -> None:
         "kind": "turn_gae",
         "gamma_turn": 0.9,
         "lam_turn": 0.8,
-        "whiten": True,
-        "whiten_over": "token",
+        "whiten": "token",
     }
     assert algo["filter"] == {
         "kind": "top_count",
@@ -150,14 +149,12 @@ def test_older_run_is_read_with_the_same_meaning(tmp_path: Path) -> None:
     assert algo["correction"] == {
         "kind": "masked",
         "level": "turn",
-        "low": 0.0,
-        "high": 3.0,
+        "bounds": (0.0, 3.0),
     }
     assert algo["rejection"] == {
         "kind": "sequence",
         "statistic": "k2",
-        "low": 0.0,
-        "high": 5.0,
+        "bounds": (0.0, 5.0),
         "pool": "max",
     }
     assert algo["normalise"] == {"kind": "mean_std", "over": "batch"}
@@ -173,6 +170,12 @@ def test_older_run_is_read_with_the_same_meaning(tmp_path: Path) -> None:
     [
         ({"loss": "awr"}, "loss", {"kind": "awr", "beta": 0.5, "max_weight": 20.0}),
         ({"loss": "dpo"}, "loss", {"kind": "dpo", "beta": 0.2, "sft_coef": 0.0}),
+        ({"advantage": "gae"}, "advantage", {"kind": "gae", "gamma": 1.0, "lam": 1.0, "whiten": True}),
+        (
+            {"correction": "truncated", "correction_pool": "mean", "correction_low": 0.5},
+            "correction",
+            {"kind": "truncated", "normalise": False, "level": "turn_mean", "bounds": (0.5, 3.0)},
+        ),
         ({"loss": "gpg"}, "loss", {"kind": "reinforce"}),
         ({"loss": "kl_cov"}, "loss", {"kind": "kl_cov", "share": 2e-4}),
         ({"reject": "none"}, "rejection", {"kind": "veto"}),

@@ -26,7 +26,7 @@ METHODS: dict[str, tuple[dict[str, Any], str]] = {
             "algo__rejection": "turn",
             "algo__rejection__statistic": "k3",
             "algo__rejection__pool": "max",
-            "algo__rejection__high": 0.5,
+            "algo__rejection__bounds": (0.0, 0.5),
         },
         "rejected",
     ),
@@ -34,7 +34,7 @@ METHODS: dict[str, tuple[dict[str, Any], str]] = {
     "turn GAE, a row a turn": (
         {
             "algo__advantage": "step_gae",
-            "algo__advantage__whiten_over": "token",
+            "algo__advantage__whiten": "token",
             "context": "turn",
             "env__kind": "frozen_lake",
             "env__params": {"max_turns": 3},

@@ -21,12 +21,11 @@ LEARNER = {"algo__old_logprobs": "learner"}
 BOTH_TERMS = {"algo__kl_coef": 0.3, "algo__entropy_coef": 0.2}
 DROPS_ALL: dict[str, dict[str, Any]] = {
     "veto": {**LEARNER, "algo__rejection": "veto"},
-    "reject": {**LEARNER, "algo__rejection": "token", "algo__rejection__low": 1e6, "algo__rejection__high": 1e7},
+    "reject": {**LEARNER, "algo__rejection": "token", "algo__rejection__bounds": (1e6, 1e7)},
     "masked": {
         **LEARNER,
         "algo__correction": "masked",
-        "algo__correction__low": 1e6,
-        "algo__correction__high": 1e7,
+        "algo__correction__bounds": (1e6, 1e7),
     },
 }
 

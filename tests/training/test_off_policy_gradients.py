@@ -21,7 +21,11 @@ COUNTS = [1 + token % 3 for token in range(VOCABULARY)]
 REWARDS = [float(token % 5 == 0) for token in range(VOCABULARY)]
 WEIGHTED_BY = {
     "ratio": {"algo__old_logprobs": "sampler"},
-    "correction": {"algo__old_logprobs": "learner", "algo__correction": "truncated", "algo__correction__high": 1e9},
+    "correction": {
+        "algo__old_logprobs": "learner",
+        "algo__correction": "truncated",
+        "algo__correction__bounds": (0.0, 1e9),
+    },
 }
 PLAIN: dict[str, Any] = {"algo__kl_coef": 0.0, "algo__entropy_coef": 0.0, "algo__aggregation": "token-mean"}
 UNCLIPPED = {"algo__loss__clip_low": 1.0, "algo__loss__clip_high": 1e9, "train__mini_batch": sum(COUNTS)}

@@ -84,8 +84,7 @@ def test_gradient_with_an_off_policy_correction() -> None:
         algo__old_logprobs="learner",
         algo__correction="truncated",
         algo__correction__level="token",
-        algo__correction__low=0.7,
-        algo__correction__high=1.3,
+        algo__correction__bounds=(0.7, 1.3),
         **BARE,
     )
     groups = random_groups()

@@ -41,13 +41,21 @@ METHODS: dict[str, dict[str, Any]] = {
     "clip_cov": {"algo__loss": "clip_cov", "algo__loss__share": 0.3},
     "kl_cov": {"algo__loss": "kl_cov", "algo__loss__share": 0.3},
     "vespo": {"algo__loss": "vespo"},
-    "normalised": {"algo__correction": "truncated", "algo__correction__normalise": True, "algo__correction__high": 1.5},
+    "normalised": {
+        "algo__correction": "truncated",
+        "algo__correction__normalise": True,
+        "algo__correction__bounds": (0.0, 1.5),
+    },
     "normalised sequences": {
         "algo__correction": "truncated",
         "algo__correction__normalise": True,
         "algo__correction__level": "sequence",
     },
-    "rejection": {"algo__rejection": "sequence", "algo__rejection__statistic": "k3", "algo__rejection__high": 0.25},
+    "rejection": {
+        "algo__rejection": "sequence",
+        "algo__rejection__statistic": "k3",
+        "algo__rejection__bounds": (0.0, 0.25),
+    },
     "veto": {"algo__rejection": "veto"},
 }
 """By settings at which each changes the gradient of random groups."""

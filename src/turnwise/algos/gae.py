@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from turnwise.algos.advantage_types import Advantage, AdvantageInputs, AdvantageResult, TurnLayout, find_turns
 from turnwise.algos.stats import whiten
-from turnwise.settings.section import Idle, Share
+from turnwise.settings.section import Share
 
 if TYPE_CHECKING:
     import torch
@@ -73,21 +73,15 @@ class TurnLevelGae(Advantage):
     """Discount per turn; "adaptive" fits it to how far ahead the critic predicts."""
     lam_turn: Share = 1.0
     """GAE lambda per turn."""
-    whiten: bool = True
-    """Whiten advantages over the batch, after returns are computed."""
-    whiten_over: Literal["turn", "token"] = "turn"
-    """Unit that whitening counts once: a turn or each of its tokens."""
-
-    def idle(self) -> Idle:
-        unused = ("algo.advantage.whiten false", "set algo.advantage.whiten to true")
-        return {} if self.whiten else {"whiten_over": unused}
+    whiten: bool | Literal["token"] = True
+    """Whiten advantages over the batch, after returns are computed. true counts a turn once, token each token."""
 
     def over_turns(self, inputs: AdvantageInputs, turns: TurnLayout, values: Tensor) -> AdvantageResult:
         """Return the advantages and returns from one value [B, K] per turn."""
         raw = _turn_scan(turns.sums(inputs.token_rewards), values, turns, inputs, self)
         advantages = turns.spread(raw)
         if self.whiten:
-            by_token = self.whiten_over == "token"
+            by_token = self.whiten == "token"
             advantages = whiten(advantages, turns.tokens) if by_token else turns.spread(whiten(raw, turns.mask))
         return AdvantageResult(advantages=advantages, returns=turns.spread(raw + values))
 

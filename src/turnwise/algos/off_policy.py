@@ -12,7 +12,7 @@ The tokens were drawn from mu, so k2 and k3 estimate KL(mu | pi_old); KL(pi_old 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -20,7 +20,7 @@ from turnwise.algos.kl import clamp_log_ratio
 from turnwise.algos.loss_types import LossInputs, LossResult, RatioLevel, max_over, mean_over, sum_over, unit_ids
 from turnwise.settings.choice import Choice, choices
 from turnwise.settings.needs import LEARNER_LOGPROBS, Need
-from turnwise.settings.section import Idle, NonNegative
+from turnwise.settings.section import NonNegative
 
 if TYPE_CHECKING:
     import torch
@@ -107,64 +107,65 @@ class Decoupled(WeightCorrection, kind="decoupled"):
         return _inside(_log_rho(inputs).exp())
 
 
-def check_bounds(low: float, high: float, consequence: str) -> None:
+Bounds = tuple[NonNegative, NonNegative]
+CorrectionLevel = Literal["token", "turn", "sequence", "turn_mean", "sequence_mean"]
+
+
+def check_bounds(bounds: Bounds, consequence: str) -> None:
+    low, high = bounds
     if low > high:
-        raise ValueError(f"low {low} is above high {high}, so {consequence}. Swap them.")
+        raise ValueError(f"bounds {low}, {high}: the lower bound is above the upper, so {consequence}. Swap them.")
 
 
-class Truncated(WeightCorrection, kind="truncated"):
+class BoundedCorrection(Choice):
+    """A correction with bounds of the ratio to the sampler."""
+
+    level: CorrectionLevel = "token"
+    """Unit whose ratio is bounded; "sequence" is a segment. _mean: geometric mean of its tokens, not their product."""
+    bounds: Bounds = (0.0, 2.0)
+    """Lowest and highest ratio."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_bounds(self.bounds, "no token would be trained")
+        return self
+
+    def unit_rho(self, inputs: LossInputs) -> Tensor:
+        """Return rho of the unit of each token, [M]."""
+        units = unit_ids(inputs.segment_ids, inputs.turn_ids, ratio_level(self.level))
+        pooled = mean_over if self.level.endswith("_mean") else sum_over
+        return clamp_log_ratio(pooled(inputs.old_logprobs - inputs.sampler_logprobs, units)).exp()
+
+
+def ratio_level(level: CorrectionLevel) -> RatioLevel:
+    """Return the unit of a level, however its ratio is pooled."""
+    levels: dict[str, RatioLevel] = {"turn_mean": "turn", "sequence_mean": "sequence"}
+    return levels.get(level, level)
+
+
+class Truncated(BoundedCorrection, WeightCorrection, kind="truncated"):
     """clamp(rho, low, high), rho of a token, turn or segment: truncated importance sampling (Yao et al. 2025)."""
-
-    level: RatioLevel = "token"
-    """Unit whose ratio to the sampler is bounded; "sequence" is a segment."""
-    low: NonNegative = 0.0
-    """Lowest ratio."""
-    high: NonNegative = 2.0
-    """Highest ratio."""
-    pool: Literal["product", "mean"] = "product"
-    """How the tokens of a turn or segment make one ratio: product (exact, high variance) or geometric mean."""
 
     @property
     def unit(self) -> RatioLevel:
-        return self.level
-
-    @model_validator(mode="after")
-    def _check(self) -> Truncated:
-        check_bounds(self.low, self.high, "no token would be trained")
-        return self
-
-    def idle(self) -> Idle:
-        unused = ("algo.correction.level token", "choose turn or sequence")
-        return {"pool": unused} if self.level == "token" else {}
+        return ratio_level(self.level)
 
     def compute(self, inputs: LossInputs) -> CorrectionResult:
-        rho = _unit_rho(inputs, self.level, self.pool)
-        weights = rho.clamp(self.low, self.high)
+        rho = self.unit_rho(inputs)
+        weights = rho.clamp(*self.bounds)
         return _bounded(weights, weights != rho)
 
 
-class Masked(Correction, kind="masked"):
-    """rho where that of the token, turn or segment is in [low, high], else dropped (IcePop, Ling team 2025).
+class Masked(BoundedCorrection, Correction, kind="masked"):
+    """rho where that of the token, turn or segment is in `bounds`, else dropped (IcePop, Ling team 2025).
 
     `decoupled` with algo.rejection drops by other statistics. Dropped tokens stay in the aggregation's denominator:
     fewer trained tokens mean a smaller step, not larger shares for the others.
     """
 
-    level: RatioLevel = "token"
-    """Unit whose ratio to the sampler is bounded; "sequence" is a segment."""
-    low: NonNegative = 0.0
-    """Lowest ratio."""
-    high: NonNegative = 2.0
-    """Highest ratio."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Masked:
-        check_bounds(self.low, self.high, "no token would be trained")
-        return self
-
     def compute(self, inputs: LossInputs) -> CorrectionResult:
-        rho = _unit_rho(inputs, self.level, "product")
-        outside = (rho < self.low) | (rho > self.high)
+        rho, (low, high) = self.unit_rho(inputs), self.bounds
+        outside = (rho < low) | (rho > high)
         weights = _log_rho(inputs).exp().masked_fill(outside, 0.0)
         return CorrectionResult(weights=weights, outside=outside, dropped=outside)
 
@@ -210,12 +211,6 @@ def _log_rho(inputs: LossInputs) -> Tensor:
     return clamp_log_ratio(inputs.old_logprobs - inputs.sampler_logprobs)
 
 
-def _unit_rho(inputs: LossInputs, level: RatioLevel, pool: str) -> Tensor:
-    units = unit_ids(inputs.segment_ids, inputs.turn_ids, level)
-    pooled = sum_over if pool == "product" else mean_over
-    return clamp_log_ratio(pooled(inputs.old_logprobs - inputs.sampler_logprobs, units)).exp()
-
-
 POOLS = {"sum": sum_over, "mean": mean_over, "max": max_over}
 
 
@@ -254,25 +249,24 @@ class Veto(RatioRejection, kind="veto"):
 
 
 class RejectTokens(RatioRejection, kind="token"):
-    """Reject tokens whose statistic is outside [low, high]."""
+    """Reject tokens whose statistic is outside `bounds`."""
 
     statistic: Literal["ratio", "k2", "k3"] = "ratio"
     """Statistic that the bounds apply to: rho, k2 = log(rho)^2 / 2 or k3 = rho - 1 - log rho."""
-    low: NonNegative = 0.0
-    """Lowest statistic that is trained."""
-    high: NonNegative = 2.0
-    """Highest statistic that is trained."""
+    bounds: Bounds = (0.0, 2.0)
+    """Lowest and highest statistic that is trained."""
 
     level: ClassVar[RatioLevel] = "token"
 
     @model_validator(mode="after")
     def _check(self) -> RejectTokens:
-        check_bounds(self.low, self.high, "everything would be rejected")
+        check_bounds(self.bounds, "everything would be rejected")
         return self
 
     def rejected(self, inputs: LossInputs) -> Tensor:
         statistic = self._pooled(_log_rho(inputs), unit_ids(inputs.segment_ids, inputs.turn_ids, self.level))
-        return (statistic < self.low) | (statistic > self.high)
+        low, high = self.bounds
+        return (statistic < low) | (statistic > high)
 
     def _pooled(self, log_rho: Tensor, units: Tensor) -> Tensor:
         return self._statistic(log_rho, units, "mean")
@@ -286,7 +280,7 @@ class RejectTokens(RatioRejection, kind="token"):
 
 
 class RejectTurns(RejectTokens, kind="turn"):
-    """Reject turns whose statistic is outside [low, high]."""
+    """Reject turns whose statistic is outside `bounds`."""
 
     pool: Literal["sum", "mean", "max"] = "mean"
     """How the tokens of a turn or segment make one statistic. Log-ratios are pooled: sum gives the exact ratio."""
@@ -306,7 +300,7 @@ class RejectTurns(RejectTokens, kind="turn"):
 
 
 class RejectSegments(RejectTurns, kind="sequence"):
-    """Reject segments whose statistic is outside [low, high]."""
+    """Reject segments whose statistic is outside `bounds`."""
 
     level: ClassVar[RatioLevel] = "sequence"
 

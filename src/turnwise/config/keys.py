@@ -69,6 +69,20 @@ class Key:
         items = self.schema.get("items", {})
         return any(choice.get("type") == "object" for choice in items.get("anyOf", (items,)))
 
+    def merge(self, other: "Key") -> "Key":
+        """Return the key of the alternatives of both. Its schema allows what that of either does."""
+        values = self._schemas
+        values += [schema for schema in other._schemas if schema not in values]
+        schema = self.schema if len(values) == len(self._schemas) else {"anyOf": values}
+        return replace(self, kinds=(*self.kinds, *other.kinds), schema=schema)
+
+    @property
+    def _schemas(self) -> list[Mapping[str, Any]]:
+        """The alternatives of its schema, without names and defaults."""
+        names = ("title", "description", "default")
+        schemas = self.schema.get("anyOf", (self.schema,))
+        return [{name: value for name, value in schema.items() if name not in names} for schema in schemas]
+
     @property
     def allowed(self) -> str:
         return self.choice.describe() if self.choice else describe_schema(self.schema)
@@ -80,7 +94,7 @@ def all_keys() -> dict[str, Key]:
     keys: dict[str, Key] = {}
     for key in walk(Config, prefix=""):
         known = keys.get(key.name)
-        keys[key.name] = key if known is None else replace(known, kinds=(*known.kinds, *key.kinds))
+        keys[key.name] = key if known is None else known.merge(key)
     return keys
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-ADVANTAGE = (*("gamma", "lam", "gamma_turn", "lam_turn", "whiten", "whiten_over", "by_std"),)
+ADVANTAGE = (*("gamma", "lam", "gamma_turn", "lam_turn", "whiten", "by_std"),)
 LOSS = {name: name for name in ("clip_low", "clip_high", "dual_clip")} | {
     "ratio_level": "level",
     "cov_share": "share",
@@ -11,7 +11,8 @@ LOSS = {name: name for name in ("clip_low", "clip_high", "dual_clip")} | {
     "dpo_beta": "beta",
     "dpo_sft_coef": "sft_coef",
 }
-CORRECTION = ("level", "low", "high", "pool", "normalise")
+BOUNDED = {"correction": "correction", "rejection": "reject"}
+"""Choices with bounds -> prefix of their settings in early versions."""
 ARCHER = ("replay", "states", "correction", "expectile")
 CRITIC = {"critic_updates": "updates", "critic_batch": "batch"} | {name: name for name in ("encoder", "target_rate")}
 
@@ -33,8 +34,16 @@ RENAMED: dict[str, str] = {
     "diagnose.max_rollbacks": "diagnose.rollbacks",
     **{f"algo.{name}": f"algo.advantage.{name}" for name in ADVANTAGE},
     **{f"algo.{old}": f"algo.loss.{name}" for old, name in LOSS.items()},
-    **{f"algo.correction_{name}": f"algo.correction.{name}" for name in CORRECTION},
-    **{f"algo.reject_{name}": f"algo.rejection.{name}" for name in ("statistic", "pool", "low", "high")},
+    **{f"algo.correction_{name}": f"algo.correction.{name}" for name in ("level", "normalise")},
+    **{f"algo.reject_{name}": f"algo.rejection.{name}" for name in ("statistic", "pool")},
+    **{
+        f"algo.{owner}{name}": f"algo.{choice}.bounds"
+        for choice, prefix in BOUNDED.items()
+        for owner in (f"{choice}.", f"{prefix}_")
+        for name in ("low", "high")
+    },
+    **{f"algo.correction{old}": "algo.correction.level" for old in (".pool", "_pool")},
+    **{f"algo.{old}": "algo.advantage.whiten" for old in ("advantage.whiten_over", "whiten_over")},
     **{f"algo.filter_{name}": f"algo.filter.{name}" for name in ("by", "scale", "refill", "value", "largest")},
     "algo.filter_keep_zero": "algo.filter.keep_zero",
     **{f"archer.{name}": f"algo.estimator.{name}" for name in ARCHER},

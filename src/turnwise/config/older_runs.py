@@ -4,7 +4,7 @@ from typing import Any
 
 from turnwise.algos.estimators import ESTIMATORS, OnPolicySettings
 from turnwise.config.keys import all_keys, choice_of
-from turnwise.config.old_names import REMOVED, RENAMED
+from turnwise.config.old_names import BOUNDED, REMOVED, RENAMED
 from turnwise.settings.choice import KIND
 from turnwise.settings.values import NONE
 from turnwise.user_code.references import is_reference
@@ -74,8 +74,31 @@ def _adapt(settings: Settings, old: dict[str, Any]) -> None:
         for name in ("gamma_turn", "whiten"):
             if f"algo.{name}" in old:
                 _set(settings, f"algo.estimator.{name}", old[f"algo.{name}"])
+    _join_settings(settings, old)
     if ESTIMATORS.get(_kind(settings, "algo.estimator"), OnPolicySettings).trains_critic:
         _set(settings, "critic", "utterances")
+
+
+def _join_settings(settings: Settings, old: dict[str, Any]) -> None:
+    """Write as one setting what were two."""
+    for choice, prefix in BOUNDED.items():
+        low, high = (_pop(old, f"algo.{choice}.{name}", f"algo.{prefix}_{name}") for name in ("low", "high"))
+        if (low, high) != (None, None):
+            _set(settings, f"algo.{choice}.bounds", [0.0 if low is None else low, 2.0 if high is None else high])
+    level = old.get("algo.correction_level", _table(settings, "algo.correction").get("level", "token"))
+    if _pop(old, "algo.correction.pool", "algo.correction_pool") == "mean" and level != "token":
+        old.pop("algo.correction_level", None)
+        _set(settings, "algo.correction.level", f"{level}_mean")
+    whitens = old.get("algo.whiten", _table(settings, "algo.advantage").get("whiten", True))
+    if _pop(old, "algo.advantage.whiten_over", "algo.whiten_over") == "token" and whitens:
+        is_of_turns = _kind(settings, "algo.advantage") in ("turn_gae", "step_gae")
+        old["algo.whiten"] = "token" if is_of_turns else whitens
+
+
+def _pop(old: dict[str, Any], *names: str) -> Any:
+    """Remove a setting that has had these names, and return its value; None if it was not given."""
+    values = [old.pop(name) for name in names if name in old]
+    return values[0] if values else None
 
 
 def _applies(settings: Settings, name: str) -> bool:
