@@ -69,18 +69,23 @@ class StubGateway:
 
 
 def collector_of(
-    agent: Any, episode: StubEpisode | None = None, reward: Any = None, scored: bool = False, **settings: Any
+    agent: Any,
+    episode: StubEpisode | None = None,
+    reward: Any = None,
+    scored: bool = False,
+    timeout_s: float = 60.0,
+    **settings: Any,
 ) -> AgentCollector:
     gateway: Any = StubGateway(episode or StubEpisode())
     config = CallersAgent(**settings)
     sampling = Sampling(max_tokens=4, temperature=0.7, top_p=0.9)
-    limits = Limits(sampling=sampling, max_tokens=64, timeout_s=60.0)
+    limits = Limits(sampling=sampling, max_tokens=64, timeout_s=timeout_s)
     host = RecordedEpisodes(gateway=gateway, limits=limits, settings=config, reward=reward, is_scored_later=scored)
     return AgentCollector(
         host=host,
         agent=FunctionAgent(agent) if callable(agent) else agent,
         find_task=lambda task: task.params["task"],
-        timeout_s=config.timeout_s,
+        timeout_s=timeout_s,
         in_flight=1,
         attempts=1,
         run_seed=0,
@@ -170,7 +175,7 @@ def test_reward_function_that_hangs_drops_the_episode() -> None:
         await asyncio.Event().wait()
         return 1.0
 
-    with pytest.raises(RewardFailure, match=r"within agent\.timeout_s 0\.05"):
+    with pytest.raises(RewardFailure, match=r"within rollout\.timeout_s 0\.05"):
         play(returning(None), reward=score, timeout_s=0.05)
 
 
@@ -181,15 +186,15 @@ async def crash(client: Any, task: Any) -> float:
 def test_crash_is_retried_or_a_failed_episode_by_rule() -> None:
     with pytest.raises(EnvironmentFailure, match=r"the agent failed: ValueError: no JSON at test_agents\.py:\d+"):
         play(crash)
-    trajectory = play(crash, on_crash="fail")
+    trajectory = play(crash, train_on=("crash",))
     assert trajectory.status is Status.FAILED and trajectory.total_reward == 0.0
 
 
 def test_crash_after_a_failed_call_is_the_failure_of_that_call() -> None:
     broken = StubEpisode(failure=InfrastructureFailure("the engine is gone"))
-    for rule in ("retry", "fail"):
+    for failures in ((), ("crash",)):
         with pytest.raises(InfrastructureFailure, match="the engine is gone"):
-            play(crash, replace(broken, closed=False), on_crash=rule)
+            play(crash, replace(broken, closed=False), train_on=failures)
     with pytest.raises(InfrastructureFailure, match="the engine is gone"):
         play(returning(1.0), replace(broken, closed=False))
 
@@ -204,7 +209,7 @@ def test_infrastructure_failure_of_the_agent_passes() -> None:
         raise tw.InfrastructureFailure("the shop is closed")
 
     with pytest.raises(InfrastructureFailure, match="the shop is closed"):
-        play(agent, on_crash="fail")
+        play(agent, train_on=("crash",))
 
 
 def test_timeout_is_retried_or_a_truncated_episode_by_rule() -> None:
@@ -212,9 +217,9 @@ def test_timeout_is_retried_or_a_truncated_episode_by_rule() -> None:
         await asyncio.Event().wait()
         return 1.0
 
-    with pytest.raises(InfrastructureFailure, match=r"within agent\.timeout_s 0\.05"):
+    with pytest.raises(InfrastructureFailure, match=r"within rollout\.timeout_s 0\.05"):
         play(agent, timeout_s=0.05)
-    trajectory = play(agent, StubEpisode(rewards={"": 0.5}), timeout_s=0.05, on_timeout="truncate")
+    trajectory = play(agent, StubEpisode(rewards={"": 0.5}), timeout_s=0.05, train_on=("timeout",))
     assert trajectory.status is Status.TRUNCATED_TIME and trajectory.total_reward == 0.5
 
 
@@ -223,7 +228,7 @@ def test_time_limit_of_the_agent_itself_is_a_crash() -> None:
         raise TimeoutError("its own")
 
     with pytest.raises(EnvironmentFailure, match="TimeoutError: its own"):
-        play(agent, on_timeout="truncate")
+        play(agent, train_on=("timeout",))
 
 
 def test_blocking_agent_is_reported_with_its_location(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +277,7 @@ def test_exit_status_of_a_command_decides_about_its_failure() -> None:
         play(CommandAgent(("sh", "-c", "echo oh >&2; exit 3"), {}), scored=True)
     for code in ("exit 75", "kill -9 $$"):
         with pytest.raises(InfrastructureFailure, match="the agent did not finish"):
-            play(CommandAgent(("sh", "-c", code), {}), scored=True, on_crash="fail")
+            play(CommandAgent(("sh", "-c", code), {}), scored=True, train_on=("crash",))
 
 
 def hold_agents_folder(parent: str, name: Path) -> None:

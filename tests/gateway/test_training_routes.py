@@ -94,7 +94,7 @@ def test_episodes_of_a_vanished_trainer_are_infrastructure_failures(monkeypatch:
 
     async def vanish(service: Service) -> None:
         limit_s = 0.2
-        monkeypatch.setattr(training_routes, "GRACE_S", limit_s - service.config.agent.timeout_s)
+        monkeypatch.setattr(training_routes, "GRACE_S", limit_s - service.config.rollout.timeout_s)
         async with connected(service) as backend:
             host = backend.collector(evaluation=False).host
             keys = [EpisodeKey(run_seed=0, round=0, task=TASK, member=member) for member in (5, 6)]

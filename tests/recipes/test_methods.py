@@ -260,7 +260,7 @@ UNREAD: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
     ("critic.learning_rate", 0.1, {}, ARCHER),
     ("model.warmup_steps", 5, {"model.name": "smollm2-135m"}, {}),
     ("sft.count", 5, {}, {}),
-    ("agent.timeout_s", 5.0, {}, {}),
+    ("agent.success_at", 0.5, {}, {}),
     ("data.keep", "succeeded", {}, STORED),
     ("data.pair_gap", 1.0, STORED, {**STORED, "algo.advantage": "preference"}),
     ("data.pair_gap", 1.0, {"algo.advantage": "preference"}, {**STORED, "algo.advantage": "preference"}),

@@ -170,8 +170,7 @@ def draw_settings(rng: random.Random, rewards: Path) -> Settings:
         "checkpoint.every": rng.randint(1, 3),
         "record.trajectories": pick([1, 1, 2]),
         "diagnose.rollbacks": pick([0, 0, 0, 3]),
-        "diagnose.information_every": pick([0, 0, 0, 2]),
-        "diagnose.gradients_every": pick([0, 0, 0, 2]),
+        "diagnose.every": pick([0, 0, 0, 2]),
     }
     if given.get("selfplay.opponent") == "self":  # else few of them would fit
         given = {name: value for name, value in given.items() if not name.startswith("curriculum.")}

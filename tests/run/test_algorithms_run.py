@@ -85,8 +85,7 @@ def test_algorithm_trains_with_finite_metrics(names: dict[str, str], tmp_path: P
             "algo__entropy_tokens": "answer",
             "algo__loss_tokens": "answer",
             "algo__advantage_tokens": "answer",
-            "diagnose__information_every": 1,
-            "diagnose__gradients_every": 1,
+            "diagnose__every": 1,
         },
     ],
     ids=str,
@@ -99,7 +98,7 @@ def test_settings_train_with_small_mismatch(settings: dict[str, Any], tmp_path: 
     if "algo__kl_target" in settings:
         assert rows[0]["train/kl_coef"] != 0.1
         assert rows[0]["train/bonus_entropy"] < 5.0 and rows[0]["train/entropy_coef"] > 0.001
-    if "diagnose__information_every" in settings:
+    if "diagnose__every" in settings:
         assert "diagnostics/mutual_information" in rows[0] and "diagnostics/gradient_task_0" in rows[0]
     for row in rows:
         assert row["train/mismatch"] < 1e-4, "what was sampled is what is trained, in every context"

@@ -139,7 +139,6 @@ def test_archer_replay_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ({"algo__kl_in": "reward"}, "algo.kl_in reward adds the KL term to rewards. Choose algo.kl_in loss"),
         ({"algo__normalise": "mean"}, "learns from turn rewards as they are, and algo.normalise mean"),
         ({"reward__combine": "each"}, "learns from turn rewards as they are, and reward.combine each"),
-        ({"diagnose__gradients_every": 2}, "trains on turns of many steps"),
         ({"algo__estimator__gamma_turn": "adaptive"}, "algo.estimator.gamma_turn = adaptive: must be a number"),
         ({"train__mini_batch": 9}, "algo.estimator.states 8. Set train.mini_batch to at most 8."),
     ],

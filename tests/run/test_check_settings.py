@@ -47,8 +47,8 @@ def test_another_kind_drops_the_settings_of_the_chosen_one() -> None:
     [
         ({}, [], "none"),
         ({"command": "python a.py"}, [], "command"),
-        ({"timeout_s": 9.0}, [("agent.pass-env", "HOME"), ("agent.command", "a")], "command"),
-        ({"kind": "none", "timeout_s": 9.0}, [("agent.function", "a.py:chat")], "function"),
+        ({"success_at": 0.5}, [("agent.pass-env", "HOME"), ("agent.command", "a")], "command"),
+        ({"kind": "none", "success_at": 0.5}, [("agent.function", "a.py:chat")], "function"),
         ({"kind": "function", "function": "a.py:chat"}, [("agent.function", "b.py:chat")], "function"),
     ],
 )
@@ -202,7 +202,6 @@ CRITIC = {
     "warmup_steps": 0,
     "updates": 5,
     "batch": 32,
-    "encoder": "own",
     "target_rate": 0.1,
 }
 
@@ -223,6 +222,44 @@ def test_archer_settings_of_an_older_run_go_to_estimator_and_critic(
     assert algo["estimator"] == {"kind": method, "gamma_turn": 0.9, "whiten": True, **own}
     assert settings["critic"] == CRITIC
     assert algo["advantage"]["kind"] == "turn_gae"
+
+
+def test_older_settings_that_were_joined_keep_their_meaning(tmp_path: Path) -> None:
+    """Settings of versions that had two names for one choice, for an agent and for an environment."""
+    both = """
+        [agent]
+        command = "{command}"
+        timeout_s = 5.0
+        on_timeout = "truncate"
+        on_crash = "fail"
+        [diagnose]
+        information_every = 0
+        gradients_every = 4
+        [algo]
+        estimator = "awac"
+        [algo.advantage]
+        kind = "turn_gae"
+        whiten = false
+        whiten_over = "token"
+        [algo.correction]
+        kind = "truncated"
+        level = "sequence"
+        pool = "mean"
+        low = 0.5
+        high = 3.0
+        [critic]
+        kind = "utterances"
+        encoder = "policy"
+    """
+    for env, command, limit in (("agent", "python a.py", 5.0), ("frozen_lake", "none", 600.0)):
+        text = f'[env]\nkind = "{env}"\n{dedent(both).format(command=command)}'
+        (tmp_path / "config.toml").write_text(text, encoding="utf-8")
+        config = build(read_run(str(tmp_path)))
+        assert (config.rollout.timeout_s, config.agent.train_on) == (limit, ("timeout", "crash"))
+        assert (config.diagnose.every, config.critic.kind) == (4, "utterance_head")
+        assert config.algo.advantage.model_dump()["whiten"] is False
+        correction = {"kind": "truncated", "normalise": False, "level": "sequence_mean", "bounds": (0.5, 3.0)}
+        assert config.algo.correction.model_dump() == correction
 
 
 OWN = """

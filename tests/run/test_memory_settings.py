@@ -51,7 +51,8 @@ def test_memory_request_follows_the_settings() -> None:
     assert (more.critic, more.reference, more.muon, more.engines) == (True, True, True, 2)
     assert not memory_request(settled(algo__advantage="gae", critic__kind="head")).critic
     archer = {"algo__estimator": "archer", "algo__advantage": "gae", "critic": "utterances"}
-    requests = [memory_request(settled(**archer, critic__encoder=each)) for each in ("own", "policy")]
+    kinds = ("utterances", "utterance_head")
+    requests = [memory_request(settled(**archer | {"critic": kind})) for kind in kinds]
     assert [(each.critic, each.reference) for each in requests] == [(True, True), (False, False)]
     imitating = memory_request(settled(**other), sft=True)
     assert (imitating.critic, imitating.reference, imitating.muon, imitating.engines) == (False, False, False, 1)

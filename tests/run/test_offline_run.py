@@ -34,8 +34,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "awac": {
         "algo__estimator": "awac",
         "algo__loss": "awr",
-        "critic__encoder": "policy",
-        "critic": "utterances",
+        "critic": "utterance_head",
         "critic__updates": 2,
         "critic__batch": 4,
         "algo__estimator__states": 4,

@@ -58,9 +58,9 @@ CRITIC = {"critic": "utterances", "critic__updates": 1, "critic__batch": 4, "cri
 AWAC = {
     "algo__estimator": "awac",
     "algo__advantage": "gae",
-    "critic__encoder": "policy",
     "algo__estimator__states": 4,
     **CRITIC,
+    "critic": "utterance_head",
 }
 METHODS: dict[str, dict[str, Any]] = {
     "filtered_bc": {"algo__advantage": "clone", "algo__loss": "reinforce", "data__keep": "succeeded"},
@@ -204,7 +204,7 @@ def fill(folder: Path, renderer: Renderer, sources: Sequence[Path], capacity: in
     assert renderer.images is not None
     renderer.images.store.keep_in(folder / "images")
     replay = open_replay(folder / "replay", capacity)
-    config = offline(folder, sources, "awr", data__capacity=capacity)
+    config = offline(folder, sources, "awr")
     fill_replay(replay, config, renderer, 100_000, lambda note: None)
     return replay
 

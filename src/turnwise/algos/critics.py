@@ -1,6 +1,6 @@
 """Settings of the critics: of tokens, for advantages that use values, or of whole utterances, for ArCHer and AWAC."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -38,20 +38,32 @@ class HeadCriticSettings(TokenCriticSettings, kind="head"):
     """A value head on the policy."""
 
 
-class UtteranceCriticSettings(CriticSettings, kind="utterances"):
+class UtteranceCriticSettings(CriticSettings):
     """A critic of whole utterances (ArCHer, Zhou et al. 2024): two Q and two V heads, trained as in `archer.py`."""
+
+    owns_trunk: ClassVar[bool] = True
 
     updates: Positive = 8
     """Critic updates per step, before the actor's."""
     batch: Positive = 32
     """Trajectories per critic update, with all of their turns."""
-    encoder: Literal["own", "policy"] = "own"
-    """Trunk below the critic's heads: own, a trained copy of the policy's, or policy, the policy's hidden states."""
     target_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Polyak averaging: share of the critic in its target copy after each update."""
 
     def lacks(self) -> dict[str, Lack]:
-        return {TOKEN_CRITIC: Lack("critic utterances", "is one of utterances", "choose critic trunk or head")}
+        return {TOKEN_CRITIC: Lack(f"critic {self.kind}", "is one of utterances", "choose critic trunk or head")}
 
 
-CRITICS: dict[str, type[CriticSettings]] = choices(TrunkCriticSettings, HeadCriticSettings, UtteranceCriticSettings)
+class UtteranceTrunkSettings(UtteranceCriticSettings, kind="utterances"):
+    """A critic of utterances with a trunk of its own, a trained copy of the policy's."""
+
+
+class UtteranceHeadSettings(UtteranceCriticSettings, kind="utterance_head"):
+    """Heads for utterances on the policy's hidden states."""
+
+    owns_trunk: ClassVar[bool] = False
+
+
+CRITICS: dict[str, type[CriticSettings]] = choices(
+    TrunkCriticSettings, HeadCriticSettings, UtteranceTrunkSettings, UtteranceHeadSettings
+)

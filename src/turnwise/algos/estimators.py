@@ -18,11 +18,9 @@ from turnwise.settings.needs import (
     LOCAL_LEARNER,
     PLAIN_RETURNS,
     PLAYED,
-    STEP_GROUPS,
     STORED,
     SUMMED_REWARDS,
     UTTERANCE_CRITIC,
-    Lack,
     Need,
 )
 from turnwise.settings.section import Positive, Share
@@ -76,10 +74,6 @@ class UtteranceEstimator(EstimatorSettings):
             Need(PLAIN_RETURNS, f"{name} learns from turn rewards as they are"),
             Need(SUMMED_REWARDS, f"{name} learns from turn rewards as they are"),
         ]
-
-    def lacks(self) -> dict[str, Lack]:
-        name = f"algo.estimator {self.kind}"
-        return {STEP_GROUPS: Lack(name, "trains on turns of many steps", "choose algo.estimator on_policy")}
 
 
 class ActingEstimator(UtteranceEstimator):

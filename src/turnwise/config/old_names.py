@@ -14,7 +14,7 @@ LOSS = {name: name for name in ("clip_low", "clip_high", "dual_clip")} | {
 BOUNDED = {"correction": "correction", "rejection": "reject"}
 """Choices with bounds -> prefix of their settings in early versions."""
 ARCHER = ("replay", "states", "correction", "expectile")
-CRITIC = {"critic_updates": "updates", "critic_batch": "batch"} | {name: name for name in ("encoder", "target_rate")}
+CRITIC = {"critic_updates": "updates", "critic_batch": "batch"} | {"target_rate": "target_rate"}
 
 RENAMED: dict[str, str] = {
     "algo.method": "algo.estimator",
@@ -32,6 +32,12 @@ RENAMED: dict[str, str] = {
     "system.cache_share": "engine.gpu_memory_utilization",
     "diagnose.rollback": "diagnose.rollbacks",
     "diagnose.max_rollbacks": "diagnose.rollbacks",
+    "diagnose.information_every": "diagnose.every",
+    "diagnose.gradients_every": "diagnose.every",
+    "agent.timeout_s": "rollout.timeout_s",
+    "agent.on_timeout": "agent.train_on",
+    "agent.on_crash": "agent.train_on",
+    **{f"{section}.encoder": "critic" for section in ("archer", "algo.estimator", "critic")},
     **{f"algo.{name}": f"algo.advantage.{name}" for name in ADVANTAGE},
     **{f"algo.{old}": f"algo.loss.{name}" for old, name in LOSS.items()},
     **{f"algo.correction_{name}": f"algo.correction.{name}" for name in ("level", "normalise")},
@@ -117,6 +123,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "train.optimizer.betas": ([0.9, 0.95], "The betas of AdamW are 0.9 and 0.95."),
     "train.betas": ([0.9, 0.95], "The betas of AdamW are 0.9 and 0.95."),
     "sft.held_out": (0.05, "Without an environment, 5 % of the conversations are held out."),
+    "data.capacity": (100_000, "All episodes of data.sources are kept, up to 1,000,000."),
     "data.min_reward": ("none", "Set data.keep to the lowest total reward of an episode that is kept."),
     "diagnose.alarms": (True, "Alarms are always reported."),
     "diagnose.information_prompts": (8, "A measurement scores 8 trajectories."),

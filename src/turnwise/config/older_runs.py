@@ -5,6 +5,7 @@ from typing import Any
 from turnwise.algos.estimators import ESTIMATORS, OnPolicySettings
 from turnwise.config.keys import all_keys, choice_of
 from turnwise.config.old_names import BOUNDED, REMOVED, RENAMED
+from turnwise.envs.agent.settings import AGENT_ENV
 from turnwise.settings.choice import KIND
 from turnwise.settings.values import NONE
 from turnwise.user_code.references import is_reference
@@ -75,8 +76,9 @@ def _adapt(settings: Settings, old: dict[str, Any]) -> None:
             if f"algo.{name}" in old:
                 _set(settings, f"algo.estimator.{name}", old[f"algo.{name}"])
     _join_settings(settings, old)
+    shares_trunk = _pop(old, "critic.encoder", "algo.estimator.encoder", "archer.encoder") == "policy"
     if ESTIMATORS.get(_kind(settings, "algo.estimator"), OnPolicySettings).trains_critic:
-        _set(settings, "critic", "utterances")
+        _set(settings, "critic", "utterance_head" if shares_trunk else "utterances")
 
 
 def _join_settings(settings: Settings, old: dict[str, Any]) -> None:
@@ -93,6 +95,16 @@ def _join_settings(settings: Settings, old: dict[str, Any]) -> None:
     if _pop(old, "algo.advantage.whiten_over", "algo.whiten_over") == "token" and whitens:
         is_of_turns = _kind(settings, "algo.advantage") in ("turn_gae", "step_gae")
         old["algo.whiten"] = "token" if is_of_turns else whitens
+
+    every = [steps for name in ("information", "gradients") if (steps := _pop(old, f"diagnose.{name}_every"))]
+    if every:
+        _set(settings, "diagnose.every", min(every))
+    limit = _pop(old, "agent.timeout_s")
+    if limit is not None and _table(settings, "env").get(KIND) == AGENT_ENV:
+        _set(settings, "rollout.timeout_s", limit)
+    rules = {"timeout": _pop(old, "agent.on_timeout"), "crash": _pop(old, "agent.on_crash")}
+    if failures := [failure for failure, rule in rules.items() if rule not in (None, "retry")]:
+        _set(settings, "agent.train_on", failures)
 
 
 def _pop(old: dict[str, Any], *names: str) -> Any:

@@ -5,11 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from turnwise.settings.needs import (
-    STEP_GROUPS,
-    Need,
-    Package,
-)
+from turnwise.settings.needs import Package
 from turnwise.settings.section import Idle, NonNegative, Positive, Section
 
 
@@ -18,17 +14,8 @@ class DiagnoseConfig(Section):
 
     rollbacks: Annotated[int, Field(ge=0)] = 0
     """Alarms at which a run returns to its oldest kept checkpoint with half the learning rate; later ones do not."""
-    information_every: Annotated[int, Field(ge=0)] = 0
-    """Steps between measurements of how much the reasoning depends on the prompt; 0 disables them."""
-    gradients_every: Annotated[int, Field(ge=0)] = 0
-    """Steps between measurements of the gradient norm by reward spread; 0 disables them."""
-
-    def needs(self) -> list[Need]:
-        why, without = (
-            "diagnose.gradients_every compares groups that a step trains on",
-            "set diagnose.gradients_every to 0",
-        )
-        return [Need(STEP_GROUPS, why, without)] if self.gradients_every else []
+    every: Annotated[int, Field(ge=0)] = 0
+    """Steps between measurements: dependence of the reasoning on the prompt, gradient by reward spread; 0: never."""
 
 
 class EvalConfig(Section):

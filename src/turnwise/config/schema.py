@@ -48,7 +48,7 @@ class Config(Section):
     reward: RewardConfig = RewardConfig()
     algo: AlgoConfig = AlgoConfig()
     critic: Annotated[CriticSettings, OneOf(setting="critic", table=CRITICS)] = TrunkCriticSettings()
-    """Critic, for advantages and estimators that need one: a model or a head for tokens, or one for utterances."""
+    """Critic, for advantages and estimators that need one: a model or a head, for tokens or for utterances."""
     train: TrainConfig = TrainConfig()
     sft: SftConfig = SftConfig()
     data: DataConfig = DataConfig()

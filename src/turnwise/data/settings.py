@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from turnwise.settings.needs import PAIRS, PLAYED, STORED, Lack
-from turnwise.settings.section import NonNegative, Positive, Section
+from turnwise.settings.section import NonNegative, Section
 
 
 class DataConfig(Section):
@@ -12,8 +12,6 @@ class DataConfig(Section):
 
     sources: tuple[str, ...] = ()
     """Runs, files of conversations or episodes, and dataset folders; default: the environment is played."""
-    capacity: Positive = 100_000
-    """Maximum number of episodes; the newest are kept."""
     episodes: Literal["training", "evaluation", "all"] = "training"
     """Episodes of a run that are read: of its training steps, of its evaluations, or both."""
     keep: Literal["all", "succeeded"] | float = "all"
@@ -22,7 +20,7 @@ class DataConfig(Section):
     """Smallest difference of total rewards between the episodes of a pair for dpo; 0 compares any that differ."""
 
     uses: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
-        **dict.fromkeys(("capacity", "episodes", "keep"), STORED),
+        **dict.fromkeys(("episodes", "keep"), STORED),
         "pair_gap": (STORED, PAIRS),
     }
 

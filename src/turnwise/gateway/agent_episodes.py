@@ -186,14 +186,15 @@ class RecordedEpisode:
         """
         episode, settings, cut = self.episode, self.host.settings, None
         if ended.timed_out:
-            if settings.on_timeout == "retry":
+            if "timeout" not in settings.train_on:
+                limit = f"rollout.timeout_s {self.host.limits.timeout_s:g}"
                 raise InfrastructureFailure(
-                    f"the agent did not end within agent.timeout_s {settings.timeout_s:g}: make it faster, raise the "
-                    "limit, or train on such episodes with agent.on_timeout truncate"
+                    f"the agent did not end within {limit}: make it faster, raise the limit, or train on such "
+                    "episodes with agent.train_on timeout"
                 )
             cut = Status.TRUNCATED_TIME
         elif ended.crash is not None:
-            if episode.failure is None and not episode.overflowed and settings.on_crash == "retry":
+            if episode.failure is None and not episode.overflowed and "crash" not in settings.train_on:
                 raise EnvironmentFailure(f"the agent failed: {ended.crash}") from ended.crash
             cut = Status.TRUNCATED_TOKENS if episode.overflowed else Status.FAILED
         if episode.failure is not None:
@@ -242,18 +243,18 @@ class RecordedEpisode:
         return replace(outcome, reward=outcome.reward + posted)
 
     async def _score(self, function: AgentReward, task: Any, result: AgentResult) -> Outcome:
-        settings = self.host.settings
-        label, seconds = f"the reward {getattr(function, '__name__', 'function')}", settings.timeout_s
+        success_at, seconds = self.host.settings.success_at, self.host.limits.timeout_s
+        label = f"the reward {getattr(function, '__name__', 'function')}"
         token = blocking_limit.set(seconds)
         try:
             with allow_interrupts():
                 async with asyncio.timeout(seconds):
                     value = await call_reward_function(function, task, result, label=label, fix=lambda error: "fix it")
         except TimeoutError as error:
-            raise RewardFailure(f"{label} returned nothing within agent.timeout_s {seconds:g}: raise it") from error
+            raise RewardFailure(f"{label} returned nothing within rollout.timeout_s {seconds:g}: raise it") from error
         finally:
             blocking_limit.reset(token)
-        return read_outcome(value, settings.success_at, label)
+        return read_outcome(value, success_at, label)
 
 
 def read_outcome(value: Any, success_at: float, label: str) -> Outcome:

@@ -28,7 +28,7 @@ from turnwise.gateway.request_body import BodyReader, parse_json
 from turnwise.rollout.collect import CollectedGroups
 
 GRACE_S = 60.0
-"""Seconds beyond agent.timeout_s after which an open episode is dropped, as its trainer is gone."""
+"""Seconds beyond rollout.timeout_s after which an open episode is dropped, as its trainer is gone."""
 
 log = logging.getLogger("turnwise")
 
@@ -145,7 +145,7 @@ class TrainingRoutes:
 
     @property
     def _limit_s(self) -> float:
-        return self._service.config.agent.timeout_s + GRACE_S
+        return self._service.config.rollout.timeout_s + GRACE_S
 
     def _expire(self, session: TrainingSession, name: str, episode: OpenEpisode) -> None:
         """Drop an episode whose trainer is gone."""

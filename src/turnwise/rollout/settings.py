@@ -60,7 +60,7 @@ class RolloutConfig(Section):
     max_tokens: Positive = 2048
     """Maximum number of tokens of an episode's context; the last turn's budget shrinks to fit."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds per episode for its sampling, and as many for its environment; waiting for others is not counted."""
+    """Seconds per episode for sampling, and as many for the environment, without waiting. An agent: seconds in all."""
     attempts: Positive = 3
     """Attempts per episode before it is dropped, if its environment or infrastructure fails; 3 means two retries."""
     trial_s: NonNegative = 30.0

@@ -65,7 +65,7 @@ def build_collector(
         host=host,
         agent=build_agent(agent),
         find_task=find_task,
-        timeout_s=agent.timeout_s,
+        timeout_s=rollout.timeout_s,
         in_flight=rollout.in_flight,
         attempts=rollout.attempts,
         run_seed=run_seed,

@@ -78,8 +78,8 @@ def build_utterance_critic(
     learner: LocalLearner,
     plan: MemoryPlan,
 ) -> UtteranceCriticLearner:
-    seed, own_trunk = address("utterance critic", seed), settings.encoder == "own"
-    critic = UtteranceCritic(learner.model, seed=seed, own_trunk=own_trunk)
+    seed = address("utterance critic", seed)
+    critic = UtteranceCritic(learner.model, seed=seed, own_trunk=settings.owns_trunk)
     mark_embeddings(critic.trunk)
     archer = algo.estimator
     optimizer = build_optimizer(train, critic.parameters(), settings.learning_rate, build_schedule(train), plan)

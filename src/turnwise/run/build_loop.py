@@ -234,8 +234,8 @@ def _diagnostic_parts(given: LoopInputs, source: Source) -> list[Part]:
     diagnostics = Diagnostics(
         learner,
         update_settings(config.algo, config.critic, config.train, config.seed, given.plan.micro_tokens),
-        information_every=settings.information_every,
-        gradients_every=settings.gradients_every,
+        every=settings.every,
+        compares_groups=not config.algo.estimator.trains_critic,
     )
     load = model_loader(config.model)
     rollback = Rollback(

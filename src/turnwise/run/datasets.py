@@ -35,6 +35,9 @@ from turnwise.run.stored_sources import (
 )
 from turnwise.training.offline import has_comparable
 
+STORED_CAPACITY = 1_000_000
+"""Largest number of stored episodes that a run trains on: of more, the newest are kept."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEpisode:

@@ -51,7 +51,7 @@ def memory_request(config: Config, *, sft: bool = False) -> MemoryRequest:
     keeps = True if config.rollout.max_staleness else SWITCH[config.system.keep_cache]
     has_opponent = isinstance(selfplay.opponent, PolicyOpponent) and selfplay.opponent.plays_snapshots
     critic_settings = config.critic
-    own = isinstance(critic_settings, UtteranceCriticSettings) and critic_settings.encoder == "own"
+    own = isinstance(critic_settings, UtteranceCriticSettings) and critic_settings.owns_trunk
     encoder = algo.estimator.trains_critic and own  # a trunk critic; its target copy is like a reference
     critic = encoder or (algo.needs_critic and isinstance(critic_settings, TrunkCriticSettings))
     copies_weights = config.rollout.max_staleness > 0 or not engine.shares_weights

@@ -26,7 +26,7 @@ from turnwise.report.terminal import make_console
 from turnwise.run.build import PolicyStack, build_policy_stack
 from turnwise.run.build_learner import build_learner, share_value_head
 from turnwise.run.build_loop import LoopInputs, build_loop
-from turnwise.run.datasets import fill_replay
+from turnwise.run.datasets import STORED_CAPACITY, fill_replay
 from turnwise.run.environment_mix import build_environment_mix
 from turnwise.run.resources import memory_plan
 from turnwise.run.restore import open_checkpoints, restore_or_init
@@ -167,7 +167,7 @@ class ReinforcementRun(TrainingRun):
         self, loaded: LoadedModel, stack: PolicyStack, learner: Learner, plan: MemoryPlan, progress: Progress
     ) -> Replay:
         """Read the stored episodes. The initial policy scores those without recorded log-probabilities."""
-        replay = open_replay(self.folder.replay, self.config.data.capacity)
+        replay = open_replay(self.folder.replay, STORED_CAPACITY)
         vocabulary = loaded.model.get_input_embeddings().num_embeddings
         fill_replay(replay, self.config, stack.renderer, vocabulary, progress.note)
         scored = score_rendered(replay, learner, plan.micro_tokens, partial(progress.phase, "reference"))

@@ -129,24 +129,28 @@ GRADIENT_BUCKETS = 4
 
 
 class Diagnostics(Part):
-    """Measurements every n steps that need passes of the model; 0 steps: never."""
+    """Measurements every n steps that need passes of the model; 0 steps: never.
+
+    `compares_groups`: the groups of a step are those that it trains on, so that their gradients can be compared.
+    """
 
     def __init__(
         self,
         learner: Learner,
         settings: UpdateSettings,
         *,
-        information_every: int,
-        gradients_every: int,
+        every: int,
+        compares_groups: bool,
     ) -> None:
         self._learner, self._settings = learner, settings
-        self._information_every, self._gradients_every = information_every, gradients_every
+        self._every, self._compares_groups = every, compares_groups
 
     def inspect(self, rollout: Rollout, estimate: Estimate | None) -> Metrics:
-        metrics, learner, settings = dict[str, float](), self._learner, self._settings
-        if is_due(self._information_every, rollout.number):
-            metrics |= mutual_information_metrics(rollout.groups, learner, INFORMATION_PROMPTS, settings.micro_tokens)
-        if is_due(self._gradients_every, rollout.number) and estimate is not None:
+        if not is_due(self._every, rollout.number):
+            return {}
+        learner, settings = self._learner, self._settings
+        metrics = mutual_information_metrics(rollout.groups, learner, INFORMATION_PROMPTS, settings.micro_tokens)
+        if self._compares_groups and estimate is not None:
             metrics |= gradient_metrics(rollout.kept, estimate, learner, settings, GRADIENT_BUCKETS)
         return metrics
 

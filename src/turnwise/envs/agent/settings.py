@@ -1,9 +1,7 @@
 """Settings of agents that are trained through the gateway."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import Field
+from typing import Any, ClassVar, Literal
 
 from turnwise.settings.choice import Choice, choices
 from turnwise.settings.needs import WARM_UP, Package
@@ -19,12 +17,8 @@ class AgentSettings(Choice):
     """FILE.py:function of (task, result); none uses the reward that the agent returns or posts to the gateway."""
     success_at: float = 1.0
     """Lowest reward at which an episode counts as success, if the reward is a plain number."""
-    timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds per episode, waiting for the model included."""
-    on_timeout: Literal["retry", "truncate"] = "retry"
-    """Episode that takes too long: retried, or trained on as truncated, with the rewards posted until then."""
-    on_crash: Literal["retry", "fail"] = "retry"
-    """Exception or exit status that is not 0: the episode is retried, or trained on as failed, with reward 0."""
+    train_on: tuple[Literal["timeout", "crash"], ...] = ()
+    """Episodes that are not retried: timeout, as truncated, with the rewards until then; crash, as failed, reward 0."""
 
     @property
     def program(self) -> str:
