@@ -29,7 +29,7 @@ from turnwise.core.trajectory import Group, Turn
 from turnwise.data.packing import micro_batches, pack_train
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import load_model
-from turnwise.models.loading.lora import LoraSettings, add_lora
+from turnwise.models.loading.lora import LoraPart, LoraSettings, add_lora
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.models.sharding import local_of
 from turnwise.models.vision.architectures import attention_by_part, equip_model
@@ -108,7 +108,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "vision": ("trunk", {"model__name": "tiny_vlm", "model__train_vision": True, "algo__old_logprobs": "learner"}),
     "vision lora": (
         "no critic",
-        {"model__name": "tiny_vlm", "lora__rank": 2, "lora__part": "both", "algo__old_logprobs": "learner"},
+        {"model__name": "tiny_vlm", "lora__rank": 2, "model__train_vision": True, "algo__old_logprobs": "learner"},
     ),
 }
 """Name -> critic and settings of a learner. All have a KL reference and samples with shared prompts.
@@ -138,7 +138,7 @@ def model_of(config: Config) -> Any:
     else:
         model = random_model("qwen2", ATTENTION, dtype, layers=2)  # the time grows with the number of tensors
     if config.lora.rank:
-        part = config.lora.part or "language"
+        part: LoraPart = "both" if config.model.train_vision else "language"
         add_lora(model, "base", LoraSettings(rank=config.lora.rank, alpha=4.0, targets=(), seed=0, part=part))
         with torch.no_grad():  # peft starts with zeros, for which half of the adapter gets no gradient
             for name, parameter in model.named_parameters():

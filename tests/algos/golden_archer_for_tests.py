@@ -3,14 +3,14 @@
 from collections.abc import Callable
 
 import torch
+from choices_for_tests import choose
 from golden_for_tests import Arrays, Record, arrays_of, close
 from golden_losses_for_tests import gradient
 from torch import Tensor
 
 from turnwise.algos.archer import compute_advantages, compute_q_targets, utterance_value_loss
 from turnwise.algos.loss_types import Loss, LossInputs
-from turnwise.algos.losses import Reinforce, SeqMeanTokenSum, value_loss
-from turnwise.algos.offline import Awr
+from turnwise.algos.losses import LOSSES, Reinforce, SeqMeanTokenSum, value_loss
 
 
 def pair(arrays: Arrays, name: str) -> Tensor:
@@ -67,7 +67,9 @@ def iql(record: Record) -> None:
     arrays, losses = critic_losses(record, given["expectile"])
     close(record, torch.stack(list(losses.values())).sum().detach(), expected["loss"], "loss")
     rows, beta = torch.arange(len(arrays["reward"])), 1 / given["inv_temp"]
-    loss = actor_loss(Awr(beta=beta, max_weight=1e300), arrays["logp_pi"], advantages_of(arrays), rows)
+    loss = actor_loss(
+        choose(LOSSES, "awr", beta=beta, max_weight=1e300), arrays["logp_pi"], advantages_of(arrays), rows
+    )
     close(record, loss, expected["awr_loss"], "awr_loss")
 
 

@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from choices_for_tests import choose
 from hypothesis import given
 from hypothesis import strategies as st
 from losses_for_tests import inputs
 
 from turnwise.algos.advantage_types import AdvantageInputs
 from turnwise.algos.loss_types import LossInputs, PairInputs
-from turnwise.algos.offline import Awr, Clone, Dpo, Preference
+from turnwise.algos.losses import LOSSES
+from turnwise.algos.offline import Clone, Dpo, Preference
 
 
 def rows(returns: list[float], groups: list[int]) -> AdvantageInputs:
@@ -44,7 +46,7 @@ def test_awr_equals_the_weighted_likelihood_of_the_paper(
     tokens: list[tuple[float, float]], beta: float, largest: float
 ) -> None:
     batch = inputs([ratio for _, ratio in tokens], [advantage for advantage, _ in tokens])
-    result = Awr(beta=beta, max_weight=largest).compute(batch)
+    result = choose(LOSSES, "awr", beta=beta, max_weight=largest).compute(batch)
     for number, (advantage, _) in enumerate(tokens):
         weight = min(math.exp(advantage / beta), largest)
         expected = -weight * batch.policy_logprobs[number].item()

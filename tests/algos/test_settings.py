@@ -104,7 +104,6 @@ OTHERS: dict[str, dict[str, Any]] = {
         "level": "sequence",
         "share": 0.15,
         "beta": 2.0,
-        "max_weight": 2.0,
         "sft_coef": 0.5,
     },
     "aggregation": {"constant_length": 16},

@@ -65,9 +65,9 @@ def test_adapter_targets_both_parts_of_a_vision_model() -> None:
 
 
 def test_adapter_part_without_matching_layers_is_refused(base: Path) -> None:
-    with pytest.raises(UserError, match=r"No layers named q_proj in the vision part: set lora\.part both"):
+    with pytest.raises(UserError, match=r"No layers named q_proj in the vision part: set model\.train_vision true"):
         add_lora(load_model("tiny_vlm").model, "tiny_vlm", settings(part="vision", targets=("q_proj",)))
-    with pytest.raises(UserError, match=r"lora\.part vision needs a model that reads images"):
+    with pytest.raises(UserError, match=r"model\.train_vision only needs a model that reads images"):
         add_lora(load_model(str(base)).model, str(base), settings(part="vision"))
 
 

@@ -445,7 +445,11 @@ IN_ALGOS = (
             ".clamp(*self.bounds)",
             ".clamp(max=self.bounds[1])",
         ),
-        ("pools swapped", 'pool == "product"', 'pool != "product"'),
+        (
+            "pools swapped",
+            'self.level.endswith("_mean")',
+            'not self.level.endswith("_mean")',
+        ),
         ("two_sided compares the old policy", "inputs.policy_logprobs.detach().exp()", "inputs.old_logprobs.exp()"),
     ),
     *mutants(

@@ -137,6 +137,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
         "with algo.advantage gae. Remove it, or choose",
         {"algo__advantage__gamma_turn": 0.9, "algo__advantage": "gae"},
     ),
+    ("trains an adapter, and lora.rank is 0", {"model__name": "tiny_vlm", "model__train_vision": "only"}),
     ("already normalises", {"reward__combine": "each", "algo__normalise": "mean"}),
     ("needs one number for the environment's reward", {"reward__weights": (1.0, 2.0)}),
     ("missing.py does not exist", {"reward__functions": ("missing.py:brief",)}),

@@ -189,7 +189,7 @@ def draw_context(rng: random.Random) -> Settings:
     settings: dict[str, Settings] = {
         "window": turns,
         "turn": turns,
-        "summary": {"context.every": rng.choice([1, 2]), "context.tokens": 6},
+        "summary": {"context.every": rng.choice([1, 2]), "context.summary": 6},
     }
     return {"context": mode, "context.keep_opening": rng.choice([True, False]), **settings[mode]}
 

@@ -77,7 +77,7 @@ def test_algorithm_trains_with_finite_metrics(names: dict[str, str], tmp_path: P
     [
         {"context": "window", "context__turns": 1},
         {"context": "turn"},
-        {"context": "summary", "context__every": 1, "context__tokens": 8},
+        {"context": "summary", "context__every": 1, "context__summary": 8},
         {"algo__advantage": "bi_level_gae", "algo__advantage__gamma_turn": "adaptive"},
         {
             "algo__kl_target": 0.01,

@@ -168,7 +168,7 @@ def test_older_run_is_read_with_the_same_meaning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "choice", "expected"),
     [
-        ({"loss": "awr"}, "loss", {"kind": "awr", "beta": 0.5, "max_weight": 20.0}),
+        ({"loss": "awr"}, "loss", {"kind": "awr", "beta": 0.5}),
         ({"loss": "dpo"}, "loss", {"kind": "dpo", "beta": 0.2, "sft_coef": 0.0}),
         ({"advantage": "gae"}, "advantage", {"kind": "gae", "gamma": 1.0, "lam": 1.0, "whiten": True}),
         (
@@ -250,6 +250,13 @@ def test_older_settings_that_were_joined_keep_their_meaning(tmp_path: Path) -> N
         [critic]
         kind = "utterances"
         encoder = "policy"
+        [lora]
+        rank = 4
+        part = "vision"
+        [context]
+        kind = "summary"
+        tokens = 64
+        by = "model"
     """
     for env, command, limit in (("agent", "python a.py", 5.0), ("frozen_lake", "none", 600.0)):
         text = f'[env]\nkind = "{env}"\n{dedent(both).format(command=command)}'
@@ -257,6 +264,7 @@ def test_older_settings_that_were_joined_keep_their_meaning(tmp_path: Path) -> N
         config = build(read_run(str(tmp_path)))
         assert (config.rollout.timeout_s, config.agent.train_on) == (limit, ("timeout", "crash"))
         assert (config.diagnose.every, config.critic.kind) == (4, "utterance_head")
+        assert (config.model.train_vision, config.context.model_dump()["summary"]) == ("only", 64)
         assert config.algo.advantage.model_dump()["whiten"] is False
         correction = {"kind": "truncated", "normalise": False, "level": "sequence_mean", "bounds": (0.5, 3.0)}
         assert config.algo.correction.model_dump() == correction

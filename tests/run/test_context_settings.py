@@ -46,7 +46,7 @@ def test_every_setting_reaches_its_context() -> None:
         said=("<answer>Left</answer>",),
     )
     few, kept = {"context__turns": 1, "context__keep_opening": True}, {"keep_opening": True}
-    by_turns = {"context__every": 2, "context__tokens": 9, "context__keep_opening": True, "rollout__max_tokens": 300}
+    by_turns = {"context__every": 2, "context__summary": 9, "context__keep_opening": True, "rollout__max_tokens": 300}
     expected = {
         "window": (few, window(renderer(), 1, keep_opening=True)),
         "turn": (few, TurnContext(renderer(), turns=1, keep_opening=True)),
@@ -82,11 +82,11 @@ def test_summary_larger_than_the_context_is_refused() -> None:
 def test_missing_summary_hook_is_reported_before_the_run(tmp_path: Path) -> None:
     hooks = tmp_path / "hooks.py"
     hooks.write_text("LIMIT = 3\ndef briefly(messages):\n    return f'{len(messages)} messages'\n")
-    check_settings(config_of("summary", context__by=f"{hooks}:briefly"))
+    check_settings(config_of("summary", context__summary=f"{hooks}:briefly"))
     writer = load_summary_hook(f"{hooks}:briefly")
     assert writer is not None and writer([user("a"), user("b")]) == "2 messages"
-    assert load_summary_hook("model") is None
-    assert 'did you mean "briefly"?' in refused("summary", context__by=f"{hooks}:breifly")
-    assert 'no function "LIMIT"' in refused("summary", context__by=f"{hooks}:LIMIT")
-    assert "none.py does not exist" in refused("summary", context__by=f"{tmp_path}/none.py:f")
-    assert 'neither "model" nor FILE.py:function' in refused("summary", context__by="modle")
+    assert load_summary_hook(128) is None
+    assert 'did you mean "briefly"?' in refused("summary", context__summary=f"{hooks}:breifly")
+    assert 'no function "LIMIT"' in refused("summary", context__summary=f"{hooks}:LIMIT")
+    assert "none.py does not exist" in refused("summary", context__summary=f"{tmp_path}/none.py:f")
+    assert 'neither "128" nor FILE.py:function' in refused("summary", context__summary="modle")

@@ -91,7 +91,7 @@ def test_text_model_given_images_is_a_user_error(tmp_path: Path) -> None:
     [
         ({"lora__rank": 2}, {False}),
         ({"lora__rank": 2, "model__train_vision": True}, {True, False}),
-        ({"lora__rank": 2, "lora__part": "vision"}, {True}),
+        ({"lora__rank": 2, "model__train_vision": "only"}, {True}),
     ],
 )
 def test_adapter_is_on_the_chosen_part(settings: dict[str, Any], parts: set[bool], tmp_path: Path) -> None:

@@ -139,8 +139,13 @@ class BoundedCorrection(Choice):
 
 def ratio_level(level: CorrectionLevel) -> RatioLevel:
     """Return the unit of a level, however its ratio is pooled."""
-    levels: dict[str, RatioLevel] = {"turn_mean": "turn", "sequence_mean": "sequence"}
-    return levels.get(level, level)
+    match level:
+        case "turn_mean":
+            return "turn"
+        case "sequence_mean":
+            return "sequence"
+        case _:
+            return level
 
 
 class Truncated(BoundedCorrection, WeightCorrection, kind="truncated"):

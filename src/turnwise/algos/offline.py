@@ -62,7 +62,7 @@ def _first_with_extreme(values: Tensor, groups: Tensor, reduction: str) -> Tenso
 
 
 class Awr(Loss, kind="awr"):
-    """-min(exp(A / beta), max_weight) log pi (advantage-weighted regression, Peng et al. 2019, algorithm 1).
+    """-min(exp(A / beta), 20) log pi (advantage-weighted regression, Peng et al. 2019, algorithm 1).
 
     A weighted likelihood: nothing is pushed down, so the policy stays near the actions of the data. AWAC (Nair et al.
     2020) has the same actor, with A = Q - V of a critic that learns by bootstrapping.
@@ -71,8 +71,8 @@ class Awr(Loss, kind="awr"):
     adds_penalty: ClassVar[bool] = True
     beta: Annotated[float, Field(gt=0)] = 1.0
     """Temperature of the weights exp(advantage / beta): lower values imitate only the best actions."""
-    max_weight: Annotated[float, Field(gt=0)] = 20.0
-    """Largest weight."""
+
+    max_weight: ClassVar[float] = 20.0
 
     def compute(self, inputs: LossInputs) -> LossResult:
         weights = (inputs.advantages / self.beta).exp().clamp(max=self.max_weight)

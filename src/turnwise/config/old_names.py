@@ -7,7 +7,6 @@ LOSS = {name: name for name in ("clip_low", "clip_high", "dual_clip")} | {
     "ratio_level": "level",
     "cov_share": "share",
     "awr_beta": "beta",
-    "awr_max_weight": "max_weight",
     "dpo_beta": "beta",
     "dpo_sft_coef": "sft_coef",
 }
@@ -27,7 +26,9 @@ RENAMED: dict[str, str] = {
     "train.weight_decay": "train.optimizer.weight_decay",
     "train.final_share": "train.schedule.final_share",
     "context.mode": "context",
-    **{f"context.summary_{name}": f"context.{name}" for name in ("every", "tokens", "by")},
+    "context.summary_every": "context.every",
+    **{f"context.{old}": "context.summary" for old in ("summary_tokens", "tokens", "summary_by", "by")},
+    "lora.part": "model.train_vision",
     **{f"selfplay.{name}": f"selfplay.opponent.{name}" for name in ("snapshot_every", "snapshots", "ladder_games")},
     "system.cache_share": "engine.gpu_memory_utilization",
     "diagnose.rollback": "diagnose.rollbacks",
@@ -85,6 +86,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
         }.items()
         for name in (last, f"advantage.{last}")
     },
+    **dict.fromkeys(("algo.loss.max_weight", "algo.awr_max_weight"), (20.0, "The weights of awr are at most 20.")),
     **{
         f"algo.{name}": (value, "sapo has the temperatures of its paper.")
         for last, value in {"tau_positive": 1.0, "tau_negative": 1.05}.items()

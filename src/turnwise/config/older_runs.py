@@ -12,6 +12,9 @@ from turnwise.user_code.references import is_reference
 
 Settings = dict[str, Any]
 
+TRAINS_VISION = {"language": False, "vision": "only", "both": True}
+"""Value of lora.part -> of model.train_vision."""
+
 
 def old_settings(settings: Settings) -> dict[str, Any]:
     """Return the settings with names of earlier versions, by these names; not those that all runs have now."""
@@ -96,6 +99,13 @@ def _join_settings(settings: Settings, old: dict[str, Any]) -> None:
         is_of_turns = _kind(settings, "algo.advantage") in ("turn_gae", "step_gae")
         old["algo.whiten"] = "token" if is_of_turns else whitens
 
+    part = _pop(old, "lora.part")
+    if part in TRAINS_VISION and _table(settings, "lora").get("rank"):
+        _set(settings, "model.train_vision", TRAINS_VISION[part])
+    tokens = _pop(old, "context.tokens", "context.summary_tokens")
+    author = _pop(old, "context.by", "context.summary_by")
+    if (summary := author if author not in (None, "model") else tokens) is not None:
+        _set(settings, "context.summary", summary)
     every = [steps for name in ("information", "gradients") if (steps := _pop(old, f"diagnose.{name}_every"))]
     if every:
         _set(settings, "diagnose.every", min(every))

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from turnwise.models.loading.catalogue import SMOLLM2_VISION, WARMED_UP
-from turnwise.settings.needs import WARM_UP, Lack, Package
+from turnwise.settings.needs import ADAPTER, WARM_UP, Lack, Need, Package
 from turnwise.settings.section import Idle, Section
 
 
@@ -20,8 +20,8 @@ class ModelConfig(Section):
     """Data type of the parameters; auto: float32 on CPU, bfloat16 with float32 master weights on GPU."""
     chat_template: str | None = None
     """Jinja file with a chat template, for tokenizers without one."""
-    train_vision: bool | None = None
-    """Train the vision tower and its projection too; none: only that of smollm2-135m-vision, which is untrained."""
+    train_vision: bool | Literal["only"] | None = None
+    """Train the vision tower and its projection, too or (by LoRA) only; none: only that of smollm2-135m-vision."""
     warmup_steps: Annotated[int, Field(ge=0)] = 60
     """tiny, tiny_vlm: steps on random actions; before images 2 x as many on boards, smollm2-135m-vision 8 x."""
 
@@ -32,6 +32,10 @@ class ModelConfig(Section):
 
     def packages(self) -> list[Package]:
         return [Package("A GGUF file", "gguf", "gguf")] if self.name.endswith(".gguf") else []
+
+    def needs(self) -> list[Need]:
+        why = "model.train_vision only trains an adapter"
+        return [Need(ADAPTER, why, "set model.train_vision to true")] if self.train_vision == "only" else []
 
     def lacks(self) -> dict[str, Lack]:
         if self.name not in WARMED_UP:
@@ -50,11 +54,12 @@ class LoraConfig(Section):
     """LoRA scaling numerator: updates are scaled by alpha / rank; none uses 2 x rank."""
     targets: tuple[str, ...] = ()
     """Names of the layers that get an adapter, such as q_proj; default: every linear layer but the head."""
-    part: Literal["language", "vision", "both"] | None = None
-    """Part of a model that reads images; none: language, and vision too if model.train_vision trains it."""
 
     def packages(self) -> list[Package]:
         return [Package("lora.rank", "peft", "lora")] if self.rank else []
 
+    def lacks(self) -> dict[str, Lack]:
+        return {} if self.rank else {ADAPTER: Lack("lora.rank", "is 0", "raise lora.rank")}
+
     def idle(self) -> Idle:
-        return {} if self.rank else dict.fromkeys(("alpha", "targets", "part"), ("lora.rank 0", "raise lora.rank"))
+        return {} if self.rank else dict.fromkeys(("alpha", "targets"), ("lora.rank 0", "raise lora.rank"))

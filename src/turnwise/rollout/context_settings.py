@@ -54,10 +54,13 @@ class Summary(PartSettings, kind="summary"):
 
     every: Positive | None = None
     """Turns that trigger a summary at any length; none leaves it to the length."""
-    tokens: Positive = 128
-    """Maximum number of sampled tokens of a summary."""
-    by: str = "model"
-    """"model", or FILE.py:function from the episode's messages to text."""
+    summary: Annotated[Positive | str, Field(union_mode="left_to_right")] = 128
+    """Maximum number of tokens of a summary by the model; or FILE.py:function from the episode's messages to text."""
+
+    @property
+    def tokens(self) -> int:
+        """Maximum number of sampled tokens of a summary; 0 if a function writes it."""
+        return self.summary if isinstance(self.summary, int) else 0
 
 
 CONTEXTS: dict[str, type[ContextSettings]] = choices(Full, Window, Turn, Summary)

@@ -66,7 +66,7 @@ def model_loader(settings: ModelConfig) -> LoadModel:
 
     Unless the settings say otherwise, a vision tower is frozen if the model of the settings has a trained one.
     """
-    train_vision = settings.name == SMOLLM2_VISION if settings.train_vision is None else settings.train_vision
+    train_vision = settings.name == SMOLLM2_VISION if settings.train_vision is None else bool(settings.train_vision)
 
     def load(name: str) -> LoadedModel:
         return load_model(
@@ -148,7 +148,9 @@ def _add_adapter(config: Config, loaded: LoadedModel) -> None:
     if not lora.rank or has_adapter(loaded.model):
         return
     alpha = 2.0 * lora.rank if lora.alpha is None else lora.alpha
-    part: LoraPart = lora.part or ("both" if trains_vision(loaded.model) else "language")
+    part: LoraPart = "both" if trains_vision(loaded.model) else "language"
+    if config.model.train_vision == "only":
+        part = "vision"
     settings = LoraSettings(rank=lora.rank, alpha=alpha, targets=lora.targets, seed=config.seed, part=part)
     add_lora(loaded.model, loaded.name, settings)
 

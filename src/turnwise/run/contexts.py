@@ -21,7 +21,7 @@ def build_context(settings: ContextSettings, rollout: RolloutConfig, renderer: R
                 renderer,
                 when=SummaryTrigger(tokens=rollout.max_tokens // 2, turns=settings.every),
                 max_tokens=settings.tokens,
-                writer=load_summary_hook(settings.by),
+                writer=load_summary_hook(settings.summary),
                 keep_opening=settings.keep_opening,
             )
     return FullContext(renderer)
@@ -35,12 +35,13 @@ def check_context(config: Config) -> None:
     needed = limit // 2 + config.rollout.max_new_tokens + config.context.tokens
     if needed >= limit:
         raise UserError(
-            f"Half of rollout.max_tokens {limit}, at which a summary is due, rollout.max_new_tokens and context.tokens "
-            f"add up to {needed} tokens, which do not fit into it. Lower one of them, or raise rollout.max_tokens."
+            f"Half of rollout.max_tokens {limit}, at which a summary is due, rollout.max_new_tokens and "
+            f"context.summary add up to {needed} tokens, which do not fit into it. Lower one of them, or raise "
+            "rollout.max_tokens."
         )
-    load_summary_hook(config.context.by)
+    load_summary_hook(config.context.summary)
 
 
-def load_summary_hook(by: str) -> SummaryHook | None:
+def load_summary_hook(summary: int | str) -> SummaryHook | None:
     """Load the FILE.py:function that writes summaries; None if the model writes them."""
-    return None if by == "model" else load_function(by, "context.by", ["model"])
+    return None if isinstance(summary, int) else load_function(summary, "context.summary", ["128"])

@@ -23,7 +23,7 @@ def resolve_paths(config: Config) -> Config:
     """Make paths of code and data absolute, so that the run can be resumed from any working directory."""
     env, algo, context, model, sft = config.env, config.algo, config.context, config.model, config.sft
     if isinstance(context, Summary):
-        context = context.model_copy(update={"by": _resolve(context.by, Path())})
+        context = context.model_copy(update={"summary": _resolve(context.summary, Path())})
     mix = {name: _resolve_env(entry) if isinstance(entry, dict) else entry for name, entry in env.mix.items()}
     template = None if model.chat_template is None else str(Path(model.chat_template).expanduser().resolve())
     rules = {name: _resolve(getattr(algo, name), Path()) for name in TOKEN_RULES}

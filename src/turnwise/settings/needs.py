@@ -33,6 +33,7 @@ FIXED_OPPONENT = "an opponent that stays the same"
 OWN_GPUS = "GPUs of an engine's own"
 TWO_POLICIES = "an engine with two sets of weights"
 WARM_UP = "a warm-up of the model"
+ADAPTER = "a LoRA adapter"
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def _target_modules(model: Any, settings: LoraSettings) -> list[str] | str:
     """Return the target layers: by their full names in a model that reads images, where only a part has targets."""
     if image_encoder(model) is None:
         if settings.part != "language":
-            raise UserError(f"lora.part {settings.part} needs a model that reads images. Remove lora.part.")
+            raise UserError("model.train_vision only needs a model that reads images. Remove it.")
         return list(settings.targets) or "all-linear"
     language = {id(module) for module in model.base_model.get_decoder().modules()}
     parts = {"language": (True,), "vision": (False,), "both": (True, False)}[settings.part]
@@ -87,7 +87,7 @@ def _target_modules(model: Any, settings: LoraSettings) -> list[str] | str:
     ]
     if not names:
         raise UserError(
-            f"No layers named {', '.join(settings.targets)} in the {settings.part} part: set lora.part both."
+            f"No layers named {', '.join(settings.targets)} in the {settings.part} part: set model.train_vision true."
         )
     return names
 
