@@ -15,11 +15,12 @@ Entries where the mask is 0 are never read.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from turnwise.algos.user_code import check_arguments, naming
+from turnwise.algos.user_code import class_of_function, naming
 from turnwise.core.errors import UserError
 from turnwise.settings.choice import Choice
 from turnwise.settings.needs import (
@@ -127,24 +128,13 @@ class Advantage(Choice):
             ]
         return needs
 
-    @classmethod
-    def _required_methods(cls) -> tuple[str, ...]:
-        return ("compute",)
-
+    @abstractmethod
     def compute(self, inputs: AdvantageInputs) -> AdvantageResult:
         """Return one advantage per token, and the critic's targets if it needs one."""
-        raise NotImplementedError
 
     @classmethod
-    def from_function(cls, function: Callable[..., Any]) -> type[Advantage]:
-        check_arguments(function, f"algo.advantage {function.__name__}", takes=("inputs",))
-
-        class FunctionAdvantage(Advantage):
-            def compute(self, inputs: AdvantageInputs) -> AdvantageResult:
-                returned: AdvantageResult = function(inputs)
-                return returned
-
-        return FunctionAdvantage
+    def from_function(cls, function: Callable[..., Any]) -> type[Self]:
+        return class_of_function(cls, function, setting="algo.advantage", method="compute", argument="inputs")
 
 
 def compute_advantages(advantage: Advantage, inputs: AdvantageInputs) -> AdvantageResult:

@@ -4,6 +4,7 @@ on_policy computes algo.advantage on the episodes of the step. The others train 
 and an actor on the tokens of utterances (ArCHer, Zhou et al. 2024); their formulas are in `archer.py`.
 """
 
+from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -26,33 +27,33 @@ from turnwise.settings.needs import (
 from turnwise.settings.section import Positive, Share
 
 
-class EstimatorSettings(Choice):
-    """Settings of an estimator.
-
-    An estimator of your own, algo.estimator FILE.py:Name, is a class derived from `tw.EstimatorSettings` with `build`.
-    """
+class EstimatorChoice(Choice):
+    """An estimator, built in or of the user's own."""
 
     uses_advantage: ClassVar[bool] = False
     """Computes algo.advantage, on the groups that algo.filter keeps."""
     trains_critic: ClassVar[bool] = False
     """Trains a critic of its own."""
 
-    @classmethod
-    def _required_methods(cls) -> tuple[str, ...]:
-        return ("build",)
 
+class EstimatorSettings(EstimatorChoice):
+    """Settings of an estimator.
+
+    An estimator of your own, algo.estimator FILE.py:Name, is a class derived from `tw.EstimatorSettings` with `build`.
+    """
+
+    @abstractmethod
     def build(self, run: Any) -> Any:
         """Return the user's `tw.Estimator`, given `tw.RunParts`. `run/build_loop.py` builds the built-in ones."""
-        raise NotImplementedError
 
 
-class OnPolicySettings(EstimatorSettings, kind="on_policy"):
+class OnPolicySettings(EstimatorChoice, kind="on_policy"):
     """algo.advantage on the episodes of the step."""
 
     uses_advantage: ClassVar[bool] = True
 
 
-class UtteranceEstimator(EstimatorSettings):
+class UtteranceEstimator(EstimatorChoice):
     """A critic of whole utterances. It replaces algo.advantage, algo.filter and the token masks."""
 
     trains_critic: ClassVar[bool] = True
@@ -121,6 +122,6 @@ def _stored(kind: str) -> Need:
     return Need(STORED, f"algo.estimator {kind} trains on stored episodes alone", "choose algo.estimator archer")
 
 
-ESTIMATORS: dict[str, type[EstimatorSettings]] = choices(
+ESTIMATORS: dict[str, type[EstimatorChoice]] = choices(
     OnPolicySettings, ArcherSettings, ArcherOfflineSettings, AwacSettings
 )

@@ -7,14 +7,15 @@ fare alike teaches a relative advantage nothing, and as they spread, updates tha
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from turnwise.algos.stats import group_statistics
-from turnwise.algos.user_code import check_arguments, naming
+from turnwise.algos.user_code import class_of_function, naming
 from turnwise.core.errors import UserError
 from turnwise.settings.choice import Choice, choices
 from turnwise.settings.needs import GROUPS, PLAYED, Need
@@ -114,24 +115,13 @@ class Filter(GroupFilter):
         """
         return {"none": 1.0, "share": kept_share, "root": math.sqrt(kept_share)}[self.scale]
 
-    @classmethod
-    def _required_methods(cls) -> tuple[str, ...]:
-        return ("keeps",)
-
+    @abstractmethod
     def keeps(self, scores: Tensor) -> Tensor:
         """Return which groups are kept, [G] bool."""
-        raise NotImplementedError
 
     @classmethod
-    def from_function(cls, function: Callable[..., Any]) -> type[Filter]:
-        check_arguments(function, f"algo.filter {function.__name__}", takes=("scores",))
-
-        class FunctionFilter(Filter):
-            def keeps(self, scores: Tensor) -> Tensor:
-                kept: Tensor = function(scores)
-                return kept
-
-        return FunctionFilter
+    def from_function(cls, function: Callable[..., Any]) -> type[Self]:
+        return class_of_function(cls, function, setting="algo.filter", method="keeps", argument="scores")
 
 
 def select_groups(chosen: Filter, scores: Tensor) -> Tensor:

@@ -10,12 +10,13 @@ micro-batch, so a ratio does not depend on how the step is split:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from turnwise.algos.kl import clamp_log_ratio
-from turnwise.algos.user_code import check_arguments, naming
+from turnwise.algos.user_code import class_of_function, naming
 from turnwise.core.errors import UserError
 from turnwise.settings.choice import Choice
 from turnwise.text.truncation import describe_value
@@ -94,12 +95,12 @@ class Loss(Choice):
     members are trained in one optimizer step."""
 
     @classmethod
-    def _required_methods(cls) -> tuple[str, ...]:
-        return ("compute",) + ("select",) * cls.selects + ("weigh",) * cls.weighs
+    def _required_methods(cls) -> Sequence[str]:
+        return (*super()._required_methods(), *("select",) * cls.selects, *("weigh",) * cls.weighs)
 
+    @abstractmethod
     def compute(self, inputs: LossInputs) -> LossResult:
         """Return one loss per token."""
-        raise NotImplementedError
 
     def select(self, inputs: LossInputs, draws: Tensor) -> Tensor:
         """Select tokens [M] bool among all trained tokens of an optimizer step, before its first gradient.
@@ -113,15 +114,8 @@ class Loss(Choice):
         raise NotImplementedError
 
     @classmethod
-    def from_function(cls, function: Callable[..., Any]) -> type[Loss]:
-        check_arguments(function, f"algo.loss {function.__name__}", takes=("inputs",))
-
-        class FunctionLoss(Loss):
-            def compute(self, inputs: LossInputs) -> LossResult:
-                returned: LossResult = function(inputs)
-                return returned
-
-        return FunctionLoss
+    def from_function(cls, function: Callable[..., Any]) -> type[Self]:
+        return class_of_function(cls, function, setting="algo.loss", method="compute", argument="inputs")
 
 
 def compute_loss(loss: Loss, inputs: LossInputs) -> LossResult:

@@ -9,6 +9,7 @@ change the result. Their names call a trajectory a sequence (seq); one without s
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, model_validator
@@ -309,9 +310,9 @@ class Aggregation(Choice):
         choose = "choose algo.aggregation seq-mean-token-sum"
         return {TOKEN_SUMS: Lack(f"algo.aggregation {self.kind}", "does not", choose)}
 
+    @abstractmethod
     def divisors(self, trajectories: Tensor) -> Tensor | float:
         """Return the number that each token's loss is divided by."""
-        raise NotImplementedError
 
 
 class TokenMean(Aggregation, kind="token-mean"):

@@ -11,6 +11,7 @@ The tokens were drawn from mu, so k2 and k3 estimate KL(mu | pi_old); KL(pi_old 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
@@ -46,8 +47,8 @@ class Correction(Choice):
         why = f"algo.correction {self.kind} uses the ratio of the learner's to the sampler's probability"
         return [Need(LEARNER_LOGPROBS, why)] if self.compares_learner else []
 
-    def compute(self, inputs: LossInputs) -> CorrectionResult:
-        raise NotImplementedError
+    @abstractmethod
+    def compute(self, inputs: LossInputs) -> CorrectionResult: ...
 
     def scale(self, inputs: LossInputs, trained: Tensor) -> float:
         """Return the factor of the weights of an optimizer step, of which `inputs` are all tokens."""
@@ -222,9 +223,9 @@ POOLS = {"sum": sum_over, "mean": mean_over, "max": max_over}
 class Rejection(Choice):
     """Rejection of tokens, turns or segments on which the old policy and the sampler disagree."""
 
+    @abstractmethod
     def rejected(self, inputs: LossInputs) -> Tensor:
         """Mark the tokens that are not trained on. [M] bool"""
-        raise NotImplementedError
 
 
 class NoRejection(Rejection, kind="none"):

@@ -1,5 +1,6 @@
 """Rewards of trajectories that users write: `reward.functions`."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -14,13 +15,9 @@ class RewardFunction(Choice):
     a function of the trajectory.
     """
 
-    @classmethod
-    def _required_methods(cls) -> tuple[str, ...]:
-        return ("score",)
-
+    @abstractmethod
     def score(self, trajectory: Any) -> Any:
         """Return a number for the last turn, or one number per turn. May be a coroutine."""
-        raise NotImplementedError
 
     @property
     def function(self) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ however many turns or samples it became. Equal returns, or a single one in its s
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -34,9 +35,9 @@ class Normalisation(Choice):
         """Normalises within groups."""
         return False
 
+    @abstractmethod
     def normalise(self, returns: Tensor, group_ids: Tensor, env_ids: Tensor) -> Tensor:
         """Normalise returns [B]."""
-        raise NotImplementedError
 
 
 class Identity(Normalisation, kind="identity"):
@@ -68,8 +69,8 @@ class ScopedNormalisation(Normalisation):
         scopes = {"group": group_ids, "environment": env_ids, "batch": torch.zeros_like(group_ids)}
         return self.within(group_statistics(returns, scopes[self.over])).to(returns.dtype)
 
-    def within(self, scope: GroupStatistics) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def within(self, scope: GroupStatistics) -> Tensor: ...
 
 
 class Mean(ScopedNormalisation, kind="mean"):

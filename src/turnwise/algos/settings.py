@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from turnwise.algos.advantage_types import Advantage
 from turnwise.algos.advantages import ADVANTAGES, Grpo
-from turnwise.algos.estimators import ESTIMATORS, EstimatorSettings, OnPolicySettings
+from turnwise.algos.estimators import ESTIMATORS, EstimatorChoice, EstimatorSettings, OnPolicySettings
 from turnwise.algos.exploration import EXPLORATIONS, Exploration, NoExploration
 from turnwise.algos.filters import FILTERS, Filter, GroupFilter, NoFilter
 from turnwise.algos.loss_types import Loss
@@ -45,9 +45,9 @@ TOKEN_RULES = ("loss_tokens", "advantage_tokens", "entropy_tokens")
 class AlgoConfig(Section):
     """Algorithm: advantages, policy loss, off-policy correction, filter and KL penalty."""
 
-    estimator: Annotated[
-        EstimatorSettings, OneOf(setting="algo.estimator", table=ESTIMATORS, base=EstimatorSettings)
-    ] = OnPolicySettings()
+    estimator: Annotated[EstimatorChoice, OneOf(setting="algo.estimator", table=ESTIMATORS, base=EstimatorSettings)] = (
+        OnPolicySettings()
+    )
     """on_policy, or with a critic of utterances: archer on a replay, archer_offline or awac on stored episodes."""
     advantage: Annotated[
         Advantage, OneOf(setting="algo.advantage", table=ADVANTAGES, base=Advantage, hints=NOT_ADVANTAGES)

@@ -3,10 +3,11 @@
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import new_class
 from typing import Any
 
 from turnwise.core.errors import UserError
-from turnwise.settings.choice import Choice
+from turnwise.settings.choice import AnyChoice, Choice
 from turnwise.user_code.references import reference_name
 from turnwise.user_code.source_location import describe_bug
 
@@ -18,6 +19,18 @@ def check_arguments(function: Callable[..., Any], name: str, takes: tuple[str, .
         raise UserError(
             f"{name} must take ({', '.join(takes)}). For settings of its own, write a class with them as fields."
         ) from None
+
+
+def class_of_function(
+    base: type[AnyChoice], function: Callable[..., Any], *, setting: str, method: str, argument: str
+) -> type[AnyChoice]:
+    """Return an alternative without settings whose only method calls the user's function."""
+    check_arguments(function, f"{setting} {function.__name__}", takes=(argument,))
+
+    def call(self: Choice, value: Any) -> Any:
+        return function(value)
+
+    return new_class(f"Function{base.__name__}", (base,), {}, lambda body: body.update({method: call}))
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Base class of the engines' settings."""
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -25,13 +26,9 @@ class EngineSettings(Choice):
     gpu_memory_utilization: MemoryShare = 0.4
     """GPU: largest share of the free memory for the KV cache."""
 
-    @classmethod
-    def _required_methods(cls) -> tuple[str, ...]:
-        return ("build",)
-
+    @abstractmethod
     def build(self, model: Any, renderer: "Renderer", options: EngineOptions) -> Engine:
         """Return the engine of a model. The model has turnwise's attention."""
-        raise NotImplementedError
 
     def check(self) -> None:
         """Raise UserError if the engine cannot run here. Called before a model is loaded."""

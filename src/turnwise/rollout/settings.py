@@ -1,5 +1,6 @@
 """Settings of rollouts, of the source of a step's episodes, of the curriculum and of self-play."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
@@ -18,32 +19,29 @@ from turnwise.settings.needs import (
 from turnwise.settings.section import Idle, NonNegative, Positive, Section
 
 
-class SourceSettings(Choice):
+class SourceChoice(Choice):
+    """A source, built in or of the user's own."""
+
+
+class SourceSettings(SourceChoice):
     """Settings of a source.
 
     A source of your own, rollout.source FILE.py:Name, is a class derived from `tw.SourceSettings` with `build`.
     """
 
-    @classmethod
-    def _required_methods(cls) -> tuple[str, ...]:
-        return ("build",)
-
+    @abstractmethod
     def build(self, run: Any) -> Any:
         """Return the user's `tw.Source`, given `tw.RunParts`."""
-        raise NotImplementedError
 
     def needs(self) -> list[Need]:
         return [Need(IN_TURN, f"rollout.source {self.kind} is asked for a step's episodes when the step begins")]
 
 
-class AutoSource(SourceSettings, kind="auto"):
+class AutoSource(SourceChoice, kind="auto"):
     """Plays episodes, ahead of the learner with rollout.max_staleness, or draws them from data.sources."""
 
-    def needs(self) -> list[Need]:
-        return []
 
-
-SOURCES: dict[str, type[SourceSettings]] = choices(AutoSource)
+SOURCES: dict[str, type[SourceChoice]] = choices(AutoSource)
 
 
 class RolloutConfig(Section):
@@ -69,9 +67,7 @@ class RolloutConfig(Section):
     """Sampling temperature in training."""
     max_staleness: Annotated[int, Field(ge=0)] = 0
     """Steps that rollouts may run ahead of training, with weights as many versions old; 0 trains synchronously."""
-    source: Annotated[SourceSettings, OneOf(setting="rollout.source", table=SOURCES, base=SourceSettings)] = (
-        AutoSource()
-    )
+    source: Annotated[SourceChoice, OneOf(setting="rollout.source", table=SOURCES, base=SourceSettings)] = AutoSource()
     """Source of a step's episodes: auto plays them, ahead with max_staleness, or draws them from data.sources."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn, in addition to the model's end-of-turn token."""

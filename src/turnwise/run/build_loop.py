@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from turnwise.algos.alarms import AlarmSettings
-from turnwise.algos.estimators import EstimatorSettings, OnPolicySettings, UtteranceEstimator
+from turnwise.algos.estimators import EstimatorSettings, UtteranceEstimator
 from turnwise.algos.user_code import naming
 from turnwise.concurrency.spans import SpanLog
 from turnwise.config.recording import EvalConfig
@@ -23,7 +23,7 @@ from turnwise.report.progress import Progress
 from turnwise.report.trajectory_images import TrajectoryImages
 from turnwise.rewards.services import RewardServices
 from turnwise.rollout.collect import GroupCollector
-from turnwise.rollout.settings import AutoSource, SourceSettings
+from turnwise.rollout.settings import SourceSettings
 from turnwise.rollout.tasks import TaskSource
 from turnwise.run.archer import build_archer
 from turnwise.run.build import PolicyStack, build_rewards, model_loader
@@ -141,15 +141,16 @@ def _build_source_and_estimator(
         source=source,
         on_policy=on_policy,
     )
-    if not isinstance(config.rollout.source, AutoSource):
-        source = _build_own(config.rollout.source, "rollout.source", parts, "groups")
-    chosen = config.algo.estimator
-    if isinstance(chosen, OnPolicySettings):
-        return source, on_policy
-    if isinstance(chosen, UtteranceEstimator):
+    chosen_source, chosen_estimator = config.rollout.source, config.algo.estimator
+    if isinstance(chosen_source, SourceSettings):
+        source = _build_own(chosen_source, "rollout.source", parts, "groups")
+        parts = replace(parts, source=source)
+    if isinstance(chosen_estimator, EstimatorSettings):
+        return source, _build_own(chosen_estimator, "algo.estimator", parts, "sample", "estimate")
+    if isinstance(chosen_estimator, UtteranceEstimator):
         assert isinstance(given.learner, LocalLearner), "a cluster's learner has no critic of utterances"
         return source, build_archer(config, given.stack, given.learner, given.folder.replay, given.replay, given.plan)
-    return source, _build_own(chosen, "algo.estimator", replace(parts, source=source), "sample", "estimate")
+    return source, on_policy
 
 
 def _build_own(chosen: SourceSettings | EstimatorSettings, setting: str, parts: RunParts, *methods: str) -> Any:

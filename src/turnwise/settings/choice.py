@@ -53,9 +53,9 @@ class Choice(Section):
         return copy
 
     @classmethod
-    def _required_methods(cls) -> tuple[str, ...]:
+    def _required_methods(cls) -> Sequence[str]:
         """Return the methods that a user's class must define."""
-        return ()
+        return sorted(cls.__abstractmethods__)
 
     @classmethod
     def from_function(cls, function: Callable[..., Any]) -> type[Self]:
@@ -181,7 +181,7 @@ def load_class(reference: str, base: type[Choice], setting: str, names: tuple[st
     if not issubclass(loaded, base):
         raise UserError(f'{setting} "{reference}" is a class that is not derived from tw.{base.__name__}. Derive it.')
     for method in loaded._required_methods():
-        if getattr(loaded, method) is getattr(base, method):
+        if getattr(loaded, method) is getattr(base, method, None):
             raise UserError(f'{setting} "{reference}" has no {method}: define it.')
     return loaded
 
@@ -194,4 +194,9 @@ def _class_of_function(base: type[Choice], function: Callable[..., Any]) -> type
 @cache
 def unread(base: type[AnyChoice]) -> type[AnyChoice]:
     """Return the class of a user's alternative whose file was not read. It keeps all settings, and cannot compute."""
-    return type(base.__name__, (base,), {"model_config": ConfigDict(extra="allow")})
+    methods = dict.fromkeys(base.__abstractmethods__, _refuse_unread)
+    return type(base.__name__, (base,), {"model_config": ConfigDict(extra="allow"), **methods})
+
+
+def _refuse_unread(choice: Choice, *_: Any) -> Any:
+    raise RuntimeError(f"{choice.kind} was not read: build the settings with load_code.")
