@@ -59,7 +59,7 @@ def test_step_trains_the_kept_tokens_and_divides_by_all(how: str) -> None:
     name, value = {"reject": ("algo__rejection", "token"), "masked": ("algo__correction", "masked")}[how]
     config = settings_of(
         **{**BOTH_TERMS, **LEARNER, "algo__advantage": "dr_grpo", "algo__kl_estimator": "k3"},
-        **{name: value, f"{name}__low": 0.7, f"{name}__high": 1e9},
+        **{name: value, f"{name}__bounds": (0.7, 1e9)},
     )
     groups, learner = random_groups(), make_learner(config, moved=0.02)
     policy = plain_model(learner.model)
