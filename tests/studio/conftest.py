@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from studio_for_tests import TOKEN, StudioPage, open_studio_app
+from studio_for_tests import ECHO, TOKEN, Page, StudioPage, open_studio, open_studio_app
 
 from browser_fixtures_for_tests import ConnectedBrowser
 from opened_page_for_tests import serving_app
@@ -36,6 +36,15 @@ def opened(
             assert all(url.startswith((address, "data:", "blob:")) for url in page.requests)
         finally:
             context.close()
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
+    """A client of the studio over an empty folder `runs` in the working directory. Its jobs print their arguments."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    with open_studio(Path("runs"), ECHO) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from studio_for_tests import ECHO, Page, open_studio
+from studio_for_tests import Page, open_studio
 
 from turnwise.config.load import build, read_run, to_toml
 from turnwise.record.run_folder import RunFolder
@@ -15,14 +15,6 @@ from turnwise.studio.new_run import _short
 from work_for_tests import wait_until
 
 WAITS = (sys.executable, "-c", "import time; time.sleep(600)")
-
-
-@pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
-    monkeypatch.chdir(tmp_path)
-    Path("runs").mkdir()
-    with open_studio(Path("runs"), ECHO) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -1,23 +1,14 @@
 """Episodes are labelled through the studio's routes."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from studio_for_tests import ECHO, Page, open_studio
+from studio_for_tests import Page
 
 from turnwise.core.trajectory import TokenName
 from turnwise.record.labels import LABELS_FILE, count_labels
 from turnwise.record.run_folder import RunFolder
-
-
-@pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
-    monkeypatch.chdir(tmp_path)
-    Path("runs").mkdir()
-    with open_studio(Path("runs"), ECHO) as opened:
-        yield opened
 
 
 def write_run(name: str) -> Path:

@@ -1,8 +1,9 @@
 """Names of environment parameters as the user set them, for error messages."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+
+from turnwise.concurrency.context_values import set_in_block
 
 PARAMS_SETTING = "env.params"
 
@@ -14,11 +15,6 @@ def param_setting(name: str = "") -> str:
     return f"{_section.get()}.{name}" if name else _section.get()
 
 
-@contextmanager
-def params_in(section: str) -> Iterator[None]:
+def params_in(section: str) -> AbstractContextManager[None]:
     """Name the settings of this section while code of the environment runs."""
-    token = _section.set(section)
-    try:
-        yield
-    finally:
-        _section.reset(token)
+    return set_in_block(_section, section)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.concurrency.blocking import allow_interrupts, blocking_limit
+from turnwise.concurrency.context_values import set_in_block
 from turnwise.config.schema import Config
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, RewardFailure, UserError
 from turnwise.core.task import EpisodeKey, Task
@@ -245,15 +246,12 @@ class RecordedEpisode:
     async def _score(self, function: AgentReward, task: Any, result: AgentResult) -> Outcome:
         success_at, seconds = self.host.settings.success_at, self.host.limits.timeout_s
         label = f"the reward {getattr(function, '__name__', 'function')}"
-        token = blocking_limit.set(seconds)
         try:
-            with allow_interrupts():
+            with set_in_block(blocking_limit, seconds), allow_interrupts():
                 async with asyncio.timeout(seconds):
                     value = await call_reward_function(function, task, result, label=label, fix=lambda error: "fix it")
         except TimeoutError as error:
             raise RewardFailure(f"{label} returned nothing within rollout.timeout_s {seconds:g}: raise it") from error
-        finally:
-            blocking_limit.reset(token)
         return read_outcome(value, success_at, label)
 
 

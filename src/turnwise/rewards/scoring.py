@@ -12,13 +12,14 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeVar
 
 from turnwise.concurrency.blocking import allow_interrupts, blocking_limit
+from turnwise.concurrency.context_values import set_in_block
 from turnwise.concurrency.loop_clock import LoopClock, current_clock
 from turnwise.core.errors import FOREIGN_ERRORS, EnvironmentFailure, InfrastructureFailure, RewardFailure, UserError
 from turnwise.core.protocols import GroupReward, Reward, RewardResult
@@ -73,14 +74,9 @@ class ScoredGroups:
     """Reason of the last dropped member."""
 
 
-@contextmanager
-def first_part_only() -> Iterator[None]:
+def first_part_only() -> AbstractContextManager[None]:
     """Run only the first part of rubrics, for episodes of which only success is read: others may cost money."""
-    token = _first_part_only.set(True)
-    try:
-        yield
-    finally:
-        _first_part_only.reset(token)
+    return set_in_block(_first_part_only, True)
 
 
 async def score_submission(rubric: Rubric, submission: Submission, success_at: float = 1.0) -> AnswerScore:
@@ -183,12 +179,8 @@ async def score_groups(groups: Sequence[Group], rewards: RewardSet) -> ScoredGro
         except RewardFailure as failure:
             return None, str(failure)
 
-    token = blocking_limit.set(rewards.timeout_s)
-    try:
-        with allow_interrupts():
-            results = await asyncio.gather(*map(score, scored))
-    finally:
-        blocking_limit.reset(token)
+    with set_in_block(blocking_limit, rewards.timeout_s), allow_interrupts():
+        results = await asyncio.gather(*map(score, scored))
     complete = [group for group, _ in results if group is not None]
     return ScoredGroups(
         groups=complete,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from turnwise.concurrency.blocking import blocking_limit, interruptible
+from turnwise.concurrency.context_values import set_in_block
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.images import ImageSpan
 from turnwise.core.messages import ImagePart, Message, ToolSpec
@@ -65,11 +66,9 @@ async def run_chat_episode(
     key: EpisodeKey, env: Env, chat: ChatModel, limits: Limits, images: ImageStore
 ) -> Trajectory:
     """Run an episode. The time limit covers the environment only: a slow endpoint is not the agent's fault."""
-    builder, token = EpisodeBuilder(sampler=limits.sampling.sampler), blocking_limit.set(limits.timeout_s)
-    try:
+    builder = EpisodeBuilder(sampler=limits.sampling.sampler)
+    with set_in_block(blocking_limit, limits.timeout_s):
         status = await _play(key, env, chat, limits, builder, images)
-    finally:
-        blocking_limit.reset(token)
     return builder.build(key, status)
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from turnwise.concurrency.blocking import blocking_limit, interruptible
+from turnwise.concurrency.context_values import set_in_block
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.messages import Message
 from turnwise.core.protocols import Completion, Env, Observation, Session, StepResult
@@ -158,13 +159,11 @@ class SteppedEpisode:
 
     async def _in_time(self, work: Awaitable[Found], who: str) -> Found:
         limit = self._limits.timeout_s
-        token = blocking_limit.set(limit)
         try:
-            async with asyncio.timeout(limit):
-                return await interruptible(work, limit, who)
+            with set_in_block(blocking_limit, limit):
+                async with asyncio.timeout(limit):
+                    return await interruptible(work, limit, who)
         except TimeoutError as error:
             raise EnvironmentFailure(
                 f"{timeout_cause(error)} took longer than rollout.timeout_s {limit:g} s"
             ) from error
-        finally:
-            blocking_limit.reset(token)

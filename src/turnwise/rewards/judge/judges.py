@@ -8,8 +8,8 @@ of the members depends only on their transcripts, so that no index in the group 
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import combinations
@@ -17,6 +17,7 @@ from typing import Annotated, Self, TypeVar
 
 from pydantic import Field, model_validator
 
+from turnwise.concurrency.context_values import set_in_block
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.protocols import RewardResult
 from turnwise.core.random_streams import random_stream
@@ -49,14 +50,9 @@ Rewards = Mapping[Transcript, float | InfrastructureFailure]
 _judges_skipped: ContextVar[bool] = ContextVar("judges_skipped", default=False)
 
 
-@contextmanager
-def skip_judges() -> Iterator[None]:
+def skip_judges() -> AbstractContextManager[None]:
     """Let judges of answers and states score 0 unasked, for episodes whose rewards are not used (warm-up)."""
-    token = _judges_skipped.set(True)
-    try:
-        yield
-    finally:
-        _judges_skipped.reset(token)
+    return set_in_block(_judges_skipped, True)
 
 
 class AnswerJudgeSettings(JudgeSettings):
