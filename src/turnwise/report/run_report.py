@@ -3,6 +3,7 @@
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from turnwise.record.rows import (
 )
 from turnwise.record.run_folder import METRICS_FILE
 from turnwise.record.steps import SUCCESS, StepRecord, finite_number
+from turnwise.report.before_after import choose_pair, view_pair
 from turnwise.report.episodes import EpisodeView, choose_from_index, episode_heading, read_trajectory_at, view_episode
 from turnwise.report.explain import explain
 from turnwise.report.formatting import (
@@ -74,6 +76,9 @@ def run_context(path: Path, summary: Row | None = None) -> dict[str, Any]:
             for alarm in alarms[-MAX_ALARMS:]
         ],
         "evaluations": [_evaluation_cells(record) for record in evaluations_with_success(records)],
+        "pair": view_pair(
+            choose_pair(JsonlFollower(path / "trajectories" / "index.jsonl").iter_rows()), partial(_view_entry, path)
+        ),
         "succeeded": _view_episodes(path, best),
         "failed": _view_episodes(path, worst),
         "changed_settings": _changed(settings),
@@ -177,10 +182,18 @@ def _evaluation_cells(record: EvaluationRecord) -> tuple[str, ...]:
 def _view_episodes(path: Path, entries: Sequence[Row]) -> list[EpisodeView]:
     views = []
     for entry in entries:
-        file = path / "trajectories" / f"step_{entry['step']:06d}.jsonl"
-        if (row := read_trajectory_at(file, entry.get("offset"), entry.get("length"))) is not None:
-            views.append(view_episode(row, f"step {entry['step']}: {episode_heading(row)}", path / IMAGES_FOLDER))
+        if (view := _view_entry(path, entry, f"step {entry['step']}")) is not None:
+            views.append(view)
     return views
+
+
+def _view_entry(path: Path, entry: Row, heading: str) -> EpisodeView | None:
+    """Return what the report shows of an episode; None if it cannot be read."""
+    evaluation = entry.get("evaluation")
+    name = "step" if evaluation is None else f"eval_{evaluation}"
+    file = path / "trajectories" / f"{name}_{entry['step']:06d}.jsonl"
+    row = read_trajectory_at(file, entry.get("offset"), entry.get("length"))
+    return None if row is None else view_episode(row, f"{heading}: {episode_heading(row)}", path / IMAGES_FOLDER)
 
 
 def _changed(settings: Mapping[str, str]) -> list[tuple[str, str]]:
