@@ -33,6 +33,7 @@ SMALL = {
     "drawing": "frozen_lake --states 3",
     "environments": "bandit --quick",
     "gateway_load": "--concurrent 4 --agents 8 --turns 2 --model-seconds 0.05",
+    "harbor_learning": "--out runs --small",
     "math_answers": "--repeats 2",
     "openenv_overhead": "--episodes 4 --turns 2",
     "retrieval": "--seconds 0.2",
