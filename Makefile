@@ -21,6 +21,8 @@ NPM := .venv/.installed-npm
 VLLM := .venv-vllm/.installed
 OPENENV := .venv-openenv/.installed
 VERIFIERS := .venv-verifiers/.installed
+AGENTS := .venv-agents/.installed
+AGENT_NPM_PACKAGES := opencode-ai@1.18.33 @openai/codex@0.169.0 @anthropic-ai/claude-code@2.1.197
 TOOLS := .venv-tools/.installed
 TOOL_PACKAGES := 'build>=1.6,<2' 'cyclonedx-bom>=7.5,<8' 'uv>=0.13,<0.14'
 VLLM_PYTHON := .venv-vllm/bin/python
@@ -39,7 +41,7 @@ CONSTRAINTS := $(if $(LOCKED),--constraint constraints.txt)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test pytest lint soak mutants browser-and-fonts test-browser test-adapters test-vllm test-openenv test-verifiers test-gpu lock sbom dist container clean
+.PHONY: help demo docs test pytest lint soak mutants browser-and-fonts test-browser test-adapters test-vllm test-openenv test-verifiers test-agents test-gpu lock sbom dist container clean
 .DELETE_ON_ERROR:
 
 help:
@@ -54,6 +56,7 @@ help:
 	@echo "make test-vllm      the tests with the real vLLM, on the CPU, in an environment of its own (.venv-vllm, 0.8 GB)"
 	@echo "make test-openenv   the tests with the real OpenEnv, in an environment of its own (.venv-openenv, 66 MB)"
 	@echo "make test-verifiers the tests with the real verifiers, in an environment of its own (.venv-verifiers, 125 MB)"
+	@echo "make test-agents    the tests with mini-SWE-agent, OpenCode, Codex and Claude Code themselves (.venv-agents, 1.7 GB; needs npm)"
 	@echo "make test-gpu       the tests that need a GPU"
 	@echo "make dist           wheel and sdist in dist/, the same bytes from the same commit"
 	@echo "make lock           write constraints.txt: the newest versions that pyproject.toml allows"
@@ -123,6 +126,9 @@ test-openenv: $(EXTRAS) $(OPENENV)
 test-verifiers: $(EXTRAS) $(VERIFIERS)
 	@TURNWISE_REQUIRE_ALL=1 $(PYTEST) tests/verifiers
 
+test-agents: $(EXTRAS) $(AGENTS)
+	@TURNWISE_REQUIRE_ALL=1 $(PYTEST) tests/gateway/test_command_line_agents.py
+
 test-gpu:
 	@PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest -n 4 --dist worksteal tests/gpu tests/engine/test_triton_kernels.py tests/models/test_head_kernel.py
 
@@ -144,7 +150,7 @@ container:
 	$$tool build --file Containerfile --target $(TARGET) --tag turnwise$(if $(filter cuda,$(TARGET)),:cuda) .
 
 clean:
-	rm -rf .venv .venv-vllm .venv-openenv .venv-verifiers .venv-tools .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .venv-vllm .venv-openenv .venv-verifiers .venv-agents .venv-tools .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps make the second time instant; a changed pyproject.toml installs again.
@@ -171,6 +177,14 @@ $(VLLM): tests/vllm/requirements.txt | $(EXTRAS)
 	@touch $@
 
 # OpenEnv needs another version of mcp, so it has an environment on top of .venv. A module stands in for its web page.
+# litellm imports mcp for any call with tools, and does not require it.
+$(AGENTS): | $(EXTRAS)
+	@echo "installing command-line agents into .venv-agents (1.7 GB)"
+	@$(BIN)/python -m venv .venv-agents
+	@.venv-agents/bin/python -m pip install -qq --disable-pip-version-check 'mini-swe-agent==2.4.6' mcp
+	@npm install --silent --no-audit --no-fund --prefix .venv-agents --allow-scripts=opencode-ai,@anthropic-ai/claude-code $(AGENT_NPM_PACKAGES)
+	@touch $@
+
 $(OPENENV): tests/openenv/requirements.txt | $(EXTRAS)
 	@echo "installing OpenEnv into .venv-openenv (66 MB)"
 	@$(BIN)/python -m venv .venv-openenv

@@ -72,9 +72,8 @@ def quick_sandbox() -> Iterator[None]:
             from turnwise.sandbox import shared
             from turnwise.sandbox.host import Sandbox
 
-            def start(limits: Any, *, packages: tuple[str, ...], own_root: bool) -> Any:
-                quick = tuple(name for name in packages if name != "sympy")
-                return Sandbox.start(limits, packages=quick, own_root=own_root)
+            def start(limits: Any, *, packages: tuple[str, ...], **options: Any) -> Any:
+                return Sandbox.start(limits, packages=tuple(name for name in packages if name != "sympy"), **options)
 
             patch.setattr(shared, "Sandbox", SimpleNamespace(start=start))
         yield

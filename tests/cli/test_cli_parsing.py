@@ -54,6 +54,8 @@ def test_split_overrides_treats_both_forms_alike(items: list[tuple[str, str] | s
 
 def test_split_overrides_takes_choices_without_a_section() -> None:
     choices = {key.name for key in all_keys().values() if key.choice is not None and not key.section}
-    assert choices == {*UNDOTTED, "agent"}  # --agent is an option of doctor
+    assert choices == set(UNDOTTED)
+    tokens = ["doctor", "--agent", "agent.toml"]  # an option of its own
+    assert split_overrides(tokens) == (tokens, [])
     tokens = ["train", "--engine", "vllm", "bandit", "--context=turn", "--seed", "3"]
     assert split_overrides(tokens) == (["train", "bandit", "--seed", "3"], [("engine", "vllm"), ("context", "turn")])

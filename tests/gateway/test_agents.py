@@ -49,6 +49,7 @@ class StubEpisode:
     failure: Exception | None = None
     bearer: str = "bearer"
     closed: bool = False
+    takes_rewards: bool = True
 
     def turns(self) -> tuple[Turn, ...]:
         assert self.closed, "late calls must not change the turns"
@@ -59,6 +60,7 @@ class StubEpisode:
 class StubGateway:
     episode: StubEpisode
     url: str = "http://127.0.0.1:1"
+    socket: str = ""
     refusals: deque[str] = field(default_factory=deque)
 
     async def open_episode(self, key: EpisodeKey, limits: Limits) -> StubEpisode:

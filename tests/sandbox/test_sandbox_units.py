@@ -21,7 +21,17 @@ from turnwise.sandbox import scratch_folders, seccomp
 from turnwise.sandbox.processes import descendants, is_stopped, process_usage, proportional_bytes
 from turnwise.sandbox.protocol import FrameBuffer, FrameError, ZygoteConfig, encode
 from turnwise.sandbox.python_install import find_python_install, paths_without
-from turnwise.sandbox.seccomp import ALLOW, ERRNO, FIRST_NEW_CALL, KILL, SyscallRule, compile_filter
+from turnwise.sandbox.seccomp import (
+    ALLOW,
+    ERRNO,
+    FIRST_NEW_CALL,
+    KILL,
+    SyscallRule,
+    agent_rules,
+    compile_filter,
+    landlock_rules,
+    namespaces_rules,
+)
 from turnwise.sandbox.syscalls import AARCH64, MACHINES, X86_64, audit_arch, syscall_numbers
 from turnwise.sandbox.types import SandboxLimits
 from work_for_tests import wait_until
@@ -123,8 +133,9 @@ def test_landlock_filter_fakes_metadata_and_refuses_exec() -> None:
 
 
 X86_64_ONLY = """
-    access alarm arch_prctl chmod creat dup2 epoll_create epoll_wait eventfd fork futimesat getdents getpgrp link lstat
-    mkdir mknod open pause pipe poll readlink rename rmdir select signalfd stat symlink time unlink utime utimes vfork
+    access alarm arch_prctl chmod creat dup2 epoll_create epoll_wait eventfd fork futimesat getdents getpgrp
+    inotify_init link lstat mkdir mknod open pause pipe poll readlink rename rmdir select signalfd stat symlink time
+    unlink utime utimes vfork
 """
 """Old calls that aarch64 lacks: it has only their successors."""
 
@@ -137,7 +148,16 @@ def test_syscall_tables_agree_across_architectures() -> None:
     assert len(set(X86_64.values())) == len(X86_64)
     assert len(set(AARCH64.values())) == len(AARCH64)
     assert {"seccomp", "unshare", "openat", "clone", "clone3", "execve", "kill", "prctl", "mmap"} <= AARCH64.keys()
-    assert "socket" not in X86_64 and "memfd_create" not in X86_64
+    assert "memfd_create" not in X86_64
+
+
+def test_only_programs_of_agents_may_open_sockets() -> None:
+    opening = {"socket", "connect", "bind", "listen", "accept", "accept4", "setsockopt"}
+    for rules in (namespaces_rules(), landlock_rules(1)):
+        assert opening.isdisjoint(rule.name for rule in rules)
+    names = [rule.name for rule in agent_rules()]
+    assert opening <= set(names) and len(set(names)) == len(names)
+    assert {"ptrace", "unshare", "mount", "setns", "bpf", "keyctl", "io_uring_setup"}.isdisjoint(names)
 
 
 @pytest.mark.parametrize("machine", MACHINES)

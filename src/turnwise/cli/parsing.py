@@ -27,8 +27,10 @@ INFORMATION = Group("Information", sort_key=2)
 Settings = Annotated[Sequence[tuple[str, str]], Parameter(parse=False)]
 """Dotted options as (key, text) pairs. `main.run` splits them from the other options and passes them on."""
 
-UNDOTTED = ("engine", "context", "critic")
-"""Settings without a section that no command has an option of its own for. (The configuration is not imported here.)"""
+UNDOTTED = ("engine", "context", "critic", "agent")
+"""Settings without a section. (The configuration is not imported here.)"""
+OWN_OPTIONS = {"doctor": ("agent",)}
+"""Command -> names of settings that are options of its own there."""
 
 RENAMED_OPTIONS: dict[tuple[str, ...], str] = {
     ("sft", "--from"): "--demos",
@@ -61,11 +63,12 @@ def split_overrides(tokens: Sequence[str]) -> tuple[list[str], list[tuple[str, s
     rest: list[str] = []
     overrides: list[tuple[str, str]] = []
     remaining = iter(tokens)
+    undotted = set(UNDOTTED).difference(OWN_OPTIONS.get(tokens[0], ()) if tokens else ())
     for token in remaining:
         name, equals, text = token.partition("=")
         if token == "--":
             return [*rest, token, *remaining], overrides
-        if not (name.startswith("--") and ("." in name or name.removeprefix("--") in UNDOTTED)):
+        if not (name.startswith("--") and ("." in name or name.removeprefix("--") in undotted)):
             rest.append(token)
             continue
         if not equals:

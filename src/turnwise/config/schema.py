@@ -12,7 +12,8 @@ from turnwise.config.resources import ClusterConfig, SystemConfig
 from turnwise.config.training import SftConfig, TrainConfig
 from turnwise.data.settings import DataConfig
 from turnwise.engine.engines import ENGINES, EngineSettings, Native
-from turnwise.envs.agent.settings import AGENT_ENV, AGENTS, AgentSettings, CallersAgent, starts_agent
+from turnwise.envs.agent.choices import AGENTS, starts_agent
+from turnwise.envs.agent.settings import AGENT_ENV, AgentSettings, CallersAgent
 from turnwise.envs.settings import EnvConfig
 from turnwise.models.settings import LoraConfig, ModelConfig
 from turnwise.rewards.settings import RewardConfig

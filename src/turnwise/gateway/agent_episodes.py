@@ -85,7 +85,8 @@ class AgentCollector(GroupCollector):
     agent: Agent
     find_task: Callable[[Task], Any]
     """Returns what the agent gets as its task."""
-    timeout_s: float
+    timeout_s: float | None
+    """None: the agent itself keeps to its time limit."""
 
     async def episodes(self, keys: Sequence[EpisodeKey]) -> Sequence[Trajectory]:
         (key,) = keys
@@ -153,7 +154,9 @@ class RecordedEpisodes:
     """True if reward functions or judges score the trajectories: then the agent need not give a reward."""
 
     async def open(self, key: EpisodeKey) -> "RecordedEpisode":
-        return RecordedEpisode(self, key, await self.gateway.open_episode(key, self.limits))
+        episode = await self.gateway.open_episode(key, self.limits)
+        episode.takes_rewards = self.settings.takes_rewards
+        return RecordedEpisode(self, key, episode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,8 @@ class RecordedEpisode:
 
     @property
     def access(self) -> Access:
-        return Access(url=self.host.gateway.url, key=self.episode.bearer)
+        gateway = self.host.gateway
+        return Access(url=gateway.url, key=self.episode.bearer, socket=gateway.socket)
 
     async def close(self) -> None:
         if not self.episode.closed:

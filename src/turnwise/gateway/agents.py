@@ -41,6 +41,8 @@ class Access:
     url: str
     key: str
     """Bearer of the episode."""
+    socket: str = ""
+    """Name of the gateway's Unix socket; empty if it has none."""
 
     @property
     def variables(self) -> dict[str, str]:
@@ -138,7 +140,7 @@ def make_client(access: Access) -> "AsyncOpenAI":
     return openai.AsyncOpenAI(base_url=f"{access.url}/v1", api_key=access.key, http_client=transport, timeout=None)
 
 
-async def run_agent(agent: Agent, access: Access, task: Any, folder: Path, timeout_s: float) -> AgentExit:
+async def run_agent(agent: Agent, access: Access, task: Any, folder: Path, timeout_s: float | None) -> AgentExit:
     """Run an agent on one task, at most `timeout_s` seconds. Raises UserError or InfrastructureFailure."""
     try:
         async with asyncio.timeout(timeout_s):

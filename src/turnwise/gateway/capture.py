@@ -119,6 +119,8 @@ class GatewayEpisode:
         """First failure of a call that was not the caller's fault."""
         self.rewards: dict[str, float] = {}
         """Rewards that the agent posted, by call; "" is the episode's own."""
+        self.takes_rewards = True
+        """Whether the agent may post rewards."""
         self.history = ResponseHistory()
         """Items of the replies in the Responses dialect."""
         self._renderer, self._limits, self._sessions, self._store = renderer, limits, sessions, store
@@ -174,6 +176,8 @@ class GatewayEpisode:
         """Set the reward of the episode or of one of its calls. A later one replaces it."""
         if self.closed:
             raise episode_over()
+        if not self.takes_rewards:
+            raise RequestError("reward", "the tests of the task decide the reward")
         if call and all(call != recorded.stored.id for recorded in self._tree.calls()):
             raise RequestError("call", f"{call!r} is not a call of this episode")
         await self._store.set_reward(self.id, call, reward)

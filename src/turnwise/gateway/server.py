@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -37,7 +38,7 @@ from turnwise.gateway.request_body import BodyReader, check_request, is_long_bod
 from turnwise.gateway.sessions import SessionPool
 from turnwise.gateway.store import CallStore
 from turnwise.gateway.workers import Workers
-from turnwise.network.ports import listen
+from turnwise.network.ports import listen, listen_on_path
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.episode import Limits
 
@@ -77,14 +78,18 @@ class Gateway:
         host: str = "127.0.0.1",
         port: int = 0,
         admin: AdminSettings | None = None,
+        sockets: Path | None = None,
     ) -> None:
         """`store`: SQLite file of the calls; None keeps them in memory.
 
         `max_sessions`: contexts that the policy keeps open at the same time. `limits`: of episodes without their own.
         `model`: name in replies, whatever the caller asks for. `port`: 0 is any free port. `admin`: adds routes that
-        open and close episodes.
+        open and close episodes. `sockets`: folder for a Unix socket, for agents without a network.
         """
         self.model, self._host, self._port, self._admin = model, host, port, admin
+        self._sockets = sockets
+        self.socket = "" if sockets is None else f"gateway-{uuid4().hex[:8]}.sock"
+        """Name of its Unix socket; empty if it has none."""
         self._policy, self._renderer, self._limits = policy, renderer, limits
         self._store_file, self._max_sessions = store, max_sessions
         self._bearers, self._bodies = Bearers(), BodyReader()
@@ -99,11 +104,14 @@ class Gateway:
     async def __aenter__(self) -> "Gateway":
         allow_connections()
         self._listener = listen(self._host, self._port)
+        listeners = [self._listener]
+        if self._sockets is not None:
+            listeners.append(listen_on_path(self._sockets / self.socket))
         self._store = CallStore(self._store_file)
         self._sessions = SessionPool(self._policy, self._max_sessions)
         self._workers = Workers()
         self._server = QuietServer(server_config(self._make_app()))
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        self._serving = asyncio.create_task(self._server.serve(sockets=listeners))
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0.001)
         return self
@@ -115,6 +123,8 @@ class Gateway:
         self._server.should_exit = self._server.force_exit = True
         await self._serving
         self._listener.close()
+        if self._sockets is not None:
+            (self._sockets / self.socket).unlink(missing_ok=True)
         self._workers.close()
         self._store.close()
 

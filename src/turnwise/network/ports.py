@@ -1,7 +1,8 @@
-"""Listen on a TCP port."""
+"""Listen on a TCP port or a Unix socket."""
 
 import errno
 import socket
+from pathlib import Path
 
 from turnwise.core.errors import UserError
 
@@ -30,6 +31,21 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UserError(_describe_bind_error(host, port, error)) from None
+    return listener
+
+
+def listen_on_path(path: Path) -> socket.socket:
+    """Return a listening Unix socket to which every user may connect. Raises UserError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o666)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"Cannot listen on {path} ({error.strerror or error}): set TMPDIR to a shorter folder."
+        ) from None
     return listener
 
 

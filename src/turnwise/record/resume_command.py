@@ -6,7 +6,8 @@ from typing import Literal
 from turnwise.config.load import read_settings
 from turnwise.config.older_runs import migrate
 from turnwise.core.errors import UserError
-from turnwise.envs.agent.settings import AGENT_ENV, starts_agent
+from turnwise.envs.agent.choices import starts_agent
+from turnwise.envs.agent.settings import AGENT_ENV
 from turnwise.files.run_folders import CONFIG_FILE
 from turnwise.text.command_line import spell_command
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import Policy
 from turnwise.core.task import Task
+from turnwise.envs.agent.harness import Harness
 from turnwise.envs.agent.settings import AgentSettings, CommandSettings, FunctionSettings
 from turnwise.envs.agent.tasks import find_row
-from turnwise.gateway.agent_episodes import AgentCollector, AgentReward, EpisodeHost, RecordedEpisodes
+from turnwise.gateway.agent_episodes import AgentCollector, AgentReward, EpisodeHost, RecordedEpisodes, agents_folder
 from turnwise.gateway.agent_process import build_environment, split_command
 from turnwise.gateway.agents import Agent, AgentFunction, CommandAgent, FunctionAgent
+from turnwise.gateway.harbor_agent import build_harbor_agent, find_harbor_episode
 from turnwise.record.run_folder import CALLS_FILE
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.functions import accepts_arguments, check_reward_function
@@ -26,9 +28,18 @@ if TYPE_CHECKING:  # its packages are optional
 
 
 def build_gateway(
-    rollout: RolloutConfig, policy: Policy, renderer: Renderer, limits: Limits, run: Path | None
+    rollout: RolloutConfig,
+    policy: Policy,
+    renderer: Renderer,
+    limits: Limits,
+    run: Path | None,
+    *,
+    on_socket: bool = False,
 ) -> "Gateway":
-    """Build the gateway. It keeps its calls in the folder `run`, or in memory if it is None."""
+    """Build the gateway. It keeps its calls in the folder `run`, or in memory if it is None.
+
+    `on_socket`: it also listens on a Unix socket, for agents in a sandbox.
+    """
     try:
         from turnwise.gateway.server import Gateway
     except ImportError as error:
@@ -36,7 +47,8 @@ def build_gateway(
             f"Agents need packages that are not installed ({error.name}). Run `pip install 'turnwise[gateway]'`."
         ) from None
     store = None if run is None else run / CALLS_FILE
-    return Gateway(policy, renderer, limits, store, max_sessions=rollout.in_flight)
+    sockets = sockets_folder() if on_socket else None
+    return Gateway(policy, renderer, limits, store, max_sessions=rollout.in_flight, sockets=sockets)
 
 
 def build_agent_collector(
@@ -47,6 +59,7 @@ def build_agent_collector(
     limits: Limits,
     run_seed: int,
 ) -> AgentCollector:
+    find_task: Callable[[Task], Any] = find_harbor_episode if isinstance(agent, Harness) else find_row
     host = RecordedEpisodes(
         gateway=gateway,
         limits=limits,
@@ -54,7 +67,7 @@ def build_agent_collector(
         reward=load_reward(agent),
         is_scored_later=bool(reward.functions or reward.judges),
     )
-    return build_collector(agent, rollout, host, find_row, run_seed)
+    return build_collector(agent, rollout, host, find_task, run_seed)
 
 
 def build_collector(
@@ -63,22 +76,33 @@ def build_collector(
     """Return the collector of an agent's episodes on this host."""
     return AgentCollector(
         host=host,
-        agent=build_agent(agent),
+        agent=build_agent(agent, rollout),
         find_task=find_task,
-        timeout_s=rollout.timeout_s,
+        timeout_s=None if isinstance(agent, Harness) else rollout.timeout_s,
         in_flight=rollout.in_flight,
         attempts=rollout.attempts,
         run_seed=run_seed,
     )
 
 
-def build_agent(settings: AgentSettings) -> Agent:
+def build_agent(settings: AgentSettings, rollout: RolloutConfig) -> Agent:
     """Return the agent. Raises UserError if it cannot be started."""
+    if isinstance(settings, Harness):
+        limits = {"max_tokens": rollout.max_tokens, "max_new_tokens": rollout.max_new_tokens}
+        return build_harbor_agent(settings, sockets_folder(), **limits, timeout_s=rollout.timeout_s)
     if isinstance(settings, CommandSettings):
         return CommandAgent(split_command(settings.command), build_environment(settings.pass_env))
     if isinstance(settings, FunctionSettings):
         return FunctionAgent(check_agent_function(load_function(settings.function, "agent.function")))
     return FunctionAgent(_refuse)  # `tw.Trainer` is given its agent with the tasks
+
+
+def sockets_folder() -> Path:
+    """Return this process's folder for the Unix sockets of gateways, which every user may enter."""
+    folder = Path(agents_folder()) / "sockets"
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o755)
+    return folder
 
 
 async def _refuse(client: object, task: object) -> None:

@@ -15,6 +15,7 @@ from turnwise.core.protocols import Engine, EngineControl, Sampling
 from turnwise.engine.engines import ENGINES
 from turnwise.engine.options import EngineOptions
 from turnwise.engine.settings import EngineSettings
+from turnwise.envs.agent.harness import Harness
 from turnwise.envs.spec import EnvSpec
 from turnwise.files.disk import atomic_folder
 from turnwise.models.attention.interface import ATTENTION
@@ -296,7 +297,10 @@ def build_policy_stack(
     engine = build_engine(config.engine, config.rollout, model, renderer, pages=pages)
     training = training_sampling(config.rollout)
     limits = episode_limits(config.rollout, training)
-    gateway = build_gateway(config.rollout, engine, renderer, limits, run) if environments.has_agent else None
+    gateway = None
+    if environments.has_agent:
+        on_socket = isinstance(config.agent, Harness)
+        gateway = build_gateway(config.rollout, engine, renderer, limits, run, on_socket=on_socket)
 
     def collector(sampling: Sampling, run_seed: int) -> GroupCollector:
         limits = episode_limits(config.rollout, sampling)

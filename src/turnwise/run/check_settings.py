@@ -11,13 +11,14 @@ from turnwise.algos.critics import UtteranceCriticSettings
 from turnwise.algos.estimators import ActingEstimator, ArcherSettings
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
+from turnwise.envs.agent.harness import Harness
 from turnwise.envs.agent.settings import AGENT_ENV, StartedAgent
 from turnwise.models.loading.catalogue import WARMED_UP
 from turnwise.models.loading.model_files import is_adapter
 from turnwise.rollout.opponents import CurrentPolicy
 from turnwise.run.contexts import check_context
 from turnwise.run.setting_names import check_model_name
-from turnwise.settings.needs import Lack, explain_missing, explain_unused
+from turnwise.settings.needs import AGENT, Lack, explain_missing, explain_unused
 from turnwise.settings.section import Section
 
 
@@ -61,7 +62,10 @@ def sections_in_use(config: Config) -> Iterator[tuple[str, Section]]:
 
 
 def missing_capabilities(config: Config) -> dict[str, Lack]:
-    return {capability: lack for _, section in sections_in_use(config) for capability, lack in section.lacks().items()}
+    lacks = {capability: lack for _, section in sections_in_use(config) for capability, lack in section.lacks().items()}
+    if isinstance(config.agent, Harness):  # an agent that plays the tasks of an environment
+        lacks.pop(AGENT, None)
+    return lacks
 
 
 def check_is_used(config: Config, key: str, lacks: dict[str, Lack]) -> None:

@@ -15,7 +15,8 @@ from turnwise.config.load import (
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.engine.engines import ENGINES, Native
-from turnwise.envs.agent.settings import AGENT_ENV, starts_agent
+from turnwise.envs.agent.choices import starts_agent
+from turnwise.envs.agent.settings import AGENT_ENV
 from turnwise.envs.catalogue import split_target
 from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.envs.settings import NO_ENV

@@ -51,9 +51,10 @@ async def _run_episode(stack: PolicyStack, task: Task) -> Trajectory:
 
 def _describe(config: Config, trajectory: Trajectory) -> Iterator[Finding]:
     turns = trajectory.turns
+    started = config.agent.started if isinstance(config.agent, StartedAgent) else config.agent.kind
     contexts, cut = len(list(trajectory.segments())), [turn for turn in turns if turn.stop is Stop.LENGTH]
     context_tokens = sum(len(turn.context_ids) for turn in turns)
-    yield Finding(name="agent", found=shorten(one_line(config.agent.program), MAX_SHOWN))
+    yield Finding(name="agent", found=shorten(one_line(started), MAX_SHOWN))
     yield Finding(
         name="task", found=shorten(one_line(json.dumps(find_row(trajectory.task), ensure_ascii=False)), MAX_SHOWN)
     )

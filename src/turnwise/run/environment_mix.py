@@ -9,6 +9,7 @@ from turnwise.config.load import Overrides
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split, Task
+from turnwise.envs.agent.harness import HARBOR_ENV, Harness
 from turnwise.envs.agent.settings import AGENT_ENV, AgentSettings, StartedAgent
 from turnwise.envs.agent.tasks import AGENT_SPEC
 from turnwise.envs.param_setting import params_in
@@ -33,6 +34,8 @@ class EnvironmentMix:
     specs: Mapping[str, EnvSpec]
     """By the `env` of their tasks; env.kind first."""
     entries: tuple[EnvMixEntry, ...]
+    harness: bool = False
+    """Whether a command-line agent plays the tasks of the environments."""
 
     @property
     def name(self) -> str:
@@ -41,7 +44,7 @@ class EnvironmentMix:
     @property
     def has_agent(self) -> bool:
         """True if an agent runs the episodes instead of environments."""
-        return AGENT_ENV in self.specs
+        return self.harness or AGENT_ENV in self.specs
 
     @property
     def with_params(self) -> list[tuple[EnvSpec, dict[str, Any]]]:
@@ -84,7 +87,12 @@ def build_environment_mix(env: EnvConfig, agent: AgentSettings, spec: EnvSpec | 
         specs[name] = replace(load_spec(mixed.kind), name=name, params_setting=f"env.mix.{name}.params")
         with params_in(specs[name].params_setting):
             entries.append(_build_entry(specs[name], mixed.params, mixed.weight))
-    return EnvironmentMix(specs=specs, entries=tuple(entries))
+    harness = isinstance(agent, Harness)
+    if harness and (others := [name for name, mixed in specs.items() if mixed.id != HARBOR_ENV]):
+        raise UserError(
+            f"agent {agent.kind} plays Harbor tasks, and {others[0]} has none: name a folder, harbor:./tasks."
+        )
+    return EnvironmentMix(specs=specs, entries=tuple(entries), harness=harness)
 
 
 def parse_list_params(settings: Mapping[str, Any], overrides: Overrides) -> Overrides:

@@ -9,6 +9,7 @@ from typing import Any
 from turnwise.algos.settings import TOKEN_RULES
 from turnwise.config.load import read_settings
 from turnwise.config.schema import Config
+from turnwise.envs.agent.settings import StartedAgent
 from turnwise.rollout.context_settings import Summary
 from turnwise.settings.choice import KIND, Choice
 from turnwise.settings.section import Section
@@ -154,7 +155,8 @@ def _resolve_table(table: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def source_files(config: Config) -> list[Path]:
     """Return the files of code and data that the settings name."""
-    texts = [*_texts(config.model_dump()), *(f"{word}:agent" for word in _command_words(config.agent.program))]
+    started = config.agent.started if isinstance(config.agent, StartedAgent) else ""
+    texts = [*_texts(config.model_dump()), *(f"{word}:agent" for word in _command_words(started))]
     return sorted({file for text in texts if (file := _named_file(text)) and is_file(file)})
 
 

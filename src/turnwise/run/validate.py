@@ -23,11 +23,13 @@ from turnwise.core.errors import UserError, not_a_file
 from turnwise.data.settings import DataConfig
 from turnwise.engine.settings import EngineSettings
 from turnwise.envs.adapters.package_envs import PackageEnv
+from turnwise.envs.agent.harness import Harness
 from turnwise.envs.agent.settings import AgentSettings, StartedAgent
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.reasoning import ReasoningFormat, formats_with
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
+from turnwise.gateway.harbor_agent import check_tasks_are_hidden, find_program
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
 from turnwise.models.loading.load import resolve_device
@@ -112,8 +114,16 @@ def check_token_rules(algo: AlgoConfig) -> None:
 
 def check_agent(agent: AgentSettings) -> None:
     if isinstance(agent, StartedAgent):
-        build_agent(agent)
+        build_agent(agent, RolloutConfig())
         load_reward(agent)
+
+
+def check_harness(agent: AgentSettings, run: CheckedRun) -> None:
+    """Check that a command-line agent is installed, and not beside the tests of its tasks."""
+    if isinstance(agent, Harness):
+        program = find_program(agent)
+        for _, params in run.environments.with_params:
+            check_tasks_are_hidden(program, params["folder"])
 
 
 def check_reward(reward: RewardConfig) -> None:
@@ -302,6 +312,7 @@ RUN_CHECKS: tuple[tuple[str, Callable[[Any, CheckedRun], None]], ...] = (
     ("algo", check_states),
     ("rollout", check_prefix),
     ("algo", check_sections),
+    ("agent", check_harness),
     ("cluster", check_cluster),
     ("data", check_stored_episodes),
     ("reward", check_servers_of_run),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Literal, Self
 
 from turnwise.sandbox.probe import FIXES, TIERS, self_test, unsupported_reason
-from turnwise.sandbox.python_install import DEFAULT_PACKAGES, find_python_install
+from turnwise.sandbox.python_install import DEFAULT_PACKAGES, AgentAccess, PythonInstall, find_python_install
 from turnwise.sandbox.session_process import SessionProcess
 from turnwise.sandbox.types import RunResult, SandboxFailure, SandboxLimits, SandboxUnavailable, Tier
 from turnwise.sandbox.watchdog import Watchdog
@@ -41,11 +41,13 @@ class Sandbox:
         *,
         packages: tuple[str, ...] = DEFAULT_PACKAGES,
         own_root: bool = False,
+        agent: AgentAccess | None = None,
     ) -> "Sandbox":
         """Start the best tier that passes its self-test.
 
         `packages`: distributions that sessions can import; they are loaded once, for all sessions.
         `own_root`: sessions have this machine's programs and a writable root, as shells need it. Namespaces only.
+        `agent`: their root also has what the program of an agent needs.
         """
         if (problem := unsupported_reason()) is not None:
             raise SandboxUnavailable(problem)
@@ -53,25 +55,22 @@ class Sandbox:
         tiers = TIERS if tier == "auto" else (tier,)
         for candidate in ("namespaces",) if own_root else tiers:  # a shell needs processes and mounts
             try:
-                return await cls._start_tested(candidate, limits or SandboxLimits(), packages, own_root=own_root)
+                python = find_python_install(packages, own_root=own_root, agent=agent)
+                return await cls._start_tested(candidate, limits or SandboxLimits(), python)
             except ZygoteStartError as error:
                 problems.append(f"{candidate}: {error}; to fix it, {FIXES[candidate]}")
         raise SandboxUnavailable("No sandbox works on this machine. " + ". ".join(problems) + ".")
 
     @classmethod
-    async def open(
-        cls, tier: Tier, limits: SandboxLimits, packages: tuple[str, ...], *, own_root: bool = False
-    ) -> "Sandbox":
+    async def open(cls, tier: Tier, limits: SandboxLimits, python: PythonInstall) -> "Sandbox":
         """Start one tier without a self-test. Raises ZygoteStartError."""
-        zygote = ZygoteProcess(tier, limits, find_python_install(packages, own_root=own_root))
+        zygote = ZygoteProcess(tier, limits, python)
         await zygote.start()
         return cls(zygote, limits)
 
     @classmethod
-    async def _start_tested(
-        cls, tier: Tier, limits: SandboxLimits, packages: tuple[str, ...], *, own_root: bool
-    ) -> "Sandbox":
-        box = await cls.open(tier, limits, packages, own_root=own_root)
+    async def _start_tested(cls, tier: Tier, limits: SandboxLimits, python: PythonInstall) -> "Sandbox":
+        box = await cls.open(tier, limits, python)
         try:
             async with box.session() as session:
                 problem = await self_test(session.run)
@@ -236,7 +235,7 @@ async def start_unsafe_subprocess(
     if (problem := unsupported_reason()) is not None:
         raise SandboxUnavailable(problem)
     try:
-        return await Sandbox.open("unsafe_subprocess", limits or SandboxLimits(), packages)
+        return await Sandbox.open("unsafe_subprocess", limits or SandboxLimits(), find_python_install(packages))
     except ZygoteStartError as error:
         raise SandboxUnavailable(f"A Python process could not be started: {error}") from None
 

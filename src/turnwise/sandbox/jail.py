@@ -89,12 +89,14 @@ class NoJail:
         remove_tree(self.folders.base)
 
 
-def set_resource_limits(limits: SandboxLimits, *, base_bytes: int, count_processes: bool) -> None:
+def set_resource_limits(limits: SandboxLimits, *, base_bytes: int | None, count_processes: bool) -> None:
     """Limit this process and its children, soft and hard alike, so that nothing can be raised again.
 
+    `base_bytes`: address space that is not charged; None: the address space is not limited.
     `count_processes`: set RLIMIT_NPROC, which counts all processes of a user, so only where that user has one session.
     """
-    _lower_limit(resource.RLIMIT_AS, base_bytes + limits.memory_mb * MEBIBYTE)
+    if base_bytes is not None:
+        _lower_limit(resource.RLIMIT_AS, base_bytes + limits.memory_mb * MEBIBYTE)
     _lower_limit(resource.RLIMIT_FSIZE, limits.file_mb * MEBIBYTE)
     _lower_limit(resource.RLIMIT_NOFILE, limits.open_files)
     _lower_limit(resource.RLIMIT_CPU, limits.cpu_s)

@@ -10,9 +10,11 @@ Root is mapped to an unprivileged user and dropped: RLIMIT_NPROC does not bind u
 # Paths here are plain strings, as system calls take them.
 # ruff: noqa: PTH102, PTH103, PTH112, PTH120, PTH211
 
+import fcntl
 import os
 import signal
 import socket
+import struct
 from pathlib import Path
 
 from turnwise.sandbox import syscalls
@@ -24,8 +26,8 @@ from turnwise.sandbox.jail import (
     set_resource_limits,
     write_proc_file,
 )
-from turnwise.sandbox.python_install import DEVICES, PythonInstall, loaded_libraries
-from turnwise.sandbox.seccomp import compile_filter, install_filter, namespaces_rules
+from turnwise.sandbox.python_install import DEVICES, PROC, SOCKETS, PythonInstall, loaded_libraries
+from turnwise.sandbox.seccomp import agent_rules, compile_filter, install_filter, namespaces_rules
 from turnwise.sandbox.session_root import build_session_root
 from turnwise.sandbox.syscalls import JailError
 from turnwise.sandbox.types import SandboxLimits
@@ -35,6 +37,10 @@ NEW_ROOT = "/tmp"
 SCRATCH = "/scratch"
 SHARED_MEMORY = f"{SCRATCH}/.shm"
 MOUNT_FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV
+SIOCSIFFLAGS = 0x8914
+IFF_UP = 0x1
+PROC_FLAGS = MOUNT_FLAGS | syscalls.MS_NOEXEC | syscalls.MS_RDONLY
+"""Read-only: otherwise the program of an agent could write into the memory of the session's first process."""
 INSIDE_ID = 1000
 OUTSIDE_ID = 60705
 """Host user id of sessions started by root; distributions leave the number unused."""
@@ -48,7 +54,7 @@ class NamespacesJail:
     def __init__(self, limits: SandboxLimits, python: PythonInstall) -> None:
         self.limits = limits
         self.python = python
-        self.program = compile_filter(namespaces_rules())
+        self.program = compile_filter(namespaces_rules() if python.agent is None else agent_rules())
         self.base_bytes = 0
         self.libraries: list[str] = []
         self.proc = open_proc()
@@ -84,10 +90,17 @@ class NamespacesJail:
 
     def enter(self, scratch: str) -> None:
         os.setsid()
-        syscalls.unshare("unshare namespaces of a session", syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
+        network = 0
+        if self.python.agent is not None:
+            network = syscalls.CLONE_NEWNET
+            syscalls.unshare("unshare mount namespace of a session", syscalls.CLONE_NEWNS)
+            syscalls.mount("proc", PROC, filesystem="proc", flags=PROC_FLAGS)  # while it may: the zygote's user owns it
+        syscalls.unshare("unshare namespaces of a session", syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | network)
         syscalls.prctl("allow the watchdog to read /proc", syscalls.PR_SET_DUMPABLE, 1)
         map_own_ids(self.proc, user=INSIDE_ID, group=INSIDE_ID)
         prefer_for_oom_kill(self.proc)
+        if network:
+            start_loopback()
         data = f"size={self.limits.scratch_mb}m,nr_inodes={self.limits.files},mode=0700"
         syscalls.mount("tmpfs", scratch, filesystem="tmpfs", flags=MOUNT_FLAGS, data=data)
         if self.python.own_root:
@@ -97,7 +110,8 @@ class NamespacesJail:
         os.chdir(scratch)
 
     def seal(self) -> None:
-        set_resource_limits(self.limits, base_bytes=self.base_bytes, count_processes=True)
+        base_bytes = self.base_bytes if self.python.agent is None else None  # runtimes reserve much more than they use
+        set_resource_limits(self.limits, base_bytes=base_bytes, count_processes=True)
         syscalls.drop_capabilities()
         syscalls.set_no_new_privileges()
         syscalls.prctl("allow the watchdog to read /proc", syscalls.PR_SET_DUMPABLE, 1)
@@ -118,7 +132,12 @@ class NamespacesJail:
         """Build a read-only root in memory with the Python installation bound into it, and pivot to it."""
         python = self.python
         libraries = self.libraries = loaded_libraries(python.roots)
-        handles = {path: open_path(path) for path in (*python.roots, *libraries, *python.packages, *DEVICES)}
+        agent = python.agent
+        programs = () if agent is None else agent.folders
+        paths = (*python.roots, *libraries, *python.packages, *programs, *DEVICES)
+        handles = {path: open_path(path) for path in paths}
+        if agent is not None:
+            handles |= {SOCKETS: open_path(agent.sockets), PROC: open_path(PROC)}
         syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
         drop_root()
         syscalls.mount(
@@ -134,6 +153,11 @@ class NamespacesJail:
             _bind(handles[path], path)
         for path in python.hidden:
             syscalls.make_read_only(NEW_ROOT + path)
+        for path in programs:
+            _bind(handles[path], path)
+        if agent is not None:
+            _bind(handles[SOCKETS], SOCKETS)
+            _bind(handles[PROC], PROC)  # the kernel mounts a session's own only where one is visible
         for path in DEVICES:
             _bind(handles[path], path, device=True)
         for path, target in python.links:
@@ -161,6 +185,13 @@ class NamespacesJail:
             os._exit(0)  # kills the zygote if it is still alive
         syscalls.prctl("allow reading its own /proc", syscalls.PR_SET_DUMPABLE, 1)
         syscalls.die_with_parent(signal.SIGKILL)
+
+
+def start_loopback() -> None:
+    """Set the loopback interface of this process's network up."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("16sh14x", b"lo", IFF_UP)
+        fcntl.ioctl(probe, SIOCSIFFLAGS, request)
 
 
 def _make_parents(path: str) -> None:

@@ -21,7 +21,7 @@ import struct
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from turnwise.sandbox.python_install import PythonInstall
+from turnwise.sandbox.python_install import AgentAccess, PythonInstall
 from turnwise.sandbox.types import SandboxLimits, Tier
 
 HEADER = struct.Struct("!I")
@@ -115,6 +115,8 @@ class ZygoteConfig:
             name: tuple(value) if isinstance(value, list) else value for name, value in fields["python"].items()
         }
         python["links"] = tuple((path, target) for path, target in python["links"])
+        if (agent := python["agent"]) is not None:
+            python["agent"] = AgentAccess(folders=tuple(agent["folders"]), sockets=agent["sockets"])
         return cls(**{**fields, "limits": SandboxLimits(**fields["limits"]), "python": PythonInstall(**python)})
 
 

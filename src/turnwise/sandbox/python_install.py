@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from turnwise.core.errors import UserError
@@ -23,8 +23,25 @@ LOADER_FILES = ("/etc/ld.so.cache",)
 PROGRAM_FOLDERS = ("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/libexec", "/usr/share", "/etc/alternatives")
 DEVICES = ("/dev/null", "/dev/full", "/dev/urandom", "/dev/random")
 """Without /dev/zero: shared mappings of it are memory that is not counted."""
+PROC = "/proc"
+SOCKETS = "/run/turnwise"
+"""Folder of `AgentAccess.sockets` in a session."""
 SITE_FOLDERS = ("site-packages", "dist-packages")
 DEFAULT_PACKAGES = ("numpy", "sympy")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentAccess:
+    """What the program of an agent needs besides a shell: its files, a way to the model, loopback and /proc.
+
+    Sessions with it have a network of their own, which reaches nothing outside, and a wider system call filter. Their
+    answers are those of untrusted code: files that are graded must go into a session without it.
+    """
+
+    folders: tuple[str, ...]
+    """Folders of this machine with the program, readable with everything below them."""
+    sockets: str
+    """Folder of this machine with Unix sockets, at `SOCKETS`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,10 +62,14 @@ class PythonInstall:
     """Import names of the packages that the zygote imports once, for all sessions."""
     own_root: bool = False
     """Sessions have this machine's programs and a writable root of their own."""
+    agent: "AgentAccess | None" = None
+    """What sessions have so that the program of an agent can run in them."""
 
 
 @functools.cache
-def find_python_install(packages: tuple[str, ...] = DEFAULT_PACKAGES, *, own_root: bool = False) -> PythonInstall:
+def find_python_install(
+    packages: tuple[str, ...] = DEFAULT_PACKAGES, *, own_root: bool = False, agent: AgentAccess | None = None
+) -> PythonInstall:
     """Locate the files of this Python, and with `own_root` the programs of this machine.
 
     `packages`: distribution names; those not installed are skipped.
@@ -73,6 +94,7 @@ def find_python_install(packages: tuple[str, ...] = DEFAULT_PACKAGES, *, own_roo
         search_path=(standard, os.path.join(standard, "lib-dynload"), *sites),
         preload=() if own_root else tuple(_import_names(packages)),
         own_root=own_root,
+        agent=None if agent is None else replace(agent, folders=_outside(agent.folders, roots)),
     )
 
 
@@ -103,6 +125,10 @@ def loaded_libraries(roots: Sequence[str]) -> list[str]:
 
 def _outermost(paths: Sequence[str]) -> tuple[str, ...]:
     return tuple(path for path in paths if not any(path.startswith(f"{other}/") for other in paths))
+
+
+def _outside(paths: Sequence[str], roots: Sequence[str]) -> tuple[str, ...]:
+    return tuple(path for path in paths if not any(path == root or path.startswith(f"{root}/") for root in roots))
 
 
 def _site_folders(roots: Sequence[str]) -> Iterator[str]:

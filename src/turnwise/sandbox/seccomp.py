@@ -161,6 +161,11 @@ OWN_PROCESS = """
     arch_prctl exit exit_group
 """
 SOCKET_PAIRS = "shutdown getsockname getpeername getsockopt"
+AGENTS = """
+    connect bind listen accept accept4 setsockopt sendmmsg recvmmsg inotify_init inotify_init1 inotify_add_watch
+    inotify_rm_watch setpriority sched_setaffinity
+"""
+"""Calls that programs of agents make besides."""
 PROCESSES = "fork vfork execve wait4 waitid setpgid setsid"
 METADATA = "chmod fchmod fchmodat fchmodat2 utime utimes utimensat futimesat"
 ATTRIBUTES = """
@@ -171,7 +176,10 @@ ATTRIBUTES = """
 NAMESPACES = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
 CLONE_THREAD_AND_MEMORY = 0x00010000 | 0x00000100
 AF_UNIX = 1
+AF_INET = 2
+AF_INET6 = 10
 SOCK_STREAM = 1
+SOCK_DGRAM = 2
 SOCK_TYPE_MASK = 0xF
 RLIMIT_CORE = 4
 SIGCONT = 18
@@ -244,6 +252,30 @@ def namespaces_rules() -> tuple[SyscallRule, ...]:
         FILES, MEMORY, TIME, WAITING, SIGNALS, OWN_PROCESS, SOCKET_PAIRS, PROCESSES, METADATA, "truncate fallocate"
     )
     return (*COMMON, no_namespace, sendmsg, *signals, *common)
+
+
+def agent_rules() -> tuple[SyscallRule, ...]:
+    """Return the rules of sessions with `AgentAccess`: also sockets, and what runtimes of programs expect to succeed.
+
+    Its first process is not trusted afterwards. No packets, netlink, namespaces or tracing.
+    """
+    families = ArgumentTest(argument=0, values=(AF_UNIX, AF_INET, AF_INET6))
+    types = ArgumentTest(argument=1, values=(SOCK_STREAM, SOCK_DGRAM), mask=SOCK_TYPE_MASK)
+    sockets = tuple(
+        SyscallRule(name=name, tests=tests, otherwise=fail_with(errno.EAFNOSUPPORT))
+        for name, tests in (("socket", (families, types)), ("socketpair", (types,)))
+    )
+    pretended = (
+        SyscallRule(name="prctl", tests=(ArgumentTest(argument=0, values=(*PRCTL, 1)),), otherwise=fail_with(0)),
+        SyscallRule(
+            name="prlimit64",
+            tests=(ArgumentTest(argument=1, values=(RLIMIT_CORE,), negated=True),),
+            otherwise=fail_with(0),
+        ),
+    )
+    replaced = (*sockets, *pretended, *allow_calls(AGENTS))
+    names = {rule.name for rule in replaced}
+    return (*replaced, *(rule for rule in namespaces_rules() if rule.name not in names))
 
 
 def landlock_rules(pid: int) -> tuple[SyscallRule, ...]:

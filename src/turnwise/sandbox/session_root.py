@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Sequence
 
 from turnwise.sandbox import syscalls
-from turnwise.sandbox.python_install import DEVICES, PythonInstall, python_executable
+from turnwise.sandbox.python_install import DEVICES, PROC, SOCKETS, PythonInstall, python_executable
 
 FOLDERS = ("/dev/shm", "/etc", "/home", "/mnt", "/opt", "/root", "/run", "/srv", "/tmp", "/usr/local/bin", "/var/tmp")
 PYTHON_FOLDER = "/opt/python/bin"
@@ -50,6 +50,9 @@ def build_session_root(folder: str, python: PythonInstall, libraries: Sequence[s
         with open(f"{folder}{PYTHON_FOLDER}/{name}", "w", encoding="utf-8") as file:
             file.write(f'#!/bin/sh\nexec {shlex.quote(python_executable())} "$@"\n')
             os.fchmod(file.fileno(), 0o755)
+    if python.agent is not None:
+        for path in (*python.agent.folders, SOCKETS, PROC):
+            _bind_again(path, folder + path)
     for path in OPEN_FOLDERS:
         os.chmod(folder + path, 0o1777)
     os.chmod(folder, 0o755)

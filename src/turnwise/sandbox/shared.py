@@ -5,7 +5,7 @@ import atexit
 
 from turnwise.concurrency.per_loop import PerLoop
 from turnwise.sandbox.host import Sandbox, SandboxSession
-from turnwise.sandbox.python_install import DEFAULT_PACKAGES
+from turnwise.sandbox.python_install import DEFAULT_PACKAGES, AgentAccess
 from turnwise.sandbox.types import SandboxLimits
 
 
@@ -13,11 +13,17 @@ class SharedSandbox:
     """Starts a sandbox with the first session. Another event loop gets another one; the earlier one is killed."""
 
     def __init__(
-        self, limits: SandboxLimits, packages: tuple[str, ...] = DEFAULT_PACKAGES, *, own_root: bool = False
+        self,
+        limits: SandboxLimits,
+        packages: tuple[str, ...] = DEFAULT_PACKAGES,
+        *,
+        own_root: bool = False,
+        agent: AgentAccess | None = None,
     ) -> None:
         self.limits = limits
         self._packages = packages
         self._own_root = own_root
+        self._agent = agent
         self._current: Sandbox | None = None
         self._starting = PerLoop(self._enter_loop)
 
@@ -28,7 +34,9 @@ class SharedSandbox:
     async def _sandbox(self) -> Sandbox:
         async with self._starting.get():
             if self._current is None:
-                self._current = await Sandbox.start(self.limits, packages=self._packages, own_root=self._own_root)
+                self._current = await Sandbox.start(
+                    self.limits, packages=self._packages, own_root=self._own_root, agent=self._agent
+                )
                 atexit.register(self._current.kill)
             return self._current
 

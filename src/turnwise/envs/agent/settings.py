@@ -1,9 +1,9 @@
 """Settings of agents that are trained through the gateway."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from turnwise.settings.choice import Choice, choices
+from turnwise.settings.choice import Choice
 from turnwise.settings.needs import WARM_UP, Package
 
 AGENT_ENV = "agent"
@@ -20,10 +20,8 @@ class AgentSettings(Choice):
     train_on: tuple[Literal["timeout", "crash"], ...] = ()
     """Episodes that are not retried: timeout, as truncated, with the rewards until then; crash, as failed, reward 0."""
 
-    @property
-    def program(self) -> str:
-        """Command line or function that the run starts; empty if it starts none."""
-        return str(getattr(self, self.implied_by)) if self.implied_by else ""
+    takes_rewards: ClassVar[bool] = True
+    """Whether the agent may post rewards to the gateway."""
 
 
 class CallersAgent(AgentSettings, kind="none"):
@@ -39,6 +37,11 @@ class StartedAgent(AgentSettings):
     """FILE.py:function of (text, rng) that draws a valid reply to the text so far, for the warm-up of tiny."""
 
     uses: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"random_reply": WARM_UP}
+
+    @property
+    def started(self) -> str:
+        """Command line or function that the run starts."""
+        return str(getattr(self, self.implied_by))
 
 
 class CommandSettings(StartedAgent, kind="command"):
@@ -60,13 +63,3 @@ class FunctionSettings(StartedAgent, kind="function"):
 
     def packages(self) -> list[Package]:
         return [Package("agent.function", "openai", "gateway")]
-
-
-AGENTS: dict[str, type[AgentSettings]] = choices(CallersAgent, CommandSettings, FunctionSettings)
-
-
-def starts_agent(agent: Any) -> bool:
-    """Return whether a value of `agent`, checked or not, names an agent that the run starts."""
-    if not isinstance(agent, Mapping):
-        return isinstance(agent, StartedAgent)
-    return any(agent.get(chosen.implied_by) for chosen in AGENTS.values() if chosen.implied_by)

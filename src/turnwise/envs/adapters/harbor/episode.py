@@ -4,13 +4,14 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from turnwise.core.errors import RewardFailure, UserError
 from turnwise.envs.adapters.harbor.dockerfile import Copy, Run, read_tree
 from turnwise.envs.adapters.harbor.installs import SKIP_INSTALLS, has_installs
 from turnwise.envs.adapters.harbor.task_folder import HarborTask
 from turnwise.sandbox.files import FileEntry, Image, pack
+from turnwise.sandbox.python_install import AgentAccess
 from turnwise.sandbox.shared import SharedSandbox
 from turnwise.sandbox.shell import CLEAN_PATH, DiskTooFull, Shell, ShellResult, open_shell, shell_limits
 from turnwise.sandbox.types import SandboxLimits
@@ -22,6 +23,8 @@ REWARD_TEXT, REWARD_JSON = f"{LOGS}/verifier/reward.txt", f"{LOGS}/verifier/rewa
 MAX_REWARD_BYTES = 1 << 16
 MAX_REWARD = 1e9
 KEPT_IMAGES = 256
+AGENT_PROCESSES = 1024
+"""Processes and threads in the shell of a command-line agent, whose runtime starts some for each core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +39,24 @@ class Verdict:
 
 
 class Machine:
-    """Starts shells for the tasks of a run, and keeps their images. `packages`: Python packages that they have."""
+    """Starts shells for the tasks of a run, and keeps their images."""
 
-    def __init__(self, *, memory_mb: int, disk_mb: int, packages: tuple[str, ...]) -> None:
+    def __init__(
+        self, *, memory_mb: int, disk_mb: int, packages: tuple[str, ...], agent: AgentAccess | None = None
+    ) -> None:
+        """`packages`: Python packages that shells have. `agent`: what the agent's shell has besides."""
         self.limits: SandboxLimits = shell_limits(memory_mb=memory_mb, disk_mb=disk_mb)
         self.sandbox = SharedSandbox(self.limits, packages, own_root=True)
+        self.agent_limits = self.limits if agent is None else replace(self.limits, processes=AGENT_PROCESSES)
+        self.agents = self.sandbox
+        if agent is not None:
+            self.agents = SharedSandbox(self.agent_limits, packages, own_root=True, agent=agent)
         self.images: OrderedDict[str, Image] = OrderedDict()
 
     async def open(self, task: HarborTask) -> Shell:
         """Start the agent's shell."""
         image = await self.image(task)
-        return await open_shell(await self.sandbox.session(), image, self.limits)
+        return await open_shell(await self.agents.session(), image, self.agent_limits)
 
     async def image(self, task: HarborTask) -> Image:
         """Return the image of a task, building it at first use. Raises UserError if a RUN instruction fails."""
