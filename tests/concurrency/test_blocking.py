@@ -1,10 +1,12 @@
 """Code that blocks the event loop is interrupted; whatever waits is left to asyncio's time-outs."""
 
 import asyncio
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import FrameType, SimpleNamespace
 
 import pytest
@@ -346,3 +348,54 @@ def test_exit_if_blocked_ends_the_process(seconds: float, limit_s: float, code: 
     process = start_process(block_in_thread, seconds, limit_s)
     process.join()
     assert process.exitcode == code
+
+
+@pytest.mark.parametrize("code", [sleep, spin])
+def test_ctrl_c_interrupts_blocking_code(code: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "STOP_S", 0.2)
+    began = []
+
+    async def block() -> None:
+        began.append(time.monotonic())
+        code()
+
+    async def retry() -> None:
+        with allow_interrupts():
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            while True:  # as a failed episode is
+                with suppress(EventLoopBlocked):
+                    await interruptible(block(), HANG_S, "it")
+
+    handler = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(retry())
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert len(began) == 1 and time.monotonic() - began[0] < HANG_S / 2
+
+
+def test_code_that_begins_after_ctrl_c_may_block_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "STOP_S", 0.2)
+    ended = []
+
+    async def wait() -> None:
+        with allow_interrupts():
+            os.kill(os.getpid(), signal.SIGINT)
+            try:
+                await asyncio.sleep(HANG_S)
+            finally:
+                for code in (lambda: time.sleep(0.01), sleep):
+                    await interruptible(_call(code), HANG_S, "the clean-up")
+                    ended.append(code)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(wait())
+    assert len(ended) == 1
+
+
+async def _call(code: Callable[[], None]) -> None:
+    code()

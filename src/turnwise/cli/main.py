@@ -83,6 +83,12 @@ def log_to_stderr() -> None:
     if not log.handlers:
         log.addHandler(_StderrHandler())
         log.setLevel(logging.INFO)
+    logging.getLogger("asyncio").addFilter(_is_no_stop)
+
+
+def _is_no_stop(record: logging.LogRecord) -> bool:
+    """Return False for the traceback of a task that Ctrl-C ended, which asyncio logs."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], KeyboardInterrupt)
 
 
 def run(tokens: Sequence[str]) -> None:

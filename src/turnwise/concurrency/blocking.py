@@ -3,11 +3,13 @@
     with allow_interrupts():
         await interruptible(env.step(action), seconds=600, who="the environment")
 
-It uses SIGALRM, so it works only in the main thread and while no other code uses that timer. Code that never returns to
+Ctrl-C interrupts such code too, after STOP_S, where asyncio alone would wait for it. It uses SIGALRM, so it works only
+in the main thread and while no other code uses that timer. Code that never returns to
 the Python interpreter (one long call into C) is not interrupted. In other threads the time that code blocks is only
 counted, and a process that can be replaced exits instead (`exit_if_blocked`).
 """
 
+import asyncio
 import faulthandler
 import math
 import signal
@@ -27,6 +29,9 @@ Result = TypeVar("Result")
 
 GRACE_S = 10.0
 """Least time for clean-up between an interrupt and the next one; a tenth of the limit if that is longer."""
+
+STOP_S = 5.0
+"""Seconds that code may block after Ctrl-C."""
 
 INTERVAL_S = 86_399.0
 """Interval of our timer. It distinguishes our timer from one set by user code."""
@@ -49,6 +54,9 @@ class _Alarm:
     def __init__(self) -> None:
         self._users = 0
         self._handler: Any = None
+        self._sigint: Any = None
+        self.stopping = False
+        """Whether Ctrl-C was pressed."""
         self._fires_at = 0.0
         self.deadline = math.inf
         """Deadline of the running code; infinity if it has none."""
@@ -72,6 +80,9 @@ class _Alarm:
         if signal.getitimer(signal.ITIMER_REAL)[0]:
             return False  # used by other code
         self._handler = signal.signal(signal.SIGALRM, self._fire)
+        self._sigint, self.stopping = signal.getsignal(signal.SIGINT), False
+        if callable(self._sigint) and self._sigint is not signal.default_int_handler:  # that one raises at once
+            signal.signal(signal.SIGINT, self._stop)
         return True
 
     def _uninstall(self) -> None:
@@ -80,6 +91,8 @@ class _Alarm:
             signal.setitimer(signal.ITIMER_REAL, 0)
         if handled:
             signal.signal(signal.SIGALRM, self._handler or signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) == self._stop:
+            signal.signal(signal.SIGINT, self._sigint)
 
     def _is_handler(self) -> bool:
         return signal.getsignal(signal.SIGALRM) == self._fire
@@ -109,6 +122,14 @@ class _Alarm:
         seconds = max(seconds, 1e-3)  # 0 would disable the timer
         self._fires_at = now + seconds
         signal.setitimer(signal.ITIMER_REAL, seconds, INTERVAL_S)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Let asyncio cancel its main task, and interrupt the code that blocks the event loop meanwhile."""
+        self.stopping = True
+        self._sigint(number, frame)
+        if self.deadline < math.inf:
+            now = time.monotonic()
+            self.arm(min(self.deadline, now + STOP_S), now)
 
     def _fire(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -203,7 +224,7 @@ class _InterruptibleStretches(_Stretches[Result]):
         try:
             try:
                 _alarm.grace_s = max(GRACE_S, self._seconds / 10)
-                _alarm.arm(min(outer, now + self._seconds), now)
+                _alarm.arm(min(outer, now + (STOP_S if _alarm.stopping else self._seconds)), now)
                 return resume(*arguments)
             finally:
                 _alarm.deadline, _alarm.grace_s = outer, outer_grace_s
@@ -214,6 +235,8 @@ class _InterruptibleStretches(_Stretches[Result]):
             if outer <= now:
                 raise  # the outer stretch ran out of time
             _alarm.arm(outer, now)
+            if _alarm.stopping:
+                raise asyncio.CancelledError(f"{self._who} was interrupted by a signal") from interrupt
             raise EventLoopBlocked(
                 f"{self._who} ran for {self._seconds:.3g} s without a pause{_location(interrupt)}"
             ) from interrupt
