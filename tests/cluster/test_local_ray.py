@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -51,10 +52,20 @@ def start_driver(action: str) -> "subprocess.Popen[str]":
     )
 
 
-def wait_until_gone(pid: int) -> None:
+def wait_until_gone(pid: int, folder: Path) -> None:
+    """Wait for the end of the raylet, and of its agents and workers, which write into the folder for a while longer."""
     end = time.monotonic() + TIMEOUT_S
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
+    while (Path(f"/proc/{pid}").exists() or is_named(folder)) and time.monotonic() < end:
         time.sleep(0.05)
+
+
+def is_named(folder: Path) -> bool:
+    """Return whether a process has the folder in its command line."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if bytes(folder) in file.read_bytes():
+                return True
+    return False
 
 
 @pytest.mark.parametrize("lost", ["raylet", "GCS"])
@@ -67,8 +78,8 @@ def test_lost_ray_is_one_line_that_says_how_to_resume(place: Path, lost: str) ->
     assert driver.returncode == 1
     assert errors == f"turnwise: Ray's {lost} was lost, and the run with it. Resume with: this\n"
     assert printed == ""
-    wait_until_gone(int(targets["raylet"]))
     (left,) = place.glob(f"{FOLDER}*")
+    wait_until_gone(int(targets["raylet"]), left)
     with session_folder() as live, session_folder() as other:
         assert not left.exists() and Path(live).is_dir() and Path(other).is_dir()
     assert not list(place.glob(f"{FOLDER}*"))

@@ -1,5 +1,6 @@
 """The guard of Ray's processes, and the folders that a killed driver leaves, without Ray itself."""
 
+import errno
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ pytest.importorskip("ray")
 from processes_for_tests import start_process
 from turnwise.cluster import local_ray, ray_guard
 from turnwise.cluster.local_ray import FOLDER, session_folder
+from turnwise.sandbox import scratch_folders
 
 TIMEOUT_S = 60.0
 
@@ -103,6 +105,28 @@ def test_guard_of_an_ended_driver_ends(sleeper: "subprocess.Popen[bytes]") -> No
     ended = subprocess.Popen(["true"])
     ended.wait()
     assert ray_guard.watch(ended.pid, {"raylet": str(sleeper.pid)}) is None
+
+
+def test_process_that_ended_before_the_guard_started_is_lost() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    targets = {"GCS": str(ended.pid), "raylet": str(os.getpid())}
+    assert ray_guard.watch(os.getpid(), targets) == "GCS"
+
+
+def test_files_that_are_written_during_the_removal_are_removed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (left := place / f"{FOLDER}x").mkdir()
+    calls, remove = [], scratch_folders.remove_tree
+
+    def write(top: str) -> None:
+        calls.append(top)
+        if len(calls) < 3:
+            raise OSError(errno.ENOTEMPTY, "not empty")
+        remove(top)
+
+    monkeypatch.setattr(scratch_folders, "remove_tree", write)
+    with session_folder():
+        assert not left.exists() and len(calls) == 3
 
 
 def test_slow_start_of_ray_is_repeated() -> None:

@@ -56,13 +56,15 @@ def watch(driver: int, targets: dict[str, str]) -> str | None:
     minute. So if several have ended by the time this process runs again, the raylet was the first.
     """
     try:
-        parts = [
-            Address(name, target) if ":" in target else Process(name, int(target))
-            for name, target in sorted(targets.items(), key=lambda target: target[0] != RAYLET)
-        ]
         ended = os.pidfd_open(driver)
     except OSError:  # the driver has ended, or the system has no such descriptors
         return None
+    parts: list[Address | Process] = []
+    for name, target in sorted(targets.items(), key=lambda target: target[0] != RAYLET):
+        try:
+            parts.append(Address(name, target) if ":" in target else Process(name, int(target)))
+        except ProcessLookupError:  # it ended before this program had started
+            return name
     poller = select.poll()
     for descriptor in (ended, *(part.descriptor for part in parts)):
         if descriptor is not None:

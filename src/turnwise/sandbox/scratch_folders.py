@@ -70,14 +70,19 @@ def create_base(prefix: str = BASE_NAME, parent: str | None = None) -> tuple[str
 
 
 def remove_base(base: str, lock: int) -> None:
-    """Remove a base and release its lock. Retries for a while, since just killed sessions may still write there."""
+    """Remove a base and release its lock."""
+    _remove_used_tree(base)
+    os.close(lock)
+
+
+def _remove_used_tree(base: str) -> None:
+    """Remove a folder tree. Retries for a while, since processes that were just killed may still write there."""
     end = time.monotonic() + REMOVE_TIMEOUT_S
     while os.path.isdir(base) and time.monotonic() < end:
         with suppress(OSError):
             remove_tree(base)
             break
         time.sleep(0.01)
-    os.close(lock)
 
 
 def remove_abandoned_bases(prefix: str = BASE_NAME, parent: str | None = None) -> None:
@@ -90,9 +95,9 @@ def remove_abandoned_bases(prefix: str = BASE_NAME, parent: str | None = None) -
         try:
             if os.fstat(descriptor).st_uid == os.geteuid():
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_tree(str(path))
+                _remove_used_tree(str(path))
         except OSError:
-            continue  # in use, or not removable
+            continue  # in use
         finally:
             os.close(descriptor)
 
