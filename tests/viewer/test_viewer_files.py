@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from turnwise.viewer.explanations import Explanations
 from turnwise.viewer.metrics import MetricColumns
 from turnwise.viewer.runs import RunList
 from turnwise.viewer.settings import MAX_DEPTH, flat_settings, read_toml
@@ -65,3 +66,11 @@ def test_sparse_metrics_file_is_read_in_bounded_pieces(tmp_path: Path) -> None:
     columns.refresh()
     assert columns.names() == ["rollout/reward", "step"]
     assert 0 < columns.since(0, None, None)["rows"] < 3
+
+
+def test_run_with_a_sparse_metrics_file_is_explained(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 1, "rollout/reward": 0.5}\n')
+    os.truncate(run / "metrics.jsonl", 1 << 40)
+    assert isinstance(Explanations(ViewedFolder(tmp_path)).explain(run), list)

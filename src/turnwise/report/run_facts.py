@@ -31,6 +31,8 @@ EXPLAINED_METRICS = (
 """Metrics of training steps that `explain.py` uses; a long run has too many to keep all in memory."""
 MAX_EPISODES = 200
 """Episodes that are read for the behaviour on each side."""
+MAX_READ = 256 << 20
+"""Bytes of a file that are read: a sparse or endless file must not hang the viewer."""
 MAX_BYTES = 24 << 20
 """Bytes of these episodes: a few of them may be very long."""
 MAX_LINE = 8 << 20
@@ -185,7 +187,7 @@ def _read_rows(open_file: OpenFile, *parts: str) -> Iterator[Row]:
     lines = LineFollower(MAX_LINE)
     try:
         with open_file(*parts) as file:
-            for block in lines.read_blocks(file):
+            for block in lines.read_blocks(file, MAX_READ):
                 yield from (row for line in block.lines if (row := parse_line(line)) is not None)
     except (OSError, UserError):
         return
