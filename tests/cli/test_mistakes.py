@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from mistakes_for_tests import MISTAKES, Mistake
+from mistakes_in_commands_for_tests import IN_COMMANDS
 from mistakes_in_settings_for_tests import IN_SETTINGS, WITHOUT_TORCH
 from turnwise.cli.main import main
 
-ALL = {**MISTAKES, **IN_SETTINGS}
+ALL = {**MISTAKES, **IN_SETTINGS, **IN_COMMANDS}
 NO_TORCH = (
     "step returns nothing",
     "reward returns a text",
@@ -25,6 +26,7 @@ NO_TORCH = (
     "results beside others",
     "a section as a text",
     *WITHOUT_TORCH,
+    *IN_COMMANDS,
 )
 """Reported before torch is imported."""
 

@@ -162,3 +162,12 @@ def test_closed_output_pipe_exits_quietly(typed: str) -> None:
     answer = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=buffered)
     os.close(write)
     assert (answer.returncode, answer.stderr) == (141, "")
+
+
+def test_missing_permission_is_one_line_that_names_the_path() -> None:
+    code = (
+        "import turnwise.cli.main as m, sys\ndef run(tokens): raise PermissionError(13, 'denied', '/x')\nm.run = run\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", f"{code}sys.exit(m.main(['envs']))"], capture_output=True, text=True)
+    assert answer.returncode == 2
+    assert answer.stderr == "turnwise: /x: permission denied. Change its permissions, or give another path.\n"

@@ -13,6 +13,7 @@ import pytest
 from episodes_for_tests import says
 from gateway_for_tests import RecordingPolicy, episode_key, full_contexts, open_gateway
 from processes_for_tests import forked_with_output
+from turnwise.core.errors import UserError
 from turnwise.gateway.store import CallStore, StoredCall
 
 ASK = [{"role": "user", "content": "Hi"}]
@@ -145,3 +146,11 @@ def test_store_keeps_responses_for_a_restarted_gateway(tmp_path: Path):
         assert full_contexts(turns)[-1][0] == context and turns[-1].action_ids == completion.ids
     assert [turn.extends for turn in turns] == [False, True, True]
     assert asyncio.run(ask(RecordingPolicy(says("x")), "four", "resp_unknown", restore=True))[0] is None
+
+
+def test_file_that_is_no_database_is_an_error(tmp_path: Path) -> None:
+    (file := tmp_path / "notes.txt").write_text("Buy milk. " * 99)
+    with pytest.raises(UserError, match=r"notes\.txt \(file is not a database\)\. Give another file"):
+        CallStore(file)
+    with pytest.raises(UserError, match="unable to open database file"):
+        CallStore(tmp_path)

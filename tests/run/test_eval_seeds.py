@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split
 from turnwise.envs.seeds import seed_for
-from turnwise.run.evaluation.plan import read_seeds, write_seeds
+from turnwise.run.evaluation.seeds import read_seeds, write_seeds
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
@@ -45,9 +45,9 @@ def test_consecutive_seeds_are_written_as_ranges() -> None:
     [
         ("", "contains no seeds"),
         (",", "contains no seeds"),
-        ("1,x", '"x" is not a seed'),
+        ("1,x", '"x" is neither a seed nor a file that exists'),
         ("5-3", '"5-3" is not a seed'),
-        ("-3", '"-3" is not a seed'),
+        ("-3", '"-3" is neither a seed'),
         ("1,2,1", "names 1 twice. Give each seed once; tries"),
         ("1-4,3", "names 3 twice"),
         ("0-99999999999", "more than 1000000"),

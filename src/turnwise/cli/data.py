@@ -44,15 +44,19 @@ def data(
         Episodes of a run that are read: of its training steps (default), of its evaluations, or all.
     """
     from turnwise.files.run_folders import find_run_folder
+    from turnwise.run.find_source import check_free, find_data
 
     if action == "inspect":
         if not Path(run).exists():
             find_run_folder(run)
+        _check_episodes(run, episodes)
         _print_summary(run, episodes)
     elif action == "export":
         if to is None:
             raise UserError("`turnwise data export` needs --to FOLDER.")
-        find_run_folder(run)  # before torch is imported
+        check_free(to)
+        find_run_folder(run)
+        _check_episodes(run, episodes)
         from turnwise.run.data_tools import export_data, export_traces
 
         export = export_traces if format == "traces" else export_data
@@ -61,7 +65,17 @@ def data(
         if on is None:
             raise UserError("`turnwise data evaluate` needs --on RUN, the episodes to evaluate on.")
         find_run_folder(run)
+        for source in on.split(","):
+            find_data(source.strip())
         _print_estimate(run, on, episodes)
+
+
+def _check_episodes(run: str, episodes: Episodes) -> None:
+    """Read the first episode before torch is imported."""
+    from turnwise.run.stored_sources import read_recorded
+
+    if next(read_recorded(run, episodes), None) is None:
+        raise UserError(f"{run} has no episodes. Give another source.")
 
 
 def _print_summary(run: str, episodes: Episodes) -> None:

@@ -88,7 +88,7 @@ def evaluate(
 
     remote = RemoteModels(url=endpoint.endpoint, models=endpoint.model) if endpoint.endpoint is not None else None
     if resume is None:
-        check_arguments(sources, remote, settings)  # before torch is imported
+        check_arguments(sources, remote, settings, seeds=tasks.seeds, tries=tasks.tries)  # before torch is imported
     if out is not None:
         refuse_foreign(out)
     from turnwise.run.evaluation.evaluate import evaluate_into_folder, resume_evaluation

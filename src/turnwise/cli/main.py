@@ -54,6 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             message = f"{message.removesuffix('.')}. {TRACEBACK} shows the traceback."
         sys.stderr.write(f"turnwise: {message}\n")
         return 2
+    except PermissionError as error:
+        if error.filename is None or shows_traceback:
+            raise
+        sys.stderr.write(
+            f"turnwise: {error.filename}: permission denied. Change its permissions, or give another path.\n"
+        )
+        return 2
     except KeyboardInterrupt as stop:
         sys.stderr.write(f"turnwise: {str(stop) or 'stopped'}\n")
         return 128 + stop_signals.received

@@ -59,6 +59,7 @@ def serve(
         from turnwise.run.setting_names import check_served_model
 
         check_served_model(overrides)
+        _check_calls_file(out)
     try:
         from turnwise.run.serving import CALLS, SECTIONS, serve_training
         from turnwise.run.serving import serve as serve_model
@@ -73,6 +74,17 @@ def serve(
     else:
         _refuse("only with --train", {"--resume": resume, "--name": name, "--seed": seed})
         serve_model(merge_settings(overrides, SECTIONS), api_key=api_key, out=out or CALLS, **listen)
+
+
+def _check_calls_file(out: Path | None) -> None:
+    """Raise UserError if the calls cannot be recorded there."""
+    from turnwise.files.disk import check_can_create, wrap_disk_errors
+
+    if out is not None and out.is_dir():
+        raise UserError(f"--out {out} is a folder. Name a file, e.g. {out / 'calls.sqlite'}.")
+    if out is not None:
+        with wrap_disk_errors(out, "start again, or choose another file with --out"):
+            check_can_create(out.parent)
 
 
 def _refuse(when: str, options: Mapping[str, object]) -> None:

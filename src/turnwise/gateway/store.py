@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from turnwise.core.errors import UserError
+
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (
     id TEXT PRIMARY KEY, episode TEXT NOT NULL, number INTEGER NOT NULL, choice INTEGER NOT NULL,
@@ -90,10 +92,14 @@ class CallStore:
     def __init__(self, file: Path | None) -> None:
         """`file`: None keeps everything in memory."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="call-store")
-        self._connection = sqlite3.connect(file or ":memory:", check_same_thread=False, isolation_level=None)
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = NORMAL")  # survives kill -9; a power failure may lose the end
-        self._connection.executescript(SCHEMA)
+        try:
+            self._connection = sqlite3.connect(file or ":memory:", check_same_thread=False, isolation_level=None)
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            # survives kill -9; a power failure may lose the end
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            self._connection.executescript(SCHEMA)
+        except sqlite3.Error as error:
+            raise UserError(f"Calls cannot be recorded in {file} ({error}). Give another file.") from error
         self._waiting: list[tuple[Sequence[Statement], asyncio.Future[None]]] = []
         self._writer: asyncio.Task[None] | None = None
 

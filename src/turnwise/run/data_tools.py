@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,11 +31,11 @@ from turnwise.record.trajectories import sampler_from_row
 from turnwise.run.build import build_renderer, model_loader
 from turnwise.run.dataset_rows import to_dataset_row
 from turnwise.run.datasets import StoredEpisode, read_episodes
-from turnwise.run.find_source import find_data
+from turnwise.run.find_source import check_free, find_data
 from turnwise.run.resources import MICRO_TOKENS
 from turnwise.run.sources import find_checkpoint
 from turnwise.run.stored_images import StoredImages, find_images_folder
-from turnwise.run.stored_sources import TOKENS_FILE, Source, open_source
+from turnwise.run.stored_sources import TOKENS_FILE, Source, open_source, read_recorded
 from turnwise.run.training_traces import write_traces
 from turnwise.training.estimate import env_turn_ids, turn_matrix
 from turnwise.training.learner import token_logprobs
@@ -86,20 +86,13 @@ def _open(source: str, episodes: Episodes) -> Source:
     return open_source(find_data(source), DataConfig(episodes=episodes))
 
 
-def _rows(source: str, episodes: Episodes) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for where, row in _open(source, episodes).rows:
-        if not isinstance(row, Mapping) or not isinstance(row.get("turns"), list):
-            raise UserError(f"{where} is not a trajectory of a run. Give a run, or what `turnwise data export` wrote.")
-        yield where, row
-
-
 def inspect_data(source: str, episodes: Episodes) -> DataSummary:
     """Summarise the recorded episodes of a run or an exported dataset, without a model."""
     statuses, samplers = Counter[str](), Counter[str]()
     rewards: dict[str, list[float]] = {}
     versions, images = set[int](), set[str]()
     turns = tokens = 0
-    for where, row in _rows(source, episodes):
+    for where, row in read_recorded(source, episodes):
         try:
             statuses[row["status"]] += 1
             sampler = sampler_from_row(row.get("sampler"))
@@ -131,19 +124,18 @@ def inspect_data(source: str, episodes: Episodes) -> DataSummary:
 
 def export_traces(run: str, to: Path, episodes: Episodes) -> int:
     """Write the recorded episodes of a run as OpenEnv's training traces; return their number."""
-    return write_traces(_rows(str(find_run_folder(run)), episodes), to)
+    return write_traces(read_recorded(str(find_run_folder(run)), episodes), to)
 
 
 def export_data(run: str, to: Path, episodes: Episodes) -> int:
     """Write the recorded episodes of a run as a dataset folder; return their number. Ids stay as they were sampled."""
-    if to.exists():
-        raise UserError(f"{to} already exists. Choose another folder, or remove it first.")
+    check_free(to)
     path, count, images = find_run_folder(run), 0, set[str]()
     names = path / "trajectories" / TOKENS_FILE
     with atomic_folder(to) as folder:
         (folder / "data").mkdir()
         with (folder / "data" / "train.jsonl").open("wb") as file:
-            for where, row in _rows(str(path), episodes):
+            for where, row in read_recorded(str(path), episodes):
                 file.write(encode_row(_dataset_row(row, where)) + b"\n")
                 count += 1
                 new = {image for turn in row["turns"] for image in image_hashes(turn)} - images

@@ -6,6 +6,7 @@ Imports neither torch nor a model, so that errors appear at once.
 from pathlib import Path
 
 from turnwise.core.errors import UserError
+from turnwise.files.disk import check_can_create
 from turnwise.files.run_folders import RUNS_FOLDER, find_run_folder
 
 CHECKPOINTS = "checkpoints"
@@ -36,6 +37,10 @@ def find_data(source: str) -> Path:
 
 
 def check_free(folder: Path) -> None:
-    """Raise UserError if the folder of a model to be written exists."""
+    """Raise UserError if the folder of a model or dataset to be written exists or cannot be created."""
     if folder.exists():
         raise UserError(f"{folder} already exists. Choose another folder, or remove it first.")
+    try:
+        check_can_create(folder)
+    except OSError as error:
+        raise UserError(f"Cannot write {folder} ({error.strerror}). Choose another folder.") from error

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from turnwise.config.load import build, read_run
 from turnwise.config.schema import Config
@@ -67,6 +67,16 @@ def check_data(config: Config, run: Path | None = None) -> None:
                 count += 1
         if not count:
             raise UserError(f"data.sources: {path} has no episodes. Add some, or remove it.")
+
+
+def read_recorded(source: str, episodes: Literal["training", "evaluation", "all"]) -> Rows:
+    """Read the recorded episodes of a run or of an exported dataset."""
+    with source_errors(path := find_data(source)):
+        for where, row in open_source(path, DataConfig(episodes=episodes)).rows:
+            if not isinstance(row, Mapping) or not isinstance(row.get("turns"), list):
+                fix = "Give a run, or what `turnwise data export` wrote."
+                raise UserError(f"{where} is not a trajectory of a run. {fix}")
+            yield where, row
 
 
 @contextmanager

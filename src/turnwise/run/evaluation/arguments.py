@@ -13,6 +13,7 @@ from turnwise.models.loading.hub import is_hub_name
 from turnwise.recipes.presets import recipe_names
 from turnwise.run.configure import load_target
 from turnwise.run.environment_mix import parse_list_params
+from turnwise.run.evaluation.seeds import read_numbers
 from turnwise.run.find_source import find_run_or_none
 from turnwise.run.setting_names import check_cuda, check_model_name
 from turnwise.user_code.references import IN_MEMORY
@@ -47,8 +48,23 @@ def _is_source(source: str) -> bool:
     return known or source.count("/") > 1 or find_run_or_none(source) is not None
 
 
-def check_arguments(words: Sequence[str], remote: RemoteModels | None, overrides: Overrides) -> None:
+def check_tries(tries: int | None) -> None:
+    if tries is not None and tries < 1:
+        raise UserError(f"tries {tries}: must be 1 or more.")
+
+
+def check_arguments(
+    words: Sequence[str],
+    remote: RemoteModels | None,
+    overrides: Overrides,
+    *,
+    seeds: str | None = None,
+    tries: int | None = None,
+) -> None:
     """Raise UserError for an unknown run, model or environment, or a wrong value of a setting."""
+    check_tries(tries)
+    if seeds is not None:
+        read_numbers(seeds)
     sources, environment = split_environment(words, remote)
     runs = {source: run for source in sources if (run := find_run_or_none(source)) is not None}
     shared = shared_settings(sources, environment, remote, runs, overrides)

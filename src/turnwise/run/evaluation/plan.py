@@ -1,26 +1,24 @@
 """Plan of an evaluation: models, tasks and tries, validated before anything is loaded, and saved in its folder."""
 
-import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from turnwise.config.load import Overrides, build, read_saved_settings, to_toml
 from turnwise.config.schema import Config
-from turnwise.core.errors import UserError, read_failure
+from turnwise.core.errors import UserError
 from turnwise.core.task import Split, Task
-from turnwise.envs.seeds import FIRST_SEED, SEEDS_PER_SPLIT, seed_for, split_of_seed
+from turnwise.envs.seeds import FIRST_SEED, seed_for
 from turnwise.envs.settings import NO_ENV
 from turnwise.envs.spec import EnvSpec
 from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
 from turnwise.run.contexts import check_context
 from turnwise.run.environment_mix import load_environment, rows_name
-from turnwise.run.evaluation.arguments import RemoteModels, split_environment
+from turnwise.run.evaluation.arguments import RemoteModels, check_tries, split_environment
 from turnwise.run.evaluation.models import EvaluatedModel, build_models
+from turnwise.run.evaluation.seeds import read_seeds, write_seeds
 from turnwise.run.resources import check_threads
-from turnwise.run.setting_paths import is_file
 from turnwise.run.training_run import resolve
 from turnwise.run.validate import check_model, check_servers
 
@@ -57,8 +55,7 @@ def plan_evaluation(
 
     The schema does not allow eval.split train, because training never evaluates on its own tasks. Here it is allowed.
     """
-    if tries is not None and tries < 1:
-        raise UserError(f"tries {tries}: must be 1 or more.")
+    check_tries(tries)
     on_train = ("eval.split", "train") in overrides
     sources, environment = split_environment(words, remote)
     known = [(key, value) for key, value in overrides if not (on_train and key == "eval.split")]
@@ -185,70 +182,3 @@ def _check_same(folder: EvaluationFolder, old: Mapping[str, Any], new: Mapping[s
                 f"{folder.path} holds an evaluation with another {key} ({value}, now {new.get(key)}). Choose another "
                 "folder, or use its settings."
             )
-
-
-MAX_SEEDS = 1_000_000
-MAX_FILE = 20_000_000
-"""Largest file of seeds, in bytes."""
-_RANGE = re.compile(r"(\d{1,15})(?:-(\d{1,15}))?", re.ASCII)
-
-
-def read_seeds(text: str, split: Split) -> tuple[int, ...]:
-    """Read the seeds from a list such as 3,7,10-20, or from a file with such a list.
-
-    Numbers below 2^40 are indices of the split, as in `turnwise play --seed`. Larger ones are seeds as recorded in
-    trajectories and must belong to the split.
-    """
-    path = Path(text)
-    listed = _read(path) if is_file(path) else text
-    words = [word for line in listed.splitlines() for word in re.split(r"[,\s]+", line.partition("#")[0]) if word]
-    seeds = tuple(_seed(number, split) for number in _numbers(words))
-    if not seeds:
-        raise UserError(f"seeds {text}: contains no seeds. Give a list such as 3,7,10-20, or a file with one.")
-    twice, times = Counter(seeds).most_common(1)[0]
-    if times > 1:
-        raise UserError(
-            f"seeds names {twice - FIRST_SEED[split]} twice. Give each seed once; tries sets the episodes per task."
-        )
-    return seeds
-
-
-def write_seeds(seeds: Sequence[int]) -> str:
-    """Return the shortest list that `read_seeds` reads, with ranges such as 10-20."""
-    ranges: list[list[int]] = []
-    for seed in seeds:
-        if ranges and seed == ranges[-1][1] + 1:
-            ranges[-1][1] = seed
-        else:
-            ranges.append([seed, seed])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
-
-
-def _read(path: Path) -> str:
-    try:
-        if path.stat().st_size > MAX_FILE:
-            raise UserError(f"seeds {path}: the file is larger than {MAX_FILE} bytes. Give a list of seeds.")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"seeds: {read_failure(path, error)}. Give a text file of seeds.") from error
-
-
-def _numbers(words: Iterable[str]) -> list[int]:
-    numbers: list[int] = []
-    for word in words:
-        found = _RANGE.fullmatch(word)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        if first > last:
-            raise UserError(f'seeds: "{word[:40]}" is not a seed. Give whole numbers and ranges, such as 3,7,10-20.')
-        if len(numbers) + last - first >= MAX_SEEDS:
-            raise UserError(f"seeds: more than {MAX_SEEDS} seeds. Give fewer.")
-        numbers += range(first, last + 1)
-    return numbers
-
-
-def _seed(number: int, split: Split) -> int:
-    if number < SEEDS_PER_SPLIT:
-        return seed_for(split, number)
-    if (found := split_of_seed(number)) != split:
-        raise UserError(f"seeds: {number} belongs to the {found} split, not to {split}. Choose split {found}.")
-    return number
