@@ -214,3 +214,35 @@ def test_short_histories_and_missing_metrics_raise_no_alarm() -> None:
     assert alarms_of([{"step": step} for step in range(30)]) == []
     assert alarms_of([{"step": step, "rollout/reward_group_std": None} for step in range(30)]) == []
     assert alarms_of(rows(9, rollout__reward_group_std=falling(0.4, 0.0, 2, 3))) == []
+
+
+def test_entropy_of_actions_decides_where_it_is_measured() -> None:
+    """That of tokens falls with the text around the answer, and may rise in it while all actions are the same."""
+    varied, same = falling(1.0, 0.5), falling(1.0, 0.1)
+    text = {"train__entropy": falling(1.0, 0.02)}
+    assert kinds(alarms_of(rows(**text))) == ["entropy_collapse"]
+    assert alarms_of(with_actions(rows(**text), varied)) == []
+    (alarm,) = alarms_of(with_actions(rows(), same))
+    assert alarm.kind == "entropy_collapse" and alarm.message.startswith("entropy of actions fell to 2")
+
+
+def with_actions(history: Rows, course: Callable[[int], float]) -> Rows:
+    return [row | {"rollout/action_entropy": course(row["step"])} for row in history]
+
+
+def test_groups_that_never_had_spread_give_no_signal() -> None:
+    always = {"rollout__zero_std_groups": lambda _: 1.0, "rollout__reward_group_std": lambda _: 0.0}
+    (alarm,) = alarms_of(rows(noise=0.0, **always))
+    assert (alarm.kind, alarm.step) == ("no_signal", 10)
+    assert alarms_of(rows(noise=0.0, **always, rollout__success=lambda _: 0.95)) == [], "there is nothing left to learn"
+    assert alarms_of(rows(noise=0.0, rollout__zero_std_groups=lambda _: 0.94)) == []
+
+
+def test_turns_that_are_invalid_raise_an_alarm_that_says_if_they_are_cut() -> None:
+    def raised(invalid: float, cut: float) -> list[str]:
+        history = [row | {"rollout/invalid": invalid, "rollout/length_stops": cut} for row in rows()]
+        return [alarm.message for alarm in alarms_of(history)]
+
+    assert raised(0.89, 1.0) == raised(0.1, 1.0) == []
+    assert raised(0.91, 0.0) == ["91 % of the turns are invalid; step 10"]
+    assert raised(1.0, 1.0) == ["100 % of the turns are invalid, and 100 % are cut at rollout.max_new_tokens; step 10"]

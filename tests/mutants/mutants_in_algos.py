@@ -511,6 +511,12 @@ IN_ALGOS = (
             "settings.hysteresis if kind in active",
             "settings.hysteresis if kind not in active",
         ),
+        ("entropy of tokens decides", "if actions is None else (actions, s", "if tokens is not None else (actions, s"),
+        (
+            "varied groups give no signal",
+            "statistics.fmean(flat) < settings.no_signal",
+            "statistics.fmean(flat) > settings.no_signal",
+        ),
     ),
     *mutants(
         "algos/stats.py",

@@ -18,7 +18,7 @@ IN_TRAINING = (
     *mutants(
         "training/estimate.py",
         ("training/test_exploration_bonus.py",),
-        ("common actions get the bonus", "+ coefficients.exploration.value", "- coefficients.exploration.value"),
+        ("common actions get the bonus", "+ coefficients.exploration_coef", "- coefficients.exploration_coef"),
     ),
     *mutants(
         "training/learner.py",

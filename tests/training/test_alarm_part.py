@@ -16,7 +16,9 @@ from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.record.jsonl import replace_nonfinite
 from turnwise.record.rows import read_records
 from turnwise.record.steps import StepRecord
+from turnwise.run.build_learner import build_coefficients
 from turnwise.training.checkpoints import Checkpoints, State
+from turnwise.training.coefficients import Coefficients
 from turnwise.training.diagnostics import Alarms, Rollback
 
 
@@ -30,13 +32,17 @@ STEADY = [row(step, 1.0 + 0.01 * step) for step in range(1, 20)]
 class Watched:
     """The part over a list of rows, as a run's folder has them."""
 
-    def __init__(self, rows: Sequence[dict[str, Any]] = (), rollback: Any = None, **state: float) -> None:
+    def __init__(
+        self, rows: Sequence[dict[str, Any]] = (), rollback: Any = None, explore_more: Any = None, **state: float
+    ) -> None:
         self.alarms: list[tuple[int, str]] = []
         self.notes: list[str] = []
         folder: Any = SimpleNamespace(
             read_records=lambda: read_records(rows), append_alarm=lambda *alarm: self.alarms.append(alarm)
         )
-        self.part = Alarms(folder, self.notes.append, AlarmSettings(), rollback or SimpleNamespace(at_most=0))
+        self.part = Alarms(
+            folder, self.notes.append, AlarmSettings(), rollback or SimpleNamespace(at_most=0), explore_more
+        )
         self.part.load_state(self.part.state() | state)
         asyncio.run(self.part.begin(len(rows)))
 
@@ -121,3 +127,44 @@ def test_smaller_learning_rate_moves_the_weights_less() -> None:
         moved.append(max(float((weights(learner.model)[name] - before[name]).abs().max()) for name in before))
     assert moved[1] < 0.6 * moved[0]
     assert torch.isfinite(torch.tensor(moved)).all()
+
+
+COLLAPSING = [row(step, 1.0) | {"rollout/action_entropy": 1.0 if step < 15 else 0.1} for step in range(1, 25)]
+
+
+def test_alarms_are_answered_only_with_act() -> None:
+    coefficients = Coefficients(build_coefficients(settings_of().algo), kl_in_loss=True)
+    for explore_more, answer, boost in ((None, "", 1.0), (coefficients.explore_more, BOOSTED, 2.0)):
+        watched = Watched(COLLAPSING[:10], explore_more=explore_more)
+        for each in COLLAPSING[10:]:
+            watched.alarms_at(each)
+        ((_, text),) = watched.alarms
+        assert text.partition("step ")[2].partition(";")[2] == answer and watched.notes == [f"alarm: {text}"]
+        assert coefficients.value.boost == boost
+        assert watched.part.rate_scale == 1.0
+
+
+BOOSTED = " entropy bonuses are now multiplied by 2"
+
+
+def test_spike_halves_the_learning_rate_with_act() -> None:
+    watched = Watched(STEADY, explore_more=lambda: None)
+    assert watched.alarms_at(row(20, 90.0))
+    assert watched.part.adjust(StepSettings(step=20)).rate_scale == 0.5
+    assert watched.alarms[0][1].endswith("; the learning rate is now multiplied by 0.5")
+    assert watched.part.state()["rate_scale"] == 0.5, "a resumed run keeps it"
+    low = Watched(STEADY, explore_more=lambda: None, rate_scale=1 / 16)
+    assert low.alarms_at(row(20, 90.0)) and low.part.rate_scale == 1 / 16
+
+
+def test_boost_multiplies_both_entropy_bonuses_up_to_a_bound() -> None:
+    algo = settings_of(algo__entropy_coef=0.01, algo__exploration="action_entropy", algo__exploration__coef=0.2).algo
+    coefficients = Coefficients(build_coefficients(algo), kl_in_loss=True)
+    assert [coefficients.explore_more() is not None for _ in range(4)] == [True, True, True, False]
+    assert coefficients.adjust(StepSettings(step=0)).entropy_coef == 8 * 0.01
+    assert coefficients.value.exploration_coef == 8 * 0.2
+    restored = Coefficients(build_coefficients(algo), kl_in_loss=True)
+    restored.load_state(coefficients.state())
+    assert restored.value == coefficients.value
+    nothing = Coefficients(build_coefficients(settings_of(algo__entropy_coef=0.0).algo), kl_in_loss=True)
+    assert nothing.explore_more() is None and "entropy_boost" not in nothing.state()

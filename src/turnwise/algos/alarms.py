@@ -18,6 +18,9 @@ SUCCESS = "rollout/success"
 GROUPS = "rollout/groups"
 REWARD = "rollout/reward"
 LENGTH = "rollout/response_tokens"
+INVALID = "rollout/invalid"
+LENGTH_STOPS = "rollout/length_stops"
+ACTION_ENTROPY = "rollout/action_entropy"
 ENTROPY = "train/entropy"
 GRAD_NORM = "train/grad_norm"
 INFORMATION = "diagnostics/mutual_information"
@@ -52,7 +55,13 @@ class AlarmSettings:
     flat_groups: float = 0.7
     """Echo trap: share of groups without spread, at least twice that of the start, without a gain in success."""
     entropy_share: float = 0.1
-    """Entropy collapse: entropy below this share of its start."""
+    """Entropy collapse: entropy below this share of its start, where actions are not measured."""
+    action_entropy_share: float = 0.3
+    """Entropy collapse: entropy of actions below this share of its start."""
+    no_signal: float = 0.95
+    """No signal: share of groups without spread, in the mean over all steps."""
+    invalid_turns: float = 0.9
+    """Invalid turns: their share."""
     gradient_factor: float = 10.0
     """Gradient spike: multiple of the medians of the last `gradient_rows` and the first `min_rows`."""
     gradient_rows: int = 20
@@ -173,12 +182,38 @@ def reward_hacked(history: History, settings: AlarmSettings, slack: float) -> st
     )
 
 
-def entropy_collapse(history: History, settings: AlarmSettings, slack: float) -> str | None:
-    """The policy no longer explores."""
-    entropy = _trend(history, ENTROPY, settings)
-    if entropy is None or entropy.share >= settings.entropy_share * slack or _is_solved(history, settings):
+def no_signal(history: History, settings: AlarmSettings, slack: float) -> str | None:
+    """From the start on, all members of a group get the same reward."""
+    flat = [share for _, share in _series(history, FLAT_GROUPS)]
+    if len(flat) < settings.min_rows or statistics.fmean(flat) < settings.no_signal / slack:
         return None
-    return f"entropy fell to {_percent(entropy.share)} of {entropy.reference_name}: the policy no longer explores"
+    if _is_solved(history, settings):
+        return None
+    share = _percent(statistics.fmean(flat))
+    return f"all rewards are equal in {share} of the groups since the start: nothing to learn from"
+
+
+def invalid_turns(history: History, settings: AlarmSettings, slack: float) -> str | None:
+    """The environment cannot read the replies, or they are cut before it could."""
+    invalid, cut = _trend(history, INVALID, settings), _trend(history, LENGTH_STOPS, settings)
+    if invalid is None or invalid.now < settings.invalid_turns / slack:
+        return None
+    stops = cut is not None and cut.now >= settings.invalid_turns / slack
+    why = f", and {_percent(cut.now)} are cut at rollout.max_new_tokens" if cut is not None and stops else ""
+    return f"{_percent(invalid.now)} of the turns are invalid{why}"
+
+
+def entropy_collapse(history: History, settings: AlarmSettings, slack: float) -> str | None:
+    """The policy no longer explores.
+
+    Where actions are measured, theirs is the entropy that counts: that of tokens falls with the text around them.
+    """
+    actions, tokens = _trend(history, ACTION_ENTROPY, settings), _trend(history, ENTROPY, settings)
+    trend, bound = (tokens, settings.entropy_share) if actions is None else (actions, settings.action_entropy_share)
+    if trend is None or trend.share >= bound * slack or _is_solved(history, settings):
+        return None
+    what = "entropy" if actions is None else "entropy of actions"
+    return f"{what} fell to {_percent(trend.share)} of {trend.reference_name}: the policy no longer explores"
 
 
 def gradient_spike(history: History, settings: AlarmSettings, slack: float) -> str | None:
@@ -282,6 +317,8 @@ def _series(history: History, key: str) -> list[tuple[int, float]]:
 DETECTORS: dict[str, Callable[[History, AlarmSettings, float], str | None]] = {
     "echo_trap": echo_trap,
     "reward_hacked": reward_hacked,
+    "no_signal": no_signal,
+    "invalid_turns": invalid_turns,
     "entropy_collapse": entropy_collapse,
     "gradient_spike": gradient_spike,
     "length_explosion": length_explosion,

@@ -14,6 +14,8 @@ class DiagnoseConfig(Section):
 
     rollbacks: Annotated[int, Field(ge=0)] = 0
     """Alarms at which a run returns to its oldest kept checkpoint with half the learning rate; later ones do not."""
+    act: bool = False
+    """Answer alarms: a gradient spike halves the learning rate, lost exploration doubles the entropy bonuses."""
     every: Annotated[int, Field(ge=0)] = 0
     """Steps between measurements: dependence of the reasoning on the prompt, gradient by reward spread; 0: never."""
 

@@ -5,7 +5,12 @@ ALARM_ADVICE = {
     "algo.entropy_coef, or let diagnose.rollbacks return to it.",
     "reward hacking": "The reward rises without success: look at the episodes with the highest reward, and close the "
     "loophole or lower the weight of that reward.",
-    "no longer explores": "Raise algo.entropy_coef or rollout.temperature, or lower train.learning_rate.",
+    "nothing to learn from": "Members of a group always fare alike: use easier tasks or rewards that distinguish them, "
+    "or raise rollout.temperature or rollout.group_size.",
+    "are invalid": "The environment cannot read the replies: raise rollout.max_new_tokens if they are cut, else set "
+    "rollout.prefix or begin with `turnwise sft`.",
+    "no longer explores": "Set algo.exploration action_entropy with a target, or raise algo.entropy_coef or "
+    "rollout.temperature, or lower train.learning_rate.",
     "a spike": "Lower train.learning_rate or train.max_grad_norm.",
     "not finite": "Lower train.learning_rate; if it happens again, set model.dtype float32.",
     "without more success": "Answers only get longer: lower rollout.max_new_tokens, or add a reward for short answers.",

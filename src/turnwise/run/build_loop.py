@@ -91,7 +91,7 @@ def build_loop(given: LoopInputs) -> Loop:
     source, estimator = _build_source_and_estimator(given, collector, results, coefficients)
     states: list[Part] = [part for part in (source, estimator, opponents) if isinstance(part, Part)]
     parts = [*states, results, coefficients, JudgeBudgets(given.services), *_recording_parts(given)]
-    parts += _diagnostic_parts(given, source)
+    parts += _diagnostic_parts(given, source, coefficients)
     if given.plan.releases_cache:
         frozen = [] if opponents is None or opponents.frozen is None else [opponents.frozen.engine]
         parts.append(ReleaseCaches([stack.engine, *frozen]))
@@ -230,7 +230,7 @@ def _recording_parts(given: LoopInputs) -> list[Part]:
     ]
 
 
-def _diagnostic_parts(given: LoopInputs, source: Source) -> list[Part]:
+def _diagnostic_parts(given: LoopInputs, source: Source, coefficients: Coefficients) -> list[Part]:
     config, learner, settings = given.config, given.learner, given.config.diagnose
     diagnostics = Diagnostics(
         learner,
@@ -247,7 +247,8 @@ def _diagnostic_parts(given: LoopInputs, source: Source) -> list[Part]:
         on_restore=[source.restart] if isinstance(source, PlayedAhead) else [],
     )
     limits = AlarmSettings(max_grad_norm=learner.max_grad_norm)
-    return [diagnostics, Alarms(given.folder, given.progress.note, limits, rollback)]
+    explore_more = coefficients.explore_more if settings.act else None
+    return [diagnostics, Alarms(given.folder, given.progress.note, limits, rollback, explore_more)]
 
 
 def _on_save(estimator: object, opponents: Opponents | None) -> list[Callable[[int], None]]:

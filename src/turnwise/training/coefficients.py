@@ -9,6 +9,9 @@ from turnwise.core.learner import StepSettings
 from turnwise.training.objective import BONUS_ENTROPY
 from turnwise.training.step import Metrics, Part, TrainedStep
 
+MAX_BOOST = 8.0
+"""Largest factor of the entropy bonuses: more would drown the rewards."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveCoefficients:
@@ -18,6 +21,17 @@ class AdaptiveCoefficients:
     """None if the turn discount is constant."""
     exploration: EntropyCoefficient | None = None
     """None without a bonus for varied actions."""
+    boost: float = 1.0
+    """Factor of both entropy bonuses, raised by alarms (diagnose.act)."""
+
+    @property
+    def entropy_coef(self) -> float:
+        return self.boost * self.entropy.value
+
+    @property
+    def exploration_coef(self) -> float:
+        """0 without a bonus for varied actions."""
+        return 0.0 if self.exploration is None else self.boost * self.exploration.value
 
     def after(
         self,
@@ -42,7 +56,8 @@ class AdaptiveCoefficients:
         entropy = {} if self.entropy.target is None else {"entropy_coef": self.entropy.value}
         adapts = self.exploration is not None and self.exploration.target is not None
         exploration = {"exploration_coef": self.exploration.value} if self.exploration and adapts else {}
-        return {"kl_coef": self.kl.value} | entropy | exploration | discount
+        boost = {} if self.boost == 1 else {"entropy_boost": self.boost}
+        return {"kl_coef": self.kl.value} | entropy | exploration | discount | boost
 
     def restore(self, numbers: dict[str, float]) -> "AdaptiveCoefficients":
         discount = self.discount and replace(self.discount, gamma=numbers["gamma_turn"])
@@ -51,7 +66,8 @@ class AdaptiveCoefficients:
         if exploration is not None and exploration.target is not None:
             exploration = replace(exploration, value=numbers["exploration_coef"])
         kl = replace(self.kl, value=numbers["kl_coef"])
-        return replace(self, kl=kl, entropy=entropy, discount=discount, exploration=exploration)
+        boost = numbers.get("entropy_boost", 1.0)
+        return replace(self, kl=kl, entropy=entropy, discount=discount, exploration=exploration, boost=boost)
 
 
 class Coefficients(Part):
@@ -69,9 +85,17 @@ class Coefficients(Part):
     def load_state(self, state: dict[str, float]) -> None:
         self.value = self.value.restore(state)
 
+    def explore_more(self) -> str | None:
+        """Double the entropy bonuses, at most to MAX_BOOST; return what changed, None if nothing can."""
+        value = self.value
+        if value.boost >= MAX_BOOST or not (value.entropy.value or value.exploration):
+            return None
+        self.value = replace(value, boost=2 * value.boost)
+        return f"entropy bonuses are now multiplied by {self.value.boost:g}"
+
     def adjust(self, settings: StepSettings) -> StepSettings:
         kl_coef = self.value.kl.value if self._kl_in_loss else 0.0
-        return replace(settings, kl_coef=kl_coef, entropy_coef=self.value.entropy.value)
+        return replace(settings, kl_coef=kl_coef, entropy_coef=self.value.entropy_coef)
 
     def record(self, trained: TrainedStep) -> Metrics:
         if (estimate := trained.estimate) is not None:

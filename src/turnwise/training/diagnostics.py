@@ -156,7 +156,12 @@ class Diagnostics(Part):
 
 
 RATE_CUT = 0.5
-"""Factor of the learning rate at each rollback."""
+"""Factor of the learning rate at each rollback, and at each spike with diagnose.act."""
+MIN_RATE_SCALE = 1 / 16
+"""Factor below which spikes do not lower the learning rate further."""
+SPIKES = frozenset({"gradient_spike"})
+LOST_EXPLORATION = frozenset({"entropy_collapse", "echo_trap"})
+"""Alarms that diagnose.act answers with a lower learning rate, and with higher entropy bonuses."""
 
 
 class Rollback:
@@ -193,6 +198,8 @@ class Rollback:
 class Alarms(Part):
     """Looks for alarms in the records and reports each once; a `Rollback` may answer with an earlier checkpoint.
 
+    With `explore_more` it also answers some alarms by a change of one coefficient, which the alarm's line records.
+
     The active alarms follow from the records, so a resumed run agrees.
     """
 
@@ -204,8 +211,10 @@ class Alarms(Part):
         note: Callable[[str], None],
         settings: AlarmSettings,
         rollback: Rollback,
+        explore_more: Callable[[], str | None] | None = None,
     ) -> None:
-        """`note` prints a line."""
+        """`note` prints a line. `explore_more`: raises the entropy bonuses; None leaves alarms unanswered."""
+        self._explore_more = explore_more
         self._folder, self._note, self._settings, self._rollback = folder, note, settings, rollback
         self._steps: list[StepRecord] = []
         self._active: frozenset[str] = frozenset()
@@ -235,10 +244,23 @@ class Alarms(Part):
     def after(self, record: StepRecord) -> None:
         raised = self._check(record)
         for alarm in raised:
-            self._note(f"alarm: {alarm.message}")
-            self._folder.append_alarm(record.step, alarm.message)
+            answer = self._answer(alarm)
+            self._note(f"alarm: {alarm.message}{answer}")
+            self._folder.append_alarm(record.step, f"{alarm.message}{answer}")
         if raised and self.rollbacks < self._rollback.at_most:
             self._roll_back(record.step)
+
+    def _answer(self, alarm: Alarm) -> str:
+        """Answer an alarm, if alarms are answered; return what changed, for its line."""
+        if self._explore_more is None:
+            return ""
+        changed = None
+        if alarm.kind in SPIKES and self.rate_scale > MIN_RATE_SCALE:
+            self.rate_scale *= RATE_CUT
+            changed = f"the learning rate is now multiplied by {self.rate_scale:g}"
+        elif alarm.kind in LOST_EXPLORATION:
+            changed = self._explore_more()
+        return f"; {changed}" if changed else ""
 
     def _check(self, record: StepRecord) -> Sequence[Alarm]:
         """Take in one more step; return the alarms that it raises.

@@ -151,7 +151,7 @@ def estimate(
     advantages = result.advantages
     if coefficients.exploration is not None:
         bonus, entropy = exploration_bonus(trajectories, group_ids, table, settings.algo.exploration)
-        advantages = advantages + coefficients.exploration.value * bonus
+        advantages = advantages + coefficients.exploration_coef * bonus
         metrics |= {} if entropy is None else {"action_entropy": entropy}
     advantages = torch.where(chosen, advantages, 0.0)
     metrics |= _explained_variance(inputs, result.returns)
