@@ -46,7 +46,7 @@ PUBLIC = {
     "Outcome": "turnwise.envs.text_env:Outcome",
     "Part": "turnwise.training.step:Part",
     "Picture": "turnwise.core.messages:Picture",
-    "RewardFunction": "turnwise.algos.reward_functions:RewardFunction",
+    "RewardFunction": "turnwise.rewards.settings:RewardFunction",
     "Rollout": "turnwise.training.step:Rollout",
     "Rows": "turnwise.run.api:Rows",
     "Run": "turnwise.run.api:Run",
@@ -91,7 +91,6 @@ if TYPE_CHECKING:
     from turnwise.algos.loss_types import Loss as Loss
     from turnwise.algos.loss_types import LossInputs as LossInputs
     from turnwise.algos.loss_types import LossResult as LossResult
-    from turnwise.algos.reward_functions import RewardFunction as RewardFunction
     from turnwise.config.schema import Config as Config
     from turnwise.core.errors import InfrastructureFailure as InfrastructureFailure
     from turnwise.core.errors import UserError as UserError
@@ -120,6 +119,7 @@ if TYPE_CHECKING:
     from turnwise.gateway.agent_episodes import AgentResult as AgentResult
     from turnwise.pictures.image import Image as Image
     from turnwise.record.steps import IdleReason as IdleReason
+    from turnwise.rewards.settings import RewardFunction as RewardFunction
     from turnwise.rollout.settings import SourceSettings as SourceSettings
     from turnwise.run.api import EvaluationResult as EvaluationResult
     from turnwise.run.api import Rows as Rows

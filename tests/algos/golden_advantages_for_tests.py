@@ -10,7 +10,7 @@ from torch import Tensor
 
 from turnwise.algos.advantage_types import AdvantageInputs, AdvantageResult
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.algos.rewards import NORMALISATIONS, scale_process_rewards
+from turnwise.algos.normalisation import NORMALISATIONS, scale_process_rewards
 from turnwise.algos.stats import STD_FLOOR
 
 RECORD_SCOPES = {"state": "group", "inductive": "environment", "batch": "batch"}

@@ -11,7 +11,7 @@ from torch import Tensor
 from trajectories_for_tests import row_inputs
 
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.algos.rewards import NORMALISATIONS, Mean, combine_rewards
+from turnwise.algos.normalisation import NORMALISATIONS, Mean, combine_rewards
 from turnwise.algos.settings import AlgoConfig
 
 returns_in_scopes = st.lists(st.tuples(st.floats(-5, 5), st.integers(-2, 2)), min_size=1, max_size=12)

@@ -13,7 +13,7 @@ from trajectories_for_tests import compute, inputs
 
 from turnwise.algos.advantage_types import AdvantageInputs, find_turns, restrict_to_tokens
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.algos.rewards import PLACEMENTS, place_returns, scale_process_rewards
+from turnwise.algos.normalisation import PLACEMENTS, place_returns, scale_process_rewards
 
 MASK = torch.tensor([[1, 1, 0, 1, 0, 1, 1, 0], [0, 1, 1, 1, 0, 0, 0, 0], [0] * 8], dtype=torch.bool)
 TURN_IDS = torch.tensor([[0, 0, 9, 1, 9, 3, 3, 9], [9, 0, 1, 1, 9, 9, 9, 9], [9] * 8])

@@ -15,8 +15,8 @@ from turnwise.algos.estimators import ESTIMATORS
 from turnwise.algos.filters import FILTERS, Filter, GroupFilter
 from turnwise.algos.loss_types import Loss
 from turnwise.algos.losses import AGGREGATIONS, LOSSES
+from turnwise.algos.normalisation import NORMALISATIONS
 from turnwise.algos.off_policy import CORRECTIONS, REJECTIONS, Correction
-from turnwise.algos.rewards import NORMALISATIONS
 from turnwise.algos.settings import AlgoConfig
 from turnwise.settings.choice import Choice
 

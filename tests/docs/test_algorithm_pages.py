@@ -12,8 +12,8 @@ from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.estimators import ESTIMATORS
 from turnwise.algos.filters import FILTERS
 from turnwise.algos.losses import AGGREGATIONS, LOSSES
+from turnwise.algos.normalisation import NORMALISATIONS
 from turnwise.algos.off_policy import CORRECTIONS, REJECTIONS
-from turnwise.algos.rewards import NORMALISATIONS
 from turnwise.recipes.presets import method_names
 
 PAGES = sorted((ROOT / "docs/algorithms").glob("*.md"))

@@ -15,8 +15,8 @@ from runs_for_tests import printed, quiet
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.filters import FILTERS
 from turnwise.algos.losses import LOSSES
+from turnwise.algos.normalisation import NORMALISATIONS
 from turnwise.algos.off_policy import CORRECTIONS
-from turnwise.algos.rewards import NORMALISATIONS
 from turnwise.cli.main import main
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task

@@ -347,7 +347,7 @@ IN_ALGOS = (
         ),
     ),
     *mutants(
-        "algos/rewards.py",
+        "algos/normalisation.py",
         ("algos/test_placement.py",),
         ("returns on the first token", "mask.flip(1).cumsum(dim=1).flip(1) == 1", "mask.cumsum(dim=1) == 1"),
         (
@@ -359,7 +359,7 @@ IN_ALGOS = (
         ("process rewards scaled by the largest gain", "onwards.abs().max()", "onwards.max()"),
     ),
     *mutants(
-        "algos/rewards.py",
+        "algos/normalisation.py",
         ("algos/test_normalisation.py",),
         ("asymmetric clip mirrored", "(-1.0, 3.0)", "(-3.0, 1.0)"),
         (
@@ -374,7 +374,7 @@ IN_ALGOS = (
         ),
     ),
     *mutants(
-        "algos/rewards.py",
+        "algos/normalisation.py",
         ("algos/test_normalisation.py", "training/test_token_rewards.py", "training/test_step_rewards.py"),
         ("environments are compared by group", '"environment": env_ids', '"environment": group_ids'),
         ("the batch is compared by group", '"batch": torch.zeros_like(group_ids)', '"batch": group_ids'),

@@ -24,8 +24,8 @@ from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.alarms import Alarm, AlarmState, check_alarms
 from turnwise.algos.filters import FILTERS, SCORES
 from turnwise.algos.losses import AGGREGATIONS, LOSSES
+from turnwise.algos.normalisation import NORMALISATIONS
 from turnwise.algos.off_policy import CORRECTIONS
-from turnwise.algos.rewards import NORMALISATIONS
 from turnwise.config.keys import all_keys
 from turnwise.config.load import build
 from turnwise.config.schema import Config

@@ -11,8 +11,8 @@ from runs_for_tests import metrics, printed, quiet, small
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.filters import FILTERS, SCORES
 from turnwise.algos.losses import LOSSES
+from turnwise.algos.normalisation import NORMALISATIONS
 from turnwise.algos.off_policy import CORRECTIONS
-from turnwise.algos.rewards import NORMALISATIONS
 from turnwise.run.train import train
 
 STEPS = 2 if "TURNWISE_SOAK" in os.environ else 1

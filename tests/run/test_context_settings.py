@@ -12,7 +12,7 @@ from turnwise.core.messages import system, user
 from turnwise.rollout.context import Context, FullContext
 from turnwise.rollout.context_modes import SummaryContext, TurnContext, WindowContext
 from turnwise.rollout.context_settings import CONTEXTS
-from turnwise.run.contexts import build_context, load_summary_hook
+from turnwise.run.build_context import build_context, load_summary_hook
 from turnwise.run.validate import check_settings
 
 

@@ -21,7 +21,7 @@ from turnwise.files import disk
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.loading.tiny import tiny_tokenizer
-from turnwise.run.sources import find_checkpoint, resolve_model_name
+from turnwise.run.find_model import find_checkpoint, resolve_model_name
 from turnwise.training import checkpoints as checkpoints_module
 from turnwise.training import learner as learner_module
 from turnwise.training import learner_state as learner_state_module

@@ -9,7 +9,7 @@ import torch
 
 from episodes_for_tests import group_of, turn_of
 from learners_for_tests import make_learner, settings_of
-from turnwise.algos.rewards import Mean
+from turnwise.algos.normalisation import Mean
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.rewards.scoring import score_group
 from turnwise.run.build_learner import build_coefficients, estimate_settings

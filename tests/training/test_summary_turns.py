@@ -9,7 +9,7 @@ import torch
 from advantages_for_tests import TURN_ADVANTAGES
 from episodes_for_tests import group_of, trajectory_of, turn_of
 from learners_for_tests import estimate_of, make_learner, settings_of
-from turnwise.algos.rewards import Identity
+from turnwise.algos.normalisation import Identity
 from turnwise.core.trajectory import Group, Turn
 from turnwise.data.samples import TokenTable, build_samples
 from turnwise.training.estimate import RewardSettings, env_turn_ids, token_rewards

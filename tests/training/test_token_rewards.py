@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 
 from episodes_for_tests import trajectories, trajectory_of, turn_of
-from turnwise.algos.rewards import Identity, Mean
+from turnwise.algos.normalisation import Identity, Mean
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.samples import TokenTable, build_samples
 from turnwise.training.estimate import RewardSettings, state_ids, token_rewards

@@ -1,1 +1,1 @@
-"""Advantages, losses, KL, reward normalisation, filters, diagnostics: pure functions on tensors. Imports core only."""
+"""Advantages, losses, KL, normalisation, filters, each with its settings; diagnostics. Pure functions on tensors."""

@@ -12,8 +12,8 @@ from turnwise.algos.exploration import EXPLORATIONS, Exploration, NoExploration
 from turnwise.algos.filters import FILTERS, Filter, GroupFilter, NoFilter
 from turnwise.algos.loss_types import Loss
 from turnwise.algos.losses import AGGREGATIONS, LOSSES, Aggregation, Ppo, TokenMean
+from turnwise.algos.normalisation import NORMALISATIONS, Identity, Normalisation
 from turnwise.algos.off_policy import CORRECTIONS, REJECTIONS, Correction, NoCorrection, NoRejection, Rejection
-from turnwise.algos.rewards import NORMALISATIONS, Identity, Normalisation
 from turnwise.settings.choice import OneOf
 from turnwise.settings.needs import (
     CRITIC,

@@ -1,1 +1,1 @@
-"""Parse, call a recipe, print. No logic."""
+"""The command line: parse arguments, call `run/`, print."""

@@ -1,1 +1,1 @@
-"""Frozen pydantic models, TOML and dotted overrides; an unknown key is an error."""
+"""The tree of all settings, of sections beside the code that they configure; TOML files and overrides."""

@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from turnwise.algos.reward_functions import RewardFunction
 from turnwise.concurrency.blocking import EventLoopBlocked, blocking_limit, interruptible
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, RewardFailure, UserError
 from turnwise.core.protocols import Reward, RewardResult
 from turnwise.core.trajectory import Trajectory
 from turnwise.rewards.rubric import RubricPart, Submission
+from turnwise.rewards.settings import RewardFunction
 from turnwise.text.suggestions import suggest_and_list
 from turnwise.text.truncation import MAX_SHOWN, describe_value
 from turnwise.user_code.source_location import error_location, source_location

@@ -50,9 +50,9 @@ from turnwise.rollout.episode import Limits
 from turnwise.rollout.settings import RolloutConfig
 from turnwise.run.agent_warmup import load_random_reply, warm_up_agent
 from turnwise.run.agents import build_agent_collector, build_gateway
-from turnwise.run.contexts import build_context
+from turnwise.run.build_context import build_context
 from turnwise.run.environment_mix import EnvironmentMix
-from turnwise.run.sources import resolve_model_name, use_own_adapter
+from turnwise.run.find_model import resolve_model_name, use_own_adapter
 from turnwise.training.warmup import has_warmup, load_warmed_up
 
 if TYPE_CHECKING:  # its packages are optional

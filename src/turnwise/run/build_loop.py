@@ -25,11 +25,11 @@ from turnwise.rewards.services import RewardServices
 from turnwise.rollout.collect import GroupCollector
 from turnwise.rollout.settings import SourceSettings
 from turnwise.rollout.tasks import TaskSource
-from turnwise.run.archer import build_archer
 from turnwise.run.build import PolicyStack, build_rewards, model_loader
+from turnwise.run.build_archer import build_archer
 from turnwise.run.build_learner import build_coefficients, estimate_settings, update_settings
+from turnwise.run.build_selfplay import build_selfplay
 from turnwise.run.environment_mix import EnvironmentMix
-from turnwise.run.selfplay import build_selfplay
 from turnwise.training.archer import Archer
 from turnwise.training.asynchronous import LearnerThread, PlayedAhead, ThisThread
 from turnwise.training.checkpoints import Checkpoints, SaveCheckpoints, restore

@@ -16,7 +16,7 @@ from turnwise.envs.agent.settings import AGENT_ENV, StartedAgent
 from turnwise.models.loading.catalogue import WARMED_UP
 from turnwise.models.loading.model_files import is_adapter
 from turnwise.rollout.opponents import CurrentPolicy
-from turnwise.run.contexts import check_context
+from turnwise.run.build_context import check_context
 from turnwise.run.setting_names import check_model_name
 from turnwise.settings.needs import AGENT, Lack, explain_missing, explain_unused
 from turnwise.settings.section import Section

@@ -34,7 +34,7 @@ from turnwise.run.build import PolicyStack, build_policy_stack, build_renderer, 
 from turnwise.run.build_learner import build_learner, build_sharded_learner, share_value_head
 from turnwise.run.environment_mix import EnvironmentMix
 from turnwise.run.environments_in_actors import build_actor_environments, build_env_worker
-from turnwise.run.sources import use_own_adapter
+from turnwise.run.find_model import use_own_adapter
 from turnwise.training.learner import LocalLearner
 
 TRAINING, GREEDY, EVALUATION = "training", "greedy", "evaluation"

@@ -31,9 +31,9 @@ from turnwise.record.trajectories import sampler_from_row
 from turnwise.run.build import build_renderer, model_loader
 from turnwise.run.dataset_rows import to_dataset_row
 from turnwise.run.datasets import StoredEpisode, read_episodes
+from turnwise.run.find_model import find_checkpoint
 from turnwise.run.find_source import check_free, find_data
 from turnwise.run.resources import MICRO_TOKENS
-from turnwise.run.sources import find_checkpoint
 from turnwise.run.stored_images import StoredImages, find_images_folder
 from turnwise.run.stored_sources import TOKENS_FILE, Source, open_source, read_recorded
 from turnwise.run.training_traces import write_traces

@@ -35,7 +35,7 @@ from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer
 from turnwise.run.demo_source import SOLVER, check_demos_source, find_labelled_run
 from turnwise.run.environment_mix import EnvironmentMix
-from turnwise.run.sources import find_checkpoint
+from turnwise.run.find_model import find_checkpoint
 from turnwise.run.stored_images import StoredImages
 from turnwise.tools.call_formats import CALL_FORMATS, parse_calls
 from turnwise.training.sft import first_observation, solve_demonstrations

@@ -9,8 +9,8 @@ from turnwise.models.loading.load import load_model
 from turnwise.models.loading.lora import base_model_of, merge_adapter
 from turnwise.models.loading.model_files import is_adapter
 from turnwise.models.loading.save import save_model
+from turnwise.run.find_model import find_checkpoint
 from turnwise.run.find_source import check_free, find_source
-from turnwise.run.sources import find_checkpoint
 from turnwise.training.checkpoints import OWN_FILES
 
 

@@ -22,8 +22,8 @@ from turnwise.report.terminal import make_console
 from turnwise.rollout.episode import Limits
 from turnwise.run.build import build_engine, build_renderer, load_policy
 from turnwise.run.environment_mix import EnvironmentMix
+from turnwise.run.find_model import find_checkpoint
 from turnwise.run.find_source import find_run_or_none
-from turnwise.run.sources import find_checkpoint
 from turnwise.run.trainer_backend import LocalBackend, configure_trainer, open_local
 from turnwise.text.command_line import spell_command
 

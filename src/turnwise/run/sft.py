@@ -36,9 +36,9 @@ from turnwise.run.build_learner import build_objective, build_optimizer
 from turnwise.run.build_loop import build_saving_parts
 from turnwise.run.demos import build_demonstrations, check_demos, hash_samples, hold_out
 from turnwise.run.environment_mix import EnvironmentMix, build_environment_mix
+from turnwise.run.find_model import use_own_adapter
 from turnwise.run.resources import check_threads, memory_plan, plan_without_limits
 from turnwise.run.restore import open_checkpoints, restore_or_init
-from turnwise.run.sources import use_own_adapter
 from turnwise.run.training_run import (
     OnStep,
     Summary,

@@ -24,8 +24,8 @@ from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.settings import AutoSource
 from turnwise.run.configure import configure
 from turnwise.run.environment_mix import build_environment_mix
+from turnwise.run.find_model import find_checkpoint
 from turnwise.run.run_name import check_run_name
-from turnwise.run.sources import find_checkpoint
 from turnwise.run.train import ReinforcementRun
 from turnwise.run.training_run import resolve
 from turnwise.run.validate import check_settings

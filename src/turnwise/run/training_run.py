@@ -36,10 +36,10 @@ from turnwise.rewards.services import RewardServices
 from turnwise.run.build import PolicyStack, load_policy
 from turnwise.run.cost import price_per_s, recorded_s, recorded_wh
 from turnwise.run.environment_mix import EnvironmentMix, build_task_source, describe_rows
+from turnwise.run.find_model import resolve_model_name
 from turnwise.run.resources import default_threads
 from turnwise.run.run_name import check_run_name, run_path
 from turnwise.run.setting_paths import source_files
-from turnwise.run.sources import resolve_model_name
 from turnwise.run.thread_tasks import cancellable
 from turnwise.run.trial_episodes import check_replies_fit
 from turnwise.training.checkpoints import State, step_folders, step_of

@@ -47,9 +47,9 @@ from turnwise.run.build import check_engine_reads_images, check_model_reads_imag
 from turnwise.run.build_learner import token_rule
 from turnwise.run.check_settings import check_settings_fit, sections_of
 from turnwise.run.environment_mix import EnvironmentMix, find_servers
+from turnwise.run.find_model import use_own_adapter
 from turnwise.run.resources import check_threads, cores
 from turnwise.run.setting_names import check_device
-from turnwise.run.sources import use_own_adapter
 from turnwise.run.stored_sources import check_data
 from turnwise.text.suggestions import suggest
 from turnwise.tools.tool import NeedsServer

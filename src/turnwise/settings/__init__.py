@@ -1,1 +1,1 @@
-"""Sections of settings, and settings that choose one of several alternatives."""
+"""Base classes of settings: sections, choices of one of several alternatives, and needs of sections from each other."""

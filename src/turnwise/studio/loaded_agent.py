@@ -28,7 +28,7 @@ from turnwise.rollout.context import Context, FullContext
 from turnwise.rollout.failures import creation_boundary, guard_env
 from turnwise.rollout.stepped_episode import SteppedEpisode
 from turnwise.run.build import build_engine, build_renderer, episode_limits, evaluation_sampling, load_policy
-from turnwise.run.contexts import build_context
+from turnwise.run.build_context import build_context
 from turnwise.run.environment_mix import EnvironmentMix, build_environment_mix
 from turnwise.run.evaluation.models import build_models
 from turnwise.run.training_run import resolve

@@ -1,1 +1,1 @@
-"""The learner, the loop, checkpoints, and the warm-up of tiny."""
+"""The training loop, its sources, estimators and parts; update, learners, checkpoints, SFT, warm-up of tiny."""

@@ -15,7 +15,7 @@ from turnwise.algos.advantage_types import (
 from turnwise.algos.diagnostics import explained_variance
 from turnwise.algos.gae import discounted_returns
 from turnwise.algos.kl import KlEstimator, subtract_kl
-from turnwise.algos.rewards import (
+from turnwise.algos.normalisation import (
     PLACEMENTS,
     Identity,
     Normalisation,

@@ -28,8 +28,8 @@ from turnwise.run.build import PolicyStack, build_policy_stack, evaluation_sampl
 from turnwise.run.check_settings import check_is_used, missing_capabilities
 from turnwise.run.environment_mix import EnvironmentMix, parse_list_params
 from turnwise.run.evaluation.arguments import RemoteModels, shared_settings
+from turnwise.run.find_model import find_checkpoint
 from turnwise.run.find_source import find_run_or_none
-from turnwise.run.sources import find_checkpoint
 
 UNUSED = ("rollout.groups", "rollout.group_size", "rollout.temperature", "eval.every")
 UNUSED_BY_ENDPOINTS = ("model.", "context.", "system.", "rollout.in_flight", "rollout.prefix")

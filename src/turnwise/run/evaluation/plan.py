@@ -13,7 +13,7 @@ from turnwise.envs.seeds import FIRST_SEED, seed_for
 from turnwise.envs.settings import NO_ENV
 from turnwise.envs.spec import EnvSpec
 from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
-from turnwise.run.contexts import check_context
+from turnwise.run.build_context import check_context
 from turnwise.run.environment_mix import load_environment, rows_name
 from turnwise.run.evaluation.arguments import RemoteModels, check_tries, split_environment
 from turnwise.run.evaluation.models import EvaluatedModel, build_models
