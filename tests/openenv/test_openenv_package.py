@@ -16,8 +16,11 @@ import pytest
 from runs_for_tests import metrics, quiet
 from served_env_for_tests import serving, serving_in_thread
 from turnwise.envs.adapters import server_process
+from turnwise.envs.adapters.openenv.package_server import package_url
+from turnwise.envs.registry import load_spec
 from turnwise.record.run_folder import RunFolder
 from turnwise.run.configure import configure
+from turnwise.run.env_export import export_environment
 from turnwise.run.train import train
 from turnwise.run.training_traces import to_trace_row
 
@@ -157,3 +160,20 @@ def test_our_client_trains_on_a_stateful_environment_of_openenv(tmp_path: Path) 
         server_process.end_servers()
     assert len(played) >= 8
     assert all("I think of a number from 1 to 8." in first_context(episode) for episode in played)
+
+
+def test_openenv_serves_an_exported_environment(tmp_path: Path) -> None:
+    folder = export_environment(load_spec("frozen_lake"), {}, "openenv", tmp_path / "exported")
+    report = asyncio.run(run_openenv("-m", "openenv.cli", "validate", str(folder), "--level", "static", "--json"))
+    assert json.loads(report)["verdict"] == "pass"
+    url = package_url(str(folder), None)
+    try:
+        checked = asyncio.run(run_openenv("-m", "openenv.cli", "validate", "--json", "--url", url))
+        actions = json.dumps([{"message": "<answer>Left</answer>"}])
+        script = str(HERE / "generic_client.py")
+        arguments = json.dumps({"split": "test", "index": 3, "episode_id": "e"})
+        played = json.loads(asyncio.run(run_openenv(script, url, arguments, actions)))
+    finally:
+        server_process.end_servers()
+    assert json.loads(checked[checked.index("{") :])["passed"]
+    assert played["state"] == {"episode_id": "e", "step_count": 1, "split": "test", "index": 3}

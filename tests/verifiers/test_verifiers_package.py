@@ -4,12 +4,19 @@ Its requirements clash with those of turnwise, so it has a Python environment of
 """
 
 import asyncio
+import json
+import math
+import os
+import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+import turnwise
+from processes_for_tests import forked_with_output, run_turnwise
 from runs_for_tests import metrics, quiet
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.messages import Message, text_parts
@@ -21,6 +28,7 @@ from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvRunner
 from turnwise.record.run_folder import RunFolder
 from turnwise.run.configure import configure
+from turnwise.run.env_export import export_environment
 from turnwise.run.train import train
 
 HERE = Path(__file__).parent
@@ -169,3 +177,36 @@ def test_training_on_a_taskset(tmp_path: Path) -> None:
     played = train_on(WORD_ORDER, tmp_path)
     assert len(played) >= 8
     assert all("Swap the words" in episode["turns"][0]["context"] for episode in played)
+
+
+def test_vf_eval_runs_exported_environments(tmp_path: Path) -> None:
+    """Against the gateway, with the tiny model: one environment of turns, one of tools."""
+    command = ["serve", "--port", "0", "--api-key", "k", "--model.name", "tiny", "--rollout.max_new_tokens", "8"]
+    rows = dict[str, list[Any]]()
+    with forked_with_output(run_turnwise, command, cwd=tmp_path) as (server, lines):
+        url = lines.readline().strip().partition("=")[2]
+        for name in ("frozen_lake", "lookup"):
+            folder = export_environment(load_spec(name), {"max_turns": 2}, "verifiers", tmp_path / name)
+            evaluate(f"turnwise_{name}", folder, url, tmp_path / "outputs")
+            (file,) = (tmp_path / "outputs").glob(f"turnwise_{name}--*/traces.jsonl")
+            rows[name] = [json.loads(line) for line in file.read_text().splitlines()]
+        os.kill(server.pid, signal.SIGINT)
+    for episodes in rows.values():
+        assert len(episodes) == 2 and all(episode["ok"] for episode in episodes)
+        traces = [trace for episode in episodes for trace in episode["traces"]]
+        assert all(math.isfinite(trace["rewards"]["reward"]["score"]) for trace in traces)
+        assert all(set(trace["metrics"]) == {"success"} for trace in traces)
+
+
+def evaluate(package: str, folder: Path, url: str, outputs: Path) -> None:
+    main = "from verifiers.v1.cli.eval.main import main; main()"
+    options = ["--model", "tiny", "--client.base-url", url, "--client.api-key-var", "EXPORT_KEY", "-n", "2"]
+    source = Path(turnwise.__file__).parents[1]
+    subprocess.run(
+        [NEWEST, "-c", main, package, *options, "--no-push", "--no-rich", "-o", outputs],
+        env={**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{folder}", "EXPORT_KEY": "k"},
+        cwd=outputs.parent,
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )

@@ -3,7 +3,7 @@
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 
@@ -14,7 +14,7 @@ from turnwise.envs.catalogue import CATALOGUE, install_command
 from turnwise.envs.starter.write import write_starter
 from turnwise.text.command_line import spell_command
 
-envs_app = command_app("envs", "[NAME | new NAME | check NAME [--env.params.NAME VALUE]...]")
+envs_app = command_app("envs", "[NAME | new NAME | check ENV [--env.params.NAME VALUE]... | export ENV --to LIBRARY]")
 recipes_app = command_app("recipes", "[NAME]")
 play_app = command_app("play", "ENV [--seed N] [--env.params.NAME VALUE]...")
 
@@ -90,6 +90,35 @@ def check(
         print_line(f"{finding.verdict:7} {finding.check:{width}}  {finding.detail}")
     if failed:
         raise UserError(f"{failed} of {len(CHECKS)} checks failed. Fix the environment before you train on it.")
+
+
+@envs_app.command(name="export")
+def export(
+    environment: Annotated[str, Parameter(name="ENV")],
+    /,
+    *,
+    to: Literal["openenv", "verifiers", "gymnasium"],
+    out: Annotated[Path | None, Parameter(metavar="DIR")] = None,
+    overrides: Settings = (),
+) -> None:
+    """Write a package with which another library runs an environment.
+
+    Parameters
+    ----------
+    environment
+        Recipe, environment (`turnwise envs` lists them), FILE.toml with your own settings, or FILE.py:Class.
+    to
+        openenv (a server), verifiers (a taskset for vf-eval) or gymnasium (an id for gymnasium.make).
+    out
+        Folder to write. Default: turnwise_NAME.
+    """
+    from turnwise.run.configure import configure
+    from turnwise.run.env_export import export_environment
+    from turnwise.run.environment_mix import build_environment_mix
+
+    config = configure(environment, overrides=merge_settings(overrides, ("env",)))
+    ((spec, params),) = build_environment_mix(config.env, config.agent).with_params[:1]
+    print_line(f"wrote {export_environment(spec, params, to, out)}; its README.md says how to run it")
 
 
 def print_parameters(name: str) -> None:

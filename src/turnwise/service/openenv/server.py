@@ -82,7 +82,7 @@ class EnvServer:
         self._listener = listen(self._host, self._port)
         self._interrupts = allow_interrupts()
         self._interrupts.__enter__()
-        app = AccessGuard(self._make_app(), self._host, self._token)
+        app = AccessGuard(self.make_app(), self._host, self._token)
         self._server = QuietServer(server_config(app, **SOCKET_OPTIONS))
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         self._sweeping = asyncio.create_task(self.sessions.close_idle())
@@ -103,7 +103,8 @@ class EnvServer:
         host, port = self._listener.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def _make_app(self) -> Starlette:
+    def make_app(self) -> Starlette:
+        """Return the routes, without a guard."""
         spec, served, version = self._served.spec, self._served, installed_version()
         facts: dict[str, Any] = {
             "/health": {"status": "healthy"},
