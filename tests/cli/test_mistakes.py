@@ -1,5 +1,6 @@
 """Mistakes of new users end with one line that says what is wrong, where, and what to do."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -58,3 +59,27 @@ def test_mistake_is_reported_without_torch(name: str, tmp_path: Path) -> None:
     code = "import sys; from turnwise.cli.main import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     command = [sys.executable, "-c", code, *shlex.split(ALL[name].typed)]
     assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "path"),
+    [
+        ("watch run", "run/metrics.jsonl"),
+        ("view runs --port 0", "runs"),
+        ("index texts --to x", "texts"),
+        ("index x.txt --to x", "x.txt"),
+    ],
+)
+def test_path_without_permission_is_one_line(
+    typed: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Root may read everything, so the system's answer is replaced."""
+    for name in ("run/config.toml", "run/metrics.jsonl", "runs/x", "texts/x.txt", "x.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda given, mode: str(given) != path)
+    assert main(typed.split()) == 2
+    assert capsys.readouterr().err == (
+        f"turnwise: {path} cannot be read (Permission denied). Change its permissions, or give another path.\n"
+    )

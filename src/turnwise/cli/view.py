@@ -74,9 +74,11 @@ def watch(run: str, /) -> None:
     run
         Run: its folder, or its name in runs/.
     """
+    from turnwise.files.disk import check_readable
     from turnwise.files.run_folders import find_run_folder
 
     folder = find_run_folder(run)  # before torch is imported
+    check_readable(folder / "metrics.jsonl")
     from turnwise.report.terminal import make_console
     from turnwise.report.watch import watch as watch_run
 

@@ -42,6 +42,12 @@ def check_can_create(folder: Path) -> None:
         raise OSError(code, os.strerror(code))
 
 
+def check_readable(path: Path) -> None:
+    """Raise UserError if an existing file or folder may not be read."""
+    if path.exists() and not os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK):
+        raise UserError(f"{path} cannot be read (Permission denied). Change its permissions, or give another path.")
+
+
 def partial_path(path: Path) -> Path:
     """Return the path of the temporary file. It is hidden, so that a leftover is never mistaken for the file."""
     return path.with_name(f".{path.name}.part")

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from turnwise.core.errors import UserError
+from turnwise.files.disk import check_readable
 from turnwise.files.run_folders import CONFIG_FILE, EVALUATION_FILE
 
 MAX_DEPTH = 4
@@ -29,6 +30,7 @@ class ViewedFolder:
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             raise UserError(f"No folder {folder}: train first, or give the folder of your runs.")
+        check_readable(folder)
         folder = folder.resolve()
         self._is_single_run = is_run(str(folder))
         self._base = folder.parent if self._is_single_run else folder

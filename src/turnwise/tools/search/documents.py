@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from turnwise.core.errors import UserError, not_a_file
+from turnwise.files.disk import check_readable
 from turnwise.text.truncation import one_line
 from turnwise.tools.search.html_text import read_html
 from turnwise.tools.search.types import MAX_TITLE_CHARS, Passage, clean_text
@@ -104,6 +105,7 @@ def find_files(paths: Sequence[Path], skipped: SkippedFiles | None = None) -> li
     """
     files: dict[Path, None] = {}
     for path in paths:
+        check_readable(path)
         if path.is_dir():
             files |= dict.fromkeys(_find_in_folder(path, skipped or SkippedFiles()))
         elif path.is_file():
