@@ -75,6 +75,7 @@ STRATEGIES: dict[str, Any] = {name: st.sampled_from(kinds) for name, kinds in KI
     "algo.correction": st.sampled_from(["none", "masked"]),
     "algo.rejection": st.sampled_from(["none", "sequence"]),
     "algo.exploration": st.sampled_from(["none", "action_entropy"]),
+    "rollout.retry": st.sampled_from(["none", "unsolved"]),
     "selfplay.opponent": st.sampled_from(["none", "past"]),
     "agent": st.just("none"),
     "env.mix": st.dictionaries(unicode_text, weights | mixed, max_size=3),

@@ -9,6 +9,16 @@ GATHER = ("training/test_played.py", "training/test_step_groups.py")
 
 IN_TRAINING = (
     *mutants(
+        "training/played.py",
+        ("training/test_played.py",),
+        ("solved tasks are played again", "if not _is_solved(group)]", "if _is_solved(group)]"),
+        (
+            "a retry without a success is trained on",
+            "for group in scored.groups if _is_solved(group)}",
+            "for group in scored.groups}",
+        ),
+    ),
+    *mutants(
         "training/exploration.py",
         ("training/test_exploration_bonus.py",),
         ("unsolved tasks are those with a success", "counted = ~torch.isin(", "counted = torch.isin("),

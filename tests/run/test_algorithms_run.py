@@ -77,6 +77,7 @@ def test_algorithm_trains_with_finite_metrics(names: dict[str, str], tmp_path: P
     [
         {"context": "window", "context__turns": 1},
         {"context": "turn"},
+        {"rollout__retry": "unsolved", "rollout__retry__temperature": 1.5},
         {"context": "summary", "context__every": 1, "context__summary": 8},
         {"algo__advantage": "bi_level_gae", "algo__advantage__gamma_turn": "adaptive"},
         {

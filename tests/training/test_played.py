@@ -13,14 +13,14 @@ from learners_for_tests import make_learner, random_groups, settings_of
 from turnwise.core.errors import InfrastructureFailure, Outage
 from turnwise.core.protocols import RewardResult
 from turnwise.core.task import Task
-from turnwise.core.trajectory import Group, Trajectory
+from turnwise.core.trajectory import Group, Status, Trajectory
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.scoring import RewardSet
 from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.failures import DroppedEpisodes
 from turnwise.rollout.tasks import EnvMixEntry, TaskSource
 from turnwise.run.build import build_rewards
-from turnwise.training.played import Played, TaskResults, filter_groups
+from turnwise.training.played import Played, RetryRounds, TaskResults, filter_groups
 from turnwise.training.step import Rollout
 
 TASKS = TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0)
@@ -51,7 +51,11 @@ class FakeCollector:
 
 
 def gathered(
-    collector: FakeCollector, greedy: FakeCollector | None = None, rewards: RewardSet | None = None, **settings: Any
+    collector: FakeCollector,
+    greedy: FakeCollector | None = None,
+    rewards: RewardSet | None = None,
+    retry: RetryRounds | None = None,
+    **settings: Any,
 ) -> Rollout:
     config = settings_of(**settings)
     source = Played(
@@ -66,6 +70,7 @@ def gathered(
         group_size=3,
         refill=config.algo.filter.refill_rounds,
         show=lambda name, done, total: None,
+        retry=retry,
     )
     return asyncio.run(source.groups(7))
 
@@ -145,3 +150,40 @@ def test_every_score_ranks_groups(by: str) -> None:
     groups = random_groups(groups=3)
     kept = [filter_groups(groups, make_learner(config), config.algo, size) for size in (10**6, 20)]
     assert len(kept[0]) == 1 and kept[0] == kept[1], "whatever the micro-batches"
+
+
+class SolvingCollector(FakeCollector):
+    """Plays groups without a success, but for the n-th tasks that it is asked for."""
+
+    def __init__(self, *solved: int) -> None:
+        super().__init__()
+        self.solved = solved
+
+    def _group(self, task: Task, number: int, size: int) -> Group:
+        group = super()._group(task, number, size)
+        status = Status.SUCCEEDED if number in self.solved else Status.FAILED
+        first, *others = group.trajectories
+        return replace(group, trajectories=(replace(first, status=status), *others))
+
+
+def test_unsolved_tasks_are_played_again_and_a_group_with_a_success_is_trained_on() -> None:
+    first, hot = SolvingCollector(0, 2), SolvingCollector(1, 2)
+    rollout = gathered(first, retry=RetryRounds(collector=hot, rounds=2))  # type: ignore[arg-type]
+    tasks = TASKS.draw(7, 4)
+    assert hot.asked == [tasks[1], tasks[3], tasks[1]], "the second round plays what the first did not solve"
+    assert first.drawn[0] is hot.drawn[0] is hot.drawn[1] is not None, "members that are played again get new numbers"
+    assert [group.task for group in rollout.kept] == [group.task for group in rollout.groups] == tasks
+    same = [kept is group for kept, group in zip(rollout.kept, rollout.groups, strict=True)]
+    assert same == [True, False, True, False], "metrics are those of the first groups"
+    assert rollout.retried == [rollout.kept[1], rollout.kept[3]], "recorded beside the first groups"
+    assert all(any(member.status.succeeded for member in group.trajectories) for group in rollout.kept)
+    assert rollout.counts == {"env_errors": 3, "retried_groups": 3, "retry_solved": 2}
+
+
+def test_unsolved_groups_are_trained_on_if_no_retry_solves_them() -> None:
+    hopeless = SolvingCollector()
+    rollout = gathered(SolvingCollector(0, 1, 2), retry=RetryRounds(collector=hopeless, rounds=1))  # type: ignore[arg-type]
+    assert rollout.kept == rollout.groups and len(hopeless.asked) == 1
+    untouched = SolvingCollector()
+    gathered(SolvingCollector(0, 1, 2, 3), retry=RetryRounds(collector=untouched, rounds=1))  # type: ignore[arg-type]
+    assert untouched.asked == []

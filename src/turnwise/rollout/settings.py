@@ -12,6 +12,7 @@ from turnwise.settings.needs import (
     FIXED_OPPONENT,
     GROUPS,
     IN_TURN,
+    LOCAL_EPISODES,
     PLAYED,
     Lack,
     Need,
@@ -44,6 +45,35 @@ class AutoSource(SourceChoice, kind="auto"):
 SOURCES: dict[str, type[SourceChoice]] = choices(AutoSource)
 
 
+class Retry(Choice):
+    """What happens to tasks that no member of a group solved."""
+
+
+class NoRetry(Retry, kind="none"):
+    """They are trained on as they are."""
+
+
+class RetryUnsolved(Retry, kind="unsolved"):
+    """They are played again; a new group with a success is trained on in place of the first."""
+
+    rounds: Positive = 1
+    """Further attempts at each unsolved task, at most."""
+    temperature: Annotated[float, Field(gt=0)] = 1.3
+    """Sampling temperature of these episodes; their log-probabilities are those at this temperature."""
+
+    def needs(self) -> list[Need]:
+        without = "choose rollout.retry none"
+        return [
+            Need(PLAYED, "rollout.retry plays tasks again", without),
+            Need(GROUPS, "rollout.retry looks for tasks that no member of a group solved", without),
+            Need(FIXED_OPPONENT, "rollout.retry looks for unsolved tasks", without),
+            Need(LOCAL_EPISODES, "rollout.retry plays at a temperature of its own", without),
+        ]
+
+
+RETRIES: dict[str, type[Retry]] = choices(NoRetry, RetryUnsolved)
+
+
 class RolloutConfig(Section):
     """Rollouts: episodes per step, their limits, and sampling."""
 
@@ -69,6 +99,8 @@ class RolloutConfig(Section):
     """Steps that rollouts may run ahead of training, with weights as many versions old; 0 trains synchronously."""
     source: Annotated[SourceChoice, OneOf(setting="rollout.source", table=SOURCES, base=SourceSettings)] = AutoSource()
     """Source of a step's episodes: auto plays them, ahead with max_staleness, or draws them from data.sources."""
+    retry: Annotated[Retry, OneOf(setting="rollout.retry", table=RETRIES)] = NoRetry()
+    """Whether tasks that no member of a group solved are played again in the same step."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn, in addition to the model's end-of-turn token."""
     prefix: str = ""

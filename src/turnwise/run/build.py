@@ -47,7 +47,7 @@ from turnwise.rewards.scoring import ENV, RewardSet
 from turnwise.rewards.settings import RewardConfig
 from turnwise.rollout.collect import Collector, GroupCollector
 from turnwise.rollout.episode import Limits
-from turnwise.rollout.settings import RolloutConfig
+from turnwise.rollout.settings import RetryUnsolved, RolloutConfig
 from turnwise.run.agent_warmup import load_random_reply, warm_up_agent
 from turnwise.run.agents import build_agent_collector, build_gateway
 from turnwise.run.build_context import build_context
@@ -267,6 +267,8 @@ class PolicyStack:
     evaluator: GroupCollector
     pages: int | None
     """Pages of the engine's KV cache. None without a plan."""
+    retry: GroupCollector | None = None
+    """For unsolved tasks; None without rollout.retry."""
     gateway: "Gateway | None" = None
     """Through which an agent calls the engine. Open while episodes run."""
 
@@ -295,7 +297,7 @@ def build_policy_stack(
     copies = config.rollout.max_staleness > 0 and config.engine.shares_weights
     model = copy_model(loaded.model).requires_grad_(False) if copies else loaded.model
     engine = build_engine(config.engine, config.rollout, model, renderer, pages=pages)
-    training = training_sampling(config.rollout)
+    training, retry = training_sampling(config.rollout), config.rollout.retry
     limits = episode_limits(config.rollout, training)
     gateway = None
     if environments.has_agent:
@@ -321,6 +323,9 @@ def build_policy_stack(
         engine=engine,
         collector=collector(training, config.seed),
         greedy=collector(replace(training, temperature=0.0), config.seed),
+        retry=collector(replace(training, temperature=retry.temperature), config.seed)
+        if isinstance(retry, RetryUnsolved)
+        else None,
         # all runs are evaluated with the same random numbers
         evaluator=collector(evaluation_sampling(config.rollout, config.eval), 0),
         pages=pages,

@@ -23,7 +23,7 @@ from turnwise.report.progress import Progress
 from turnwise.report.trajectory_images import TrajectoryImages
 from turnwise.rewards.services import RewardServices
 from turnwise.rollout.collect import GroupCollector
-from turnwise.rollout.settings import SourceSettings
+from turnwise.rollout.settings import Retry, RetryUnsolved, SourceSettings
 from turnwise.rollout.tasks import TaskSource
 from turnwise.run.build import PolicyStack, build_rewards, model_loader
 from turnwise.run.build_archer import build_archer
@@ -40,7 +40,7 @@ from turnwise.training.estimate import OnPolicy
 from turnwise.training.learner import LocalLearner
 from turnwise.training.loop import JudgeBudgets, Loop, LoopLimits, ReleaseCaches
 from turnwise.training.offline import Stored
-from turnwise.training.played import Played, TaskResults, filter_groups
+from turnwise.training.played import Played, RetryRounds, TaskResults, filter_groups
 from turnwise.training.selfplay import Opponents
 from turnwise.training.step import Estimator, Part, RunParts, Source
 from turnwise.training.step_record import EngineTimes, ProgressDisplay, RunFiles, TrajectoryFiles, WorkerSpans
@@ -196,6 +196,7 @@ def _build_source(given: LoopInputs, collector: GroupCollector, results: TaskRes
         count=config.rollout.groups,
         group_size=config.rollout.group_size,
         refill=config.algo.filter.refill_rounds,
+        retry=_retry_rounds(config.rollout.retry, stack),
         show=show,
     )
     staleness = config.rollout.max_staleness
@@ -208,6 +209,13 @@ def _build_source(given: LoopInputs, collector: GroupCollector, results: TaskRes
         in_flight=config.rollout.in_flight,
         spans=given.spans,
     )
+
+
+def _retry_rounds(settings: Retry, stack: PolicyStack) -> RetryRounds | None:
+    if not isinstance(settings, RetryUnsolved):
+        return None
+    assert stack.retry is not None, "check_settings_fit rejects rollout.retry on a cluster"
+    return RetryRounds(collector=stack.retry, rounds=settings.rounds)
 
 
 def _recording_parts(given: LoopInputs) -> list[Part]:

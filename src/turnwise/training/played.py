@@ -66,6 +66,16 @@ class RolloutRound:
     scored: ScoredGroups
     drawn: DrawCounts
     """Tasks drawn in this step so far."""
+    trained: Sequence[Group] | None = None
+    """Groups to train on, where unsolved tasks were played again; None: those of `scored`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryRounds:
+    """How tasks that no member of a group solved are played again."""
+
+    collector: GroupCollector
+    rounds: int
 
 
 @dataclass(slots=True)
@@ -75,6 +85,8 @@ class _Totals:
     groups: list[Group] = field(default_factory=list)
     kept: list[Group] = field(default_factory=list)
     """Groups that passed the filter."""
+    retried: list[Group] = field(default_factory=list)
+    """Solved groups of tasks that were played again."""
     counts: Counter[str] = field(default_factory=Counter)
     dropped: DroppedEpisodes = field(default_factory=DroppedEpisodes)
 
@@ -98,6 +110,8 @@ class Played:
     refill: int
     """Maximum number of further rounds of tasks while fewer than `count` groups pass the filter."""
     show: ShowProgress
+    retry: RetryRounds | None = None
+    """None: unsolved tasks are not played again."""
     drops: DropMonitor = field(default_factory=DropMonitor)
 
     async def groups(self, step: int) -> Rollout:
@@ -132,7 +146,10 @@ class Played:
         totals.dropped.total += round.episodes
         totals.dropped.dropped += round.episodes - count_members(round.scored.groups)
         totals.groups += round.scored.groups
-        totals.kept += self.select(round.scored.groups)
+        groups = round.scored.groups if round.trained is None else round.trained
+        totals.kept += self.select(groups)
+        first = {id(group) for group in round.scored.groups}
+        totals.retried += [group for group in groups if id(group) not in first]
 
     def _result(self, step: int, totals: "_Totals", kept: list[Group], baselines: Baselines | None) -> Rollout:
         self.drops.add(totals.dropped)
@@ -143,6 +160,7 @@ class Played:
             source=EpisodeSource.PLAYED,
             groups=totals.groups,
             kept=kept,
+            retried=totals.retried,
             empty=None if kept else empty,
             kept_share=kept_share,
             rate_scale=self.scale(kept_share),
@@ -174,7 +192,37 @@ class Played:
             gate=gate,
         )
         scored = await score_groups(collected.groups, self.rewards)
-        return RolloutRound(episodes=len(tasks) * self.group_size, collected=collected, scored=scored, drawn=drawn)
+        trained = None
+        if self.retry is not None:
+            trained = await self._retry(self.retry, scored.groups, step, drawn, collected.counts, gate)
+        return RolloutRound(
+            episodes=len(tasks) * self.group_size, collected=collected, scored=scored, drawn=drawn, trained=trained
+        )
+
+    async def _retry(
+        self,
+        retry: RetryRounds,
+        groups: Sequence[Group],
+        step: int,
+        drawn: DrawCounts,
+        counts: Counter[str],
+        gate: asyncio.Semaphore | None,
+    ) -> list[Group]:
+        """Play tasks without a success again. A new group that has one takes the place of the first."""
+        current = list(groups)
+        for _ in range(retry.rounds):
+            unsolved = [group.task for group in current if not _is_solved(group)]
+            if not unsolved:
+                break
+            collected = await retry.collector.collect(
+                unsolved, group_size=self.group_size, round=step, drawn=drawn, gate=gate
+            )
+            scored = await score_groups(collected.groups, self.rewards)
+            solved = {(group.task.env, group.task.seed): group for group in scored.groups if _is_solved(group)}
+            counts.update(retried_groups=len(unsolved), retry_solved=len(solved))
+            counts.update({name: collected.counts[name] for name in ("env_errors", "infra_errors")})
+            current = [solved.get((group.task.env, group.task.seed), group) for group in current]
+        return current
 
     async def _roll_out_baselines(
         self, greedy: GroupCollector, kept: list[Group], step: int, counts: Counter[str], dropped: DroppedEpisodes
@@ -188,6 +236,10 @@ class Played:
         scored = await score_groups(collected.groups, self.rewards)
         _count(RolloutRound(episodes=len(kept), collected=collected, scored=scored, drawn=Counter()), counts, dropped)
         return {(group.task.env, group.task.seed): group.trajectories[0].total_reward for group in scored.groups}
+
+
+def _is_solved(group: Group) -> bool:
+    return any(trajectory.status.succeeded for trajectory in group.trajectories)
 
 
 def _count(round: RolloutRound, counts: Counter[str], dropped: DroppedEpisodes) -> None:

@@ -49,6 +49,8 @@ class Rollout:
     """All groups, with their rewards."""
     kept: list[Group]
     """Groups to train on."""
+    retried: Sequence[Group] = ()
+    """Groups of unsolved tasks that were played again and solved, which stand in for their first ones in `kept`."""
     empty: IdleReason | None = None
     """Why no group is kept; None if some are."""
     kept_share: float

@@ -149,7 +149,8 @@ class TrajectoryFiles(Part):
         if trained.tokens is not None:
             has_columns = trained.estimate is not None and not trained.estimate.of_utterances
             estimate = trained.estimate if has_columns else None
-            rows = trajectory_rows(trained.number, trained.rollout.groups, estimate, self._decode, trained.tokens)
+            groups = [*trained.rollout.groups, *trained.rollout.retried]
+            rows = trajectory_rows(trained.number, groups, estimate, self._decode, trained.tokens)
             self._folder.write_trajectories(trained.number, rows, self._name_token)
             self._pictures.write(trained.number, rows)
         return {}
@@ -166,14 +167,14 @@ def trajectory_rows(
     tokens: TokenStatistics | None = None,
 ) -> list[dict[str, object]]:
     """Return a row per trajectory of a step, with columns of token values for those that were trained on."""
-    trained = () if estimate is None else estimate.trajectories
-    columns_of_trained = [] if estimate is None else _columns(estimate, tokens or TokenStatistics())
-    rows, next_trained = [], 0
+    columns_of: dict[int, TurnColumns] = {}
+    if estimate is not None:
+        trained = _columns(estimate, tokens or TokenStatistics())
+        columns_of = {id(member): columns for member, columns in zip(estimate.trajectories, trained, strict=True)}
+    rows = []
     for group_number, group in enumerate(groups):
         for trajectory in group.trajectories:
-            columns: TurnColumns = {}
-            if next_trained < len(trained) and trained[next_trained] is trajectory:  # in the order of the groups
-                columns, next_trained = columns_of_trained[next_trained], next_trained + 1
+            columns = columns_of.get(id(trajectory), {})
             rows.append(trajectory_to_row(trajectory, step=number, group=group_number, decode=decode, columns=columns))
     return rows
 
