@@ -105,8 +105,10 @@ def type_of(schema: Mapping[str, Any]) -> str:
         return ", ".join(schema["enum"])
     types = {"null": "none", "boolean": "bool", "string": "str", "object": "table", "integer": "int", "number": "float"}
     if schema["type"] == "array":
-        items = schema.get("items", {}).get("type")
-        return f"list of {types[items]}" if items else "list"
+        if "prefixItems" in schema:
+            return f"{len(schema['prefixItems'])} x {type_of(schema['prefixItems'][0])}"
+        items = schema.get("items", {})
+        return f"list of {type_of(items)}" if "type" in items else "list"
     bounds = [f"{sign} {schema[name]:g}" for name, sign in BOUNDS.items() if name in schema]
     return " ".join([types[schema["type"]], ", ".join(bounds)]).rstrip()
 
