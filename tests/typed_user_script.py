@@ -222,6 +222,21 @@ def score(task: Mapping[str, Any], result: tw.AgentResult) -> float:
     return float(result.output.strip() == task["answer"])
 
 
+class Relay(tw.RolesEnv):
+    """Pass on the word."""
+
+    roles = ("sender", "receiver")
+
+    def begin(self, rng: random.Random) -> tw.Scene:
+        self.word = rng.choice(("a", "b"))
+        return tw.tell({"sender": self.word})
+
+    def act(self, role: str, action: str) -> tw.Scene:
+        if role == "sender":
+            return tw.tell({"receiver": action})
+        return tw.finish(rewards={"receiver": float(action == self.word)}, winners=self.roles)
+
+
 async def train_agent() -> None:
     async with tw.Trainer(model="tiny", algo="grpo", quiet=True) as trainer:
         groups = await trainer.gather(ask, [{"question": "1 + 1", "answer": "2"}], group_size=4)

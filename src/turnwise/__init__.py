@@ -47,10 +47,12 @@ PUBLIC = {
     "Part": "turnwise.training.step:Part",
     "Picture": "turnwise.core.messages:Picture",
     "RewardFunction": "turnwise.rewards.settings:RewardFunction",
+    "RolesEnv": "turnwise.envs.roles.env:RolesEnv",
     "Rollout": "turnwise.training.step:Rollout",
     "Rows": "turnwise.run.api:Rows",
     "Run": "turnwise.run.api:Run",
     "RunParts": "turnwise.training.step:RunParts",
+    "Scene": "turnwise.envs.roles.scene:Scene",
     "Source": "turnwise.training.step:Source",
     "SourceSettings": "turnwise.rollout.settings:SourceSettings",
     "StepResult": "turnwise.core.protocols:StepResult",
@@ -69,11 +71,13 @@ PUBLIC = {
     "InfrastructureFailure": "turnwise.core.errors:InfrastructureFailure",
     "UserError": "turnwise.core.errors:UserError",
     "evaluate": "turnwise.run.api:evaluate",
+    "finish": "turnwise.envs.roles.scene:finish",
     "goes_on": "turnwise.envs.text_env:goes_on",
     "load_run": "turnwise.run.api:load_run",
     "lost": "turnwise.envs.text_env:lost",
     "sft": "turnwise.run.api:sft",
     "system": "turnwise.core.messages:system",
+    "tell": "turnwise.envs.roles.scene:tell",
     "to_gymnasium": "turnwise.envs.to_gymnasium:to_gymnasium",
     "tool": "turnwise.tools.function:tool",
     "train": "turnwise.run.api:train",
@@ -107,6 +111,10 @@ if TYPE_CHECKING:
     from turnwise.core.trajectory import Group as Group
     from turnwise.core.trajectory import Trajectory as Trajectory
     from turnwise.engine.settings import EngineSettings as EngineSettings
+    from turnwise.envs.roles.env import RolesEnv as RolesEnv
+    from turnwise.envs.roles.scene import Scene as Scene
+    from turnwise.envs.roles.scene import finish as finish
+    from turnwise.envs.roles.scene import tell as tell
     from turnwise.envs.text_env import Outcome as Outcome
     from turnwise.envs.text_env import StrictParams as StrictParams
     from turnwise.envs.text_env import TextEnv as TextEnv

@@ -182,10 +182,14 @@ IN_ROLLOUT = (
         ("rollout/test_matches.py",),
         (
             "the policy plays its opponent's side",
-            "self.policy if collected or self.opponent is None else self.opponent",
+            "self.policy if side in collected or self.opponent is None else self.opponent",
             "self.policy",
         ),
-        ("sides are swapped", "running[player_of(key.task)].result()", "running[1 - player_of(key.task)].result()"),
+    ),
+    *mutants(
+        "rollout/matches.py",
+        ("rollout/test_matches.py",),
+        ("sides are swapped", "running[tasks.index(key.task)]", "running[1 - tasks.index(key.task)]"),
     ),
     *mutants(
         "rollout/tasks.py",

@@ -4,7 +4,7 @@ import re
 import runpy
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ class Example:
     command: str = "train"
     environment: str = ""
     """Environment that it brings."""
+    small: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of its small form besides the common ones."""
     held_out: bool = False
     """Use held-out tasks: SFT trains no episodes, and in self-play one player's win is the other's loss."""
 
@@ -46,6 +48,13 @@ GALLERY = {
     "search": Example(file="search.toml", command="sft", before=0.1, learned=0.8, held_out=True),
     "game_from_pixels": Example(file="lake.toml", before=0.3, learned=0.5),
     "judged_writing": Example(file="writer.py", before=0.1, learned=0.5),
+    "telephone": Example(
+        file="telephone.toml",
+        environment="telephone.py:Telephone",
+        before=0.3,
+        learned=0.8,
+        small={"rollout__groups": 3, "model__warmup_steps": 40, "eval__episodes": 6},
+    ),
     "self_play": Example(file="game.toml", before=0.42, learned=0.46, held_out=True),
 }
 
@@ -72,7 +81,7 @@ def test_environment_of_an_example_is_sound(example: str, capsys: pytest.Capture
 def test_example_runs(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     less = {"count": 8, "sft__batch": 4} if GALLERY[example].command == "sft" else FEW_EPISODES
-    run = start(example, quiet=True, **SMALL, **less)
+    run = start(example, quiet=True, **SMALL | less | GALLERY[example].small)
     assert run.finished and run.summary["success_after"] is not None
 
 

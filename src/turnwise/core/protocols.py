@@ -27,6 +27,8 @@ class Observation:
     """Description of the tools and of how to call them, for models whose chat template has no tools."""
     picture: Picture | None = None
     """The start state, for the viewer."""
+    over: bool = False
+    """The episode ended before the agent's first turn, as may happen to one of several agents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

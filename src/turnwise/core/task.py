@@ -24,6 +24,12 @@ class Task:
     """Values of `env.params`, checked and with their defaults."""
 
     @property
+    def label(self) -> str:
+        """Name of the environment, with the role if the task is that of one role: "offer:proposer"."""
+        role = self.params.get("role")
+        return f"{self.env}:{role}" if role else self.env
+
+    @property
     def parts(self) -> tuple[Any, ...]:
         """Address of the task's random streams. The start state depends on nothing else."""
         return (self.env, dict(self.params), self.split, self.seed)

@@ -178,6 +178,11 @@ class Trajectory:
         return sum(len(turn.action_ids) for turn in self.turns)
 
     @property
+    def never_acted(self) -> bool:
+        """The episode was over before the agent's first turn."""
+        return not self.turns and self.status is Status.FAILED
+
+    @property
     def num_turns(self) -> int:
         """Number of environment turns; summaries do not count."""
         return sum(not turn.is_summary for turn in self.turns)

@@ -168,6 +168,12 @@ class EnvSpec:
         sizes: dict[Split, int | None] = {split: text_env.size(validated, split) for split in FIRST_SEED}
         return {split: size for split, size in sizes.items() if size is not None}
 
+    def roles(self, params: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the roles that are trained, each in episodes of its own; none for an environment of one agent."""
+        if (text_env := self.text_env) is None:
+            return ()
+        return text_env.episode_roles(self.params_model.model_validate(dict(params)))
+
     def make(self, task: Task, member: int = 0, attempt: int = 0) -> EnvRunner:
         """Make one episode. Members of a group share the start state; later randomness is their own."""
         if self.install_command:

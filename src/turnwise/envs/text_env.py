@@ -134,6 +134,11 @@ class TextEnv(ABC):
         return None
 
     @classmethod
+    def episode_roles(cls, params: Any) -> tuple[str, ...]:
+        """Return the roles with episodes of their own; none for an environment of one agent."""
+        return ()
+
+    @classmethod
     def shows_images(cls, params: Any) -> bool:
         """Return whether observations contain images, as far as that is known before an episode."""
         return False

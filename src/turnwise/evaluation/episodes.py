@@ -111,7 +111,7 @@ async def evaluate(
     """Run one episode per task. `round` is always 0, so policies compared on equal tasks get equal random numbers."""
     collected = await collector.collect(tasks, group_size=1, round=0, progress=progress)
     trajectories = tuple(trajectory for group in collected.groups for trajectory in group.trajectories)
-    return checked_evaluation(trajectories, len(tasks), collected.last_failure)
+    return checked_evaluation(trajectories, len(tasks) - collected.unplayed, collected.last_failure)
 
 
 def checked_evaluation(trajectories: tuple[Trajectory, ...], total: int, last_failure: Exception | None) -> Evaluation:

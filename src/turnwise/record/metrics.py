@@ -57,13 +57,13 @@ def _by_name(trajectories: Sequence[Trajectory], name: str) -> list[float]:
 
 
 def _by_environment(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return success and reward per environment if there are several, e.g. `rollout/success/sokoban`."""
-    names = sorted({trajectory.task.env for trajectory in trajectories})
+    """Return success and reward per environment and role if there are several, e.g. `rollout/success/sokoban`."""
+    names = sorted({trajectory.task.label for trajectory in trajectories})
     if len(names) < 2:
         return {}
     metrics: dict[str, float] = {}
     for name in names:
-        members = [trajectory for trajectory in trajectories if trajectory.task.env == name]
+        members = [trajectory for trajectory in trajectories if trajectory.task.label == name]
         metrics[f"rollout/episodes/{name}"] = float(len(members))
         metrics[f"rollout/success/{name}"] = _mean(trajectory.status.succeeded for trajectory in members)
         metrics[f"rollout/reward/{name}"] = _mean(trajectory.total_reward for trajectory in members)

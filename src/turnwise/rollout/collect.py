@@ -29,6 +29,8 @@ class CollectedGroups:
     """Failed attempts by type, dropped members, those dropped because a reward is missing, and dropped groups."""
     last_failure: Exception | None = None
     """Failure of the last dropped member."""
+    unplayed: int = 0
+    """Episodes that were over before their agent's first turn, as may happen to one of several agents."""
 
 
 DrawCounts = Counter[tuple[tuple[str, int], ...]]
@@ -101,8 +103,9 @@ class GroupCollector(ABC):
         groups = self._groups(tasks, results, group_size, counts)
         if not groups:
             raise Outage(f"Every episode failed. Fix the cause of the last failure: {last_failure}") from last_failure
-        counts["dropped"] += total - sum(len(group.trajectories) for group in groups)
-        return CollectedGroups(groups=groups, counts=+counts, last_failure=last_failure)
+        unplayed = sum(trajectory is not None and trajectory.never_acted for row in results for trajectory in row)
+        counts["dropped"] += total - unplayed - sum(len(group.trajectories) for group in groups)
+        return CollectedGroups(groups=groups, counts=+counts, last_failure=last_failure, unplayed=unplayed)
 
     async def _run_member(
         self, tasks: Sequence[Task], index: int, round: int, counts: Counter[str]
@@ -131,13 +134,16 @@ class GroupCollector(ABC):
     def _groups(
         tasks: Sequence[Task], results: list[list[Trajectory | None]], group_size: int, counts: Counter[str]
     ) -> tuple[Group, ...]:
-        """Build groups of the remaining members. A single one is dropped: there is nothing to compare it with."""
+        """Build groups of the remaining members. A single one is dropped: there is nothing to compare it with.
+
+        Members that never had a turn, as may happen to one of several agents, are left out.
+        """
         groups = []
         for task, row in zip(tasks, results, strict=True):
-            left = tuple(trajectory for trajectory in row if trajectory is not None)
+            left = tuple(trajectory for trajectory in row if trajectory is not None and not trajectory.never_acted)
             if len(left) >= min(2, group_size):
                 groups.append(Group(task=task, trajectories=left))
-            else:
+            elif left or None in row:
                 counts["dropped_groups"] += 1
         return tuple(groups)
 

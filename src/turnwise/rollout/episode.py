@@ -93,6 +93,8 @@ async def _play(
     env_name, turns = f"the environment {name}", builder.turns
     opening = await clock.run_outside(env.start(), env_name)
     builder.start = opening.picture
+    if opening.over:
+        return Status.FAILED
     if not context.can_fit(opening.messages, limits.max_tokens):
         return Status.TRUNCATED_TOKENS
     pending = context.start(opening)

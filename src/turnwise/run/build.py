@@ -53,6 +53,7 @@ from turnwise.run.agents import build_agent_collector, build_gateway
 from turnwise.run.build_context import build_context
 from turnwise.run.environment_mix import EnvironmentMix
 from turnwise.run.find_model import resolve_model_name, use_own_adapter
+from turnwise.run.roles import build_frozen_policies, build_roles_collector
 from turnwise.training.warmup import has_warmup, load_warmed_up
 
 if TYPE_CHECKING:  # its packages are optional
@@ -303,15 +304,32 @@ def build_policy_stack(
     if environments.has_agent:
         on_socket = isinstance(config.agent, Harness)
         gateway = build_gateway(config.rollout, engine, renderer, limits, run, on_socket=on_socket)
+    frozen = build_frozen_policies(
+        environments,
+        loaded.tokenizer,
+        model_loader(config.model),
+        lambda model: build_engine(config.engine, config.rollout, model, renderer, pages=pages),
+    )
 
     def collector(sampling: Sampling, run_seed: int) -> GroupCollector:
         limits = episode_limits(config.rollout, sampling)
         if gateway is not None:
             return build_agent_collector(config.agent, config.reward, config.rollout, gateway, limits, run_seed)
+        context = build_context(config.context, config.rollout, renderer)
+        if environments.roles:
+            return build_roles_collector(
+                environments,
+                engine,
+                frozen,
+                context=context,
+                limits=limits,
+                rollout=config.rollout,
+                run_seed=run_seed,
+            )
         return Collector(
             policy=engine,
             make_env=environments.make,
-            context=build_context(config.context, config.rollout, renderer),
+            context=context,
             limits=limits,
             in_flight=config.rollout.in_flight,
             attempts=config.rollout.attempts,

@@ -20,6 +20,7 @@ from turnwise.envs.tool_env import ToolEnv
 from turnwise.evaluation.statistics import wilson_interval
 from turnwise.rewards.services import RewardServices
 from turnwise.rollout.opponents import CurrentPolicy
+from turnwise.rollout.roles import RoleTasks
 from turnwise.rollout.tasks import Curriculum, EnvMixEntry, SelfPlayTasks, TaskSource
 from turnwise.settings.values import parse_free, parse_list
 from turnwise.tools.tool import NeedsServer
@@ -54,6 +55,11 @@ class EnvironmentMix:
     def visual_spec(self) -> EnvSpec | None:
         """First environment that shows images; None if all show text only."""
         return next((spec for spec, params in self.with_params if spec.shows_images(params)), None)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The trained roles; none if each episode has one agent."""
+        return next((roles for spec, params in self.with_params if (roles := spec.roles(params))), ())
 
     @property
     def is_fully_observable(self) -> bool:
@@ -183,4 +189,6 @@ def build_task_source(config: Config, environments: EnvironmentMix) -> TaskSourc
             both=isinstance(config.selfplay.opponent, CurrentPolicy),
             random_moves=config.selfplay.random_moves,
         )
+    if roles := environments.roles:
+        return RoleTasks(mix=environments.entries, run_seed=config.seed, curriculum=curriculum, roles=roles)
     return TaskSource(mix=environments.entries, run_seed=config.seed, curriculum=curriculum)

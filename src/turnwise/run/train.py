@@ -117,7 +117,9 @@ class ReinforcementRun(TrainingRun):
     def next_command(self, path: Path) -> str:
         sizes = self.environments.entries[0].sizes
         episodes = min(EVAL_EPISODES, sizes.get(self.config.eval.split, EVAL_EPISODES))
-        return spell_command("eval", path, "--episodes", episodes)
+        roles = self.environments.roles
+        one_role = ("--env.params.role", roles[0]) if len(roles) > 1 else ()
+        return spell_command("eval", path, *one_role, "--episodes", episodes)
 
     def prepare(self) -> None:
         if not self.config.data.sources and not self.is_tried:

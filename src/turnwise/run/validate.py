@@ -240,6 +240,30 @@ def check_games(selfplay: SelfPlayConfig, run: CheckedRun) -> None:
             )
 
 
+def check_roles(rollout: RolloutConfig, run: CheckedRun) -> None:
+    """Check that the episodes of an environment with several roles can run side by side."""
+    if not (roles := run.environments.roles):
+        return
+    name = run.environments.name
+    if len(run.environments.specs) > 1:
+        raise UserError(f"{name}: an environment with several roles cannot be mixed with others. Remove env.mix.")
+    if rollout.groups % len(roles):
+        raise UserError(
+            f"{name} trains {len(roles)} roles, one group each, and rollout.groups is {rollout.groups}. Set it to a "
+            f"multiple of {len(roles)}."
+        )
+    if rollout.in_flight < len(roles):
+        raise UserError(f"{name} runs {len(roles)} roles at once. Raise rollout.in_flight to {len(roles)} or more.")
+
+
+def check_roles_are_local(cluster: ClusterConfig, run: CheckedRun) -> None:
+    if run.environments.roles and (cluster.engines or cluster.env_workers):
+        raise UserError(
+            f"{run.environments.name} has several roles, whose episodes run in one process. Set cluster.engines and "
+            "cluster.env_workers to 0."
+        )
+
+
 def check_images_of_engine(engine: EngineSettings, run: CheckedRun) -> None:
     check_engine_reads_images(engine, run.environments)
 
@@ -309,6 +333,8 @@ RUN_CHECKS: tuple[tuple[str, Callable[[Any, CheckedRun], None]], ...] = (
     ("engine", check_images_of_engine),
     ("model", check_images_of_model),
     ("selfplay", check_games),
+    ("rollout", check_roles),
+    ("cluster", check_roles_are_local),
     ("algo", check_states),
     ("rollout", check_prefix),
     ("algo", check_sections),

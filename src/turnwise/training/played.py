@@ -143,8 +143,9 @@ class Played:
 
     def _add(self, round: RolloutRound, totals: "_Totals") -> None:
         _count(round, totals.counts, totals.dropped)
-        totals.dropped.total += round.episodes
-        totals.dropped.dropped += round.episodes - count_members(round.scored.groups)
+        played = round.episodes - round.collected.unplayed
+        totals.dropped.total += played
+        totals.dropped.dropped += played - count_members(round.scored.groups)
         totals.groups += round.scored.groups
         groups = round.scored.groups if round.trained is None else round.trained
         totals.kept += self.select(groups)

@@ -75,11 +75,11 @@ def recorded_success(folder: RunFolder, step: int) -> float | None:
 
 
 def success_by_environment(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the success rate in each environment if there are several."""
-    names = sorted({trajectory.task.env for trajectory in trajectories})
+    """Return the success rate in each environment, and of each role, if there are several."""
+    names = sorted({trajectory.task.label for trajectory in trajectories})
     if len(names) < 2:
         return {}
-    solved = {name: [one.status.succeeded for one in trajectories if one.task.env == name] for name in names}
+    solved = {name: [one.status.succeeded for one in trajectories if one.task.label == name] for name in names}
     return {f"success/{name}": fmean(successes) for name, successes in solved.items()}
 
 

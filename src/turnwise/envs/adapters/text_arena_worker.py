@@ -35,14 +35,15 @@ nltk.download = _download_nothing
 class TextArenaGame:
     """A game without TextArena's wrappers: each player sees every message once."""
 
-    def __init__(self, id: str, options: dict[str, Any]) -> None:
+    def __init__(self, id: str, options: dict[str, Any], players: int | None = None) -> None:
+        """`players`: their number; None: 2 if the game can be played by two, else 1."""
         if id not in ENV_REGISTRY or f"{id}-raw" not in ENV_REGISTRY:
             raise InvalidSetting(f"TextArena has no game {id!r}: choose one such as TicTacToe-v0.", param="id")
         self.id, self.options = id, options
         self.brackets = ActionFormattingWrapper in (ENV_REGISTRY[id].default_wrappers or ())
-        key = json.dumps([id, options], sort_keys=True)
+        key = json.dumps([id, options, players], sort_keys=True)
         if key not in PLAYERS:  # found by trying, which is slow for games that are slow to generate
-            PLAYERS[key] = self._count_players()
+            PLAYERS[key] = self._count_players(players)
         self.players = PLAYERS[key]
 
     def start(self, seed: int) -> None:
@@ -96,14 +97,16 @@ class TextArenaGame:
             return None
         return copied
 
-    def _count_players(self) -> int:
-        """Return 2 if the game can be played by two, else 1."""
-        for players in (2, 1):
+    def _count_players(self, wanted: int | None) -> int:
+        """Return the wanted number; without one 2 if the game can be played by two, else 1."""
+        for players in (2, 1) if wanted is None else (wanted,):
             try:
                 self._make(players, seed=0)
             except AssertionError:
                 continue
             return players
+        if wanted is not None:
+            raise InvalidSetting(f"{self.id} cannot be played by {wanted}: choose another number or game.", param="id")
         raise InvalidSetting(f"{self.id} is for more than two players: choose another.", param="id")
 
     def _make(self, players: int, seed: int) -> Any:
@@ -204,3 +207,36 @@ class TextArenaWorkerEnv(WorkerEnv):
 
     def _guesses(self, player: int, rng: random.Random) -> Iterator[str]:
         return guess_moves(self.game.shown[player], self.moves, rng)
+
+
+class TextArenaPlayersEnv(WorkerEnv):
+    """A game whose players are all agents of the run."""
+
+    def __init__(self, id: str, options: dict[str, Any], count: int, moves: list[str]) -> None:
+        self.game, self.moves = TextArenaGame(id, options, count), moves
+
+    def reset(self, seed: int) -> WorkerStep:
+        self.game.start(seed)
+        return self._show()
+
+    def step(self, action: str) -> WorkerStep:
+        self.game.play(action)
+        return self._show()
+
+    def _show(self) -> WorkerStep:
+        """Return what the player who acts has not seen; at the end, what each of them has not, and their rewards."""
+        game = self.game
+        if not game.done:
+            return {
+                "player": game.current_player,
+                "texts": {game.current_player: game.new_messages(game.current_player)},
+            }
+        outcomes = [game.outcome(player) for player in range(game.players)]
+        texts = {player: f"{game.new_messages(player)}\n{reason}" for player, (_, reason) in enumerate(outcomes)}
+        return {"over": True, "texts": texts, "rewards": [reward for reward, _ in outcomes]}
+
+    def guess(self, seed: int) -> str | None:
+        """Return a legal move of the player who acts, found by trying on copies."""
+        with isolated_streams(seed):
+            moves = guess_moves(self.game.shown[self.game.current_player], self.moves, random.Random(seed))
+            return next((move for move in moves if self.game.try_move(move) is not None), None)

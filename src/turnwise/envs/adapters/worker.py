@@ -10,7 +10,7 @@ import resource
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -51,6 +51,12 @@ class WorkerStep(TypedDict, total=False):
     success: bool
     moves: Sequence[str]
     """Legal actions in this state, if the package lists them."""
+    player: int
+    """The player who acts, in games whose players are all agents."""
+    texts: Mapping[int, str]
+    """What players see, by player."""
+    rewards: Sequence[float]
+    """Rewards of all players, at the end of a game."""
 
 
 class WorkerEnv(ABC):

@@ -83,6 +83,13 @@ def _build_plan(models: Sequence[EvaluatedModel], seeds: str | None, split: Spli
             check_threads(model.config.system)
     params = spec.check_params(given)
     spec.check_resources(params)
+    roles = spec.roles(params)
+    if len(roles) > 1:
+        raise UserError(
+            f"{spec.name} trains {len(roles)} roles. Evaluate one at a time, such as --env.params.role {roles[0]}."
+        )
+    if roles:
+        params["role"] = roles[0]
     chosen, note = _choose_seeds(spec, params, split, seeds, config.eval.episodes)
     check_servers([(spec, params)])
     return EvaluationPlan(models=models, spec=spec, params=params, split=split, seeds=chosen, tries=tries, note=note)

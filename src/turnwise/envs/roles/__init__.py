@@ -1,0 +1,1 @@
+"""Environments in which several agents act, each in a role of its own."""
