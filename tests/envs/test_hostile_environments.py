@@ -167,7 +167,9 @@ def loud_env(cls: type[TextEnv]) -> type[TextEnv]:
     return LoudToolEnv
 
 
-@pytest.mark.parametrize("name", [name for name in ENVIRONMENTS if name not in (*SHOWS_IMAGES, "openenv", "harbor")])
+@pytest.mark.parametrize(
+    "name", [name for name in ENVIRONMENTS if name not in (*SHOWS_IMAGES, "openenv", "harbor", "verifiers")]
+)
 def test_hostile_words_in_an_episode_are_text_to_the_model(name: str, tmp_path: Path, optional_part: Callable) -> None:
     kind = load_spec(name)
     if kind.install_command:

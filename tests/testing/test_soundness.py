@@ -250,7 +250,7 @@ def test_command_fails_if_a_check_fails(own: Callable[[str], str], capsys: Any) 
     assert 'did you mean "sokoban"?' in capsys.readouterr().err
 
 
-SLOW = ("text_world", "tools", "openenv", "harbor")
+SLOW = ("text_world", "tools", "openenv", "harbor", "verifiers")
 """Takes seconds per game to compile; needs a file of tasks; needs a server; needs a folder of tasks."""
 
 
