@@ -163,7 +163,7 @@ OWN_PROCESS = """
 SOCKET_PAIRS = "shutdown getsockname getpeername getsockopt"
 AGENTS = """
     connect bind listen accept accept4 setsockopt sendmmsg recvmmsg inotify_init inotify_init1 inotify_add_watch
-    inotify_rm_watch setpriority sched_setaffinity
+    inotify_rm_watch setpriority sched_setaffinity pidfd_open
 """
 """Calls that programs of agents make besides."""
 PROCESSES = "fork vfork execve wait4 waitid setpgid setsid"

@@ -44,7 +44,7 @@ X86_64 = _table(
     symlinkat=266 sysinfo=99 tgkill=234 time=201 timer_create=222 timer_delete=226 timer_getoverrun=225
     timer_gettime=224 timer_settime=223 timerfd_create=283 timerfd_gettime=287 timerfd_settime=286 times=100
     accept=43 accept4=288 bind=49 connect=42 inotify_add_watch=254 inotify_init=253 inotify_init1=294
-    inotify_rm_watch=255 listen=50 recvmmsg=299 sched_setaffinity=203 sendmmsg=307 setpriority=141
+    inotify_rm_watch=255 listen=50 pidfd_open=434 recvmmsg=299 sched_setaffinity=203 sendmmsg=307 setpriority=141
     setsockopt=54 socket=41
     tkill=200 truncate=76 umask=95 uname=63 unlink=87 unlinkat=263 unshare=272 utime=132 utimensat=280
     utimes=235 vfork=58 wait4=61 waitid=247 write=1 writev=20
@@ -75,7 +75,7 @@ AARCH64 = _table(
     signalfd4=74 socketpair=199 statfs=43 statx=291 symlinkat=36 sysinfo=179 tgkill=131 timer_create=107
     timer_delete=111 timer_getoverrun=109 timer_gettime=108 timer_settime=110 timerfd_create=85
     accept=202 accept4=242 bind=200 connect=203 inotify_add_watch=27 inotify_init1=26 inotify_rm_watch=28 listen=201
-    recvmmsg=243 sched_setaffinity=122 sendmmsg=269 setpriority=140 setsockopt=208 socket=198
+    pidfd_open=434 recvmmsg=243 sched_setaffinity=122 sendmmsg=269 setpriority=140 setsockopt=208 socket=198
     timerfd_gettime=87 timerfd_settime=86 times=153 tkill=130 truncate=45 umask=166 uname=160 unlinkat=35
     unshare=97 utimensat=88 wait4=260 waitid=95 write=64 writev=66
     """
