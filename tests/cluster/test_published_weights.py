@@ -156,7 +156,7 @@ def test_ranks_send_frozen_weights_once_until_others_are_loaded(monkeypatch: pyt
     monkeypatch.setattr(learners, "send_tensors_as_arrays", lambda: None)
     monkeypatch.setattr(RemoteLearner, "_launch", lambda learner, slot: LocalRank())
     monkeypatch.setattr(RemoteLearner, "_join_and_build", lambda learner: None)
-    monkeypatch.setattr(RemoteLearner, "_wait", lambda learner, calls: calls)
+    monkeypatch.setattr(RemoteLearner, "_wait", lambda learner, calls, activity: calls)
     monkeypatch.setattr(RemoteLearner, "close", lambda learner: None)
     monkeypatch.setattr(weights, "ray", SimpleNamespace(put=lambda value: Stored(pickle.dumps(value)), get=get))
     session: Any = SimpleNamespace(placement=SimpleNamespace(learners=[None]))
