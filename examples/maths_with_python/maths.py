@@ -27,7 +27,7 @@ class Maths(tw.ToolEnv):
     def reset(self, rng: random.Random) -> str:
         self.program = ""
         while True:
-            self.word, self.a, self.b = rng.choice(list(OPERATORS)), rng.randint(2, 6), rng.randint(2, 6)
+            self.word, self.a, self.b = rng.choice(list(OPERATORS)), rng.randint(2, 12), rng.randint(2, 12)
             if self.run(self.word) not in (str(self.a), str(self.b)):  # a number of the question would be an easy guess
                 break
         return self.state_key()

@@ -43,7 +43,7 @@ GALLERY = {
         file="shop.toml", command="sft", environment="shop.py:Shop", before=0.1, learned=0.5, held_out=True
     ),
     "maths_with_python": Example(
-        file="maths.toml", command="sft", environment="maths.py:Maths", before=0.1, learned=0.2, held_out=True
+        file="maths.toml", command="sft", environment="maths.py:Maths", before=0.1, learned=0.6, held_out=True
     ),
     "search": Example(file="search.toml", command="sft", before=0.1, learned=0.8, held_out=True),
     "game_from_pixels": Example(file="lake.toml", before=0.3, learned=0.5),
