@@ -12,7 +12,7 @@ from turnwise.core.messages import assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Task
 from turnwise.envs.registry import validate_env_class
-from turnwise.envs.roles.env import RoleRunner, RolesEnv, as_role, open_table
+from turnwise.envs.roles.env import RoleRunner, RolesEnv, open_table
 from turnwise.envs.roles.scene import Scene, finish, tell
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvSpec
@@ -217,4 +217,4 @@ def test_scripts_that_never_stop_are_the_environments_fault() -> None:
 
 def test_tasks_of_roles_differ_in_the_role_alone() -> None:
     task = Task(env="auction", seed=seed_for("train", 0), params={"max_turns": 2})
-    assert as_role(task, "ben").params == {"max_turns": 2, "role": "ben"} and as_role(task, "ben").seed == task.seed
+    assert task.as_role("ben").params == {"max_turns": 2, "role": "ben"} and task.as_role("ben").seed == task.seed

@@ -192,10 +192,30 @@ IN_ROLLOUT = (
         ("sides are swapped", "running[tasks.index(key.task)]", "running[1 - tasks.index(key.task)]"),
     ),
     *mutants(
+        "rollout/roles.py",
+        ("rollout/test_roles.py",),
+        ("a frozen policy is not used", "self.frozen.get(role, self.policy)", "self.policy"),
+        ("one role's task alone is a match", "return len(self.trained)", "return 1"),
+    ),
+    *mutants(
+        "rollout/collect.py",
+        ("rollout/test_roles.py",),
+        ("a role without a turn is trained", "is not None and not trajectory.never_acted)", "is not None)"),
+        ("a role without a turn is lost", "total - unplayed - sum(", "total - sum("),
+    ),
+    *mutants(
         "rollout/tasks.py",
         ("rollout/test_matches.py",),
         ("the second side is never played", "as_player(task, number % 2)", "as_player(task, 0)"),
         ("a refill draws the same matches", "start // players, success_counts", "0, success_counts"),
+    ),
+    *mutants(
+        "envs/roles/table.py",
+        ("envs/test_roles_env.py",),
+        ("rewards are lost", "self._earned[role] += to_float(reward)", "self._earned[role] = 0.0"),
+        ("what was told is told again", "self._told.pop(role, [])", "self._told.get(role, [])"),
+        ("the role that acted acts again", "(roles.index(actor) + 1) % len(roles)", "roles.index(actor)"),
+        ("a role that left is waited for", "self._scripted.add(role)", "pass"),
     ),
     *mutants(
         "rollout/chat_episode.py",

@@ -216,7 +216,7 @@ IN_TRAINING = (
         ("no refill", "range(1, 1 + self.refill)", "range(0)"),
         (
             "dropped members are not counted",
-            "totals.dropped.dropped += round.episodes - count_members(round.scored.groups)",
+            "totals.dropped.dropped += played - count_members(round.scored.groups)",
             "totals.dropped.dropped += 0",
         ),
     ),

@@ -11,13 +11,13 @@ from episodes_for_tests import context, end_id, limits, renderer, spoken
 from turnwise.core.protocols import Policy
 from turnwise.core.task import EpisodeKey
 from turnwise.engine.scripted import ScriptedEngine
-from turnwise.envs.roles.env import RoleRunner, RolesEnv, as_role, open_table
+from turnwise.envs.roles.env import RoleRunner, RolesEnv, open_table
 from turnwise.envs.roles.scene import Scene, finish, tell
 from turnwise.envs.spec import EnvSpec
 from turnwise.record.metrics import rollout_metrics
 from turnwise.rollout.collect import CollectedGroups
-from turnwise.rollout.roles import RolesCollector, RoleTasks
-from turnwise.rollout.tasks import EnvMixEntry
+from turnwise.rollout.roles import RolesCollector
+from turnwise.rollout.tasks import EnvMixEntry, RoleTasks
 from virtual_time_for_tests import run_in_virtual_time
 
 
@@ -67,7 +67,7 @@ class Agent:
 
 def collector(policy: Policy, trained: tuple[str, ...], frozen: dict[str, Policy], **given: Any) -> RolesCollector:
     def make_roles(task: Any, member: int, attempt: int) -> list[tuple[str, RoleRunner]]:
-        runner = SPEC.make(as_role(task, ""), member, attempt)
+        runner = SPEC.make(task.as_role(""), member, attempt)
         assert isinstance(runner, RoleRunner)
         return open_table(runner, task.params.get("players", {}))
 

@@ -1,7 +1,7 @@
 """Tasks and episode keys."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -22,6 +22,10 @@ class Task:
     """Training, validation or test tasks."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """Values of `env.params`, checked and with their defaults."""
+
+    def as_role(self, role: str) -> "Task":
+        """Return the same task for one role of its environment. The roles' tasks differ in nothing else."""
+        return replace(self, params={**self.params, "role": role})
 
     @property
     def label(self) -> str:

@@ -166,6 +166,24 @@ class SelfPlayTasks(TaskSource):
         return alternate_players([task for task in tasks for _ in range(players)], start)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleTasks(TaskSource):
+    """Tasks of all trained roles: each match gives one to each of them, one after the other."""
+
+    roles: tuple[str, ...]
+
+    def draw(self, step: int, count: int, start: int = 0, success_counts: SuccessCounts | None = None) -> list[Task]:
+        many = len(self.roles)
+        return self._for_roles(TaskSource.draw(self, step, count // many, start // many, success_counts))
+
+    def first_tasks(self, split: Split, count: int) -> list[Task]:
+        many = len(self.roles)
+        return self._for_roles(TaskSource.first_tasks(self, split, -(-count // many)))
+
+    def _for_roles(self, tasks: Sequence[Task]) -> list[Task]:
+        return [task.as_role(role) for task in tasks for role in self.roles]
+
+
 def alternate_players(tasks: Sequence[Task], start: int = 0) -> list[Task]:
     """Assign the two players to the tasks in turn, counted from `start`."""
     return [as_player(task, number % 2) for number, task in enumerate(tasks, start)]

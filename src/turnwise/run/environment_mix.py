@@ -20,8 +20,7 @@ from turnwise.envs.tool_env import ToolEnv
 from turnwise.evaluation.statistics import wilson_interval
 from turnwise.rewards.services import RewardServices
 from turnwise.rollout.opponents import CurrentPolicy
-from turnwise.rollout.roles import RoleTasks
-from turnwise.rollout.tasks import Curriculum, EnvMixEntry, SelfPlayTasks, TaskSource
+from turnwise.rollout.tasks import Curriculum, EnvMixEntry, RoleTasks, SelfPlayTasks, TaskSource
 from turnwise.settings.values import parse_free, parse_list
 from turnwise.tools.tool import NeedsServer
 

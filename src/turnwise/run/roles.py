@@ -7,7 +7,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.protocols import Env, Policy
 from turnwise.core.task import Task
 from turnwise.envs.param_setting import param_setting
-from turnwise.envs.roles.env import SCRIPT, TRAINED, RoleRunner, as_role, open_table
+from turnwise.envs.roles.env import SCRIPT, TRAINED, RoleRunner, open_table
 from turnwise.models.loading.load import LoadedModel
 from turnwise.rollout.context import Context
 from turnwise.rollout.episode import Limits
@@ -58,7 +58,7 @@ def build_roles_collector(
     run_seed: int,
 ) -> RolesCollector:
     def make_roles(task: Task, member: int, attempt: int) -> Iterable[tuple[str, Env]]:
-        runner = environments.make(as_role(task, ""), member, attempt)
+        runner = environments.make(task.as_role(""), member, attempt)
         assert isinstance(runner, RoleRunner)
         return open_table(runner, task.params.get("players", {}))
 

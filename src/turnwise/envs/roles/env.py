@@ -20,7 +20,7 @@ In training each role is an episode of its own, with its own context. `env.param
 
 import random
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -30,7 +30,6 @@ from turnwise.concurrency.loop_clock import pause_current_clock
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.messages import Content, join_lines
 from turnwise.core.protocols import Observation
-from turnwise.core.task import Task
 from turnwise.envs.param_setting import param_setting
 from turnwise.envs.roles.scene import Scene, finish
 from turnwise.envs.roles.table import Table
@@ -197,13 +196,3 @@ def open_table(runner: RoleRunner, players: Mapping[str, str]) -> list[tuple[str
     seated = [role for role in env.roles if players.get(role) != SCRIPT]
     table = Table(env, scripted=set(env.roles) - set(seated))
     return [(role, runner.at_table(table, role)) for role in seated]
-
-
-def as_role(task: Task, role: str) -> Task:
-    """Return the same task for this role. The roles' tasks differ in nothing else."""
-    return replace(task, params={**task.params, "role": role})
-
-
-def all_roles(tasks: Sequence[Task], roles: Sequence[str]) -> list[Task]:
-    """Return each task once for each of these roles; the tasks themselves without roles."""
-    return [as_role(task, role) for task in tasks for role in roles] if roles else list(tasks)
