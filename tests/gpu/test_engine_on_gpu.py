@@ -152,7 +152,7 @@ def test_gpu_learner_agrees_with_the_sampler_in_bfloat16() -> None:
     batch = pack(samples)
     assert max(batch.parents) >= 0
     (scores,) = learner.score([batch], Needs(policy_logprobs=True))
-    sampler = torch.cat([samples[index].logprobs[samples[index].mask] for index in batch.order])
+    sampler = torch.cat([samples[index].sampler_logprobs[samples[index].mask] for index in batch.order])
     assert scores.policy_logprobs is not None
     assert float((scores.policy_logprobs - sampler).abs().mean()) < 0.02
 
