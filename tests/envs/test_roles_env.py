@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -109,6 +110,28 @@ def test_role_that_leaves_ends_the_episode_of_all() -> None:
     assert shown["anna"][-1].invalid
     assert text_of(shown["ben"][0]).endswith("The anna has left.")
     assert shown["ben"][0].over and shown["seller"][0].over
+
+
+def test_script_plays_on_for_a_role_that_left() -> None:
+    class Patient(Auction):
+        """The auction goes on without those who leave."""
+
+        def leave(self, role: str) -> Scene:
+            return tell({"seller": f"{role} has left."}, next=role)
+
+    async def run() -> tuple[Any, Any]:
+        seats = dict(open_table(runner_of(Patient), {}))
+        await seats["anna"].start()
+        await seats["anna"].close()  # without a bid: the script bids for her
+        await seats["ben"].start()
+        ben = asyncio.create_task(seats["ben"].step(reply("1")))
+        seller = await seats["seller"].start()
+        end = await seats["seller"].step(reply("anna"))
+        await ben
+        return seller, end
+
+    seller, end = asyncio.run(asyncio.wait_for(run(), 5))
+    assert re.search(r"anna has left\.\nanna bids [123]\.\nben bids 1\.", text_of(seller)) and end.success
 
 
 def test_scripted_roles_have_no_episode() -> None:

@@ -93,6 +93,7 @@ def test_match_gives_a_group_to_each_role() -> None:
     assert [group.task for group in collected.groups] == tasks and not collected.counts
     rewards = [{trajectory.total_reward for trajectory in group.trajectories} for group in collected.groups]
     assert rewards == [{0.6}, {0.4}] * 2
+    assert len(agent.seats) == 2 * 2 * 3  # each match is played once
     assert "Keep how many" not in agent.read["responder"] and "Accept?" not in agent.read["proposer"]
 
 
