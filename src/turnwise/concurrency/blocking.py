@@ -48,6 +48,15 @@ class _Interrupt(BaseException):
     """Raised by the signal handler inside blocking code, whose `except Exception` must not catch it."""
 
 
+def _is_stale(handler: Any) -> bool:
+    """Return whether asyncio.run set this handler and its main task has ended: it can no longer restore the default.
+
+    Tasks that are left over are cancelled, and stop using the alarm, after asyncio.run has looked for its handler.
+    """
+    task = getattr(handler, "keywords", {}).get("main_task")
+    return isinstance(task, asyncio.Task) and task.done()
+
+
 class _Alarm:
     """The process's single timer. User code may take it over and leave it in any state, so nothing is assumed."""
 
@@ -92,7 +101,7 @@ class _Alarm:
         if handled:
             signal.signal(signal.SIGALRM, self._handler or signal.SIG_DFL)
         if signal.getsignal(signal.SIGINT) == self._stop:
-            signal.signal(signal.SIGINT, self._sigint)
+            signal.signal(signal.SIGINT, signal.default_int_handler if _is_stale(self._sigint) else self._sigint)
 
     def _is_handler(self) -> bool:
         return signal.getsignal(signal.SIGALRM) == self._fire
