@@ -36,6 +36,9 @@ class RewardFunction(Choice):
     @classmethod
     def from_function(cls, function: Callable[..., Any]) -> "type[RewardFunction]":
         class PlainFunction(RewardFunction):
+            def score(self, trajectory: Any) -> Any:
+                return user_function(trajectory)
+
             @property
             def function(self) -> Callable[..., Any]:
                 return user_function
