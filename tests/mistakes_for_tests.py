@@ -375,7 +375,9 @@ FILES = {
         "train run", ("run is a run, not an environment", "--from run"), {"run/config.toml": ""}
     ),
     "a run as an environment": Mistake("play run", ("run is a run, not an environment",), {"run/config.toml": ""}),
-    "a run in a file": Mistake("export run --to x/y", ("has no checkpoint",), {"run/config.toml": "", "x": ""}),
+    "a run in a file": Mistake(
+        "export run --to x/y", ("Cannot write x/y (Not a directory)",), {"run/config.toml": "", "x": ""}
+    ),
     "a report over a folder": Mistake(
         "report run --out taken", ("taken is a folder. Name a file",), {"run/config.toml": "", "taken/x": ""}
     ),

@@ -94,7 +94,7 @@ def test_agent_reaches_nothing_but_the_gateway(tasks: Path) -> None:
         "    try: action(); print(name)\n"
         "    except OSError: pass\n"
         f"attempt('tests', lambda: os.listdir({str(tasks)!r}))\n"
-        f"attempt('host', lambda: os.listdir({str(Path.cwd())!r}))\n"
+        f"attempt('host', lambda: os.stat({str(Path.cwd() / 'pyproject.toml')!r}))\n"
         "attempt('network', lambda: socket.create_connection(('1.1.1.1', 53), 1))\n"
         "attempt('memory', lambda: open('/proc/1/mem', 'r+b'))\n"
         "attempt('packets', lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))\n"
@@ -158,7 +158,7 @@ def test_find_program_binds_what_a_program_needs(tmp_path: Path) -> None:
 
 def test_find_program_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match=r"no program mini: install it with `pipx install mini-swe-agent`"):
+    with pytest.raises(UserError, match=r"mini for agent mini-swe: install it with `pipx install mini-swe-agent`"):
         find_program(MiniSwe())
 
 
@@ -191,4 +191,4 @@ def test_command_line_trains_an_agent_on_harbor_tasks(
     assert not command_line([*arguments, *small, "--train.steps=1", "--eval.episodes=1", "--name=run"])
     assert "success after" in capsys.readouterr().out
     assert command_line(["train", "bandit", *arguments[2:], "--dry-run"])
-    assert "plays Harbor tasks, and bandit has none" in capsys.readouterr().err
+    assert "bandit has no Harbor tasks, which agent" in capsys.readouterr().err

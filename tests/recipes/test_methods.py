@@ -162,7 +162,8 @@ def test_reward_names_are_distinct(names: tuple[str, ...], tmp_path: Path, monke
 
 
 def test_valid_settings_are_accepted(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(20))
     for settings in (
         {"algo.loss.clip_low": 1.0},
         {"algo.loss.clip_low": 1.5, "algo.loss": "geo_mean"},  # there a bound of the log-ratio

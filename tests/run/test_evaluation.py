@@ -383,7 +383,7 @@ MISTAKES = [
     ("tny bandit", 'Unknown model "tny": did you mean "tiny"?'),
     ("tiny tiny bandit", "tiny is given twice"),
     ("tiny bandit --tries 0", "tries 0: must be 1 or more"),
-    ("tiny bandit --seeds 3,x", 'seeds: "x" is not a seed'),
+    ("tiny bandit --seeds 3,x", 'seeds: "x" is neither a seed nor a file that exists'),
     ("tiny bandit --seeds 3 --episodes 4", "--episodes and --seeds both select the tasks"),
     ("tiny bandit --concurrency 3", "--concurrency has no effect without --endpoint"),
     ("tiny bandit --api-key-env A", "--api-key-env has no effect without --endpoint"),

@@ -60,7 +60,7 @@ class RecordedAgent:
 
 
 class RecordedGateway:
-    url, refusals = "http://127.0.0.1:1", ()
+    url, socket, refusals = "http://127.0.0.1:1", "", ()
 
     async def open_episode(self, key: EpisodeKey, limits: Any) -> RecordedAgent:
         return RecordedAgent(rewards={"": key.member / 4})

@@ -76,9 +76,10 @@ def watch(run: str, /) -> None:
     """
     from turnwise.files.disk import check_readable
     from turnwise.files.run_folders import find_run_folder
+    from turnwise.record.run_folder import METRICS_FILE
 
     folder = find_run_folder(run)  # before torch is imported
-    check_readable(folder / "metrics.jsonl")
+    check_readable(folder / METRICS_FILE)
     from turnwise.report.terminal import make_console
     from turnwise.report.watch import watch as watch_run
 

@@ -140,7 +140,7 @@ def find_program(harness: Harness) -> Program:
             if harness.program
             else f"install it with `{harness.install_command}`, or set agent.program"
         )
-        raise UserError(f"agent {harness.kind}: there is no program {name}: {fix}.")
+        raise UserError(f"There is no program {name} for agent {harness.kind}: {fix}.")
     entry, file = Path(located).absolute(), Path(located).resolve()
     environment = next((above for path in (entry, file) for above in path.parents if _is_venv(above)), None)
     if environment is not None:

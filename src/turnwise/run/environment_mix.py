@@ -95,7 +95,7 @@ def build_environment_mix(env: EnvConfig, agent: AgentSettings, spec: EnvSpec | 
     harness = isinstance(agent, Harness)
     if harness and (others := [name for name, mixed in specs.items() if mixed.id != HARBOR_ENV]):
         raise UserError(
-            f"agent {agent.kind} plays Harbor tasks, and {others[0]} has none: name a folder, harbor:./tasks."
+            f"{others[0]} has no Harbor tasks, which agent {agent.kind} plays. Name a folder, harbor:./tasks."
         )
     return EnvironmentMix(specs=specs, entries=tuple(entries), harness=harness)
 
