@@ -1,5 +1,6 @@
 """Published methods as `--algo.preset`, and settings that do not go together."""
 
+import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,7 @@ def test_reward_names_are_distinct(names: tuple[str, ...], tmp_path: Path, monke
 
 def test_valid_settings_are_accepted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(20))
+    (tmp_path / "model.gguf").write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 1, 1) + bytes(100))
     for settings in (
         {"algo.loss.clip_low": 1.0},
         {"algo.loss.clip_low": 1.5, "algo.loss": "geo_mean"},  # there a bound of the log-ratio

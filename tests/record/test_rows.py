@@ -83,4 +83,4 @@ def test_names_in_the_file_are_known_to_the_records_alone() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     assert {(file, text) for file, text in texts if text.startswith(own)} == set()
-    assert {file for file, text in texts if text == "metrics.jsonl"} == {"record/run_folder.py"}
+    assert {file for file, text in texts if text == "metrics.jsonl"} == {"files/run_folders.py"}

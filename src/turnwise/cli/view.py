@@ -75,8 +75,7 @@ def watch(run: str, /) -> None:
         Run: its folder, or its name in runs/.
     """
     from turnwise.files.disk import check_readable
-    from turnwise.files.run_folders import find_run_folder
-    from turnwise.record.run_folder import METRICS_FILE
+    from turnwise.files.run_folders import METRICS_FILE, find_run_folder
 
     folder = find_run_folder(run)  # before torch is imported
     check_readable(folder / METRICS_FILE)

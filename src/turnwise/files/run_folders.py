@@ -10,6 +10,7 @@ from turnwise.text.suggestions import suggest
 RUNS_FOLDER = "runs"
 CONFIG_FILE = "config.toml"
 EVALUATION_FILE = "evaluation.toml"
+METRICS_FILE = "metrics.jsonl"
 NOT_STARTED = "start again, or choose another record.folder (nothing was started)"
 """How to go on if the folder of a new run cannot be created."""
 

@@ -42,7 +42,7 @@ from turnwise.files.disk import (
     wrap_disk_errors,
     write_atomic,
 )
-from turnwise.files.run_folders import NOT_STARTED, check_run_folder
+from turnwise.files.run_folders import METRICS_FILE, NOT_STARTED, check_run_folder
 from turnwise.record.images import IMAGES_FOLDER
 from turnwise.record.jsonl import drop_partial_line, encode_row, read_jsonl, replace_nonfinite
 from turnwise.record.judge_usage import JUDGES_FILE
@@ -60,7 +60,6 @@ from turnwise.record.rows import (
 )
 from turnwise.record.trajectories import TokenNamesFile
 
-METRICS_FILE = "metrics.jsonl"
 ALARMS_FILE = "alarms.jsonl"
 SPANS_FILE = "spans.jsonl"
 CALLS_FILE = "calls.sqlite"

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from turnwise.core.errors import UserError
+from turnwise.files.run_folders import METRICS_FILE
 from turnwise.record.jsonl_follower import LineFollower, parse_line
 from turnwise.record.rows import AFTER, BEFORE, EvaluationRecord, read_record, select
-from turnwise.record.run_folder import ALARMS_FILE, METRICS_FILE
+from turnwise.record.run_folder import ALARMS_FILE
 from turnwise.record.steps import StepRecord, finite_number
 
 OpenFile = Callable[..., BinaryIO]

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from turnwise.config.keys import all_keys
 from turnwise.config.schema import Config
 from turnwise.envs.settings import NO_ENV
+from turnwise.files.run_folders import METRICS_FILE
 from turnwise.record.images import IMAGES_FOLDER
 from turnwise.record.jsonl_follower import JsonlFollower
 from turnwise.record.rows import (
@@ -23,7 +24,6 @@ from turnwise.record.rows import (
     select,
     training_s,
 )
-from turnwise.record.run_folder import METRICS_FILE
 from turnwise.record.steps import SUCCESS, StepRecord, finite_number
 from turnwise.report.before_after import choose_pair, view_pair
 from turnwise.report.episodes import EpisodeView, choose_from_index, episode_heading, read_trajectory_at, view_episode

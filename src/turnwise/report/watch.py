@@ -13,11 +13,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.files.run_folders import check_run_folder
+from turnwise.files.run_folders import METRICS_FILE, check_run_folder
 from turnwise.record.catalogue import SHOWN, Metric
 from turnwise.record.jsonl_follower import JsonlFollower
 from turnwise.record.rows import Record, evaluations_with_success, read_records, select, training_s
-from turnwise.record.run_folder import METRICS_FILE, is_finished
+from turnwise.record.run_folder import is_finished
 from turnwise.record.steps import EpisodeSource, StepRecord
 from turnwise.report.formatting import format_duration, format_interval, format_metric, format_percent
 from turnwise.report.metric_charts import Points, chart_range, recorded_metrics

@@ -14,11 +14,10 @@ import torch
 from turnwise.config.load import build, read_saved_settings
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.files.run_folders import CONFIG_FILE
+from turnwise.files.run_folders import CONFIG_FILE, METRICS_FILE
 from turnwise.models.loading.load import resolve_device
 from turnwise.record.jsonl_follower import JsonlFollower
 from turnwise.record.rows import EvaluationRecord, read_records, select
-from turnwise.record.run_folder import METRICS_FILE
 from turnwise.record.steps import StepRecord, finite_number
 from turnwise.report.formatting import format_duration, format_money
 from turnwise.run.cluster_report import report_memory

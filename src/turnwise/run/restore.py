@@ -6,11 +6,12 @@ from pathlib import Path
 from turnwise.config.recording import CheckpointConfig
 from turnwise.core.errors import UserError
 from turnwise.core.learner import Learner
+from turnwise.files.run_folders import METRICS_FILE
 from turnwise.models.loading.load import LoadedModel
 from turnwise.models.settings import ModelConfig
 from turnwise.record.resume_command import spell_resume
 from turnwise.record.rows import list_records, list_steps, select
-from turnwise.record.run_folder import METRICS_FILE, RunFolder
+from turnwise.record.run_folder import RunFolder
 from turnwise.record.steps import StepRecord
 from turnwise.run.build import model_loader
 from turnwise.text.command_line import spell_command

@@ -25,10 +25,10 @@ from safetensors import SafetensorError
 from turnwise.core.errors import UserError
 from turnwise.core.learner import Learner
 from turnwise.files.disk import remove_folder, remove_leftovers, sync_folder, wrap_disk_errors
+from turnwise.files.run_folders import METRICS_FILE
 from turnwise.models.loading.load import LoadedModel
 from turnwise.record.provenance import file_digest
 from turnwise.record.resume_command import advise_resume, spell_resume
-from turnwise.record.run_folder import METRICS_FILE
 from turnwise.text.truncation import first_line
 from turnwise.training.learner_state import STATE_FILE, STATE_FOLDER
 from turnwise.training.step import Part

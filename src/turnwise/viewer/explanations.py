@@ -6,7 +6,8 @@ from threading import Lock
 from typing import Any
 
 from turnwise.concurrency.bounded_cache import BoundedCache, count_values
-from turnwise.record.run_folder import ALARMS_FILE, METRICS_FILE
+from turnwise.files.run_folders import METRICS_FILE
+from turnwise.record.run_folder import ALARMS_FILE
 from turnwise.report.explain import explain
 from turnwise.report.run_facts import read_facts
 from turnwise.report.sentences import by_title

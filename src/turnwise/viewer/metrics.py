@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from turnwise.files.run_folders import METRICS_FILE
 from turnwise.record.jsonl_follower import LineFollower
 from turnwise.record.rows import EvaluationRecord, SetUpRecord, read_record, training_s
-from turnwise.record.run_folder import METRICS_FILE
 from turnwise.record.steps import StepRecord, finite_number, metric_name
 from turnwise.viewer.json_io import read_number, read_row
 from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder, is_unicode

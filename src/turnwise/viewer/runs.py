@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from turnwise.core.errors import UserError
 from turnwise.files.disk import LOCK_NAME
-from turnwise.files.run_folders import CONFIG_FILE, EVALUATION_FILE
-from turnwise.record.run_folder import METRICS_FILE
+from turnwise.files.run_folders import CONFIG_FILE, EVALUATION_FILE, METRICS_FILE
 from turnwise.record.steps import finite_number
 from turnwise.viewer.json_io import read_row
 from turnwise.viewer.metrics import RunProgress
