@@ -52,7 +52,7 @@ PYTHON_GROUPS = {
     ),
     "Agents": ("Trainer", "AgentResult", "Group", "Trajectory", "Evaluation"),
     "Environments": ("TextEnv", "StrictParams", "Outcome", "won", "lost", "goes_on", "to_gymnasium"),
-    "Environments with several roles": ("RolesEnv", "Scene", "tell", "finish"),
+    "Environments with several roles": ("RolesEnv", "RolesOutcome", "tell", "finish"),
     "Environments with messages": (
         "Env",
         "Task",

@@ -227,11 +227,11 @@ class Relay(tw.RolesEnv):
 
     roles = ("sender", "receiver")
 
-    def begin(self, rng: random.Random) -> tw.Scene:
+    def begin(self, rng: random.Random) -> tw.RolesOutcome:
         self.word = rng.choice(("a", "b"))
         return tw.tell({"sender": self.word})
 
-    def act(self, role: str, action: str) -> tw.Scene:
+    def act(self, role: str, action: str) -> tw.RolesOutcome:
         if role == "sender":
             return tw.tell({"receiver": action})
         return tw.finish(rewards={"receiver": float(action == self.word)}, winners=self.roles)

@@ -16,11 +16,11 @@ class Telephone(tw.RolesEnv):
     roles = ("first", "second", "third")
     max_turns = 1
 
-    def begin(self, rng: random.Random) -> tw.Scene:
+    def begin(self, rng: random.Random) -> tw.RolesOutcome:
         self.word = self.heard = rng.choice(WORDS)
         return tw.tell({"first": f"The word is {self.word}."})
 
-    def act(self, role: str, action: str) -> tw.Scene:
+    def act(self, role: str, action: str) -> tw.RolesOutcome:
         if action not in WORDS:
             raise ValueError(f"Choose {', '.join(WORDS)}.")
         own = {role: 0.5 * (action == self.heard)}

@@ -52,7 +52,7 @@ PUBLIC = {
     "Rows": "turnwise.run.api:Rows",
     "Run": "turnwise.run.api:Run",
     "RunParts": "turnwise.training.step:RunParts",
-    "Scene": "turnwise.envs.roles.scene:Scene",
+    "RolesOutcome": "turnwise.envs.roles.outcome:RolesOutcome",
     "Source": "turnwise.training.step:Source",
     "SourceSettings": "turnwise.rollout.settings:SourceSettings",
     "StepResult": "turnwise.core.protocols:StepResult",
@@ -71,13 +71,13 @@ PUBLIC = {
     "InfrastructureFailure": "turnwise.core.errors:InfrastructureFailure",
     "UserError": "turnwise.core.errors:UserError",
     "evaluate": "turnwise.run.api:evaluate",
-    "finish": "turnwise.envs.roles.scene:finish",
+    "finish": "turnwise.envs.roles.outcome:finish",
     "goes_on": "turnwise.envs.text_env:goes_on",
     "load_run": "turnwise.run.api:load_run",
     "lost": "turnwise.envs.text_env:lost",
     "sft": "turnwise.run.api:sft",
     "system": "turnwise.core.messages:system",
-    "tell": "turnwise.envs.roles.scene:tell",
+    "tell": "turnwise.envs.roles.outcome:tell",
     "to_gymnasium": "turnwise.envs.to_gymnasium:to_gymnasium",
     "tool": "turnwise.tools.function:tool",
     "train": "turnwise.run.api:train",
@@ -112,9 +112,9 @@ if TYPE_CHECKING:
     from turnwise.core.trajectory import Trajectory as Trajectory
     from turnwise.engine.settings import EngineSettings as EngineSettings
     from turnwise.envs.roles.env import RolesEnv as RolesEnv
-    from turnwise.envs.roles.scene import Scene as Scene
-    from turnwise.envs.roles.scene import finish as finish
-    from turnwise.envs.roles.scene import tell as tell
+    from turnwise.envs.roles.outcome import RolesOutcome as RolesOutcome
+    from turnwise.envs.roles.outcome import finish as finish
+    from turnwise.envs.roles.outcome import tell as tell
     from turnwise.envs.text_env import Outcome as Outcome
     from turnwise.envs.text_env import StrictParams as StrictParams
     from turnwise.envs.text_env import TextEnv as TextEnv

@@ -1,4 +1,4 @@
-"""RolesEnv: each role sees only what it was told, earns its own rewards, and goes on when another one leaves."""
+"""RolesEnv: each role sees its own observations, earns its own rewards, and goes on when another one leaves."""
 
 import asyncio
 import random
@@ -13,8 +13,8 @@ from turnwise.core.messages import assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Task
 from turnwise.envs.registry import validate_env_class
-from turnwise.envs.roles.env import RoleRunner, RolesEnv, open_table
-from turnwise.envs.roles.scene import Scene, finish, tell
+from turnwise.envs.roles.env import RoleRunner, RolesEnv, open_match
+from turnwise.envs.roles.outcome import RolesOutcome, finish, tell
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvSpec
 
@@ -25,12 +25,12 @@ class Auction(RolesEnv):
     roles = ("anna", "ben", "seller")
     max_turns = 2
 
-    def begin(self, rng: random.Random) -> Scene:
+    def begin(self, rng: random.Random) -> RolesOutcome:
         self.values = {"anna": rng.randint(1, 9), "ben": rng.randint(1, 9)}
         self.bids: dict[str, int] = {}
         return tell({name: f"It is worth {value} to you." for name, value in self.values.items()})
 
-    def act(self, role: str, action: str) -> Scene:
+    def act(self, role: str, action: str) -> RolesOutcome:
         if role != "seller":
             self.bids[role] = int(action)
             return tell({"seller": f"{role} bids {action}."})
@@ -76,12 +76,12 @@ async def play(replies: Mapping[str, list[str]], players: Mapping[str, str] | No
         await seat.close()
 
     async with asyncio.TaskGroup() as match:
-        for role, seat in open_table(runner_of(), players or {}):
+        for role, seat in open_match(runner_of(), players or {}):
             match.create_task(agent(role, seat))
     return shown
 
 
-def test_roles_see_what_they_were_told_and_earn_what_is_theirs() -> None:
+def test_roles_have_their_own_observations_and_rewards() -> None:
     shown = asyncio.run(play({"anna": ["2"], "ben": ["3"], "seller": ["ben"]}))
     start = {role: text_of(first) for role, (first, *_) in shown.items()}
     assert start["anna"].startswith("You are the anna.\nIt is worth ") and "bids" not in start["anna"]
@@ -116,11 +116,11 @@ def test_script_plays_on_for_a_role_that_left() -> None:
     class Patient(Auction):
         """The auction goes on without those who leave."""
 
-        def leave(self, role: str) -> Scene:
+        def leave(self, role: str) -> RolesOutcome:
             return tell({"seller": f"{role} has left."}, next=role)
 
     async def run() -> tuple[Any, Any]:
-        seats = dict(open_table(runner_of(Patient), {}))
+        seats = dict(open_match(runner_of(Patient), {}))
         await seats["anna"].start()
         await seats["anna"].close()  # without a bid: the script bids for her
         await seats["ben"].start()
@@ -186,7 +186,7 @@ def test_wrong_roles_are_refused(params: dict[str, Any], problem: str) -> None:
 
 
 class Alone(Auction):
-    """One role is no match."""
+    """A match of one role."""
 
     roles = ("anna",)
 
@@ -198,22 +198,22 @@ def test_environment_needs_two_roles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scene", "problem"),
+    ("outcome", "problem"),
     [
         (None, r"act returned None: return tell\(...\) or finish\(...\)"),
         (tell({"carl": "hi"}), "act names the text 'carl' as a role, and the roles are anna, ben, seller"),
         (tell(next="carl"), "act names the text 'carl' as a role"),
-        (tell({"ben": 3}), "act tells a role 3: tell it a text"),  # type: ignore[dict-item]
-        (tell("hi"), "act returned the text 'hi' as texts: give a value for each role"),  # type: ignore[arg-type]
+        (tell({"ben": 3}), "act returned 3 as an observation: return a text"),  # type: ignore[dict-item]
+        (tell("hi"), "act returned the text 'hi' as observations: give a value for each role"),  # type: ignore[arg-type]
         (tell(rewards={"anna": float("nan")}), "act returned nan as the reward of the anna"),
     ],
 )
-def test_scenes_that_are_none_are_the_environments_fault(scene: Any, problem: str) -> None:
+def test_invalid_outcomes_are_the_environments_fault(outcome: Any, problem: str) -> None:
     class Broken(Auction):
         """Returns what it should not."""
 
-        def act(self, role: str, action: str) -> Scene:
-            return scene  # type: ignore[no-any-return]
+        def act(self, role: str, action: str) -> RolesOutcome:
+            return outcome  # type: ignore[no-any-return]
 
     async def run() -> None:
         runner = runner_of(Broken)
@@ -228,7 +228,7 @@ def test_scripts_that_never_stop_are_the_environments_fault() -> None:
     class Endless(Auction):
         """The two bidders bid for ever."""
 
-        def act(self, role: str, action: str) -> Scene:
+        def act(self, role: str, action: str) -> RolesOutcome:
             return tell(next="ben" if role == "anna" else "anna")
 
     async def run() -> None:

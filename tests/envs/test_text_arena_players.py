@@ -13,7 +13,7 @@ from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.envs.adapters.text_arena_players import TextArenaPlayers
 from turnwise.envs.registry import spec_of
-from turnwise.envs.roles.env import RoleRunner, open_table
+from turnwise.envs.roles.env import RoleRunner, open_match
 from turnwise.envs.seeds import seed_for
 
 
@@ -42,7 +42,7 @@ async def play_at_random(seed: int, **params: Any) -> dict[str, list[Any]]:
         await seat.close()
 
     async with asyncio.TaskGroup() as match:
-        for role, seat in open_table(runner_of(seed, **params), {}):
+        for role, seat in open_match(runner_of(seed, **params), {}):
             match.create_task(agent(role, seat))
     return shown
 

@@ -210,10 +210,10 @@ IN_ROLLOUT = (
         ("a refill draws the same matches", "start // players, success_counts", "0, success_counts"),
     ),
     *mutants(
-        "envs/roles/table.py",
+        "envs/roles/match.py",
         ("envs/test_roles_env.py",),
-        ("rewards are lost", "self._earned[role] += to_float(reward)", "self._earned[role] = 0.0"),
-        ("what was told is told again", "self._told.pop(role, [])", "self._told.get(role, [])"),
+        ("rewards are lost", "self._rewards[role] += to_float(reward)", "self._rewards[role] = 0.0"),
+        ("an observation is shown again", "self._unseen.pop(role, [])", "self._unseen.get(role, [])"),
         ("the role that acted acts again", "(roles.index(actor) + 1) % len(roles)", "roles.index(actor)"),
         ("a role that left is waited for", "self._scripted.add(role)", "pass"),
     ),

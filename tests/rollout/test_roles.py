@@ -11,8 +11,8 @@ from episodes_for_tests import context, end_id, limits, renderer, spoken
 from turnwise.core.protocols import Policy
 from turnwise.core.task import EpisodeKey
 from turnwise.engine.scripted import ScriptedEngine
-from turnwise.envs.roles.env import RoleRunner, RolesEnv, open_table
-from turnwise.envs.roles.scene import Scene, finish, tell
+from turnwise.envs.roles.env import RoleRunner, RolesEnv, open_match
+from turnwise.envs.roles.outcome import RolesOutcome, finish, tell
 from turnwise.envs.spec import EnvSpec
 from turnwise.record.metrics import rollout_metrics
 from turnwise.rollout.collect import CollectedGroups
@@ -22,15 +22,15 @@ from virtual_time_for_tests import run_in_virtual_time
 
 
 class Offer(RolesEnv):
-    """One proposes how much of ten to keep, and the other accepts or refuses."""
+    """The proposer keeps some of ten, and the responder accepts or refuses."""
 
     roles = ("proposer", "responder")
     max_turns = 2
 
-    def begin(self, rng: random.Random) -> Scene:
+    def begin(self, rng: random.Random) -> RolesOutcome:
         return tell({"proposer": "Keep how many of ten?"})
 
-    def act(self, role: str, action: str) -> Scene:
+    def act(self, role: str, action: str) -> RolesOutcome:
         if role == "proposer":
             self.kept = int(action)
             if self.kept == 10:
@@ -69,7 +69,7 @@ def collector(policy: Policy, trained: tuple[str, ...], frozen: dict[str, Policy
     def make_roles(task: Any, member: int, attempt: int) -> list[tuple[str, RoleRunner]]:
         runner = SPEC.make(task.as_role(""), member, attempt)
         assert isinstance(runner, RoleRunner)
-        return open_table(runner, task.params.get("players", {}))
+        return open_match(runner, task.params.get("players", {}))
 
     settings = {"in_flight": 8, "attempts": 2, "run_seed": 0, "limits": limits()} | given
     return RolesCollector(

@@ -12,7 +12,7 @@ from turnwise.core.errors import UserError
 from turnwise.engine.engines import Native
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.run.api import evaluate
-from turnwise.run.build import check_engine_reads_images
+from turnwise.run.check_images import check_engine_reads_images
 from turnwise.run.check_settings import check_settings_fit
 from turnwise.run.configure import configure
 from turnwise.run.environment_mix import build_environment_mix

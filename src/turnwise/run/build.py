@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.config.recording import EvalConfig
 from turnwise.config.schema import Config
-from turnwise.core.errors import UserError
-from turnwise.core.protocols import Engine, EngineControl, Sampling
-from turnwise.engine.engines import ENGINES
+from turnwise.core.protocols import Engine, EngineControl, Policy, Sampling
 from turnwise.engine.options import EngineOptions
 from turnwise.engine.settings import EngineSettings
 from turnwise.envs.agent.harness import Harness
-from turnwise.envs.spec import EnvSpec
 from turnwise.files.disk import atomic_folder
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.layers import compile_layers, copy_model
-from turnwise.models.loading.catalogue import SMOLLM2_VISION, TINY_VLM, WARMED_UP, model_names
+from turnwise.models.loading.catalogue import SMOLLM2_VISION, WARMED_UP
 from turnwise.models.loading.load import LoadedModel, device_of, load_model
 from turnwise.models.loading.lora import (
     RUN_BASE,
@@ -31,10 +28,7 @@ from turnwise.models.loading.lora import (
     has_adapter,
     set_base_model,
 )
-from turnwise.models.loading.model_files import is_adapter
-from turnwise.models.loading.pretrained import reads_images
 from turnwise.models.loading.save import save_model
-from turnwise.models.memory.shapes import load_config
 from turnwise.models.settings import ModelConfig
 from turnwise.models.vision.encoder import trains_vision
 from turnwise.record.images import IMAGES_FOLDER
@@ -42,7 +36,6 @@ from turnwise.render.renderer import Renderer
 from turnwise.rewards.factory import build_group_judges, judge_weights
 from turnwise.rewards.functions import build_reward
 from turnwise.rewards.judge.registry import JudgeRegistry
-from turnwise.rewards.judge.settings import LOCAL
 from turnwise.rewards.scoring import ENV, RewardSet
 from turnwise.rewards.settings import RewardConfig
 from turnwise.rollout.collect import Collector, GroupCollector
@@ -51,8 +44,9 @@ from turnwise.rollout.settings import RetryUnsolved, RolloutConfig
 from turnwise.run.agent_warmup import load_random_reply, warm_up_agent
 from turnwise.run.agents import build_agent_collector, build_gateway
 from turnwise.run.build_context import build_context
+from turnwise.run.check_images import check_engine_reads_images, check_sees_images
 from turnwise.run.environment_mix import EnvironmentMix
-from turnwise.run.find_model import resolve_model_name, use_own_adapter
+from turnwise.run.find_model import use_own_adapter
 from turnwise.run.roles import build_frozen_policies, build_roles_collector
 from turnwise.training.warmup import has_warmup, load_warmed_up
 
@@ -184,60 +178,6 @@ def _warm_up(
     return loaded, time.perf_counter() - began
 
 
-def check_sees_images(loaded: LoadedModel, environments: EnvironmentMix) -> None:
-    """Raise UserError if an environment shows images to a model that reads text only, before any work is done."""
-    if loaded.images is None and (spec := environments.visual_spec) is not None:
-        raise _text_only_error(loaded.name, spec)
-
-
-def check_model_reads_images(model: ModelConfig, environments: EnvironmentMix) -> None:
-    """Raise UserError if an environment shows images to a model or local judge that reads text only.
-
-    Reads their configurations, not their weights.
-    """
-    spec = environments.visual_spec
-    if spec is not None and _is_text_only(resolve_model_name(model.name)):
-        raise _text_only_error(model.name, spec)
-    for spec, params in environments.with_params:
-        judge = params.get("state_judge") or {}
-        if spec.shows_images(params) and judge.get("endpoint") == LOCAL and _is_text_only(judge["model"]):
-            raise UserError(
-                f"{spec.name} shows images, and the judge {judge['model']} reads text only. Choose a vision-language "
-                f"model in {spec.params_setting}.state_judge."
-            )
-
-
-def _is_text_only(name: str) -> bool:
-    path = Path(name).expanduser()
-    if path.suffix.lower() == ".gguf":  # a vision tower would be in another file
-        return True
-    if path.is_dir() and name not in model_names() and not is_adapter(path) and not (path / "config.json").is_file():
-        return False  # not a model; loading it reports what is wrong
-    return not reads_images(load_config(name))
-
-
-def _text_only_error(model: str, spec: EnvSpec) -> UserError:
-    return UserError(
-        f"{spec.name} shows images, and the model {model} reads text only. Choose a vision-language model, such as "
-        f"--model.name {TINY_VLM}{_or_text(spec)}."
-    )
-
-
-def check_engine_reads_images(engine: EngineSettings, environments: EnvironmentMix) -> None:
-    """Raise UserError if an environment shows images and the engine reads text only."""
-    spec = environments.visual_spec
-    if spec is not None and not engine.reads_images:
-        kinds = " or ".join(name for name, chosen in ENGINES.items() if chosen().reads_images)
-        raise UserError(
-            f"{spec.name} shows images, and engine {engine.kind} with these settings reads text only. Choose "
-            f"engine {kinds} without engine.urls{_or_text(spec)}."
-        )
-
-
-def _or_text(spec: EnvSpec) -> str:
-    return f", or set {spec.params_setting}.observation text" if "observation" in spec.params_model.model_fields else ""
-
-
 def _keep_base_of_adapter(loaded: LoadedModel, base: Path) -> None:
     """Copy the base model of another run's adapter to `base`, if that run keeps it in its own folder."""
     source = Path(base_model_of(Path(loaded.name).expanduser()))
@@ -311,7 +251,33 @@ def build_policy_stack(
         lambda model: build_engine(config.engine, config.rollout, model, renderer, pages=pages),
     )
 
-    def collector(sampling: Sampling, run_seed: int) -> GroupCollector:
+    collector = _collector_builder(config, environments, engine, renderer, gateway, frozen)
+    return PolicyStack(
+        renderer=renderer,
+        engine=engine,
+        collector=collector(training, config.seed),
+        greedy=collector(replace(training, temperature=0.0), config.seed),
+        retry=collector(replace(training, temperature=retry.temperature), config.seed)
+        if isinstance(retry, RetryUnsolved)
+        else None,
+        # all runs are evaluated with the same random numbers
+        evaluator=collector(evaluation_sampling(config.rollout, config.eval), 0),
+        pages=pages,
+        gateway=gateway,
+    )
+
+
+def _collector_builder(
+    config: Config,
+    environments: EnvironmentMix,
+    engine: Engine,
+    renderer: Renderer,
+    gateway: "Gateway | None",
+    frozen: Mapping[str, Policy],
+) -> Callable[[Sampling, int], GroupCollector]:
+    """Return what builds a collector from its sampling and seed: of an agent, of several roles, or of environments."""
+
+    def build(sampling: Sampling, run_seed: int) -> GroupCollector:
         limits = episode_limits(config.rollout, sampling)
         if gateway is not None:
             return build_agent_collector(config.agent, config.reward, config.rollout, gateway, limits, run_seed)
@@ -336,19 +302,7 @@ def build_policy_stack(
             run_seed=run_seed,
         )
 
-    return PolicyStack(
-        renderer=renderer,
-        engine=engine,
-        collector=collector(training, config.seed),
-        greedy=collector(replace(training, temperature=0.0), config.seed),
-        retry=collector(replace(training, temperature=retry.temperature), config.seed)
-        if isinstance(retry, RetryUnsolved)
-        else None,
-        # all runs are evaluated with the same random numbers
-        evaluator=collector(evaluation_sampling(config.rollout, config.eval), 0),
-        pages=pages,
-        gateway=gateway,
-    )
+    return build
 
 
 def episode_limits(rollout: RolloutConfig, sampling: Sampling) -> Limits:

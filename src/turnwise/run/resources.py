@@ -26,13 +26,16 @@ HOST_SHARE = 0.9
 """Largest share of the host's memory for optimizer states."""
 
 
-def memory_plan(config: Config, model: Any, *, sft: bool = False) -> MemoryPlan:
-    """Plan the memory of the model's device. SFT has no critic, reference model or opponent."""
+def memory_plan(config: Config, model: Any, *, sft: bool = False, frozen: int = 0) -> MemoryPlan:
+    """Plan the memory of the model's device. SFT has no critic, reference model or opponent.
+
+    `frozen`: number of models that play roles and are not trained.
+    """
     device = device_of(model)
     if device.type != "cuda":
         return plan_without_limits(config.train, config.system)
     needs = MemoryEstimate(shape=model_shape(model), compiled=config.system.compile)
-    return plan_memory(needs, memory_request(config, sft=sft), device_memory(device), host_memory())
+    return plan_memory(needs, memory_request(config, sft=sft, frozen=frozen), device_memory(device), host_memory())
 
 
 def plan_without_limits(train: TrainConfig, system: SystemConfig) -> MemoryPlan:
@@ -46,7 +49,7 @@ def plan_without_limits(train: TrainConfig, system: SystemConfig) -> MemoryPlan:
     )
 
 
-def memory_request(config: Config, *, sft: bool = False) -> MemoryRequest:
+def memory_request(config: Config, *, sft: bool = False, frozen: int = 0) -> MemoryRequest:
     algo, train, selfplay, engine = config.algo, config.train, config.selfplay, config.engine
     keeps = True if config.rollout.max_staleness else SWITCH[config.system.keep_cache]
     has_opponent = isinstance(selfplay.opponent, PolicyOpponent) and selfplay.opponent.plays_snapshots
@@ -59,7 +62,7 @@ def memory_request(config: Config, *, sft: bool = False) -> MemoryRequest:
         slots=config.rollout.in_flight,
         max_context=config.rollout.max_tokens,
         cache_share=engine.gpu_memory_utilization,
-        engines=2 if has_opponent and not sft else 1,
+        engines=1 + frozen + (has_opponent and not sft),
         engine_share=engine.gpu_share,
         critic=critic and not sft,
         reference=(algo.needs_reference or encoder) and not sft,

@@ -30,6 +30,7 @@ from turnwise.run.datasets import STORED_CAPACITY, fill_replay
 from turnwise.run.environment_mix import build_environment_mix
 from turnwise.run.resources import memory_plan
 from turnwise.run.restore import open_checkpoints, restore_or_init
+from turnwise.run.roles import frozen_players
 from turnwise.run.run_name import check_run_name, configs_of_seeds
 from turnwise.run.training_run import (
     OnStep,
@@ -132,7 +133,8 @@ class ReinforcementRun(TrainingRun):
             self.config = self.config.model_copy(update={"model": model})
         config = self.config
         loaded, warmup_s = self.load_policy(progress)
-        plan = memory_plan(config, loaded.model)
+        frozen = len(set(frozen_players(self.environments).values()))
+        plan = memory_plan(config, loaded.model, frozen=frozen)
         if plan.items:
             progress.note(f"memory: {plan.describe()}")
         spans = SpanLog() if config.cluster.is_used or config.rollout.max_staleness else None

@@ -27,6 +27,7 @@ from turnwise.envs.agent.harness import Harness
 from turnwise.envs.agent.settings import AgentSettings, StartedAgent
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.reasoning import ReasoningFormat, formats_with
+from turnwise.envs.settings import EnvConfig
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
 from turnwise.gateway.harbor_agent import check_tasks_are_hidden, find_program
@@ -43,12 +44,13 @@ from turnwise.rewards.scoring import ENV, FORMAT
 from turnwise.rewards.settings import RewardConfig
 from turnwise.rollout.settings import RolloutConfig, SelfPlayConfig
 from turnwise.run.agents import build_agent, load_reward
-from turnwise.run.build import check_engine_reads_images, check_model_reads_images
 from turnwise.run.build_learner import token_rule
+from turnwise.run.check_images import check_engine_reads_images, check_model_reads_images
 from turnwise.run.check_settings import check_settings_fit, sections_of
 from turnwise.run.environment_mix import EnvironmentMix, find_servers
 from turnwise.run.find_model import use_own_adapter
 from turnwise.run.resources import check_threads, cores
+from turnwise.run.roles import check_roles
 from turnwise.run.setting_names import check_device
 from turnwise.run.stored_sources import check_data
 from turnwise.text.suggestions import suggest
@@ -240,28 +242,8 @@ def check_games(selfplay: SelfPlayConfig, run: CheckedRun) -> None:
             )
 
 
-def check_roles(rollout: RolloutConfig, run: CheckedRun) -> None:
-    """Check that the episodes of an environment with several roles can run side by side."""
-    if not (roles := run.environments.roles):
-        return
-    name = run.environments.name
-    if len(run.environments.specs) > 1:
-        raise UserError(f"{name}: an environment with several roles cannot be mixed with others. Remove env.mix.")
-    if rollout.groups % len(roles):
-        raise UserError(
-            f"{name} trains {len(roles)} roles, one group each, and rollout.groups is {rollout.groups}. Set it to a "
-            f"multiple of {len(roles)}."
-        )
-    if rollout.in_flight < len(roles):
-        raise UserError(f"{name} runs {len(roles)} roles at once. Raise rollout.in_flight to {len(roles)} or more.")
-
-
-def check_roles_are_local(cluster: ClusterConfig, run: CheckedRun) -> None:
-    if run.environments.roles and (cluster.engines or cluster.env_workers):
-        raise UserError(
-            f"{run.environments.name} has several roles, whose episodes run in one process. Set cluster.engines and "
-            "cluster.env_workers to 0."
-        )
+def check_roles_of_run(env: EnvConfig, run: CheckedRun) -> None:
+    check_roles(run.config, run.environments)
 
 
 def check_images_of_engine(engine: EngineSettings, run: CheckedRun) -> None:
@@ -333,8 +315,7 @@ RUN_CHECKS: tuple[tuple[str, Callable[[Any, CheckedRun], None]], ...] = (
     ("engine", check_images_of_engine),
     ("model", check_images_of_model),
     ("selfplay", check_games),
-    ("rollout", check_roles),
-    ("cluster", check_roles_are_local),
+    ("env", check_roles_of_run),
     ("algo", check_states),
     ("rollout", check_prefix),
     ("algo", check_sections),

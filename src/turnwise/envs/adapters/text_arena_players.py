@@ -11,7 +11,7 @@ from turnwise.core.errors import EnvironmentFailure
 from turnwise.envs.adapters.package_envs import CONTROL_CHARACTERS, MAX_ACTION_CHARS, MAX_OBSERVATION_CHARS
 from turnwise.envs.adapters.process import RemoteEnv
 from turnwise.envs.roles.env import RolesEnv
-from turnwise.envs.roles.scene import Scene, finish, tell
+from turnwise.envs.roles.outcome import RolesOutcome, finish, tell
 from turnwise.envs.text_env import StrictParams
 from turnwise.rewards.functions import to_float
 
@@ -48,20 +48,20 @@ class TextArenaPlayers(RolesEnv):
     def rules(self) -> str:
         return "Play the game. The action is your move, in square brackets where the game says so."
 
-    def begin(self, rng: random.Random) -> Scene:
+    def begin(self, rng: random.Random) -> RolesOutcome:
         seeds = {"start_seed": rng.getrandbits(63), "later_seed": self.rng.getrandbits(63)}
-        return self._scene(self.remote.call("begin", **seeds))
+        return self._outcome(self.remote.call("begin", **seeds))
 
-    def act(self, role: str, action: str) -> Scene:
+    def act(self, role: str, action: str) -> RolesOutcome:
         if len(action) > MAX_ACTION_CHARS:
             raise ValueError("too long")
-        return self._scene(self.remote.call("step", action=action))
+        return self._outcome(self.remote.call("step", action=action))
 
     def random_move(self, role: str, rng: random.Random) -> str | None:
         move: str | None = self.remote.call("guess", seed=rng.getrandbits(63))
         return move
 
-    def _scene(self, result: Mapping[str, Any]) -> Scene:
+    def _outcome(self, result: Mapping[str, Any]) -> RolesOutcome:
         texts = {self.roles[int(player)]: self._clean(text) for player, text in result["texts"].items()}
         if not result.get("over"):
             return tell(texts, next=self.roles[result["player"]])

@@ -54,7 +54,7 @@ class WorkerStep(TypedDict, total=False):
     player: int
     """The player who acts, in games whose players are all agents."""
     texts: Mapping[int, str]
-    """What players see, by player."""
+    """Observations by player."""
     rewards: Sequence[float]
     """Rewards of all players, at the end of a game."""
 

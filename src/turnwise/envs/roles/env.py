@@ -31,8 +31,8 @@ from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.messages import Content, join_lines
 from turnwise.core.protocols import Observation
 from turnwise.envs.param_setting import param_setting
-from turnwise.envs.roles.scene import Scene, finish
-from turnwise.envs.roles.table import Table
+from turnwise.envs.roles.match import Match
+from turnwise.envs.roles.outcome import RolesOutcome, finish
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.text_env import Outcome, TextEnv
 
@@ -59,14 +59,14 @@ class RolesEnv(TextEnv):
         return cls.roles
 
     @abstractmethod
-    def begin(self, rng: random.Random) -> Scene:
-        """Create the start state from this random stream, and `tell` the roles what they know."""
+    def begin(self, rng: random.Random) -> RolesOutcome:
+        """Create the start state from this random stream; `tell` the roles their first observations."""
 
     @abstractmethod
-    def act(self, role: str, action: str) -> Scene:
+    def act(self, role: str, action: str) -> RolesOutcome:
         """Run a role's action. Raise ValueError for an illegal one; the role then acts again."""
 
-    def leave(self, role: str) -> Scene:
+    def leave(self, role: str) -> RolesOutcome:
         """Say what follows when a role has no turns, tokens or time left. By default the episode ends for all."""
         return finish(dict.fromkeys(self.roles, f"The {role} has left."))
 
@@ -128,7 +128,7 @@ class RolesEnv(TextEnv):
 
 
 class RoleRunner(TextEnvRunner):
-    """One role's episode. The runners of a match share the environment and its table.
+    """Episode of one role. The runners of a match share the environment.
 
     A turn ends when the role acts again, so its reward includes what the others' actions have brought it. Without
     `env.params.role` one agent plays all roles, each in its turn; with it, scripts play the others.
@@ -136,51 +136,50 @@ class RoleRunner(TextEnvRunner):
 
     env: RolesEnv
 
-    def __init__(self, env: RolesEnv, start_rng: random.Random, seed: int = 0) -> None:
+    def __init__(self, env: RolesEnv, start_rng: random.Random, seed: int = 0, match: Match | None = None) -> None:
         super().__init__(env, start_rng, seed)
-        role = env.params.role
-        self._seats: tuple[str, ...] = (role,) if role else env.roles
-        self._table = Table(env, scripted=set(env.roles) - set(self._seats))
+        self._seats: tuple[str, ...] = (env.params.role,) if env.params.role else env.roles
+        self._match = match or Match(env, scripted=set(env.roles) - set(self._seats))
         self._introduced = ""
         """The role of the last turn."""
 
-    def at_table(self, table: Table, role: str) -> "RoleRunner":
-        """Return the episode of a role at a table of this environment."""
-        runner = RoleRunner(self.env, self._start_rng)
-        runner._seats, runner._table, runner.params_setting = (role,), table, self.params_setting
+    def in_match(self, match: Match, role: str) -> "RoleRunner":
+        """Return the episode of a role in a match of this environment."""
+        runner = RoleRunner(self.env, self._start_rng, match=match)
+        runner._seats, runner.params_setting = (role,), self.params_setting
         return runner
 
     async def start(self) -> Observation:
-        return replace(await super().start(), over=self._table.over)
+        return replace(await super().start(), over=self._match.over)
 
     async def close(self) -> None:
         for role in self._seats:
-            self._table.leave(role)
+            self._match.leave(role)
 
     async def _reset(self) -> Content:
-        self._table.begin(self._start_rng)
+        self._match.begin(self._start_rng)
         return await self._observe()
 
     async def _judge(self, action: str) -> Outcome:
-        self._table.act(self._table.acting, action)
+        self._match.act(self._match.acting, action)
         text = await self._observe()
-        table = self._table
+        match = self._match
         return Outcome(
             text=text,
-            reward=sum(table.collect(role) for role in self._seats),
-            over=table.over,
-            success=table.over and any(role in table.winners for role in self._seats),
+            reward=sum(match.collect(role) for role in self._seats),
+            over=match.over,
+            success=match.over and any(role in match.winners for role in self._seats),
         )
 
     async def _observe(self) -> str:
-        """Wait until one of the own roles acts or the episode is over; return what it was told."""
+        """Wait until one of the own roles acts or the episode is over; return its observation."""
         if len(self._seats) == 1:
             with pause_current_clock():  # the others' time is measured in their own episodes
-                await self._table.wait_for(self._seats[0])
-        role = self._table.acting if self._table.acting in self._seats else self._seats[0]
+                await self._match.wait_for(self._seats[0])
+        role = self._match.acting if self._match.acting in self._seats else self._seats[0]
         introduction = f"You are the {role.replace('_', ' ')}." if role != self._introduced else ""
         self._introduced = role
-        return str(join_lines([introduction, self._table.read(role)]))
+        return str(join_lines([introduction, self._match.read(role)]))
 
     def _limit_reached(self) -> str:
         turns = self.env.max_turns * len(self._seats)
@@ -190,9 +189,9 @@ class RoleRunner(TextEnvRunner):
 RolesEnv.runner = RoleRunner
 
 
-def open_table(runner: RoleRunner, players: Mapping[str, str]) -> list[tuple[str, RoleRunner]]:
+def open_match(runner: RoleRunner, players: Mapping[str, str]) -> list[tuple[str, RoleRunner]]:
     """Begin a match in the runner's environment; return the roles that agents play, with their episodes."""
     env = runner.env
     seated = [role for role in env.roles if players.get(role) != SCRIPT]
-    table = Table(env, scripted=set(env.roles) - set(seated))
-    return [(role, runner.at_table(table, role)) for role in seated]
+    match = Match(env, scripted=set(env.roles) - set(seated))
+    return [(role, runner.in_match(match, role)) for role in seated]

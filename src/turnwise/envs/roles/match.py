@@ -1,4 +1,4 @@
-"""Table: the episode that the roles of an environment share."""
+"""Match: the episode that the roles of an environment share."""
 
 import asyncio
 import random
@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from turnwise.core.errors import EnvironmentFailure
-from turnwise.envs.roles.scene import Scene
+from turnwise.envs.roles.outcome import RolesOutcome
 from turnwise.envs.runner import MAX_REWARD
 from turnwise.rewards.functions import to_float
 from turnwise.text.truncation import describe_value
@@ -17,20 +17,20 @@ MAX_SCRIPTED = 1000
 
 
 class World(Protocol):
-    """What the table needs of a `RolesEnv`."""
+    """The part of a `RolesEnv` that a match uses."""
 
     roles: tuple[str, ...]
     acting: str
     rng: random.Random
 
-    def begin(self, rng: random.Random) -> Scene: ...
-    def act(self, role: str, action: str) -> Scene: ...
-    def leave(self, role: str) -> Scene: ...
+    def begin(self, rng: random.Random) -> RolesOutcome: ...
+    def act(self, role: str, action: str) -> RolesOutcome: ...
+    def leave(self, role: str) -> RolesOutcome: ...
     def script(self, role: str, rng: random.Random) -> str: ...
 
 
-class Table:
-    """Who acts, what each role was told since it last acted, and what it has earned.
+class Match:
+    """The acting role, and each role's observations and rewards since it last acted.
 
     A role whose agent leaves early, because its turns, tokens or time ran out, is played by the script from then on,
     unless the environment ends the episode.
@@ -39,8 +39,8 @@ class Table:
     def __init__(self, world: World, scripted: Collection[str] = ()) -> None:
         self._world = world
         self._scripted = set(scripted)
-        self._told: dict[str, list[str]] = defaultdict(list)
-        self._earned: dict[str, float] = defaultdict(float)
+        self._unseen: dict[str, list[str]] = defaultdict(list)
+        self._rewards: dict[str, float] = defaultdict(float)
         self._begun = False
         self._changed = asyncio.Event()
         world.acting = world.roles[0]
@@ -74,16 +74,16 @@ class Table:
             await self._changed.wait()
 
     def read(self, role: str) -> str:
-        """Return what the role was told since the last call."""
-        return "\n".join(self._told.pop(role, []))
+        """Return the observations of a role since the last call."""
+        return "\n".join(self._unseen.pop(role, []))
 
     def collect(self, role: str) -> float:
-        """Return what the role has earned since the last call."""
-        return self._earned.pop(role, 0.0)
+        """Return the sum of the rewards of a role since the last call."""
+        return self._rewards.pop(role, 0.0)
 
-    def _follow(self, scene: Scene, where: str, actor: str) -> None:
-        """Let a scene happen, and the actions of scripted roles after it."""
-        self._apply(scene, where, actor)
+    def _follow(self, outcome: RolesOutcome, where: str, actor: str) -> None:
+        """Apply an outcome, and those of the scripted roles that act after it."""
+        self._apply(outcome, where, actor)
         for _ in range(MAX_SCRIPTED):
             if self.over or self.acting not in self._scripted:
                 self._changed.set()
@@ -93,12 +93,12 @@ class Table:
                 self.over = True
                 continue
             role = self.acting
-            self._apply(self._scripted_scene(role), "act", role)
+            self._apply(self._scripted_outcome(role), "act", role)
         raise EnvironmentFailure(
             f"{type(self._world).__name__}: scripted roles acted {MAX_SCRIPTED} times in a row. Let the others act too."
         )
 
-    def _scripted_scene(self, role: str) -> Scene:
+    def _scripted_outcome(self, role: str) -> RolesOutcome:
         action = self._world.script(role, self._world.rng)
         try:
             return self._world.act(role, action)
@@ -108,31 +108,31 @@ class Table:
                 f"refuses: {error}"
             ) from error
 
-    def _apply(self, scene: Scene, where: str, actor: str) -> None:
+    def _apply(self, outcome: RolesOutcome, where: str, actor: str) -> None:
         label, roles = f"{type(self._world).__name__}.{where}", self._world.roles
-        check_scene(scene, label, roles)
-        for role, text in scene.texts.items():
-            self._told[role].append(text)
-        for role, reward in scene.rewards.items():
-            self._earned[role] += to_float(reward)
-        self.over, self.winners = scene.over, scene.winners
-        self._world.acting = scene.next or roles[(roles.index(actor) + 1) % len(roles)]
+        check_outcome(outcome, label, roles)
+        for role, text in outcome.observations.items():
+            self._unseen[role].append(text)
+        for role, reward in outcome.rewards.items():
+            self._rewards[role] += to_float(reward)
+        self.over, self.winners = outcome.over, outcome.winners
+        self._world.acting = outcome.next or roles[(roles.index(actor) + 1) % len(roles)]
 
 
-def check_scene(scene: Any, label: str, roles: tuple[str, ...]) -> None:
-    """Raise EnvironmentFailure if an environment returned something else than a scene of its roles."""
-    if not isinstance(scene, Scene):
-        raise EnvironmentFailure(f"{label} returned {describe_value(scene)}: return tell(...) or finish(...)")
-    for name in ("texts", "rewards"):
-        if not isinstance(table := getattr(scene, name), Mapping):
+def check_outcome(outcome: Any, label: str, roles: tuple[str, ...]) -> None:
+    """Raise EnvironmentFailure if an environment returned something else than an outcome for its roles."""
+    if not isinstance(outcome, RolesOutcome):
+        raise EnvironmentFailure(f"{label} returned {describe_value(outcome)}: return tell(...) or finish(...)")
+    for name in ("observations", "rewards"):
+        if not isinstance(table := getattr(outcome, name), Mapping):
             raise EnvironmentFailure(f"{label} returned {describe_value(table)} as {name}: give a value for each role")
-    named = [*scene.texts, *scene.rewards, *scene.winners, *([scene.next] if scene.next else [])]
+    named = [*outcome.observations, *outcome.rewards, *outcome.winners, *([outcome.next] if outcome.next else [])]
     if unknown := [role for role in named if role not in roles]:
         raise EnvironmentFailure(
             f"{label} names {describe_value(unknown[0])} as a role, and the roles are {', '.join(roles)}"
         )
-    if wrong := [text for text in scene.texts.values() if not isinstance(text, str)]:
-        raise EnvironmentFailure(f"{label} tells a role {describe_value(wrong[0])}: tell it a text")
-    for role, reward in scene.rewards.items():
+    if wrong := [text for text in outcome.observations.values() if not isinstance(text, str)]:
+        raise EnvironmentFailure(f"{label} returned {describe_value(wrong[0])} as an observation: return a text")
+    for role, reward in outcome.rewards.items():
         if not abs(to_float(reward)) <= MAX_REWARD:  # also catches NaN
             raise EnvironmentFailure(f"{label} returned {describe_value(reward)} as the reward of the {role}")
