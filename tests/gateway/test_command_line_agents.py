@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from harbor_for_tests import write_task
 from harness_agents_for_tests import assert_exact, call, play_harbor_task
 from turnwise.core.trajectory import Status, Trajectory
 from turnwise.envs.agent.harness import ClaudeCode, Codex, Harness, MiniSwe, OpenCode
@@ -36,17 +35,6 @@ def agent() -> Callable[[str], Harness]:
         return chosen(program=str(AGENTS / path))
 
     return find
-
-
-@pytest.fixture
-def tasks(tmp_path: Path) -> Path:
-    for name in ("train", "validation", "test"):
-        write_task(
-            tmp_path / "tasks" / name,
-            instruction=f"Write ok into /app/out.txt. ({name})",
-            settings=f'[metadata]\nsplit = "{name}"\n',
-        )
-    return tmp_path / "tasks"
 
 
 def shell(name: str, command: str) -> str:

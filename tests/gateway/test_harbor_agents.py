@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from harbor_for_tests import write_task
 from harness_agents_for_tests import assert_exact, play_harbor_task
 from turnwise.cli.main import main as command_line
 from turnwise.core.errors import EnvironmentFailure, UserError
@@ -49,17 +48,6 @@ class ProgramForTests(Harness, kind="for-tests"):
 
     def launch(self, instruction: str, model: ModelAccess) -> Launch:
         return Launch(arguments=("-c", 'python3 -c "$0" "$1"', self.code, instruction), environment={"GREETING": "hi"})
-
-
-@pytest.fixture
-def tasks(tmp_path: Path) -> Path:
-    for name in ("train", "validation", "test"):
-        write_task(
-            tmp_path / "tasks" / name,
-            instruction=f"Write ok into /app/out.txt. ({name})",
-            settings=f'[metadata]\nsplit = "{name}"\n',
-        )
-    return tmp_path / "tasks"
 
 
 def says_in_turn(*replies: str) -> Any:
@@ -158,7 +146,7 @@ def test_find_program_binds_what_a_program_needs(tmp_path: Path) -> None:
 
 def test_find_program_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match=r"mini for agent mini-swe: install it with `pipx install mini-swe-agent`"):
+    with pytest.raises(UserError, match=r"install it with `pipx install mini-swe-agent && pipx"):
         find_program(MiniSwe())
 
 

@@ -5,6 +5,7 @@ alone.
 """
 
 import json
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
@@ -55,9 +56,9 @@ class Harness(AgentSettings):
     install_command: ClassVar[str]
     """Command that installs the program."""
 
+    @abstractmethod
     def launch(self, instruction: str, model: ModelAccess) -> Launch:
         """Return how to start the agent on an instruction."""
-        raise NotImplementedError
 
     def packages(self) -> list[Package]:
         return [Package("An agent", "starlette", "gateway")]
@@ -73,7 +74,7 @@ class MiniSwe(Harness, kind="mini-swe"):
     """mini-SWE-agent: a loop around one tool, bash."""
 
     program_name: ClassVar[str] = "mini"
-    install_command: ClassVar[str] = "pipx install mini-swe-agent"
+    install_command: ClassVar[str] = "pipx install mini-swe-agent && pipx inject mini-swe-agent mcp"
     step_limit: Annotated[int, Field(ge=0)] = 0
     """Maximum number of model calls per episode; 0: no limit."""
 
