@@ -84,7 +84,7 @@ PUBLIC = {
     "user": "turnwise.core.messages:user",
     "won": "turnwise.envs.text_env:won",
 }
-"""Where each public name is defined. The imports below, for editors and type checkers, name the same."""
+"""Module of each public name. The imports below, for editors and type checkers, name the same."""
 
 if TYPE_CHECKING:
     from turnwise.algos.advantage_types import Advantage as Advantage

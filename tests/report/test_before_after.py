@@ -54,7 +54,7 @@ def test_task_is_one_whose_outcome_changed_most(before: str, after: str, expecte
     assert sentence(entries(before, 0, "before"), entries(after, 9, "after")) == expected
 
 
-def test_run_without_evaluations_compares_a_task_of_its_first_and_last_step() -> None:
+def test_run_without_evaluations_compares_a_task_of_first_and_last_step() -> None:
     chosen = sentence(entries("-+", 1), entries("++", 5), entries("+", 9))
     assert chosen is not None
     assert chosen.startswith("Of 1 task, 1 is solved only in step 9 and 0 only in step 1. The task with seed 0")

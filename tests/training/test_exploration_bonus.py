@@ -89,7 +89,7 @@ def test_bonus_of_unsolved_tasks_leaves_out_groups_with_a_success() -> None:
     assert advantages_of(group, unsolved) == advantages_of(group, settings()) != [[0.0]] * 3
 
 
-def test_coefficient_rises_while_the_actions_are_less_varied_than_the_target() -> None:
+def test_coefficient_rises_while_actions_are_less_varied_than_the_target() -> None:
     algo = settings(algo__exploration__target=0.4, algo__exploration__max_coef=0.52).algo
     before = build_coefficients(algo)
     assert before.exploration == EntropyCoefficient(value=0.5, least=0.5, target=0.4, most=0.52)

@@ -166,7 +166,7 @@ class SolvingCollector(FakeCollector):
         return replace(group, trajectories=(replace(first, status=status), *others))
 
 
-def test_unsolved_tasks_are_played_again_and_a_group_with_a_success_is_trained_on() -> None:
+def test_unsolved_tasks_are_played_again_and_a_success_is_trained_on() -> None:
     first, hot = SolvingCollector(0, 2), SolvingCollector(1, 2)
     rollout = gathered(first, retry=RetryRounds(collector=hot, rounds=2))  # type: ignore[arg-type]
     tasks = TASKS.draw(7, 4)

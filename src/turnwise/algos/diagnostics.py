@@ -150,7 +150,7 @@ def mutual_information(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retrieval:
-    """How often a reasoning's own prompt is among the k prompts that make it most likely."""
+    """Share of reasonings whose own prompt is among the k prompts that make it most likely."""
 
     accuracy: float
     chance: float

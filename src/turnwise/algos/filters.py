@@ -98,7 +98,7 @@ class Filter(GroupFilter):
 
     @property
     def score(self) -> GroupScore:
-        """How a group is scored, by `by`."""
+        """Score of a group, chosen by `by`."""
         return SCORES[self.by]
 
     def needs(self) -> list[Need]:

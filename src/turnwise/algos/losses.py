@@ -298,7 +298,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float)
 
 
 class Aggregation(Choice):
-    """How the token losses of an optimizer step make one loss: a weight per token."""
+    """Weight of each token's loss in the one loss of an optimizer step."""
 
     def weights(self, trajectories: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return weights [M] from the trajectory index [M] int64 of each sampled token of the optimizer step."""

@@ -289,7 +289,7 @@ class RejectTurns(RejectTokens, kind="turn"):
     """Reject turns whose statistic is outside `bounds`."""
 
     pool: Literal["sum", "mean", "max"] = "mean"
-    """How the tokens of a turn or segment make one statistic. Log-ratios are pooled: sum gives the exact ratio."""
+    """Statistic of a turn or segment from those of its tokens. Log-ratios are pooled: sum gives the exact ratio."""
 
     level: ClassVar[RatioLevel] = "turn"
 

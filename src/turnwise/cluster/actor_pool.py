@@ -71,7 +71,7 @@ class ActorPool(ABC, Generic[Pooled]):
     kind = ""
     """Name of such an actor in messages."""
     work = ""
-    """What it does while it has a load, in the spans."""
+    """Name of its work in the spans."""
     spans: SpanLog | None = None
     """Gets the times of the actors' work."""
 

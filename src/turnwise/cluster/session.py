@@ -192,7 +192,7 @@ def start_error(who: str, error: Exception) -> Exception:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """Where an actor runs, and with which versions of packages."""
+    """Node of an actor and its versions of packages."""
 
     host: str
     pid: int

@@ -23,7 +23,7 @@ class _Calls:
     advice: str = ""
     running: int = 0
     waiting_since: float | None = None
-    """When the last call returned, or the first one began; None if none is waited for."""
+    """Time at which the last call returned, or the first one began; None while no call runs."""
 
 
 class CallWatch:

@@ -1,4 +1,4 @@
-"""Who did what when: spans of activities on lanes, such as engine replicas, environment workers and learner ranks."""
+"""Spans of activities on lanes, such as engine replicas, environment workers and learner ranks."""
 
 import time
 from collections.abc import Callable

@@ -59,7 +59,7 @@ class StepResult:
 
     @property
     def status(self) -> Status:
-        """How the episode ended, if it did."""
+        """End of the episode, once it has ended."""
         if self.success:
             return Status.SUCCEEDED
         return Status.FAILED if self.terminated else Status.TRUNCATED_TURNS

@@ -151,7 +151,7 @@ class Trajectory:
     turns: tuple[Turn, ...]
     """One turn per model call."""
     status: Status
-    """How the episode ended, such as "succeeded" or "failed"."""
+    """End of the episode, such as "succeeded" or "failed"."""
     turn_rewards: tuple[float, ...]
     """Optimised reward of each turn: the environment's, or in trajectories that `rewards/` returns the combined one."""
     rewards: Mapping[str, float] = field(default_factory=dict)
@@ -161,7 +161,7 @@ class Trajectory:
     start: Picture | None = None
     """State before the first turn; a turn's picture shows the state after it."""
     sampler: Sampler | None = None
-    """How its tokens were sampled; None if unknown, as for text that others wrote."""
+    """Sampling settings of its tokens; None if unknown, as for text that others wrote."""
 
     def __post_init__(self) -> None:
         if len(self.turn_rewards) != len(self.turns):

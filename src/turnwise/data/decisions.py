@@ -25,7 +25,7 @@ def turn_actions(trajectory: Trajectory) -> Iterator[tuple[int, str, tuple[str, 
 class Decisions:
     """Single actions of valid turns, D of them, each with what preceded it.
 
-    turn        state s: "Down || Right"              whether a further action follows is no decision
+    turn        state s: "Down || Right"              whether a further action follows is not a decision
     decisions   (s) -> down, (s, down) -> right
     """
 

@@ -26,7 +26,7 @@ class Entry:
     step: int
     """Training step that added it."""
     source: str
-    """Where it comes from, such as "demos.jsonl line 3", for messages."""
+    """Origin for messages, such as "demos.jsonl line 3"."""
     sampled: bool
     """False: its ids were rendered from text, and its log-probabilities are those of a reference, not of the author."""
     scored: bool

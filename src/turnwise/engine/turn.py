@@ -9,7 +9,7 @@ from turnwise.core.trajectory import Stop
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SampledTurn:
-    """One turn being sampled. `stop` is None while it runs."""
+    """A turn that is being sampled. `stop` is None while it runs."""
 
     sampling: Sampling
     ids: list[int] = field(default_factory=list)

@@ -12,7 +12,7 @@ CONFIG_FILE = "config.toml"
 EVALUATION_FILE = "evaluation.toml"
 METRICS_FILE = "metrics.jsonl"
 NOT_STARTED = "start again, or choose another record.folder (nothing was started)"
-"""How to go on if the folder of a new run cannot be created."""
+"""Advice if the folder of a new run cannot be created."""
 
 
 def find_run_folder(

@@ -36,7 +36,7 @@ class AgentCrash(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How an agent reaches the gateway."""
+    """URL and key with which an agent reaches the gateway."""
 
     url: str
     key: str
@@ -57,7 +57,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentExit:
-    """How an agent's run ended."""
+    """End of an agent's run."""
 
     value: Any = None
     """Value that the function returned; None for a command."""

@@ -28,7 +28,7 @@ from turnwise.tools.call_formats import THINK_END, parse_calls
 
 PROBE = ToolCall(name="turnwise_probe", arguments='{"probed": 0}')
 HERMES_CALL = ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
-"""How calls are described to models whose template does not show them."""
+"""Description of calls for models whose template does not show them."""
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Options of llguidance. White space is that of `json.dumps`: an endless run of it would be valid too."""
 WALKED = ("properties", "$defs", "definitions")

@@ -161,7 +161,7 @@ class FailureBody(_Body):
 
 
 class FinishReply(_Body):
-    """How an episode ended: one of the two."""
+    """End of an episode: exactly one of the two is set."""
 
     trajectory: TrajectoryBody | None = None
     failure: FailureBody | None = None

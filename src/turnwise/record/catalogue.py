@@ -25,7 +25,7 @@ class Metric:
     label: str = ""
     """Title of its chart."""
     places: tuple[Place, ...] = ()
-    """Where it has a chart; the viewer lists all others below."""
+    """Chart that shows it; the viewer lists all others below."""
     line: tuple[str, int] | None = None
     """Label and width in the progress line."""
     replaced_by: str | None = None

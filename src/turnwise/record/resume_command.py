@@ -1,4 +1,4 @@
-"""How to continue a run, as its errors and its last line print it."""
+"""The command that continues a run, as its errors and its last line print it."""
 
 from pathlib import Path
 from typing import Literal

@@ -45,7 +45,7 @@ IDLE_REASONS: Mapping[str, IdleReason] = {reason.value: reason for reason in Idl
 
 
 class EpisodeSource(StrEnum):
-    """Where the episodes of a step came from. The value is the prefix of their metrics."""
+    """Origin of a step's episodes. The value is the prefix of their metrics."""
 
     PLAYED = "rollout"
     STORED = "data"

@@ -129,7 +129,7 @@ def _cached_bytes(ids: tuple[int, ...]) -> int:
 
 
 PrefixSpace = Literal["never", "first", "always"]
-"""Where the tokenizer inserts a space: nowhere, at the start of the text, or also after special tokens."""
+"""Positions at which the tokenizer inserts a space: nowhere, at the start of the text, or also after special tokens."""
 
 
 class Codec:

@@ -38,7 +38,7 @@ SHOWN_ROLES = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnMarkers:
-    """How the template delimits turns."""
+    """Token ids with which the template delimits turns."""
 
     end: str | None
     """Token that ends an assistant's turn; None if the template has none."""

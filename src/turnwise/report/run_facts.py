@@ -1,4 +1,4 @@
-"""What a run did, read from its folder: the facts that `explain.py` puts into words."""
+"""Facts about a run, read from its folder; `explain.py` puts them into words."""
 
 import random
 from collections import Counter
@@ -43,7 +43,7 @@ MAX_ACTION = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
-    """What the agent did in some episodes, counted."""
+    """Counts of the agent's actions in some episodes."""
 
     episodes: int = 0
     turns: int = 0
@@ -66,7 +66,7 @@ class RunFacts:
     outcomes: Mapping[str, Mapping[TaskKey, str]]
     """Status of the first episode of each task in the evaluations before and after training."""
     sides: tuple[str, str]
-    """When the compared episodes were played: "before training" and "after it", or in the first and last steps."""
+    """Times of the compared episodes: "before training" and "after it", or in the first and last steps."""
     behaviours: tuple[Behaviour, Behaviour] | None
     """Behaviour on both sides; None without recorded episodes."""
     alarms: Sequence[tuple[int, str]]

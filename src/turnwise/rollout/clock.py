@@ -46,7 +46,7 @@ class EpisodeClock:
         self._outside_s = 0.0
         self._outside_since: float | None = None
         self.expired: Literal["agent", "environment"] | None = None
-        """Which clock ran out."""
+        """The clock that ran out."""
 
     @property
     def outside_s(self) -> float:

@@ -34,7 +34,7 @@ class CollectedGroups:
 
 
 DrawCounts = Counter[tuple[tuple[str, int], ...]]
-"""How often each task (or match of two tasks) was drawn in a round."""
+"""Number of times that each task (or match of two tasks) was drawn in a round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,15 +46,15 @@ SOURCES: dict[str, type[SourceChoice]] = choices(AutoSource)
 
 
 class Retry(Choice):
-    """What happens to tasks that no member of a group solved."""
+    """Whether tasks that no member of a group solved are played again."""
 
 
 class NoRetry(Retry, kind="none"):
-    """They are trained on as they are."""
+    """Train on unsolved tasks as they are."""
 
 
 class RetryUnsolved(Retry, kind="unsolved"):
-    """They are played again; a new group with a success is trained on in place of the first."""
+    """Play unsolved tasks again; a new group with a success is trained on in place of the first."""
 
     rounds: Positive = 1
     """Further attempts at each unsolved task, at most."""

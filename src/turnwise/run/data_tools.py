@@ -57,7 +57,7 @@ Train on it with `turnwise train ENV --data FOLDER`, or read it with `datasets.l
 
 
 Episodes = Literal["training", "evaluation", "all"]
-"""Which episodes of a run: see `DataConfig.episodes`."""
+"""Episodes of a run: see `DataConfig.episodes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ class Finding:
     name: str
     found: str
     fix: str = ""
-    """How to fix it; empty if nothing is wrong."""
+    """Advice; empty if nothing is wrong."""
     required: bool = True
     """False: training works without it."""
 

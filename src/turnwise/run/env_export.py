@@ -19,7 +19,7 @@ COPY = "environment.py"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What a package is written from."""
+    """Facts from which a package is written."""
 
     package: str
     """Name of the package and its module."""

@@ -1,4 +1,4 @@
-"""What this machine has: processor cores, memory and GPUs."""
+"""Processor cores, memory and GPUs of this machine."""
 
 import importlib
 import os

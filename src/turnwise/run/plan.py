@@ -1,4 +1,4 @@
-"""What a run will need, before it starts: episodes, memory of a GPU, and time as comparable runs measured it.
+"""Needs of a run, before it starts: episodes, memory of a GPU, and time as comparable runs measured it.
 
 Nothing is guessed: without a run of the same work in the folder of runs, the time is unknown until the first steps.
 """
@@ -54,7 +54,7 @@ class Measured:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     lines: Sequence[str]
-    """What the run does and how long it takes, in sentences."""
+    """Describe the run and how long it takes, in sentences."""
     memory_headers: Sequence[str] = ()
     memory_rows: Sequence[Sequence[str]] = ()
     """Memory of the GPU, or of each GPU of a cluster; empty on a CPU, whose memory is not planned."""

@@ -32,7 +32,7 @@ DEFAULT_PACKAGES = ("numpy", "sympy")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentAccess:
-    """What the program of an agent needs besides a shell: its files, a way to the model, loopback and /proc.
+    """Access of an agent's program beyond a shell: its files, a way to the model, loopback and /proc.
 
     Sessions with it have a network of their own, which reaches nothing outside, and a wider system call filter. Their
     answers are those of untrusted code: files that are graded must go into a session without it.
@@ -63,7 +63,7 @@ class PythonInstall:
     own_root: bool = False
     """Sessions have this machine's programs and a writable root of their own."""
     agent: "AgentAccess | None" = None
-    """What sessions have so that the program of an agent can run in them."""
+    """Access of an agent's program that sessions can run; None: they run none."""
 
 
 @functools.cache

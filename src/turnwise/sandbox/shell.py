@@ -35,7 +35,7 @@ ENVIRONMENT = {"HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "PATH": AGENT
 
 
 Origin = Literal["image", "agent", "startup"]
-"""Where an archive is from; see `shell_process.load`."""
+"""Origin of an archive; see `shell_process.load`."""
 
 
 class DiskTooFull(Exception):

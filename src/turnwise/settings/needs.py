@@ -52,7 +52,7 @@ class Lack:
     means: str
     """Meaning of that value: "has one episode per task"."""
     fix: str
-    """How to provide the capability: "set rollout.groups 32 and rollout.group_size 8"."""
+    """Setting that provides the capability: "set rollout.groups 32 and rollout.group_size 8"."""
 
 
 @dataclass(frozen=True, slots=True)

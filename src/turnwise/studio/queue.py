@@ -21,7 +21,7 @@ STUDIO_FOLDER = ".studio"
 TICK_S = 0.5
 SUPERVISOR = ("-m", "turnwise.studio.supervise")
 TURNWISE = (sys.executable, "-m", "turnwise")
-"""How a job starts the command line, whatever is on the PATH."""
+"""Start of each job's command line, independent of the PATH."""
 
 log = logging.getLogger(__name__)
 

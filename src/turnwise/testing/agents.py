@@ -41,7 +41,7 @@ class StepTooSlow(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """What an agent said and what the environment answered."""
+    """The agent's messages and the environment's answers."""
 
     start: Observation
     replies: tuple[str, ...]

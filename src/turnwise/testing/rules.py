@@ -1,4 +1,4 @@
-"""What all contract tests share."""
+"""Assertions that all contract tests share."""
 
 import math
 from typing import Any

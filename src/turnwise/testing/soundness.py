@@ -1,4 +1,4 @@
-"""Is an environment sound? Each check plays episodes and returns a verdict. `turnwise envs check` runs all of them.
+"""Check that an environment is sound: each check plays episodes and returns a verdict (`turnwise envs check` runs all).
 
 A check fails if training on the environment would be wrong, and notes what a reader should decide. It cannot prove that
 an environment has no hole: it plays a few tasks with the agents of `agents.py`.
@@ -281,7 +281,7 @@ async def held_out_tasks_are_new(subject: Subject) -> Outcome:
 
 
 async def prompts_stay_short(subject: Subject) -> Outcome:
-    """What a turn adds to the context."""
+    """Text that a turn adds to the context."""
     episodes = await subject.episodes("random")
     start = max(sum(len(message.content) for message in episode.start.messages) for episode in episodes)
     turns = [_length(result) for episode in episodes for result in episode.results]

@@ -32,7 +32,7 @@ LANE, WAITING = "training loop", "wait for rollouts"
 
 
 class LearnerRunner(Protocol):
-    """Where the learner's part of a step runs: `ThisThread` or `LearnerThread`."""
+    """Runs the learner's part of a step: `ThisThread` or `LearnerThread`."""
 
     @property
     def cancelled(self) -> bool:

@@ -72,7 +72,7 @@ class RolloutRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryRounds:
-    """How tasks that no member of a group solved are played again."""
+    """Play tasks that no member of a group solved again."""
 
     collector: GroupCollector
     rounds: int

@@ -86,7 +86,7 @@ class Rollout:
 
 
 class Source(Protocol):
-    """Where a step's groups come from: `Played`, `PlayedAhead` (asynchronous), `Stored`, or the user's own."""
+    """Origin of a step's groups: `Played`, `PlayedAhead` (asynchronous), `Stored`, or the user's own."""
 
     async def groups(self, step: int) -> Rollout:
         """Return the scored and filtered groups of the step after `step` steps."""
@@ -151,7 +151,7 @@ class Estimator(Protocol[Sampled]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunParts:
-    """What a source or an estimator of the user's is built from."""
+    """Parts from which a source or an estimator of the user's is built."""
 
     config: Config
     """All settings."""

@@ -1,4 +1,4 @@
-"""Who did what in the steps of an asynchronous or cluster run, read from `spans.jsonl`."""
+"""Spans of the actors in the steps of an asynchronous or cluster run, read from `spans.jsonl`."""
 
 import re
 from array import array

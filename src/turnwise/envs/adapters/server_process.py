@@ -33,7 +33,7 @@ KEY_VARIABLE = "TURNWISE_SERVER_KEY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCommand:
-    """How to start a server. Equal commands share one."""
+    """Command that starts a server. Equal commands share one server."""
 
     name: str
     """Name of the environment, for errors."""

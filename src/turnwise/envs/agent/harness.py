@@ -34,7 +34,7 @@ class ModelAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How to start an agent on one task."""
+    """Command, files and variables that start an agent on one task."""
 
     arguments: Sequence[str]
     """Arguments of the program."""

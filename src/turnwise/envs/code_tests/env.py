@@ -23,7 +23,7 @@ class CodeTests(ToolEnv):
 
     class Params(ToolEnv.Params):
         style: Style = "python"
-        """How code is submitted: python (fenced blocks), or as a call of the tool `python` in another style."""
+        """Form of submitted code: python (fenced blocks), or as a call of the tool `python` in another style."""
         max_tool_calls: Positive = 3
         """Submissions per episode, at most."""
         steps: Annotated[int, Field(ge=1, le=6)] = 2

@@ -30,7 +30,7 @@ class GameParams(StrictParams):
     """Parameters that all games share."""
 
     begins: Literal["random", "agent", "opponent"] = "random"
-    """Who moves first; `random` draws it per task."""
+    """First player to move; `random` draws it per task."""
     strength: Share = 0.5
     """Probability that the opponent plays one of its best moves instead of a random one: 0 random, 1 full strength."""
     random_moves: int = Field(0, ge=0)

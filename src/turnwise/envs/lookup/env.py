@@ -33,7 +33,7 @@ class Lookup(ToolEnv):
 
     class Params(ToolEnv.Params):
         style: Style = "answer"
-        """How calls are written; answer suits small models."""
+        """Format of calls; answer suits small models."""
         people: Annotated[int, Field(ge=1, le=len(NAMES))] = 4
         """People with a room, 1 to 8; the question is about one of them."""
         call_reward: float = 0.0

@@ -21,7 +21,7 @@ class MathCode(ToolEnv):
 
     class Params(ToolEnv.Params):
         style: Style = "python"
-        """How code is written: python (fenced blocks), or as a call of the tool `python` in another style."""
+        """Form of code: python (fenced blocks), or as a call of the tool `python` in another style."""
         level: Annotated[int, Field(ge=1, le=3)] = 2
         """Difficulty, 1 to 3: larger numbers and more steps."""
         timeout_s: Annotated[float, Field(gt=0, le=600)] = 5.0

@@ -37,7 +37,7 @@ from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.text_env import Outcome, TextEnv
 
 TRAINED, SCRIPT = "trained", "script"
-"""Players of a role that are no run: the policy in training, and `RolesEnv.script`."""
+"""Players of a role that are not runs: the policy in training, and `RolesEnv.script`."""
 
 
 class RolesEnv(TextEnv):

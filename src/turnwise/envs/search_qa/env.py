@@ -62,7 +62,7 @@ class SearchQA(ToolEnv):
 
     class Params(ToolEnv.Params):
         style: Literal["hermes", "llama", "mistral", "answer"] = "hermes"
-        """How calls are written: hermes (also Qwen), llama, mistral, answer (small models)."""
+        """Format of calls: hermes (also Qwen), llama, mistral, answer (small models)."""
         world: Literal["people", "small"] = "people"
         """Corpus: people (large, one for all tasks), or small (a few entities drawn per task, for small models)."""
         hops: Annotated[int, Field(ge=1, le=3)] = 1

@@ -58,7 +58,7 @@ class TextToSql(ToolEnv):
 
     class Params(ToolEnv.Params):
         style: Literal["hermes", "llama", "mistral", "answer"] = "hermes"
-        """How calls are written: hermes (also Qwen), llama, mistral, answer (small models)."""
+        """Format of calls: hermes (also Qwen), llama, mistral, answer (small models)."""
         max_tool_calls: Positive = 4
         """Trial queries before the answer, at most."""
         level: Level = "full"

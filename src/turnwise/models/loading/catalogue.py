@@ -12,7 +12,7 @@ def cache_folder() -> Path:
 
 
 OTHER_CACHE = "set TURNWISE_CACHE to a folder with write permission"
-"""How to fix a cache that cannot be written."""
+"""Advice for a cache that cannot be written."""
 
 
 def cached_model_folder(key: str) -> Path:

@@ -23,7 +23,7 @@ STEPS = ("do_resize", "do_convert_rgb", "do_rescale", "do_normalize")
 
 
 class PatchCutter:
-    """Does the work of an image processor on images that it would not resize."""
+    """Preprocess images as an image processor does, for images that it would not resize."""
 
     def __init__(self, processor: Any) -> None:
         self._size, self._merge = processor.patch_size, processor.merge_size

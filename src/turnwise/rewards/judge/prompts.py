@@ -239,7 +239,7 @@ def _object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UnreadableVerdict("that is not one JSON object and nothing else") from error
     if not isinstance(answer, dict):
-        raise UnreadableVerdict("that is no JSON object")
+        raise UnreadableVerdict("that is not a JSON object")
     return answer
 
 

@@ -1,4 +1,4 @@
-"""Who may use a server: clients with its token, and no web page of another site."""
+"""Access to a server: for clients with its token, never for web pages of another site."""
 
 import hmac
 from urllib.parse import urlsplit

@@ -10,7 +10,7 @@ from turnwise.service.openenv.served_env import ServedEnv
 from turnwise.service.openenv.wire import CAPACITY_REACHED, SESSION_ERROR, ProtocolError
 
 SWEEPS = 4
-"""How often idle sessions are looked for within the time that they may be idle."""
+"""Number of searches for idle sessions within the time that they may be idle."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

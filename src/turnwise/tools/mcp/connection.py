@@ -24,9 +24,9 @@ MAX_PAGES = 64
 """Pages of a list of tools."""
 SUBSCRIBE_S = 5.0
 REFRESH_S = 5.0
-"""How long a call waits for an updated list of tools before it returns without."""
+"""Seconds that a call waits for an updated list of tools before it returns without."""
 EXIT_WAIT_S = 1.0
-"""How long to wait for the reason why a connection broke."""
+"""Seconds to wait for the reason why a connection broke."""
 CLOSE_S = 6.0
 """Longer than a process has to exit; after that the task is cancelled."""
 NOISE_SHARE = 0.25

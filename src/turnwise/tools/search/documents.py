@@ -21,7 +21,7 @@ MAX_LINE_BYTES = 16 << 20
 HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t#]*$")
 PARAGRAPH = re.compile(r"\n\s*\n")
 BREAKS = (". ", "! ", "? ", "\n", "; ", ", ", " ")
-"""Where a long paragraph may be cut, best first."""
+"""Separators at which a long paragraph may be cut, best first."""
 
 Sections = tuple[str, list[tuple[str, str]]]
 """Title of a document, and (heading, text) of each section."""

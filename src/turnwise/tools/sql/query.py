@@ -31,11 +31,11 @@ Value = TypeVar("Value")
 HEAP_BYTES = 64 << 20
 """Heap limit for all of SQLite in this process (there is no smaller scope). It stays set once it has been set."""
 BUSY_S = 1.0
-"""How long to wait for a writer's lock on the file."""
+"""Seconds to wait for a writer's lock on the file."""
 LATE_S = 5.0
 """Wait for a query beyond its own limit: on a busy machine SQLite checks the clock late."""
 EXCLUSIVE_WAIT_S = 30.0
-"""How long `run_beside_queries` waits for running queries when it needs all of the memory."""
+"""Seconds that `run_beside_queries` waits for running queries when it needs all of the memory."""
 MAX_COUNTED_ROWS = 10_000
 """Rows beyond the kept ones that are counted; a query can return endlessly many."""
 LOAD_BUILTIN_TABLES = "SELECT 1 FROM json_each('[]'), json_tree('[]'), pragma_table_info('')"

@@ -43,7 +43,7 @@ class Run:
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
-    """How to build an image."""
+    """Instructions to build an image."""
 
     steps: list[Copy | Run] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
