@@ -218,6 +218,13 @@ IN_ROLLOUT = (
         ("a role that left is waited for", "self._scripted.add(role)", "pass"),
     ),
     *mutants(
+        "rollout/held_env.py",
+        ("rollout/test_held_env.py",),
+        ("a call goes on after the end", "self._running.cancel()", "pass"),
+        ("a long episode is not cut", "self._new_clock() if self._per_call else self._clock", "self._new_clock()"),
+        ("time is counted twice", "clock.outside_s - before_s", "clock.outside_s + before_s"),
+    ),
+    *mutants(
         "rollout/chat_episode.py",
         ("rollout/test_chat_episode.py",),
         (

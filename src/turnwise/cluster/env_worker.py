@@ -1,12 +1,13 @@
 """Actor with environments of several episodes, for environments that are heavy on the CPU. Needs no torch.
 
-An episode calls its environment through `LeasedEnv`, from the process of its engine: one call per turn.
+Environments are held as an environment server holds them (`rollout/held_env.py`); calls travel through Ray, which also
+notices that a worker or its node is gone. An episode calls its environment through `LeasedEnv`, from the process of its
+engine: one call per turn.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from ray.exceptions import RayTaskError
 
@@ -18,10 +19,8 @@ from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.messages import Message
 from turnwise.core.protocols import Env, MakeEnv, Observation, StepResult
 from turnwise.core.task import Task
-from turnwise.rollout.clock import EpisodeClock
-from turnwise.rollout.failures import GuardedEnv, creation_boundary
-
-Result = TypeVar("Result")
+from turnwise.rollout.failures import creation_boundary
+from turnwise.rollout.held_env import HeldEnv
 
 
 class EnvWorkerLost(InfrastructureFailure):
@@ -36,40 +35,12 @@ class WorkerParts:
     close: Callable[[], Awaitable[None]]
 
 
-class _NeverSamples:
-    sampling_s = 0.0
-
-
-class _HeldEnv:
-    """One episode's environment, with the clock of its own code."""
-
-    def __init__(self, env: Env, timeout_s: float) -> None:
-        self.env = GuardedEnv(env, timeout_s)
-        self._clock = EpisodeClock(_NeverSamples(), timeout_s)
-        self.running: asyncio.Task[Any] | None = None
-
-    async def call(self, awaitable: Awaitable[Result], who: str) -> tuple[Result, float]:
-        """Return the result and the seconds that it took, without those in which other environments held the worker."""
-        before_s = self._clock.outside_s
-        self.running = asyncio.current_task()
-        try:
-            async with self._clock.limit():
-                result = await self._clock.run_outside(awaitable, who)
-        except TimeoutError as error:
-            if self._clock.expired is None:
-                raise
-            raise self._clock.describe_timeout(error) from error
-        finally:
-            self.running = None
-        return result, self._clock.outside_s - before_s
-
-
 class EnvWorker:
     """Ray actor. Its methods run as coroutines of one event loop, which is not in the main thread."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._held: dict[int, _HeldEnv] = {}
+        self._held: dict[int, HeldEnv[Env]] = {}
 
     async def start(self, build: Callable[[], WorkerParts]) -> ProcessInfo:
         """Build what environments share. Not part of `__init__`, whose errors Ray reports as text only."""
@@ -83,15 +54,14 @@ class EnvWorker:
         async def open_it() -> tuple[Observation, float]:
             with creation_boundary():
                 env = self._parts.make_env(task, member, attempt)
-            self._held[number] = held = _HeldEnv(env, self._timeout_s)
-            return await held.call(held.env.start(), f"the environment {task.env}")
+            self._held[number] = held = HeldEnv(env, timeout_s=self._timeout_s, close_s=self._timeout_s)
+            return await held.start()
 
         return await _encoded(open_it())
 
     async def step_env(self, number: int, action: Message) -> bytes:
         async def step() -> tuple[StepResult, float]:
-            held = self._held[number]
-            return await held.call(held.env.step(action), "the environment")
+            return await self._held[number].step(action)
 
         return await _encoded(step())
 
@@ -99,11 +69,8 @@ class EnvWorker:
         """Close an environment, also in the middle of a call. Does nothing if it is closed or was never opened."""
 
         async def close() -> tuple[None, float]:
-            if (held := self._held.pop(number, None)) is None:
-                return None, 0.0
-            if held.running is not None:
-                held.running.cancel()
-            await held.env.close()
+            if (held := self._held.pop(number, None)) is not None:
+                await held.close()
             return None, 0.0
 
         return await _encoded(close())

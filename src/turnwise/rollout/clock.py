@@ -39,9 +39,14 @@ class EpisodeClock:
     others: for the engine's batch, for another episode's code that blocks the event loop, or for the opponent's move.
     """
 
-    def __init__(self, session: Samples, timeout_s: float, watched: str = "") -> None:
-        """`watched`: name of the environment, whose calls are logged if they do not return; "" logs none."""
-        self._session, self._timeout_s, self._watched = session, timeout_s, watched
+    def __init__(
+        self, session: Samples, timeout_s: float, watched: str = "", *, setting: str = "rollout.timeout_s"
+    ) -> None:
+        """`watched`: name of the environment, whose calls are logged if they do not return; "" logs none.
+
+        `setting`: name of the limit in errors.
+        """
+        self._session, self._timeout_s, self._watched, self._setting = session, timeout_s, watched, setting
         self._own = LoopClock()
         self._outside_s = 0.0
         self._outside_since: float | None = None
@@ -100,7 +105,7 @@ class EpisodeClock:
             yield
             return
         timed_out = False
-        watch.begin(self._watched, f"rollout.timeout_s {self._timeout_s:g} ends an episode that takes longer")
+        watch.begin(self._watched, f"{self._setting} {self._timeout_s:g} ends an episode that takes longer")
         try:
             yield
         except EventLoopBlocked:
@@ -112,12 +117,12 @@ class EpisodeClock:
     def describe_timeout(self, error: TimeoutError) -> InfrastructureFailure:
         """Return the failure of an environment or hook that did not answer within the limit."""
         return InfrastructureFailure(
-            f"Timed out after rollout.timeout_s {self._timeout_s:g} s, waiting for {timeout_cause(error)}. "
-            "Raise rollout.timeout_s if it needs longer."
+            f"Timed out after {self._setting} {self._timeout_s:g} s, waiting for {timeout_cause(error)}. "
+            f"Raise {self._setting} if it needs longer."
         )
 
     def _too_long(self, what: str) -> InfrastructureFailure:
         return InfrastructureFailure(
             f"{what}. The episode's environment and hooks took {self.outside_s:.3g} s in total, more than "
-            f"rollout.timeout_s {self._timeout_s:g}. Make them faster, or raise rollout.timeout_s."
+            f"{self._setting} {self._timeout_s:g}. Make them faster, or raise {self._setting}."
         )

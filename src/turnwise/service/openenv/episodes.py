@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from turnwise.concurrency.blocking import interruptible
-from turnwise.core.errors import FOREIGN_ERRORS, EnvironmentFailure, InfrastructureFailure, UserError
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.messages import ToolSpec, assistant
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.task import Task
@@ -17,6 +16,8 @@ from turnwise.envs.answers import format_answer, read_answer
 from turnwise.envs.seeds import FIRST_SEED
 from turnwise.envs.spec import EnvRunner
 from turnwise.envs.tool_env import ToolEnvRunner
+from turnwise.rollout.failures import creation_boundary
+from turnwise.rollout.held_env import HeldEnv
 from turnwise.service.openenv.served_env import ServedEnv
 from turnwise.service.openenv.wire import (
     CALL_TOOL,
@@ -46,7 +47,8 @@ ANSWER = "answer"
 CODE_OF_TAG = "\\u003c"
 """The character < in JSON."""
 CLOSE_S = 10.0
-Found = TypeVar("Found")
+STEP_SETTING = "--step-seconds"
+Result = TypeVar("Result")
 _reported: set[str] = set()
 
 
@@ -55,7 +57,7 @@ class Episodes:
 
     def __init__(self, served: ServedEnv, step_s: float) -> None:
         self._served, self._step_s = served, step_s
-        self._runner: EnvRunner | None = None
+        self._held: HeldEnv[EnvRunner] | None = None
         self._task: Task | None = None
         self._episode_id: str | None = None
         self._steps = 0
@@ -115,14 +117,13 @@ class Episodes:
 
     async def close(self) -> None:
         """Release the episode. Never raises: its session is over."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            with suppress(*FOREIGN_ERRORS):
-                async with asyncio.timeout(CLOSE_S):
-                    await interruptible(runner.close(), CLOSE_S, "close")
+        held, self._held = self._held, None
+        if held is not None:
+            with suppress(UserError, InfrastructureFailure, EnvironmentFailure):
+                await held.close()
 
     async def _ensure_started(self) -> None:
-        if self._runner is None:
+        if self._held is None:
             await self._start(ResetArguments(index=0))
 
     async def _start(self, arguments: ResetArguments) -> Observation:
@@ -132,36 +133,34 @@ class Episodes:
         self._steps, self._over = 0, False
         return await self._run(self._open(task))
 
-    async def _open(self, task: Task) -> Observation:
-        self._runner = self._served.make(task, self._episode_id)
-        return await self._runner.start()
+    async def _open(self, task: Task) -> tuple[Observation, float]:
+        with creation_boundary():
+            runner = self._served.make(task, self._episode_id)
+        self._held = held = HeldEnv(
+            runner, timeout_s=self._step_s, close_s=CLOSE_S, setting=STEP_SETTING, per_call=True
+        )
+        return await held.start()
 
     async def _step(self, text: str) -> StepResult:
-        if self._runner is None or self._over:
+        if self._held is None or self._over:
             state = "The episode is over" if self._over else "There is no episode"
             raise ProtocolError(EXECUTION_ERROR, f"{state}: call reset.")
-        result = await self._run(self._runner.step(assistant(text)))
+        result = await self._run(self._held.step(assistant(text)))
         self._steps += 1
         self._over = result.over
         return result
 
-    async def _run(self, work: Awaitable[Found]) -> Found:
+    async def _run(self, work: Awaitable[tuple[Result, float]]) -> Result:
         """Await the environment. After a failure there is no episode, since its state is not known."""
         try:
-            async with asyncio.timeout(self._step_s):
-                return await interruptible(work, self._step_s, "the environment")
-        except TimeoutError:
-            await self.close()
-            raise self._failure(EXECUTION_ERROR, f"The environment took more than {self._step_s:g} s.") from None
+            result, _ = await work
+            return result
         except (UserError, InfrastructureFailure) as error:
             await self.close()
             raise self._failure(SESSION_ERROR, str(error)) from error
         except EnvironmentFailure as error:
             await self.close()
             raise self._failure(EXECUTION_ERROR, str(error)) from error
-        except FOREIGN_ERRORS as error:
-            await self.close()
-            raise self._failure(EXECUTION_ERROR, f"{type(error).__name__}: {error}") from error
 
     def _failure(self, code: str, message: str) -> ProtocolError:
         """Return the error, and log it once."""
@@ -193,9 +192,10 @@ class Episodes:
         return (*runner.tools, answer_spec(names)) if runner.tool_env.answers else runner.tools
 
     def _tool_runner(self) -> ToolEnvRunner:
-        if not isinstance(self._runner, ToolEnvRunner):
+        runner = self._held and self._held.env
+        if not isinstance(runner, ToolEnvRunner):
             raise ProtocolError(EXECUTION_ERROR, "There is no episode: call reset.")
-        return self._runner
+        return runner
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> StepReply:
         """Call a tool by writing the reply that calls it, as an agent would."""
