@@ -2,6 +2,7 @@ import signal
 
 import pytest
 
+from pages_for_tests import ROOT
 from turnwise.core.errors import UserError
 from turnwise.core.task import Task
 from turnwise.envs.play import play
@@ -73,6 +74,14 @@ def test_play_accepts_actions_and_whole_answers():
     _, text = played(["Up || Up", "", "<think>hm</think><answer>Up</answer>", "jump", "q"], seed=0)
     assert "turn 1 of 5: reward 0\n" in text and "turn 2 of 5: reward 0\n" in text
     assert "Invalid action." in text and "turn 3 of 5: reward 0, invalid" in text
+
+
+def test_play_counts_the_turns_of_all_roles():
+    """Without `env.params.role` one agent plays all of them, each with its own limit of turns."""
+    spec, written = load_spec(f"{ROOT / 'examples' / 'telephone' / 'telephone.py'}:Telephone"), []
+    play(spec, Task(env=spec.name, seed=0), iter(["a", "b", "c"]).__next__, written.append)
+    turns = [text.partition(":")[0] for text in written if text.startswith("turn ")]
+    assert turns == ["turn 1 of 3", "turn 2 of 3", "turn 3 of 3"]
 
 
 def test_play_reports_truncation():

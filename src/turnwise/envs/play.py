@@ -11,6 +11,7 @@ from turnwise.core.messages import ImagePart, Message, TextPart, assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Task
 from turnwise.envs.answers import SEPARATOR
+from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.spec import EnvRunner, EnvSpec
 from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
@@ -62,7 +63,7 @@ async def _play(runner: EnvRunner, read_line: ReadLine, write: Write, preview_co
         turn, total = turn + 1, total + result.reward
         for message in result.messages:
             show(message)
-        limit = f" of {runner.env.max_turns}" if isinstance(runner.env, TextEnv) else ""
+        limit = f" of {runner.turn_limit}" if isinstance(runner, TextEnvRunner) else ""
         write(f"turn {turn}{limit}: reward {result.reward:g}{', invalid' * result.invalid}\n")
         if result.over:
             write(f"{_ending(result)} Total reward {total:g}.")

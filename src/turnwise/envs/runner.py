@@ -231,11 +231,16 @@ class TextEnvRunner:
         check_text(self.env, "random_answer", answer, optional=True)
         return answer
 
+    @property
+    def turn_limit(self) -> int:
+        """Largest number of turns of the episode."""
+        return self.env.max_turns
+
     def _limit_reached(self) -> str:
         """Return the message of a reached limit; empty if none is."""
         if self.env.max_actions is not None and self._actions >= self.env.max_actions:
             return "No actions left."
-        return "No turns left." if self._turns >= self.env.max_turns else ""
+        return "No turns left." if self._turns >= self.turn_limit else ""
 
     def _reply(self, turn: TurnOutcome) -> Content:
         """Build a short reply, since every token costs: the problem, if any, then the observation."""

@@ -181,9 +181,13 @@ class RoleRunner(TextEnvRunner):
         self._introduced = role
         return str(join_lines([introduction, self._match.read(role)]))
 
+    @property
+    def turn_limit(self) -> int:
+        """Turns of all roles that this agent plays."""
+        return self.env.max_turns * len(self._seats)
+
     def _limit_reached(self) -> str:
-        turns = self.env.max_turns * len(self._seats)
-        return "No turns left." if self._turns >= turns else ""
+        return "No turns left." if self._turns >= self.turn_limit else ""
 
 
 RolesEnv.runner = RoleRunner
