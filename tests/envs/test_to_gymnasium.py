@@ -71,6 +71,12 @@ def test_gymnasium_vector_env_plays_several() -> None:
     envs.close()
 
 
+def test_gymnasium_vector_env_refuses_shared_memory_for_texts() -> None:
+    """Gymnasium would return empty texts."""
+    with pytest.raises(ValueError, match="shared_memory=False"):
+        gymnasium.vector.AsyncVectorEnv([lambda: tw.to_gymnasium("frozen_lake")] * 2)
+
+
 def test_gymnasium_env_gives_no_reward_after_the_end() -> None:
     env = tw.to_gymnasium("bandit")
     env.reset(seed=1)

@@ -1,6 +1,7 @@
 """Packages that `turnwise envs export` writes. Those for OpenEnv and verifiers are run beside the real libraries."""
 
 import tomllib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ def test_package_is_complete_and_independent_of_the_file(target: Any, guess_id: 
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     assert project["name"] == "turnwise-guess-number" and project["description"].startswith("I think of")
     assert str(tmp_path) not in "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
+    readme = (folder / "README.md").read_text()
+    assert readme.index("in a clone of its repository") < readme.index("pip install -e .")
     for path in folder.rglob("*.py"):
         compile(path.read_text(), path, "exec")
     assert [path.read_text() for path in folder.rglob("environment.py")] == [GUESS]
@@ -53,6 +56,35 @@ def test_gymnasium_makes_the_exported_environment(
     endings = [env.step("no number")[3] for _ in range(3)]
     assert endings == [False, False, True], "the parameters are the exported ones"
     check_env(env.unwrapped, skip_render_check=True)
+
+
+CHECKED = {
+    "frozen_lake": "FrozenLake",
+    "sokoban": "Sokoban",
+    "game_2048": "Game2048",
+    "sudoku": "Sudoku",
+    "lookup": "Lookup",
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_exported_environment_passes_gymnasiums_checker(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the package's id, alone and as vector environments in this process and in others."""
+    monkeypatch.syspath_prepend(export_environment(load_spec(name), {}, "gymnasium", tmp_path / "out"))
+    id = f"turnwise_{name}:turnwise/{CHECKED[name]}-v0"
+    env = gymnasium.make(id, disable_env_checker=True)
+    starts = tuple(env.reset(seed=seed)[0] for seed in (1, 2, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", category=DeprecationWarning)
+        check_env(env.unwrapped, skip_render_check=True)
+    for mode, options in (("sync", {}), ("async", {"shared_memory": False})):
+        envs = gymnasium.make_vec(id, num_envs=3, vectorization_mode=mode, vector_kwargs=options)
+        assert envs.reset(seed=1)[0] == starts
+        _, rewards, terminated, truncated, _ = envs.step(envs.action_space.sample())
+        assert rewards.shape == terminated.shape == truncated.shape == (3,)
+        envs.close()
 
 
 def test_export_of_a_built_in_environment_names_it(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 import gymnasium
 from gymnasium import spaces
+from gymnasium.vector.utils import create_shared_memory
 
 from turnwise.core.errors import FOREIGN_ERRORS
 from turnwise.core.messages import Message, assistant
@@ -36,6 +37,12 @@ class TextSpace(spaces.Text):
     def sample(self, mask: Any = None, probability: Any = None) -> str:
         length = int(self.np_random.integers(1, 20))
         return "".join(self.np_random.choice(list(string.ascii_letters + " "), length))
+
+
+@create_shared_memory.register(TextSpace)
+def _refuse_shared_memory(space: TextSpace, n: int = 1, ctx: Any = None) -> Any:
+    """Refuse: AsyncVectorEnv reads texts from it once, when it is made, and would return empty ones for ever."""
+    raise gymnasium.error.CustomSpaceError("Texts cannot be in shared memory.")
 
 
 class GymnasiumEnv(gymnasium.Env[str, Any]):

@@ -119,7 +119,9 @@ validation:
         ["turnwise[openenv]", "openenv>=0.10"],
         '[project.scripts]\nserver = "server.app:main"\n\n[tool.hatch.build.targets.wheel]\npackages = ["server"]\n',
     )
-    readme = _readme(exported, "pip install -e .\nopenenv validate . --level static\npython -m server.app\n")
+    readme = _readme(
+        exported, ".[openenv]", "pip install -e .\nopenenv validate . --level static\npython -m server.app\n"
+    )
     files = {"openenv.yaml": manifest, "pyproject.toml": project, "README.md": readme}
     return {**files, "server/__init__.py": "", "server/app.py": app}, "server"
 
@@ -151,7 +153,7 @@ class {title}Env(ExportedEnv):
 
 __all__ = ["{title}Env", "{title}Harness", "{title}Taskset"]
 '''
-    readme = _readme(exported, f"pip install -e .\nvf-eval {package} --model MODEL -n 10\n")
+    readme = _readme(exported, ".", f"pip install -e .\nvf-eval {package} --model MODEL -n 10\n")
     project = _project(exported, ["turnwise", "verifiers>=0.4"], "")
     return {f"{package}/__init__.py": code, "pyproject.toml": project, "README.md": readme}, package
 
@@ -184,7 +186,7 @@ def register() -> None:
 register()
 '''
     program = f"import gymnasium; print(gymnasium.make('turnwise/{title}-v0').reset(seed=0))"
-    readme = _readme(exported, f'pip install -e .\npython -c "{program}"\n')
+    readme = _readme(exported, ".[gymnasium]", f'pip install -e .\npython -c "{program}"\n')
     plugin = f'[project.entry-points."gymnasium.envs"]\n__root__ = "{package}:register"\n'
     project = _project(exported, ["turnwise[gymnasium]"], plugin)
     return {f"{package}/__init__.py": code, "pyproject.toml": project, "README.md": readme}, package
@@ -206,8 +208,18 @@ dependencies = {json.dumps(dependencies)}
     return f"{head}\n{more}" if more else head
 
 
-def _readme(exported: Exported, commands: str) -> str:
-    return f"# {exported.package}\n\n{exported.summary}\n\nWritten by `turnwise envs export`.\n\n```\n{commands}```\n"
+def _readme(exported: Exported, turnwise: str, commands: str) -> str:
+    """Return the text of README.md. `turnwise`: what pip installs in a clone of turnwise."""
+    return f"""# {exported.package}
+
+{exported.summary}
+
+Written by `turnwise envs export`. The package needs turnwise in the same Python: install it first, with
+`pip install '{turnwise}'` in a clone of its repository. Then, in this folder:
+
+```
+{commands}```
+"""
 
 
 TARGETS: dict[Target, Callable[[Exported], tuple[dict[str, str], str]]] = {
