@@ -59,6 +59,6 @@ async def step_on_a_worker(lease: EnvLease, mark: Path) -> None:
 if __name__ == "__main__":
     mark = Path(f"stuck-{os.getpid()}").absolute()
     with open_session(ClusterConfig(env_workers=1), gpus_per_engine=0) as session:
-        worker = session.launch(EnvWorker, session.placement.env_workers[0], LONG_S)
+        worker = session.launch(EnvWorker, session.placement.env_workers[0], "environment worker 0", LONG_S)
         ray.get(worker.start.remote(lambda: build(mark)))
         asyncio.run(step_on_a_worker(EnvLease(actor=worker, number=0), mark))

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_session_for_tests import fake_session
 from slow_lake_for_tests import GATE, SlowLake
 
 from episodes_for_tests import group_of, turn_of
@@ -203,9 +204,8 @@ def test_image_of_two_replicas_is_sent_by_one(monkeypatch: pytest.MonkeyPatch, l
                 each.close()
             return [process_info()] * len(calls)
 
-        monkeypatch.setattr(actor_pool, "ray", SimpleNamespace(get=get, kill=lambda actor: None))
-        session: Any = SimpleNamespace(placement=SimpleNamespace(engines=[None, None]))
-        pool = ReplicaPool(session, pytest.fail, timeout_s=60, images=store, note=lambda text: None)
+        monkeypatch.setattr(actor_pool, "ray", SimpleNamespace(get=get))
+        pool = ReplicaPool(fake_session(engines=2), pytest.fail, timeout_s=60, images=store, note=lambda text: None)
         first = asyncio.create_task(pool.run("training", [KEY]))
         await asyncio.sleep(0.02)
         second = asyncio.create_task(pool.run("training", [KEY]))

@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("ray")
 
+from fake_session_for_tests import fake_session
 from ray.exceptions import ActorDiedError
 
 from episodes_for_tests import context, key_of, limits, says, task_of
@@ -61,11 +62,12 @@ class Workers:
         self.actors: list[FakeActor] = []
         self.notes: list[str] = []
         patch.setattr(EnvWorkerPool, "_launch", lambda pool, slot: self._launch(dies_at))
-        ray = SimpleNamespace(get=lambda calls, timeout: [asyncio.run(each) for each in calls], kill=lambda _: None)
+        ray = SimpleNamespace(get=lambda calls, timeout: [asyncio.run(each) for each in calls])
         patch.setattr(actor_pool, "ray", ray)
-        session: Any = SimpleNamespace(placement=SimpleNamespace(env_workers=[None] * number))
         parts = WorkerParts(make_env=make_env, close=self._close)
-        self.pool = EnvWorkerPool(session, lambda: parts, timeout_s=TIMEOUT_S, note=self.notes.append)
+        self.pool = EnvWorkerPool(
+            fake_session(env_workers=number), lambda: parts, timeout_s=TIMEOUT_S, note=self.notes.append
+        )
         follow_virtual_time(patch)
 
     def _launch(self, dies_at: Sequence[int]) -> FakeActor:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_session_for_tests import fake_session
 
 from turnwise.core.errors import InfrastructureFailure, LearnerLost
 from turnwise.core.protocols import EngineStats
@@ -69,9 +70,9 @@ class Cluster:
         self.actors: list[FakeActor] = []
         self.lost: set[Any] = set()
         monkeypatch.setattr(ReplicaPool, "_launch", lambda pool, slot: self._launch())
-        ray = SimpleNamespace(get=lambda calls, timeout: [asyncio.run(each) for each in calls], kill=self._kill)
+        ray = SimpleNamespace(get=lambda calls, timeout: [asyncio.run(each) for each in calls])
         monkeypatch.setattr(actor_pool, "ray", ray)
-        session: Any = SimpleNamespace(placement=SimpleNamespace(engines=[None] * replicas))
+        session = fake_session(engines=replicas, kill=self._kill)
         self.notes: list[str] = []
         self.pool = ReplicaPool(
             session, lambda: pytest.fail("not here"), timeout_s=60, images=None, note=self.notes.append

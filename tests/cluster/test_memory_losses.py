@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("ray")
 
+from fake_session_for_tests import fake_session
 from ray.exceptions import OutOfMemoryError
 
 from turnwise.cluster import learners
@@ -35,9 +36,10 @@ def test_rank_without_memory_is_a_lost_learner(monkeypatch: pytest.MonkeyPatch) 
     def get(calls: object) -> NoReturn:
         raise KILLED
 
-    monkeypatch.setattr(learners, "ray", SimpleNamespace(wait=lambda calls, num_returns: (calls, []), get=get))
+    monkeypatch.setattr(RemoteLearner, "_start", lambda learner, attempts: setattr(learner, "actors", []))
+    monkeypatch.setattr(learners, "ray", SimpleNamespace(wait=lambda calls, **limits: (calls, []), get=get))
     with pytest.raises(LearnerLost, match=REASON):
-        RemoteLearner.__new__(RemoteLearner)._wait([object()])
+        RemoteLearner(fake_session(), pytest.fail, None)._wait([object()])
 
 
 def test_pooled_actor_without_memory_is_lost() -> None:

@@ -12,6 +12,8 @@ import torch
 
 pytest.importorskip("ray")
 
+from fake_session_for_tests import fake_session
+
 from ranks_for_tests import config_of, local_learner
 from turnwise.cluster import actor_pool, learners, weights
 from turnwise.cluster.actor_pool import ActorLost
@@ -80,13 +82,16 @@ class LocalPool:
             return found
 
         monkeypatch.setattr(ReplicaPool, "_launch", launch)
-        ray = SimpleNamespace(get=lambda calls, timeout: [asyncio.run(each) for each in calls], kill=lambda _: None)
+        ray = SimpleNamespace(get=lambda calls, timeout: [asyncio.run(each) for each in calls])
         monkeypatch.setattr(actor_pool, "ray", ray)
         monkeypatch.setattr(weights, "ray", SimpleNamespace(put=put, get=get))
-        session: Any = SimpleNamespace(placement=SimpleNamespace(engines=[None] * replicas))
         built = iter(range(10))
         self.pool = ReplicaPool(
-            session, lambda: self.actors[next(built)].build(), timeout_s=60, images=None, note=lambda text: None
+            fake_session(engines=replicas),
+            lambda: self.actors[next(built)].build(),
+            timeout_s=60,
+            images=None,
+            note=lambda text: None,
         )
 
     async def publish(self, version: int, learner: Any) -> tuple[list[int], int]:
@@ -154,13 +159,12 @@ class LocalRank:
 
 def test_ranks_send_frozen_weights_once_until_others_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learners, "send_tensors_as_arrays", lambda: None)
-    monkeypatch.setattr(RemoteLearner, "_launch", lambda learner, slot: LocalRank())
+    monkeypatch.setattr(RemoteLearner, "_launch", lambda learner, rank, slot: LocalRank())
     monkeypatch.setattr(RemoteLearner, "_join_and_build", lambda learner: None)
     monkeypatch.setattr(RemoteLearner, "_wait", lambda learner, calls, activity: calls)
     monkeypatch.setattr(RemoteLearner, "close", lambda learner: None)
     monkeypatch.setattr(weights, "ray", SimpleNamespace(put=lambda value: Stored(pickle.dumps(value)), get=get))
-    session: Any = SimpleNamespace(placement=SimpleNamespace(learners=[None]))
-    learner = RemoteLearner(session, pytest.fail, None)
+    learner = RemoteLearner(fake_session(learners=1), pytest.fail, None)
 
     def publish() -> list[bool]:
         """Check that the weights are the rank's; return the parts of them that it packs."""

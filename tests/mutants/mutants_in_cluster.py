@@ -31,6 +31,21 @@ IN_CLUSTER = (
         ),
     ),
     *mutants(
+        "cluster/hang_watch.py",
+        ("cluster/test_hangs.py",),
+        (
+            "silence while this process was stopped counts",
+            "min(time.monotonic() - before, 2 * self._period_s)",
+            "3600.0",
+        ),
+    ),
+    *mutants(
+        "cluster/deadlines.py",
+        ("cluster/test_hangs.py",),
+        ("a deadline ignores slow calls", "FACTOR * max(earlier)", "FACTOR * min(earlier)"),
+        ("an expired deadline stays as it is", "        self._expired[name] += 1\n", ""),
+    ),
+    *mutants(
         "cluster/session.py",
         ("cluster/test_memory_losses.py",),
         (

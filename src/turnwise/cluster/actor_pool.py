@@ -86,7 +86,7 @@ class ActorPool(ABC, Generic[Pooled]):
         self._session, self._build, self._actors, self._note = session, build, actors, note
         self._waiting: list[asyncio.Future[None]] = []
         for actor in actors:
-            actor.actor = self._launch(actor.slot)
+            actor.actor = self._launch(actor)
         try:
             started = ray.get([actor.actor.start.remote(build) for actor in actors], timeout=START_S)
         except (*LOSSES, RayTaskError, GetTimeoutError) as error:
@@ -95,7 +95,7 @@ class ActorPool(ABC, Generic[Pooled]):
             self._accept(actor, info)
 
     @abstractmethod
-    def _launch(self, slot: ActorSlot) -> Any:
+    def _launch(self, pooled: Pooled) -> Any:
         """Start the process of an actor."""
 
     async def _prepare(self, pooled: Pooled) -> None:
@@ -106,6 +106,7 @@ class ActorPool(ABC, Generic[Pooled]):
 
     def _accept(self, pooled: Pooled, info: ProcessInfo) -> None:
         check_versions(info)
+        self._session.hangs.note_started(pooled.actor)
         pooled.live, pooled.where = True, f"{info.host}, process {info.pid}"
         self._record_load(pooled)
 
@@ -113,10 +114,13 @@ class ActorPool(ABC, Generic[Pooled]):
         """Record what the actor does from now on."""
         if self.spans is not None:
             activity = (self.work if pooled.load else None) if pooled.live else "is replaced"
-            self.spans.switch(f"{self.kind} {pooled.index}", activity)
+            self.spans.switch(self.short_name(pooled), activity)
 
     def name(self, pooled: Pooled) -> str:
-        return f"{self.kind} {pooled.index} ({pooled.where})"
+        return f"{self.short_name(pooled)} ({pooled.where})"
+
+    def short_name(self, pooled: Pooled) -> str:
+        return f"{self.kind} {pooled.index}"
 
     async def _choose(self) -> Pooled:
         """Return the live actor with the fewest episodes; wait for one if none is live."""
@@ -145,9 +149,10 @@ class ActorPool(ABC, Generic[Pooled]):
         """Kill a lost actor and start its replacement. Return False if it is replaced already."""
         if pooled.actor is not actor or not pooled.live:
             return False
+        loss = self._session.hangs.cause(actor) or loss
         pooled.live, pooled.last_loss = False, str(loss)
         pooled.losses += 1
-        ray.kill(actor)
+        self._session.kill(actor)
         self._note(
             f"{self.name(pooled)} was lost: {loss}. It is replaced, and its {pooled.load} running episodes are retried."
         )
@@ -162,7 +167,7 @@ class ActorPool(ABC, Generic[Pooled]):
     async def _replace(self, pooled: Pooled) -> None:
         """Start a new actor. It is prepared before it runs any episode."""
         while pooled.losses < MAX_LOSSES:
-            pooled.actor = actor = self._launch(pooled.slot)
+            pooled.actor = actor = self._launch(pooled)
             try:
                 info = await self._call(actor.start.remote(self._build), START_S)
                 await self._prepare(pooled)
@@ -170,15 +175,15 @@ class ActorPool(ABC, Generic[Pooled]):
                 break
             except ActorLost as loss:
                 pooled.losses += 1
-                pooled.last_loss = str(loss)
-                ray.kill(actor)
+                pooled.last_loss = self._session.hangs.cause(actor) or str(loss)
+                self._session.kill(actor)
             except Exception as error:
                 pooled.last_loss, pooled.losses = describe_briefly(error), MAX_LOSSES
         if not pooled.live:
             pooled.given_up = pooled.last_loss
             if self.spans is not None:
-                self.spans.switch(f"{self.kind} {pooled.index}", None)
-            self._note(f"{self.kind} {pooled.index} is given up: {pooled.given_up}")
+                self.spans.switch(self.short_name(pooled), None)
+            self._note(f"{self.short_name(pooled)} is given up: {pooled.given_up}")
         self._report_change()
 
     @staticmethod
@@ -197,7 +202,7 @@ class ActorPool(ABC, Generic[Pooled]):
         closing = [actor.actor.close.remote() for actor in self._actors if actor.live]
         ray.wait(closing, num_returns=len(closing), timeout=5) if closing else None
         for actor in self._actors:
-            ray.kill(actor.actor)
+            self._session.kill(actor.actor)
 
 
 async def _wait_for(ref: Awaitable[Result]) -> Result:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from turnwise.cluster.env_worker import EnvLease
+from turnwise.cluster.heartbeat import BeatingActor
 from turnwise.cluster.images import EpisodeImages, shown_images
 from turnwise.cluster.results import encode_result
 from turnwise.cluster.session import ProcessInfo, process_info
@@ -59,7 +60,7 @@ class FinishedJobs:
     stats: EngineStats
 
 
-class EngineReplica:
+class EngineReplica(BeatingActor):
     """Ray actor. Its methods run as coroutines of one event loop."""
 
     def __init__(self, threads: int) -> None:
@@ -78,7 +79,8 @@ class EngineReplica:
     async def start(self, build: Callable[[], ReplicaParts]) -> ProcessInfo:
         """Build the engine. Not part of `__init__`, whose errors Ray reports as text only."""
         self._changed = asyncio.Event()
-        self._parts = build()
+        with self.during("start"):
+            self._parts = build()
         return process_info()
 
     async def submit(self, jobs: Sequence[EpisodeJob], cancelled: Sequence[int]) -> None:
@@ -104,7 +106,8 @@ class EngineReplica:
             assert isinstance(collector, Collector), "check_conflicts rejects self-play and agents here"
             collector = replace(collector, make_env=job.lease.make)
         try:
-            trajectories = list(await collector.episodes(job.keys))
+            with self.during(f"episode of {job.keys[0].task.env}"):
+                trajectories = list(await collector.episodes(job.keys))
             self._shown |= shown_images(trajectories)
             result: Sequence[Trajectory] | Exception = trajectories
         except Exception as error:
@@ -152,7 +155,8 @@ class EngineReplica:
         """
         if frozen is not None:
             self._frozen = unpack_weights(frozen)
-        await self._parts.engine.publish(version, ReceivedWeights(self._frozen | unpack_weights(trained)))
+        with self.during(f"publication of version {version}"):
+            await self._parts.engine.publish(version, ReceivedWeights(self._frozen | unpack_weights(trained)))
         if value_head:
             self._parts.load_value_head(ReceivedWeights(unpack_weights(value_head)))
 

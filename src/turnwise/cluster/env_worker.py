@@ -11,6 +11,7 @@ from typing import Any
 
 from ray.exceptions import RayTaskError
 
+from turnwise.cluster.heartbeat import BeatingActor
 from turnwise.cluster.results import decode_result, encode_result
 from turnwise.cluster.session import LOSSES, ProcessInfo, cause_of, describe_loss, process_info
 from turnwise.concurrency.blocking import exit_if_blocked
@@ -35,7 +36,7 @@ class WorkerParts:
     close: Callable[[], Awaitable[None]]
 
 
-class EnvWorker:
+class EnvWorker(BeatingActor):
     """Ray actor. Its methods run as coroutines of one event loop, which is not in the main thread."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -45,7 +46,8 @@ class EnvWorker:
     async def start(self, build: Callable[[], WorkerParts]) -> ProcessInfo:
         """Build what environments share. Not part of `__init__`, whose errors Ray reports as text only."""
         exit_if_blocked()
-        self._parts = build()
+        with self.during("start"):
+            self._parts = build()
         return process_info()
 
     async def open_env(self, number: int, task: Task, member: int, attempt: int) -> bytes:
@@ -55,13 +57,15 @@ class EnvWorker:
             with creation_boundary():
                 env = self._parts.make_env(task, member, attempt)
             self._held[number] = held = HeldEnv(env, timeout_s=self._timeout_s, close_s=self._timeout_s)
-            return await held.start()
+            with self.during(f"start of {task.env}"):
+                return await held.start()
 
         return await _encoded(open_it())
 
     async def step_env(self, number: int, action: Message) -> bytes:
         async def step() -> tuple[StepResult, float]:
-            return await self._held[number].step(action)
+            with self.during("step of an environment"):
+                return await self._held[number].step(action)
 
         return await _encoded(step())
 

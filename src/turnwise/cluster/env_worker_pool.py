@@ -8,7 +8,6 @@ from typing import Any
 
 from turnwise.cluster.actor_pool import ActorPool, PooledActor
 from turnwise.cluster.env_worker import EnvLease, EnvWorker, EnvWorkerLost, WorkerParts
-from turnwise.cluster.placement import ActorSlot
 from turnwise.cluster.session import ClusterSession
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Trajectory
@@ -44,8 +43,8 @@ class EnvWorkerPool(ActorPool[_Worker]):
         self.workers = [_Worker(index=index, slot=slot) for index, slot in enumerate(session.placement.env_workers)]
         super().__init__(session, build, self.workers, note)
 
-    def _launch(self, slot: ActorSlot) -> Any:
-        return self._session.launch(EnvWorker, slot, self._timeout_s)
+    def _launch(self, pooled: _Worker) -> Any:
+        return self._session.launch(EnvWorker, pooled.slot, self.short_name(pooled), self._timeout_s)
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[EnvLease]:
@@ -61,7 +60,7 @@ class EnvWorkerPool(ActorPool[_Worker]):
             name = self.name(worker)
             if self._discard(worker, actor, loss):
                 worker.running = set()
-            raise EnvWorkerLost(f"{name} was lost: {loss}") from loss
+            raise EnvWorkerLost(f"{name} was lost: {worker.last_loss}") from loss
         except BaseException:
             actor.close_env.remote(number)  # its engine may be lost, and cannot close it
             raise

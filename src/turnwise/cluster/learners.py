@@ -1,11 +1,10 @@
 """Learner over rank actors: each method is called on all ranks with the same arguments, and rank 0's result is used."""
 
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 import torch
@@ -14,6 +13,8 @@ from ray.exceptions import GetTimeoutError, RayTaskError
 from ray.util.serialization import deregister_serializer
 from torch import Tensor
 
+from turnwise.cluster.deadlines import FIRST_S, Deadlines
+from turnwise.cluster.heartbeat import BeatingActor
 from turnwise.cluster.images import ImagePacker, PackedImages, ReceivedImages
 from turnwise.cluster.placement import ActorSlot
 from turnwise.cluster.session import (
@@ -37,7 +38,7 @@ from turnwise.cluster.weights import (
     unpack_weights,
 )
 from turnwise.concurrency.spans import SpanLog
-from turnwise.core.errors import LearnerLost
+from turnwise.core.errors import LearnerLost, UserError
 from turnwise.core.learner import LossTerm, Needs, Scores, StepSettings
 from turnwise.core.protocols import WeightSource
 from turnwise.core.samples import Batch, TrainBatch
@@ -47,8 +48,8 @@ from turnwise.training.learner import LocalLearner
 
 START_S = 900.0
 """Longest time for the ranks to be placed and to load the model."""
-COLLECTIVE_S = 1800.0
-"""Longest time that ranks wait for each other."""
+COLLECTIVE_S = 8 * FIRST_S
+"""Longest time that ranks wait for each other. A deadline of the call that they work on comes first."""
 PING_S = 10.0
 """Time for the ranks to answer after one has failed."""
 
@@ -59,8 +60,8 @@ BuildRank = Callable[[int], LocalLearner]
 """Builds the learner of a rank, once the process group exists."""
 
 
-class LearnerRank:
-    """Ray actor with one rank of the learner. Its methods run one at a time, in the process's main thread."""
+class LearnerRank(BeatingActor):
+    """Ray actor with one rank of the learner. Its methods run one at a time, in one thread, beside its heartbeat."""
 
     def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -90,34 +91,40 @@ class LearnerRank:
 
     def build(self, build: BuildRank) -> float:
         """Build the learner; return its `max_grad_norm`."""
-        self._learner = build(self._rank)
+        with self.during("loading the model"):
+            self._learner = build(self._rank)
         if (encoder := image_encoder(self._learner.model)) is not None:
             encoder.processor.store = self._images
         return self._learner.max_grad_norm
 
     def call(self, method: str, *arguments: Any, **options: Any) -> tuple[Any, int]:
         """Call the learner; return rank 0's result and the number of skipped steps."""
-        result = getattr(self._ready, method)(*arguments, **options)
+        with self.during(name_call(method)):
+            result = getattr(self._ready, method)(*arguments, **options)
         return result if self._rank == 0 else None, self._ready.skipped_steps
 
     def receive_images(self, packed: PackedImages) -> None:
         self._images.receive(packed)
 
     def load_weights(self, packed: PackedWeights | None) -> None:
-        self._ready.load_weights(ReceivedWeights(unpack_weights(packed or {})))
+        with self.during("load weights"):
+            self._ready.load_weights(ReceivedWeights(unpack_weights(packed or {})))
 
     def pack_weights(self, *, trained: bool) -> tuple[PackedWeights | None, None]:
         """Return rank 0's weights, and as a second object that they were collected. Every rank takes part."""
-        packed = pack_weights(self._ready.named_weights(trained=trained))
+        with self.during("collect weights"):
+            packed = pack_weights(self._ready.named_weights(trained=trained))
         return packed if self._rank == 0 else None, None
-
-    def ping(self) -> int:
-        return os.getpid()
 
     @property
     def _ready(self) -> LocalLearner:
         assert self._learner is not None, "build comes first"
         return self._learner
+
+
+def name_call(method: str) -> str:
+    """Return what the ranks do in a call of the learner, in words."""
+    return "optimizer step" if method == "step" else method.replace("_", " ")
 
 
 class RemoteLearner:
@@ -127,6 +134,7 @@ class RemoteLearner:
         """`images`: store with the images of all batches; None if the model reads text only."""
         self._session, self._build, self._images = session, build, images
         self._skipped_steps = 0
+        self._deadlines = Deadlines()
         self.spans: SpanLog | None = None
         """Gets the times of the ranks' work."""
         self._start(attempts=1)
@@ -136,12 +144,16 @@ class RemoteLearner:
         """The ranks' frozen weights, once they have been collected."""
         for attempt in range(1, attempts + 1):
             send_tensors_as_arrays()
-            self.actors = [self._launch(slot) for slot in self._session.placement.learners]
+            slots = self._session.placement.learners
+            self.actors = [self._launch(rank, slot) for rank, slot in enumerate(slots)]
             try:
                 self._join_and_build()
                 return
             except (*LOSSES, RayTaskError, GetTimeoutError) as error:
+                killed = self._session.hangs.explain(self.actors)
                 self.close()
+                if killed is not None and attempt == attempts:
+                    raise UserError(f"{killed[0].upper()}{killed[1:]}.") from error
                 if attempt == attempts or isinstance(error, RayTaskError):
                     raise start_error("A learner rank", error) from error
 
@@ -155,19 +167,22 @@ class RemoteLearner:
             check_versions(info)
         self.pids = [info.pid for info in processes]
         self._max_grad_norm, *_ = ray.get([actor.build.remote(self._build) for actor in self.actors], timeout=START_S)
+        for actor in self.actors:
+            self._session.hangs.note_started(actor)
 
-    def _launch(self, slot: ActorSlot) -> Any:
-        return self._session.launch(LearnerRank, slot, slot.threads)
+    def _launch(self, rank: int, slot: ActorSlot) -> Any:
+        return self._session.launch(LearnerRank, slot, f"learner rank {rank}", slot.threads)
 
     def restart(self) -> None:
         """Replace all ranks, with the initial weights: those that are left have only a part of the step."""
         self.close()
+        self._deadlines.forget()
         self._start(attempts=RESTARTS)
 
     def close(self) -> None:
         deregister_serializer(Tensor)  # the program around this run may send tensors of its own
         for actor in self.actors:
-            ray.kill(actor)
+            self._session.kill(actor)
 
     @property
     def ranks(self) -> int:
@@ -244,35 +259,52 @@ class RemoteLearner:
         """Call all ranks; large arguments go through the object store once."""
         stored = [ray.put(argument) for argument in arguments]
         calls = [actor.call.remote(method, *stored, **options) for actor in self.actors]
-        results = self._wait(calls, "optimizer step" if method == "step" else method.replace("_", " "))
+        results = self._wait(calls, name_call(method))
         result, self._skipped_steps = results[0]
         return result
 
     def _wait(self, calls: Sequence[Any], activity: str = "receive images") -> list[Any]:
         """Return all results. An error of one rank may be the consequence of another one's death, so look for that.
 
-        `activity`: what the ranks do, in the spans.
+        `activity`: what the ranks do, in the spans and deadlines.
         """
-        pending, began = list(calls), time.perf_counter()
+        pending, began, limit_s = list(calls), time.perf_counter(), self._deadlines.seconds(activity)
         try:
             while pending:
-                done, pending = ray.wait(pending, num_returns=1)
+                left_s = max(0.0, began + limit_s - time.perf_counter())
+                done, pending = ray.wait(pending, num_returns=1, timeout=left_s)
+                if not done:
+                    self._end_hung(activity)
                 ray.get(done)
                 if self.spans is not None:
                     rank = calls.index(done[0])
                     self.spans.add(f"learner rank {rank}", activity, time.perf_counter() - began)
+            self._deadlines.note(activity, time.perf_counter() - began)
             return ray.get(list(calls))
         except LOSSES as error:
-            raise LearnerLost(describe_loss(error)) from error
+            raise self._lost(error) from error
         except RayTaskError as error:
             self._check_alive()
             raise cause_of(error) from error
 
+    def _end_hung(self, activity: str) -> NoReturn:
+        """Kill the ranks, which answer but do not end a call. The stacks show which one the others wait for."""
+        self._session.hangs.end(self.actors, self._deadlines.expire(activity))
+        raise LearnerLost(self._session.hangs.explain(self.actors))
+
+    def _lost(self, error: Exception) -> LearnerLost:
+        return LearnerLost(self._session.hangs.explain(self.actors) or describe_loss(error))
+
     def _check_alive(self) -> None:
-        """Raise LearnerLost if a rank is dead. One that does not answer may only be waiting for the others."""
-        answers = [actor.ping.remote() for actor in self.actors]
-        for done in ray.wait(answers, num_returns=len(answers), timeout=PING_S)[0]:
+        """Raise LearnerLost if a rank is dead or gives no heartbeat."""
+        answers = {actor.heartbeat.remote(): actor for actor in self.actors}
+        done, silent = ray.wait(list(answers), num_returns=len(answers), timeout=PING_S)
+        for answer in done:
             try:
-                ray.get(done)
+                ray.get(answer)
             except LOSSES as error:
-                raise LearnerLost(describe_loss(error)) from error
+                raise self._lost(error) from error
+        if silent:
+            hung = [answers[answer] for answer in silent]
+            self._session.hangs.end(hung, f"no heartbeat for {PING_S:.0f} s")
+            raise LearnerLost(self._session.hangs.explain(hung))

@@ -1,6 +1,7 @@
 """Engine replicas as one engine: each new episode goes to the least busy one, and lost ones are replaced."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from turnwise.cluster.actor_pool import GRACE_S, START_S, ActorLost, ActorPool, ObjectLost, PooledActor
+from turnwise.cluster.deadlines import Deadlines
 from turnwise.cluster.engine_replica import POLL_S, EngineReplica, EpisodeJob, FinishedJobs, ReplicaParts
 from turnwise.cluster.env_worker import EnvLease
 from turnwise.cluster.env_worker_pool import EnvWorkerPool
-from turnwise.cluster.placement import ActorSlot
 from turnwise.cluster.results import decode_result
 from turnwise.cluster.session import ClusterSession
 from turnwise.cluster.weights import PackedWeights, RemoteWeights, StoredWeights, WeightStore, pack_tensor
@@ -73,7 +74,7 @@ class ReplicaPool(ActorPool[_Replica]):
         """
         self._images, self._requested = images, set[str]()
         self._hang_s = POLL_S + timeout_s + GRACE_S
-        self._numbers = count()
+        self._numbers, self._deadlines = count(), Deadlines()
         self._value_head: Callable[[], Mapping[str, Tensor]] = dict
         self._store = WeightStore()
         self._latest: _Published | None = None
@@ -84,8 +85,8 @@ class ReplicaPool(ActorPool[_Replica]):
         self.replicas = [_Replica(index=index, slot=slot) for index, slot in enumerate(session.placement.engines)]
         super().__init__(session, build, self.replicas, note)
 
-    def _launch(self, slot: ActorSlot) -> Any:
-        return self._session.launch(EngineReplica, slot, slot.threads)
+    def _launch(self, pooled: _Replica) -> Any:
+        return self._session.launch(EngineReplica, pooled.slot, self.short_name(pooled), pooled.slot.threads)
 
     async def run(
         self, collector: str, keys: Sequence[EpisodeKey], lease: EnvLease | None = None
@@ -170,7 +171,7 @@ class ReplicaPool(ActorPool[_Replica]):
         replica.jobs, replica.cancelled = [], []
         self._past_stats.append(replica.stats)
         replica.stats = EngineStats()
-        self._fail(replica, InfrastructureFailure(f"engine replica {replica.index} was lost ({loss})"))
+        self._fail(replica, InfrastructureFailure(f"engine replica {replica.index} was lost ({replica.last_loss})"))
 
     @staticmethod
     def _fail(replica: _Replica, error: Exception) -> None:
@@ -203,7 +204,7 @@ class ReplicaPool(ActorPool[_Replica]):
         self._latest = latest = _Published(version=version, weights=self._store.put(weights), value_head=head)
         self._report_change()
         try:
-            await self._all(lambda replica, actor: self._load(replica, actor, latest, self._hang_s))
+            await self._all("publication", lambda replica, actor, limit_s: self._load(replica, actor, latest, limit_s))
         except ObjectLost:
             self._lost = latest
             self._check_hope()
@@ -219,14 +220,17 @@ class ReplicaPool(ActorPool[_Replica]):
         replica.frozen = actor, frozen
 
     async def sleep(self) -> None:
-        await self._all(lambda replica, actor: self._call(actor.sleep.remote(), self._hang_s))
+        await self._all("sleep", lambda replica, actor, limit_s: self._call(actor.sleep.remote(), limit_s))
 
-    async def _all(self, call: Callable[[_Replica, Any], Awaitable[None]]) -> None:
-        """Call all live replicas at once."""
+    async def _all(self, name: str, call: Callable[[_Replica, Any, float], Awaitable[None]]) -> None:
+        """Call all live replicas at once. Environments beside the engines may block them, as they may `collect`."""
+        limit_s = max(self._hang_s, self._deadlines.seconds(name))
 
         async def one(replica: _Replica, actor: Any) -> None:
+            began = time.monotonic()
             try:
-                await call(replica, actor)
+                await call(replica, actor, limit_s)
+                self._deadlines.note(name, time.monotonic() - began)
             except ActorLost as loss:
                 self._lose(replica, actor, loss)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -17,6 +18,8 @@ from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, Ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from turnwise.cluster.hang_watch import HangWatch
+from turnwise.cluster.heartbeat import HEART
 from turnwise.cluster.local_ray import (
     find_targets,
     guard_against_loss,
@@ -50,21 +53,36 @@ class ClusterSession:
 
     placement: Placement
     group: PlacementGroup
+    hangs: HangWatch
+    """Watches all actors."""
 
-    def launch(self, cls: type, slot: ActorSlot, *arguments: Any) -> Any:
-        """Create an actor in its slot. It is never restarted by Ray: whoever uses it has to restore its state."""
+    def launch(self, cls: type, slot: ActorSlot, name: str, *arguments: Any) -> Any:
+        """Create a `BeatingActor` in its slot. It is never restarted by Ray: whoever uses it has to restore its state.
+
+        `name`: in messages.
+        """
         strategy = PlacementGroupSchedulingStrategy(
             placement_group=self.group, placement_group_bundle_index=slot.bundle
         )
         options = {"num_cpus": slot.cpus, "num_gpus": slot.gpus, "max_restarts": 0, "scheduling_strategy": strategy}
-        return ray.remote(cls).options(**options).remote(*arguments)
+        actor = ray.remote(concurrency_groups={HEART: 1})(cls).options(**options).remote(*arguments)
+        self.hangs.add(actor, name)
+        return actor
+
+    def kill(self, actor: Any) -> None:
+        """End an actor that is not used any more."""
+        self.hangs.forget(actor)
+        ray.kill(actor)
 
 
 @contextmanager
-def open_session(settings: ClusterConfig, *, gpus_per_engine: int, advice: str = "") -> Iterator[ClusterSession]:
+def open_session(
+    settings: ClusterConfig, *, gpus_per_engine: int, advice: str = "", stacks: Path | None = None
+) -> Iterator[ClusterSession]:
     """Connect to cluster.address, or start a cluster on this machine; leave or stop it at the end.
 
-    `gpus_per_engine`: where the cluster has any; 0 uses none. `advice`: printed if Ray itself is lost.
+    `gpus_per_engine`: where the cluster has any; 0 uses none. `advice`: printed if Ray itself is lost. `stacks`: folder
+    for those of hung processes.
     """
     with _connect(settings.address or os.environ.get("RAY_ADDRESS"), advice) as is_own:
         has_gpus = any(node.get("GPU", 0) for node in _nodes().values())
@@ -72,10 +90,12 @@ def open_session(settings: ClusterConfig, *, gpus_per_engine: int, advice: str =
         if is_own:
             check_capacity(settings, placement, _nodes())
         group = placement_group([*placement.bundles], strategy="PACK")
+        hangs = HangWatch(stacks)
         try:
             _wait_until_placed(settings, placement, group)
-            yield ClusterSession(placement=placement, group=group)
+            yield ClusterSession(placement=placement, group=group, hangs=hangs)
         finally:
+            hangs.close()
             if ray.is_initialized():
                 remove_placement_group(group)
 

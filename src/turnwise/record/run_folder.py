@@ -11,6 +11,7 @@
     images/HASH.png                 images in the trajectories' contexts, by content hash
     alarms.jsonl                    step and text of each alarm
     spans.jsonl                     who did what when in each step: asynchronous and cluster runs
+    hangs/                          stacks of actors of a cluster that hung and were replaced
     judges.jsonl                    calls and tokens of judges, if there are any
     calls.sqlite                    model calls of the agents that are trained through the gateway
     checkpoints/                    written by `training`

@@ -39,15 +39,17 @@ from turnwise.training.learner import LocalLearner
 
 TRAINING, GREEDY, EVALUATION = "training", "greedy", "evaluation"
 """Names of a replica's collectors."""
+HANGS_FOLDER = "hangs"
+"""Folder of a run for the stacks of hung actors."""
 MAX_LOSSES = 20
 """Times that learner ranks may be lost in a run."""
 
 
 @contextmanager
-def open_cluster(config: Config, advice: str = "") -> Iterator[ClusterSession]:
-    """Open the cluster of a run. `advice`: printed if Ray itself is lost."""
-    uses_gpus = resolve_device(config.model.device).type == "cuda"
-    with open_session(config.cluster, gpus_per_engine=config.engine.gpus if uses_gpus else 0, advice=advice) as session:
+def open_cluster(config: Config, advice: str = "", stacks: Path | None = None) -> Iterator[ClusterSession]:
+    """Open the cluster of a run. `advice`: printed if Ray itself is lost. `stacks`: folder for those of hung actors."""
+    gpus = config.engine.gpus if resolve_device(config.model.device).type == "cuda" else 0
+    with open_session(config.cluster, gpus_per_engine=gpus, advice=advice, stacks=stacks) as session:
         yield session
 
 
@@ -89,7 +91,7 @@ def build_actors(
     """Start the actors of a run, and build in this process what is not on the cluster."""
     with ExitStack() as opened:
         advice = f"Resume with: {spell_resume(run)}"
-        session = opened.enter_context(open_cluster(config, advice))
+        session = opened.enter_context(open_cluster(config, advice, run / HANGS_FOLDER))
         if config.cluster.learners:
             remote = RemoteLearner(session, _rank_builder(config, loaded, plan, run), _image_store(loaded))
             opened.callback(remote.close)
