@@ -153,6 +153,11 @@ class TimedSession:
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
         return await self.clock.time(self.session.generate(ids, sampling, restart))
 
+    @asynccontextmanager
+    async def fork(self, key: EpisodeKey, length: int | None = None) -> AsyncIterator["TimedSession"]:
+        async with self.session.fork(key, length) as fork:
+            yield TimedSession(fork, self.clock)
+
 
 @dataclass(frozen=True, slots=True)
 class TimedPolicy:

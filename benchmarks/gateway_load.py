@@ -62,9 +62,9 @@ class SleepingPolicy:
 class SleepingSession:
     sampling_s = 0.0
 
-    def __init__(self, policy: SleepingPolicy) -> None:
+    def __init__(self, policy: SleepingPolicy, context: Sequence[int] = ()) -> None:
         self._policy = policy
-        self._context: list[int] = []
+        self._context = list(context)
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
         began = time.perf_counter()
@@ -74,6 +74,10 @@ class SleepingSession:
         self._policy.samples.append((tuple(self._context), said))
         self._context += said
         return Completion(ids=said, logprobs=(0.0,) * len(said), stop=Stop.EOS, temperature=1.0)
+
+    @asynccontextmanager
+    async def fork(self, key: EpisodeKey, length: int | None = None) -> AsyncIterator["SleepingSession"]:
+        yield SleepingSession(self._policy, self._context[:length])
 
 
 def run_agents(url: str, bearers: Sequence[str], turns: int, stagger_s: float) -> list[float]:

@@ -51,8 +51,8 @@ class ForgetfulEngine(CopyEngine):
 class PlainSession:
     """Samples with a plain forward pass over the whole context, and nothing of the native engine."""
 
-    def __init__(self, engine: "PlainEngine", key: EpisodeKey) -> None:
-        self._engine, self._context = engine, list[int]()
+    def __init__(self, engine: "PlainEngine", key: EpisodeKey, context: Sequence[int] = ()) -> None:
+        self._engine, self._context = engine, list(context)
         self._generator = torch.Generator().manual_seed(key.address)
         self.sampling_s = 0.0
 
@@ -69,6 +69,10 @@ class PlainSession:
             count_blocked(seconds)
             await asyncio.sleep(0)
         return turn.complete(self._engine.version)
+
+    @asynccontextmanager
+    async def fork(self, key: EpisodeKey, length: int | None = None) -> AsyncIterator["PlainSession"]:
+        yield type(self)(self._engine, key, self._context[:length])
 
     @torch.no_grad()
     def _sample_token(self, turn: SampledTurn) -> None:

@@ -1,6 +1,7 @@
 """The contract of `Engine` and its sessions over the engines that run here, and over engines that break it."""
 
 from collections.abc import Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -104,6 +105,25 @@ class IgnoresRestart(PlainSession):
         return await super().generate(ids, sampling)
 
 
+class ForksWithTheWholeContext(PlainSession):
+    def fork(self, key: Any, length: int | None = None) -> Any:
+        return super().fork(key)
+
+
+class ForksWithoutContext(PlainSession):
+    def fork(self, key: Any, length: int | None = None) -> Any:
+        return super().fork(key, length or 0)
+
+
+class ForksWithItsOwnContext(PlainSession):
+    @asynccontextmanager
+    async def fork(self, key: Any, length: int | None = None) -> Any:
+        async with super().fork(key, length) as fork:
+            if length is None:
+                fork._context = self._context
+            yield fork
+
+
 def with_session(monkeypatch: pytest.MonkeyPatch, session: type) -> Callable[[], Engine]:
     monkeypatch.setattr("engines_for_tests.PlainSession", session)
     return built(PlainEngine)
@@ -111,7 +131,13 @@ def with_session(monkeypatch: pytest.MonkeyPatch, session: type) -> Callable[[],
 
 @pytest.mark.parametrize(
     ("session", "rule"),
-    [(ForgetsItsReply, "sampled tokens join the context"), (IgnoresRestart, "restart drops the context")],
+    [
+        (ForgetsItsReply, "sampled tokens join the context"),
+        (IgnoresRestart, "restart drops the context"),
+        (ForksWithoutContext, "a fork keeps the context"),
+        (ForksWithTheWholeContext, "a fork can keep the first tokens alone"),
+        (ForksWithItsOwnContext, "a fork changes nothing of the session"),
+    ],
 )
 def test_check_engine_finds_lost_contexts(monkeypatch: pytest.MonkeyPatch, session: type, rule: str) -> None:
     with pytest.raises(AssertionError, match=rule):

@@ -9,7 +9,34 @@ WHOLE_IMAGES = ("models/test_whole_images.py",)
 CONSTRAINTS = ("engine/test_constraints.py",)
 CONSTRAINED_TURNS = ("training/test_constrained_turns.py",)
 
+FORKS = ("engine/test_fork.py", "engine/test_engine_contract.py")
+
 IN_ENGINE = (
+    *mutants(
+        "engine/cpu/runner.py",
+        FORKS,
+        ("forks have an empty cache", "self._cache.copy(slot.index, [fork.index], cached)", "pass"),
+        ("forks compute their context again", "del fork.pending[:cached]\n        fork.length = cached", "pass"),
+        ("forks have a prefix that they did not copy", "and slot.prefix.length <= cached:", ":"),
+        ("forks place text after images by its index", "fork.shift = end - cached", "pass"),
+    ),
+    *mutants(
+        "engine/paged/page_table.py",
+        FORKS,
+        ("pages of forks are freed with the session", "self._owners[page] += 1", "pass"),
+        (
+            "forks write into the page of the session",
+            "max(0, len(fork.ids) - 1)) // PAGE",
+            "len(fork.ids)) // PAGE + 1",
+        ),
+        within="share_pages",
+    ),
+    *mutants(
+        "engine/vllm/engine.py",
+        FORKS,
+        ("forks begin without a context", "self.state, key, self._context[:length]", "self.state, key"),
+        ("forks ignore the length", "self.state, key, self._context[:length]", "self.state, key, self._context"),
+    ),
     *mutants(
         "engine/cpu/runner.py",
         CONSTRAINTS,

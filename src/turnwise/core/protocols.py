@@ -151,6 +151,15 @@ class Session(Protocol):
         """
         ...
 
+    def fork(self, key: EpisodeKey, length: int | None = None) -> "AbstractAsyncContextManager[Session]":
+        """Open a session of `key` that starts with the first `length` tokens of this context; None: with all of them.
+
+        It samples what `open(key)` would sample from the same ids, without computing them again. To be entered between
+        two turns of this session, which stays as it is; it may wait until another session ends, so an engine must have
+        room for both. Keys and values of older weights are kept, as they are in this session.
+        """
+        ...
+
 
 class Policy(Protocol):
     """Generates tokens: `async with policy.open(key) as session`.

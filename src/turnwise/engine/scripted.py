@@ -12,9 +12,9 @@ Script = Callable[[EpisodeKey, int, list[int]], Sequence[int]]
 
 
 class ScriptedSession:
-    def __init__(self, key: EpisodeKey, script: Script, stop_ids: frozenset[int]) -> None:
+    def __init__(self, key: EpisodeKey, script: Script, stop_ids: frozenset[int], context: Sequence[int] = ()) -> None:
         self._key, self._script, self._stop_ids = key, script, stop_ids
-        self._context: list[int] = []
+        self._context = list(context)
         self._turn = 0
 
     sampling_s = 0.0
@@ -31,6 +31,11 @@ class ScriptedSession:
         return Completion(
             ids=tuple(generated), logprobs=(0.0,) * len(generated), stop=stop, temperature=sampling.temperature or 1.0
         )
+
+    @asynccontextmanager
+    async def fork(self, key: EpisodeKey, length: int | None = None) -> AsyncIterator["ScriptedSession"]:
+        """Open a session whose first turn is number 0 again, as in any other session."""
+        yield ScriptedSession(key, self._script, self._stop_ids, self._context[:length])
 
 
 class ScriptedEngine:

@@ -33,8 +33,30 @@ async def _check_policy(policy: Policy, prompt: list[int], reply: list[int]) -> 
     _check_completion(alone, sampled)
     together = await asyncio.gather(*(_sample(policy, member, prompt, sampled) for member in range(4)))
     expect(together[1].ids == alone.ids, "equal keys sample equal tokens, whatever else is sampled")
+    await _check_fork(policy, prompt, reply, sampled)
     short = await _sample(policy, 0, prompt, Sampling(max_tokens=1))
     expect(len(short.ids) <= 1, "max_tokens is the most that is sampled")
+
+
+async def _check_fork(policy: Policy, prompt: list[int], reply: list[int], sampling: Sampling) -> None:
+    """Check that forks sample what new sessions sample from the same ids, and that they change nothing of others."""
+    async with policy.open(_key(5)) as session:
+        first = await session.generate(prompt, sampling)
+        context = [*prompt, *first.ids]
+        async with session.fork(_key(6)) as whole:
+            forked = await whole.generate(reply, sampling)
+            _check_completion(forked, sampling)
+            after_fork = await session.generate(reply, sampling)
+        async with session.fork(_key(7), length=len(prompt)) as branch:
+            shorter = [await branch.generate(ids, sampling) for ids in ([], reply)]
+    expect(forked.ids == (await _sample(policy, 6, [*context, *reply], sampling)).ids, "a fork keeps the context")
+    expect(shorter[0].ids == (await _sample(policy, 7, prompt, sampling)).ids, "a fork can keep the first tokens alone")
+    async with policy.open(_key(7)) as session:
+        again = [await session.generate(ids, sampling) for ids in (prompt, reply)]
+    expect(shorter[1].ids == again[1].ids, "a fork goes on as any other session")
+    async with policy.open(_key(5)) as session:
+        alone = [await session.generate(ids, sampling) for ids in (prompt, reply)]
+    expect(after_fork.ids == alone[1].ids, "a fork changes nothing of the session")
 
 
 async def _sample(policy: Policy, member: int, prompt: Sequence[int], sampling: Sampling) -> Completion:

@@ -149,6 +149,28 @@ class SlotRunner:
         self._claimed[slot.index] = slot
         return slot
 
+    @torch.inference_mode()
+    def fork(self, slot: CacheSlot, address: int, ids: Sequence[int]) -> CacheSlot:
+        """Return a slot for a session with the context `ids`, the first tokens of the context of `slot`.
+
+        Its cached positions are copied, except that of the last token, whose logits are needed.
+        """
+        fork = self.claim(address)
+        fork.append(ids)
+        cached = min(slot.length, max(0, len(ids) - 1))
+        if cached == 0:
+            return fork
+        self._cache.copy(slot.index, [fork.index], cached)
+        self.counts["shared_tokens"] += cached
+        del fork.pending[:cached]
+        fork.length = cached
+        if slot.prefix is not None and slot.prefix.length <= cached:
+            fork.prefix = slot.prefix
+        if self._grid is not None and min(ids) < 0:
+            _, end = self._grid.place(ids[:cached], 0)
+            fork.shift = end - cached
+        return fork
+
     def release(self, slot: CacheSlot) -> None:
         """Free the slot and drop its running request."""
         self.running = [request for request in self.running if request.slot is not slot]

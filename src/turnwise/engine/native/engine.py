@@ -20,8 +20,8 @@ from turnwise.render.grammar import GrammarCompiler, GrammarMatcher
 
 
 class NativeSession:
-    def __init__(self, engine: "NativeEngine", slot: SessionSlot) -> None:
-        self._engine, self._slot = engine, slot
+    def __init__(self, engine: "NativeEngine", slot: SessionSlot, context: Sequence[int]) -> None:
+        self._engine, self._slot, self._context = engine, slot, list(context)
         self._request: Request | None = None
         self._sampling_s = 0.0
 
@@ -33,14 +33,21 @@ class NativeSession:
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
         if restart:
             self._slot.restart()
+            self._context.clear()
         self._slot.append(ids)
+        self._context.extend(ids)
         if not self._slot.pending:
             raise ValueError("nothing to generate from: pass at least one id")
         self._request = Request(slot=self._slot, sampling=sampling, matcher=self._engine.match(sampling))
         try:
-            return await self._engine.submit(self._request)
+            completion = await self._engine.submit(self._request)
         finally:
             self._sampling_s, self._request = self.sampling_s, None
+        self._context.extend(completion.ids)
+        return completion
+
+    def fork(self, key: EpisodeKey, length: int | None = None) -> AbstractAsyncContextManager["NativeSession"]:
+        return self._engine.open_fork(key, self._slot, self._context[:length])
 
 
 class NativeEngine:
@@ -67,7 +74,8 @@ class NativeEngine:
         self._model, self._copier = model, WeightCopier(model)
         self._runner: PassRunner = runner or SlotRunner(model, slots=slots, stop_ids=stop_ids, decode=decode)
         self._slots, self._grammars = slots, grammars
-        self._live = 0
+        self._live = set[SessionSlot]()
+        """Slots of the open sessions."""
         self._pass_s = 0.0
         self._active = ActiveTime()
         self._arrived: list[Request] = []
@@ -117,18 +125,36 @@ class NativeEngine:
 
     def open(self, key: EpisodeKey) -> AbstractAsyncContextManager[NativeSession]:
         """Open a session. Waits for a free slot."""
-        return self._session(key)
+        return self._session(lambda: self._runner.claim(key.address))
+
+    def open_fork(
+        self, key: EpisodeKey, slot: SessionSlot, context: Sequence[int]
+    ) -> AbstractAsyncContextManager[NativeSession]:
+        """Open a session with `context`, the first tokens of an open session's. Waits for a free slot beside it."""
+        if self._slots == 1:
+            raise RuntimeError("a fork needs a slot beside the session's own: build the engine with 2 slots or more")
+
+        def claim() -> SessionSlot:
+            if slot not in self._live:
+                raise RuntimeError("the session was closed before its fork was opened")
+            if slot in self._answers:
+                raise RuntimeError("a session is sampling: fork it between two turns")
+            return self._runner.fork(slot, key.address, context)
+
+        return self._session(claim, context)
 
     @asynccontextmanager
-    async def _session(self, key: EpisodeKey) -> AsyncIterator[NativeSession]:
+    async def _session(
+        self, claim: Callable[[], SessionSlot], context: Sequence[int] = ()
+    ) -> AsyncIterator[NativeSession]:
         self._entered.get()
         async with self._free_slots:
-            slot = self._runner.claim(key.address)
-            self._live += 1
+            slot = claim()
+            self._live.add(slot)
             try:
-                yield NativeSession(self, slot)
+                yield NativeSession(self, slot, context)
             finally:
-                self._live -= 1
+                self._live.remove(slot)
                 self._forget(slot)
                 self._changed.set()
 

@@ -62,6 +62,10 @@ class PassRunner(Protocol):
         """Return a slot for a session. The caller ensures that one is free."""
         ...
 
+    def fork(self, slot: Any, address: int, ids: Sequence[int]) -> Any:
+        """Return a slot for a session with the context `ids`, the first tokens of the context of `slot`."""
+        ...
+
     def release(self, slot: Any) -> None:
         """Free the slot and drop its running request."""
         ...

@@ -89,6 +89,14 @@ class PageTable:
         slot.cached = len(slot.pages) * PAGE
         return slot.cached
 
+    def share_pages(self, slot: PagedSlot, fork: PagedSlot) -> None:
+        """Give a new session, whose ids are the first of another's, its full pages without the last token's."""
+        full = min(slot.cached, max(0, len(fork.ids) - 1)) // PAGE
+        for page in slot.pages[:full]:
+            self._owners[page] += 1
+            fork.pages.append(page)
+        fork.cached = full * PAGE
+
     def forget_contents(self) -> None:
         """Share no page with later sessions. Sessions that share one already keep it."""
         self._by_content.clear()

@@ -59,6 +59,17 @@ class PagedRunner:
         self._claimed[slot.index] = slot
         return slot
 
+    def fork(self, slot: PagedSlot, address: int, ids: Sequence[int]) -> PagedSlot:
+        """Return a slot for a session with the context `ids`, the first tokens of the context of `slot`.
+
+        It shares the full pages, which nobody writes again. The tokens after them run again with its first turn.
+        """
+        fork = self.claim(address)
+        fork.append(ids)
+        self._page_table.share_pages(slot, fork)
+        self.counts["shared_tokens"] += fork.cached
+        return fork
+
     def release(self, slot: PagedSlot) -> None:
         """Free the slot and drop its running request."""
         if slot.busy:

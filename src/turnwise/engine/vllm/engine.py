@@ -39,10 +39,10 @@ class ReplicaState:
 class VllmSession:
     """The context of one episode. It stays on its replica, whose cache holds the prefix, until the replica fails."""
 
-    def __init__(self, engine: "VllmEngine", state: ReplicaState, key: EpisodeKey) -> None:
+    def __init__(self, engine: "VllmEngine", state: ReplicaState, key: EpisodeKey, context: Sequence[int]) -> None:
         self._engine, self._key = engine, key
         self.state = state
-        self._context: list[int] = []
+        self._context = list(context)
         self._sampled = 0
         self._sampling_s = 0.0
         self._since: float | None = None
@@ -69,6 +69,10 @@ class VllmSession:
         self._context.extend(completion.ids)
         self._sampled += len(completion.ids)
         return completion
+
+    def fork(self, key: EpisodeKey, length: int | None = None) -> AbstractAsyncContextManager["VllmSession"]:
+        """Open a session on the same replica, whose prefix cache holds the context."""
+        return self._engine.open_on(self.state, key, self._context[:length])
 
 
 class VllmEngine:
@@ -102,12 +106,15 @@ class VllmEngine:
         self._entered = PerLoop(self._enter_loop)
 
     def open(self, key: EpisodeKey) -> AbstractAsyncContextManager[VllmSession]:
-        return self._session(key)
+        return self.open_on(None, key)
 
     @asynccontextmanager
-    async def _session(self, key: EpisodeKey) -> AsyncIterator[VllmSession]:
+    async def open_on(
+        self, state: ReplicaState | None, key: EpisodeKey, context: Sequence[int] = ()
+    ) -> AsyncIterator[VllmSession]:
+        """Open a session on this replica; None: on the one with the fewest sessions."""
         await self._start_once()
-        session = VllmSession(self, self._choose(), key)
+        session = VllmSession(self, state or self._choose(), key, context)
         session.state.sessions += 1
         try:
             yield session
