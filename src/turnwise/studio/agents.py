@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from turnwise.core.errors import UserError
+from turnwise.files.file_end import read_last_text
 from turnwise.studio.agent_requests import AgentCommand, AgentRequest
 from turnwise.text.truncation import one_line, shorten
 
@@ -125,9 +126,8 @@ class Agent:
             return f"An answer had more than {MAX_ANSWER >> 20} MiB. Show smaller images."
         if self._process.returncode == -signal.SIGKILL:
             return "The process of the checkpoint was killed: perhaps memory ran out. Load it again."
-        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 16384))
-        lines = [line for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
-        reason = shorten(one_line(lines[-1]), MAX_ERROR) if lines else f"exit status {self._process.returncode}"
+        error = read_last_text(self._errors, 16384)
+        reason = f"exit status {self._process.returncode}" if error is None else shorten(one_line(error), MAX_ERROR)
         return f"The process of the checkpoint ended ({reason}). Load it again."
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from turnwise.core.errors import UserError
 from turnwise.files.disk import wrap_disk_errors, write_atomic
+from turnwise.files.file_end import read_last_text
 from turnwise.studio.supervise import JOB, LOCK, LOG, STATE, STOP, STOP_NOW
 from turnwise.text.truncation import shorten
 
@@ -202,11 +203,9 @@ class JobFolder:
     def _last_line(self) -> str | None:
         try:
             with (self.path / LOG).open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - ERROR_BYTES))
-                lines = file.read().decode("utf-8", "replace").splitlines()
+                text = read_last_text(file, ERROR_BYTES)
         except OSError:
             return None
-        text = next((line.strip() for line in reversed(lines) if line.strip()), None)
         return None if text is None else shorten(text.removeprefix("turnwise: "), MAX_ERROR)
 
 

@@ -3,15 +3,15 @@
 Only positions in the files are kept in memory, not the trajectories or texts themselves.
 """
 
-from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from turnwise.record.jsonl_follower import LineBlock, LineFollower
+from turnwise.viewer.followed_file import FollowedFile
 from turnwise.viewer.json_io import read_row
 from turnwise.viewer.table import TableBuilder, TrajectoryTable
 from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder
@@ -24,35 +24,6 @@ MAX_TOKEN_LINE = 1 << 16
 MAX_TOKENS = 1_000_000
 MAX_TOKEN_ID = 1 << 40
 TURNS_KEY, TURN_KEY = b',"turns":[', b'"context_ids":'
-
-
-class FollowedFile(ABC):
-    """Passes each line of a file to `_add` once, and starts again when the file is replaced. Not thread-safe."""
-
-    def __init__(self, root: ViewedFolder, folder: Path, file: Sequence[str], max_line: int) -> None:
-        self._root, self._folder, self._file = root, folder, file
-        self._follower = LineFollower(max_line)
-        self._clear()
-
-    @abstractmethod
-    def _clear(self) -> None: ...
-
-    @abstractmethod
-    def _add(self, block: LineBlock) -> None: ...
-
-    def _read_new_lines(self) -> None:
-        try:
-            with self._root.open(self._folder, *self._file) as file:
-                if self._follower.is_replaced(file):
-                    self._restart()
-                for block in self._follower.read_blocks(file):
-                    self._add(block)
-        except FileNotServed:
-            self._restart()
-
-    def _restart(self) -> None:
-        self._follower.restart()
-        self._clear()
 
 
 class RunIndex(FollowedFile):

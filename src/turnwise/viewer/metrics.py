@@ -1,18 +1,19 @@
 """Readers of `metrics.jsonl` that follow the file as it grows, and of `alarms.jsonl`."""
 
 import math
-import os
 import secrets
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from array import array
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from turnwise.files.file_end import read_last_lines
 from turnwise.files.run_folders import METRICS_FILE
-from turnwise.record.jsonl_follower import LineFollower
+from turnwise.record.jsonl_follower import LineBlock
 from turnwise.record.rows import EvaluationRecord, SetUpRecord, read_record, training_s
 from turnwise.record.steps import StepRecord, finite_number, metric_name
+from turnwise.viewer.followed_file import FollowedFile
 from turnwise.viewer.json_io import read_number, read_row
 from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder, is_unicode
 
@@ -29,44 +30,23 @@ MAX_READ = 256 << 20
 """Bytes of metrics that one request reads: a sparse or endless file must not block it."""
 
 
-class MetricsReader(ABC):
-    """Passes each row of `metrics.jsonl` to `_add` once, and starts again when the file was truncated or replaced.
-
-    Not thread-safe.
-    """
+class MetricsReader(FollowedFile):
+    """Passes each row of `metrics.jsonl` to `_add_row` once. Not thread-safe."""
 
     def __init__(self, root: ViewedFolder, folder: Path) -> None:
-        self._root, self._folder = root, folder
-        self._follower = LineFollower(MAX_LINE)
-        self._clear()
+        super().__init__(root, folder, (METRICS_FILE,), MAX_LINE)
 
     @abstractmethod
-    def _clear(self) -> None: ...
-
-    @abstractmethod
-    def _add(self, row: Mapping[str, Any] | None) -> None:
+    def _add_row(self, row: Mapping[str, Any] | None) -> None:
         """Take one row; None stands for a line that could not be read."""
+
+    def _add(self, block: LineBlock) -> None:
+        for line in block.lines:
+            self._add_row(read_row(line))
 
     def refresh(self, limit: int = MAX_READ) -> int:
         """Read about `limit` bytes of new rows and return the number of bytes read. Later calls read the rest."""
-        try:
-            with self._root.open(self._folder, METRICS_FILE) as file:
-                if self._follower.is_replaced(file):
-                    self._restart()
-                before = self._follower.offset
-                for block in self._follower.read_blocks(file, limit):
-                    for line in block.lines:
-                        self._add(read_row(line))
-                return self._follower.offset - before
-        except FileNotServed:
-            if self._follower.has_read:
-                self._restart()
-            self._follower.caught_up = True  # there is nothing to read
-            return 0
-
-    def _restart(self) -> None:
-        self._follower.restart()
-        self._clear()
+        return self._read_new_lines(limit)
 
 
 class MetricColumns(MetricsReader):
@@ -79,7 +59,7 @@ class MetricColumns(MetricsReader):
         self._generation = secrets.token_hex(4)
         """Changes whenever rows that were returned are no longer those of the file."""
 
-    def _add(self, row: Mapping[str, Any] | None) -> None:
+    def _add_row(self, row: Mapping[str, Any] | None) -> None:
         if row is None or type(row.get("step")) is not int:
             self._broken += 1
             return
@@ -172,7 +152,7 @@ class RunProgress(MetricsReader):
     def broken(self) -> int:
         return self._broken + self._follower.too_long
 
-    def _add(self, row: Mapping[str, Any] | None) -> None:
+    def _add_row(self, row: Mapping[str, Any] | None) -> None:
         record = None if row is None else read_record(row)
         if record is None:
             self._broken += 1
@@ -198,13 +178,11 @@ class RunProgress(MetricsReader):
         self._restart()
         try:
             with self._root.open(self._folder, METRICS_FILE) as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - TAIL_BYTES))
-                lines = file.read(TAIL_BYTES).split(b"\n")
+                lines = read_last_lines(file, TAIL_BYTES)
         except FileNotServed:
             return
-        for line in lines[1 if size > TAIL_BYTES else 0 : -1]:
-            self._add(read_row(line))
+        for line in lines:
+            self._add_row(read_row(line))
         self.wall_s = self.tokens = None
 
     def success(self) -> dict[str, float | None]:
@@ -219,13 +197,9 @@ def read_alarms(root: ViewedFolder, folder: Path) -> dict[str, Any]:
     """Return a run's alarms; of a very large file, the last ones. A line that is still being written is left out."""
     try:
         with root.open(folder, ALARMS) as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - MAX_ALARM_BYTES))
-            data = file.read(MAX_ALARM_BYTES)
+            rows = [read_row(line) for line in read_last_lines(file, MAX_ALARM_BYTES)]
     except FileNotServed:
         return {"alarms": [], "broken": 0}
-    lines = data.split(b"\n")[1 if size > MAX_ALARM_BYTES else 0 : -1]
-    rows = [read_row(line) for line in lines]
     alarms = [
         {"step": row["step"], "text": row["text"][:MAX_ALARM_TEXT]}
         for row in rows

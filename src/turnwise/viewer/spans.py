@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from turnwise.record.jsonl_follower import LineFollower
+from turnwise.record.jsonl_follower import LineBlock
 from turnwise.record.run_folder import SPANS_FILE
 from turnwise.record.steps import finite_number
+from turnwise.viewer.followed_file import FollowedFile
 from turnwise.viewer.json_io import read_row
-from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder
+from turnwise.viewer.viewed_folder import ViewedFolder
 
 MAX_SPAN_STEPS = 50
 MAX_LINE = 4 << 20
@@ -20,13 +21,11 @@ MAX_TEXT = 100
 STEP = re.compile(rb'\{"step": ?(\d{1,12}),')
 
 
-class SpanReader:
+class SpanReader(FollowedFile):
     """Follows the file, and keeps only where the line of each step is. Not thread-safe."""
 
     def __init__(self, root: ViewedFolder, folder: Path) -> None:
-        self._root, self._folder = root, folder
-        self._follower = LineFollower(MAX_LINE)
-        self._clear()
+        super().__init__(root, folder, (SPANS_FILE,), MAX_LINE)
 
     def _clear(self) -> None:
         self._steps, self._offsets, self._lengths = array("q"), array("q"), array("q")
@@ -36,7 +35,7 @@ class SpanReader:
 
         Times are seconds since the first span. "first" and "last" are the steps that the file has.
         """
-        self._refresh()
+        self._read_new_lines()
         if not self._steps:
             return {"first": None, "last": None, "steps": [], "seconds": 0.0, "lanes": []}
         ends = [index for index, step in enumerate(self._steps) if last is None or step <= last] or [0]
@@ -54,23 +53,12 @@ class SpanReader:
             "lanes": [{"name": name, "spans": lanes[name]} for name in sorted(lanes, key=_natural_order)],
         }
 
-    def _refresh(self) -> None:
-        try:
-            with self._root.open(self._folder, SPANS_FILE) as file:
-                if self._follower.is_replaced(file):
-                    self._restart()
-                for block in self._follower.read_blocks(file):
-                    for offset, line in zip(block.offsets(), block.lines, strict=True):
-                        if (step := STEP.match(line)) is not None:
-                            self._steps.append(int(step[1]))
-                            self._offsets.append(offset)
-                            self._lengths.append(len(line))
-        except FileNotServed:
-            self._restart()
-
-    def _restart(self) -> None:
-        self._follower.restart()
-        self._clear()
+    def _add(self, block: LineBlock) -> None:
+        for offset, line in zip(block.offsets(), block.lines, strict=True):
+            if (step := STEP.match(line)) is not None:
+                self._steps.append(int(step[1]))
+                self._offsets.append(offset)
+                self._lengths.append(len(line))
 
     def _read_spans(self, chosen: range) -> Iterator[tuple[str, str, float, float]]:
         """Yield lane, activity, start and end of each span; broken ones are left out."""
