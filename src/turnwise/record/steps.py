@@ -103,23 +103,12 @@ class StepRecord:
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         """Read a training step; `read_record` also reads the other rows of `metrics.jsonl`."""
-        rollout, training, time, other = dict[str, float](), dict[str, float](), dict[str, float](), dict[str, float]()
-        groups = {"rollout": rollout, "data": rollout, "train": training, "time": time}
         numbers = numbers_of(row)
-        for name, value in numbers.items():
-            prefix, _, rest = name.partition("/")
-            if prefix in groups:
-                groups[prefix][rest] = value
-            else:
-                other[name] = value
         idle, dropped_reason = row.get(IDLE_REASON), row.get(DROPPED_REASON)
-        return cls(
-            step=row["step"],
-            source=_source_of(numbers),
-            rollout=rollout,
-            training=training,
-            time=time,
-            other=other,
+        return cls.of(
+            row["step"],
+            _source_of(numbers),
+            {metric_name(name): value for name, value in numbers.items()},
             idle=IDLE_REASONS.get(idle) if isinstance(idle, str) else None,
             dropped_reason=dropped_reason if isinstance(dropped_reason, str) else None,
         )
