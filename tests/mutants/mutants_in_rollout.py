@@ -15,7 +15,7 @@ IN_ROLLOUT = (
         CONTEXTS,
         ("a new context goes on with the old one's cache", "restart=not pending.extends", "restart=False"),
         ("invalid answers are not marked", "invalid=step.invalid", "invalid=False"),
-        ("turns of a new context extend the old one", "extends=pending.extends", "extends=True"),
+        ("turns of a new context extend the old one", "extends=extends", "extends=True"),
         (
             "log-probabilities are lost",
             "action_logprobs=completion.logprobs",

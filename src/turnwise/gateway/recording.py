@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.core.constraint import Constraint
-from turnwise.core.images import find_images
 from turnwise.core.messages import Message, ToolCall
-from turnwise.core.protocols import Completion
+from turnwise.core.protocols import Completion, StepResult
 from turnwise.core.random_streams import address
 from turnwise.core.trajectory import Stop, Turn
 from turnwise.gateway.chat import ChatReply, ChatRequest, ReplyStop
@@ -17,6 +16,7 @@ from turnwise.gateway.reply_grammar import read_ruled_reply
 from turnwise.gateway.store import StoredCall
 from turnwise.gateway.tree import Branch, CallTree, RecordedCall
 from turnwise.render.renderer import Renderer
+from turnwise.rollout.episode import build_turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,23 +122,10 @@ def restore_call(stored: StoredCall, tree: CallTree, renderer: Renderer) -> Reco
 
 def make_turn(call: RecordedCall, reward: float) -> Turn:
     """Return the call as a turn of the trajectory."""
-    completion, stored = call.completion, call.stored
-    return Turn(
-        context_ids=stored.context_ids,
-        extends=stored.extends,
-        action_ids=completion.ids,
-        action_logprobs=completion.logprobs,
-        temperature=completion.temperature,
-        spans=call.parsed.spans,
-        message=call.parsed.message,
-        stop=completion.stop,
-        reward=reward,
-        info={"call": stored.id, "branch": stored.branch, "asked": stored.details["asked"]},
-        policy_versions=completion.policy_versions,
-        values=completion.values,
-        images=find_images(stored.context_ids),
-        constraint=completion.constraint,
-    )
+    stored = call.stored
+    info = {"call": stored.id, "branch": stored.branch, "asked": stored.details["asked"]}
+    step = StepResult(reward=reward, info=info)
+    return build_turn(stored.context_ids, stored.extends, call.completion, call.parsed, step)
 
 
 def _reply(message: Message, stored: StoredCall, completion: Completion) -> ChatReply:

@@ -102,7 +102,7 @@ async def _play(
         completion = await session.generate(pending.ids, limits.turn_sampling(pending), restart=not pending.extends)
         parsed = context.parse(completion)
         step = SUMMARY if pending.is_summary else await clock.run_outside(env.step(parsed.message), env_name)
-        turns.append(build_turn(pending, completion, parsed, step))
+        turns.append(build_turn(pending.ids, pending.extends, completion, parsed, step))
         if step.over:
             return step.status
         if not context.can_fit(step.messages, limits.max_tokens):
@@ -111,10 +111,12 @@ async def _play(
     return status
 
 
-def build_turn(pending: ContextState, completion: Completion, parsed: ParsedAction, step: StepResult) -> Turn:
+def build_turn(
+    context_ids: tuple[int, ...], extends: bool, completion: Completion, parsed: ParsedAction, step: StepResult
+) -> Turn:
     return Turn(
-        context_ids=pending.ids,
-        extends=pending.extends,
+        context_ids=context_ids,
+        extends=extends,
         action_ids=completion.ids,
         action_logprobs=completion.logprobs,
         temperature=completion.temperature,
@@ -128,5 +130,5 @@ def build_turn(pending: ContextState, completion: Completion, parsed: ParsedActi
         invalid=step.invalid,
         info=step.info,
         picture=step.picture,
-        images=find_images(pending.ids) if min(pending.ids, default=0) < 0 else (),
+        images=find_images(context_ids) if min(context_ids, default=0) < 0 else (),
     )

@@ -129,7 +129,7 @@ class SteppedEpisode:
     async def _take(self, pending: ContextState, completion: Completion, *, by_hand: bool) -> None:
         parsed = self._context.parse(completion)
         step = SUMMARY if pending.is_summary else await self._step(parsed.message)
-        turn = build_turn(pending, completion, parsed, step)
+        turn = build_turn(pending.ids, pending.extends, completion, parsed, step)
         turns = self._builder.turns
         turns.append(replace(turn, info={**turn.info, BY_HAND: True}) if by_hand else turn)
         self.pending = None
