@@ -18,6 +18,7 @@ from turnwise.gateway.fields import (
     read_list,
     read_number,
     read_object,
+    read_role,
     read_stop,
     read_text,
     refuse,
@@ -149,9 +150,7 @@ def _tool(value: Any, param: str) -> ToolSpec:
 def _messages(value: Any, index: int) -> Iterator[Message]:
     """Yield one message of the request as messages of ours: each tool result is one of its own, in order."""
     row = read_object(value, f"messages.{index}")
-    role = row.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise RequestError(f"messages.{index}.role", f"must be one of {', '.join(ROLES)}")
+    role = read_role(row, ROLES, f"messages.{index}")
     param = f"messages.{index}.content"
     blocks = _rows(row.get("content"), param)
     if role == "assistant":
@@ -161,7 +160,7 @@ def _messages(value: Any, index: int) -> Iterator[Message]:
     start = 0
     for position in [*results, len(blocks)]:
         if position > start or not blocks:
-            yield Message(role=ROLES[role], parts=_parts(blocks[start:position], param))
+            yield Message(role=role, parts=_parts(blocks[start:position], param))
         if position < len(blocks):
             yield _tool_result(blocks[position], f"{param}.{position}")
         start = position + 1

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from turnwise.core.messages import ContentPart, ImagePart, TextPart, ToolSpec
+from turnwise.core.messages import ContentPart, ImagePart, Role, TextPart, ToolSpec
 from turnwise.gateway.chat import RequestError
 from turnwise.gateway.request_body import MAX_MESSAGES, MAX_TOOLS, check_count
 from turnwise.tools.call_formats import THINK_END, THINK_START
@@ -40,6 +40,14 @@ def read_text(value: Any, param: str) -> str:
     if not isinstance(value, str):
         raise RequestError(param, "must be text")
     return value
+
+
+def read_role(row: Mapping[str, Any], roles: Mapping[str, Role], param: str) -> Role:
+    """Return the role of a message; `roles` maps the dialect's roles to ours."""
+    role = row.get("role")
+    if not isinstance(role, str) or role not in roles:
+        raise RequestError(f"{param}.role", f"must be one of {', '.join(roles)}")
+    return roles[role]
 
 
 def read_number(body: Mapping[str, Any], name: str) -> float | None:

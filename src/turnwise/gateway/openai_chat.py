@@ -18,6 +18,7 @@ from turnwise.gateway.fields import (
     read_list,
     read_number,
     read_object,
+    read_role,
     read_stop,
     read_text,
     read_tool,
@@ -142,15 +143,13 @@ def _tool(tool: Any, param: str) -> ToolSpec:
 
 def _message(value: Any, param: str) -> Message:
     row = read_object(value, param)
-    role = row.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise RequestError(f"{param}.role", f"must be one of {', '.join(ROLES)}")
+    role = read_role(row, ROLES, param)
     thinking = row.get("reasoning_content") or row.get("reasoning") or "" if role == "assistant" else ""
     return Message(
-        role=ROLES[role],
+        role=role,
         parts=add_thinking(read_text(thinking, param), _parts(row.get("content"), f"{param}.content")),
         tool_calls=_calls(row, param),
-        call_id=read_text(row.get("tool_call_id") or row.get("name") or "", param) if ROLES[role] == "tool" else "",
+        call_id=read_text(row.get("tool_call_id") or row.get("name") or "", param) if role == "tool" else "",
     )
 
 

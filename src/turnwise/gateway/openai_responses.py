@@ -19,6 +19,7 @@ from turnwise.gateway.fields import (
     read_list,
     read_number,
     read_object,
+    read_role,
     read_text,
     read_tool,
     refuse,
@@ -255,10 +256,8 @@ def _thinking(item: Mapping[str, Any], param: str) -> str:
 def _message(item: Mapping[str, Any], kind: Any, param: str) -> Message:
     match kind:
         case "message":
-            role = item.get("role")
-            if not isinstance(role, str) or role not in ROLES:
-                raise RequestError(f"{param}.role", f"must be one of {', '.join(ROLES)}")
-            return Message(role=ROLES[role], parts=_parts(item.get("content"), f"{param}.content"))
+            role = read_role(item, ROLES, param)
+            return Message(role=role, parts=_parts(item.get("content"), f"{param}.content"))
         case "function_call_output" | "custom_tool_call_output":
             call_id = read_text(item.get("call_id"), f"{param}.call_id")
             return Message(role="tool", parts=_parts(item.get("output"), f"{param}.output"), call_id=call_id)
