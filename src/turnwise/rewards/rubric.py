@@ -55,7 +55,7 @@ class StateDescription:
 
 
 class RubricPart(Protocol):
-    async def __call__(self, submission: Submission) -> float: ...
+    async def __call__(self, submission: Submission, /) -> float: ...
 
 
 @runtime_checkable

@@ -7,18 +7,20 @@ of the members depends only on their transcripts, so that no index in the group 
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, Generic, Self, TypeVar
 
 from pydantic import Field, model_validator
 
 from turnwise.concurrency.context_values import set_in_block
 from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.core.messages import Message
 from turnwise.core.protocols import RewardResult
 from turnwise.core.random_streams import random_stream
 from turnwise.core.trajectory import Group, Trajectory
@@ -44,6 +46,7 @@ from turnwise.rewards.rubric import StateDescription, Submission, reference_answ
 TIE = 0.5
 """Reward of members that are equal."""
 Result = TypeVar("Result")
+Subject = TypeVar("Subject")
 Rewards = Mapping[Transcript, float | InfrastructureFailure]
 """Reward of each transcript, or why it has no verdict."""
 
@@ -66,22 +69,32 @@ class AnswerJudgeSettings(JudgeSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerJudge:
-    """A part of a rubric: the judge's score of an answer, 0 to 1."""
+class ScoreJudge(ABC, Generic[Subject]):
+    """A judge that scores one thing, 0 to 1."""
 
-    settings: AnswerJudgeSettings
+    settings: JudgeSettings
     client: JudgeClient
 
-    async def __call__(self, submission: Submission) -> float:
+    async def __call__(self, subject: Subject, /) -> float:
         if _judges_skipped.get():
             return 0.0
+        return await self.client.ask(self.prompt(subject), lambda text: read_score(text, self.settings.scale))
+
+    @abstractmethod
+    def prompt(self, subject: Subject) -> list[Message]:
+        """Return the messages that ask for the score."""
+
+
+class AnswerJudge(ScoreJudge[Submission]):
+    """A part of a rubric: the judge's score of an answer."""
+
+    def prompt(self, submission: Submission) -> list[Message]:
         settings = self.settings
         transcript: Transcript = ((AGENT, select_text(submission, "answer")),)
         if settings.shows == "episode" and submission.messages:
             transcript = transcript_of_messages(submission.messages)
         accepted = reference_answers(submission.row, settings.against) if settings.against else []
-        messages = absolute_prompt(transcript, submission.question, "\nor: ".join(accepted), settings)
-        return await self.client.ask(messages, lambda text: read_score(text, settings.scale))
+        return absolute_prompt(transcript, submission.question, "\nor: ".join(accepted), settings)
 
 
 class StateJudgeSettings(JudgeSettings):
@@ -100,18 +113,11 @@ class StateJudgeSettings(JudgeSettings):
         return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateJudge:
-    """The judge's score of a described or predicted state, 0 to 1."""
+class StateJudge(ScoreJudge[StateDescription]):
+    """The judge's score of a described or predicted state."""
 
-    settings: StateJudgeSettings
-    client: JudgeClient
-
-    async def __call__(self, description: StateDescription) -> float:
-        if _judges_skipped.get():
-            return 0.0
-        settings = self.settings
-        return await self.client.ask(state_prompt(description, settings), lambda text: read_score(text, settings.scale))
+    def prompt(self, description: StateDescription) -> list[Message]:
+        return state_prompt(description, self.settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
