@@ -20,7 +20,7 @@ DIRECTIONS = ((0, 1), (1, 0), (1, 1), (1, -1))
 
 
 def played(moves, board=None):
-    game = ConnectFourGame(board or BoardGeometry(6, 7))
+    game = ConnectFourGame(board=board or BoardGeometry(6, 7))
     for move in moves:
         game = game.play(move)
     return game
@@ -28,7 +28,7 @@ def played(moves, board=None):
 
 def random_game(board, seed, plies):
     """Play random moves that do not win; fewer than `plies` if every move wins or the board is full."""
-    rng, game = random_stream(seed), ConnectFourGame(board)
+    rng, game = random_stream(seed), ConnectFourGame(board=board)
     for _ in range(plies):
         open_games = [after for move in game.legal_moves if (after := game.play(move)).winner is None]
         if not open_games:
@@ -78,7 +78,7 @@ def test_line_detection_matches_a_check_of_every_line(board, data):
 
 @given(SIZES, st.integers(0, 10**6))
 def test_pieces_fall_to_the_lowest_free_cell(board, seed):
-    rng, game, heights = random_stream(seed), ConnectFourGame(board), Counter()
+    rng, game, heights = random_stream(seed), ConnectFourGame(board=board), Counter()
     while game.legal_moves:
         assert game.legal_moves == tuple(name for name in board.columns_by_name if heights[name] < board.rows)
         move, before = rng.choice(game.legal_moves), game
@@ -137,7 +137,7 @@ def test_search_depth_is_in_plies():
 
 def test_best_moves_block_when_lost_and_start_from_the_middle():
     assert best_moves(played("33445"), 4) == ("2", "6")
-    assert best_moves(ConnectFourGame(BoardGeometry(6, 7)), 4) == ("4", "3", "5", "2", "6", "1", "7")
+    assert best_moves(ConnectFourGame(board=BoardGeometry(6, 7)), 4) == ("4", "3", "5", "2", "6", "1", "7")
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])

@@ -42,7 +42,7 @@ class ConnectFour(GameEnv):
         self.action_names = tuple(self.board.columns_by_name)
 
     def new_game(self) -> ConnectFourGame:
-        return ConnectFourGame(self.board)
+        return ConnectFourGame(board=self.board)
 
     def opponent_moves(self) -> tuple[str, ...]:
         return best_moves(self.game, self.params.depth)

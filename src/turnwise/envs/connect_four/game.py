@@ -10,8 +10,11 @@ of the next. Bits of a board with 6 rows:
     0  7 14 ..    bottom row
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Self
+
+from turnwise.envs.games.game import StonesGame
 
 
 @dataclass(frozen=True)
@@ -75,33 +78,24 @@ class BoardGeometry:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectFourGame:
-    board: BoardGeometry
-    stones: tuple[int, int] = (0, 0)
-    """Cells of each player."""
-    winner: int | None = None
-
-    @property
-    def current_player(self) -> int:
-        return (self.stones[0] | self.stones[1]).bit_count() % 2
+class ConnectFourGame(StonesGame):
+    board: BoardGeometry = field(kw_only=True)
 
     @property
     def landing_cells(self) -> int:
         """Cells that the next piece can fall into; none once the game is won."""
-        return 0 if self.winner is not None else self.board.landing_cells(self.stones[0] | self.stones[1])
+        return 0 if self.winner is not None else self.board.landing_cells(self.taken)
 
     @property
     def legal_moves(self) -> tuple[str, ...]:
         landing = self.landing_cells
         return tuple([move for move, cells in self.board.columns_by_name.items() if landing & cells])
 
-    def play(self, move: str) -> "ConnectFourGame":
-        player, cell = self.current_player, self.landing_cells & self.board.columns_by_name.get(move, 0)
+    def play(self, move: str) -> Self:
+        cell = self.landing_cells & self.board.columns_by_name.get(move, 0)
         if not cell:
             raise ValueError("not a legal move")
-        mine, theirs = self.stones[player] | cell, self.stones[1 - player]
-        winner = player if self.board.has_four(mine) else None
-        return ConnectFourGame(self.board, (theirs, mine) if player else (mine, theirs), winner)
+        return self.put(cell, self.board.has_four)
 
     def cells(self, player: int) -> tuple[tuple[str, ...], ...]:
         mine, theirs, landing = self.stones[player], self.stones[1 - player], self.landing_cells

@@ -1,7 +1,8 @@
 """Two-player board games: the rules as immutable states, and how a player sees the board."""
 
 import random
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol, Self
 
@@ -39,6 +40,30 @@ class Game(Hashable, Protocol):
     def cells(self, player: int) -> tuple[tuple[str, ...], ...]:
         """Rows of the board as `player` sees it: `you`, `opponent`, `empty`, or the move that would fill the cell."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class StonesGame:
+    """Base of games in which a move puts a stone of one's own on a free cell. Cells are the bits of an integer."""
+
+    stones: tuple[int, int] = (0, 0)
+    """Cells of each player."""
+    winner: int | None = None
+
+    @property
+    def taken(self) -> int:
+        return self.stones[0] | self.stones[1]
+
+    @property
+    def current_player(self) -> int:
+        return self.taken.bit_count() % 2
+
+    def put(self, cell: int, has_won: Callable[[int], bool]) -> Self:
+        """Return the state after the current player put a stone on a cell. `has_won`: whether its stones win."""
+        player = self.current_player
+        mine, theirs = self.stones[player] | cell, self.stones[1 - player]
+        stones = (theirs, mine) if player else (mine, theirs)
+        return replace(self, stones=stones, winner=player if has_won(mine) else None)
 
 
 def result_for(game: Game, player: int) -> str:

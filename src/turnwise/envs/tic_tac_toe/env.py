@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
+from typing import Self
 
 from turnwise.envs.games.env import GameEnv, GameParams
+from turnwise.envs.games.game import StonesGame
 from turnwise.settings.section import Positive
 
 MOVES = ("1", "2", "3", "4", "5", "6", "7", "8", "9")
@@ -15,29 +17,17 @@ LINES = [sum(BITS[cell] for cell in line) for line in ("123", "456", "789", "147
 
 
 @dataclass(frozen=True, slots=True)
-class TicTacToeGame:
-    stones: tuple[int, int] = (0, 0)
-    """Bit mask of each player's cells."""
-    winner: int | None = None
-
-    @property
-    def current_player(self) -> int:
-        return (self.stones[0] | self.stones[1]).bit_count() % 2
-
+class TicTacToeGame(StonesGame):
     @property
     def legal_moves(self) -> tuple[str, ...]:
         if self.winner is not None:
             return ()
-        taken = self.stones[0] | self.stones[1]
-        return tuple([move for move, bit in BITS.items() if not taken & bit])
+        return tuple([move for move, bit in BITS.items() if not self.taken & bit])
 
-    def play(self, move: str) -> "TicTacToeGame":
+    def play(self, move: str) -> Self:
         if move not in self.legal_moves:
             raise ValueError("not a legal move")
-        player = self.current_player
-        mine, theirs = self.stones[player] | BITS[move], self.stones[1 - player]
-        winner = player if any(mine & line == line for line in LINES) else None
-        return TicTacToeGame((theirs, mine) if player else (mine, theirs), winner)
+        return self.put(BITS[move], lambda stones: any(stones & line == line for line in LINES))
 
     def cells(self, player: int) -> tuple[tuple[str, ...], ...]:
         names = [self._cell_name(move, player) for move in MOVES]
