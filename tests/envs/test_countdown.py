@@ -97,7 +97,10 @@ def test_unreachable_targets_raise_an_actionable_error(monkeypatch):
 
 @pytest.mark.parametrize(
     ("params", "line"),
-    [({"fewest": 5}, "fewest is above most"), ({"smallest_target": 100}, "smallest_target is above largest_target")],
+    [
+        ({"fewest": 5}, "fewest 5 is above most 4"),
+        ({"smallest_target": 100}, "smallest_target 100 is above largest_target"),
+    ],
 )
 def test_contradicting_parameters_are_rejected(params, line):
     with pytest.raises(UserError, match=line):

@@ -265,7 +265,7 @@ def test_find_reward_is_paid_once_per_passage() -> None:
 def test_invalid_parameters_are_rejected(params: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_spec("search_qa").check_params(params)
-    with pytest.raises(UserError, match="fewest_hops must be at most hops"):
+    with pytest.raises(UserError, match="fewest_hops 2 is above hops 1"):
         load_spec("deep_search").check_params({"hops": 1})
 
 

@@ -22,7 +22,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.messages import Content, Picture
@@ -73,6 +73,18 @@ class StrictParams(BaseModel):
     """Frozen parameters that reject unknown names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def check_range(low: str, high: str) -> Any:
+    """Return a validator for a class of parameters: the field `low` must not be above the field `high`."""
+
+    def validate(params: StrictParams) -> StrictParams:
+        least, most = getattr(params, low), getattr(params, high)
+        if least > most:
+            raise ValueError(f"{low} {least} is above {high} {most}: lower it")
+        return params
+
+    return model_validator(mode="after")(validate)
 
 
 class TextEnv(ABC):

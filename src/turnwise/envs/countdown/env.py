@@ -1,9 +1,9 @@
 """Countdown: write an expression of the given numbers that equals the target."""
 
 import random
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from turnwise.core.messages import Picture
 from turnwise.envs.countdown.puzzle import (
@@ -14,7 +14,7 @@ from turnwise.envs.countdown.puzzle import (
     random_expression,
     uses_each_at_most_once,
 )
-from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, won
+from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, check_range, goes_on, won
 from turnwise.settings.section import Positive
 
 NumberCount = Annotated[int, Field(ge=2, le=6)]
@@ -42,13 +42,8 @@ class Countdown(TextEnv):
         close_reward: float = 0.1
         """Reward of an episode that uses the numbers correctly but misses the target."""
 
-        @model_validator(mode="after")
-        def _ranges_are_ordered(self) -> Self:
-            if self.fewest > self.most:
-                raise ValueError("fewest is above most: lower it")
-            if self.smallest_target > self.largest_target:
-                raise ValueError("smallest_target is above largest_target: lower it")
-            return self
+        _check_numbers = check_range("fewest", "most")
+        _check_targets = check_range("smallest_target", "largest_target")
 
     params: Params
 

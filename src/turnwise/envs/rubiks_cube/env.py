@@ -2,15 +2,15 @@
 
 import random
 from functools import lru_cache
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Content, Picture
 from turnwise.envs.picture_env import PictureEnv
 from turnwise.envs.rubiks_cube.cube import FACES, MAX_DEPTH, MOVES, CubeState, is_solved, scramble, shortest_solution
-from turnwise.envs.text_env import Outcome, StrictParams, goes_on, won
+from turnwise.envs.text_env import Outcome, StrictParams, check_range, goes_on, won
 
 NET = (" U  ", "LFRB", " D  ")
 """The unfolded cube in pictures."""
@@ -36,11 +36,7 @@ class RubiksCube(PictureEnv):
         solved_reward: float = 1.0
         """Reward of a solved cube, the only reward."""
 
-        @model_validator(mode="after")
-        def _depths_are_ordered(self) -> Self:
-            if self.min_depth > self.max_depth:
-                raise ValueError(f"min_depth {self.min_depth} is above max_depth {self.max_depth}: lower it")
-            return self
+        _check_depths = check_range("min_depth", "max_depth")
 
     params: Params
 

@@ -22,7 +22,7 @@ from turnwise.envs.search_qa.knowledge_base import (
     next_step,
     shared_knowledge_base,
 )
-from turnwise.envs.text_env import Outcome, lost, won
+from turnwise.envs.text_env import Outcome, check_range, lost, won
 from turnwise.envs.tool_env import ToolEnv, ToolEnvRunner
 from turnwise.rewards.rubric import RewardSettings
 from turnwise.rewards.text_answers import exact_match, thresholded_f1
@@ -191,11 +191,7 @@ class DeepSearch(RubricEnv, SearchQA):
         )
         """Rewards of an answer: names, FILE.py:function, and tables such as {use = "judge", rubric = ...}."""
 
-        @model_validator(mode="after")
-        def _hops_are_ordered(self) -> Self:
-            if self.fewest_hops > self.hops:
-                raise ValueError("fewest_hops must be at most hops")
-            return self
+        _check_hops = check_range("fewest_hops", "hops")
 
     params: Params
 

@@ -2,15 +2,15 @@
 
 import random
 from types import MappingProxyType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from turnwise.core.messages import Content
 from turnwise.envs.svg_reconstruction.renderer import MAX_SIDE, Renderers, shared_renderers
 from turnwise.envs.svg_reconstruction.scene import CANVAS, PALETTE, format_svg, random_scene, read_svg
 from turnwise.envs.svg_reconstruction.scoring import pixel_score, structure_score
-from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
+from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, check_range
 from turnwise.pictures.image import Image
 from turnwise.settings.section import Share
 
@@ -40,11 +40,7 @@ class SvgReconstruction(TextEnv):
         memory_mb: Annotated[int, Field(ge=64)] = 256
         """Memory limit of rendering one picture in MiB."""
 
-        @model_validator(mode="after")
-        def _counts_are_ordered(self) -> Self:
-            if self.min_shapes > self.max_shapes:
-                raise ValueError(f"min_shapes {self.min_shapes} is above max_shapes {self.max_shapes}: lower it")
-            return self
+        _check_shapes = check_range("min_shapes", "max_shapes")
 
     params: Params
 
