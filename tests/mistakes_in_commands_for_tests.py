@@ -29,6 +29,7 @@ IN_COMMANDS = {
     ),
     "seeds backwards": Mistake("eval tiny bandit --seeds 5-2", ('"5-2" is not a seed',)),
     "no tries": Mistake("eval tiny bandit --tries 0", ("tries 0: must be 1 or more",)),
+    "serve without a model": Mistake("serve", ("There is no model to serve: add --model.name with a run or a model",)),
     "calls into a folder": Mistake("serve --out x", ("--out x is a folder. Name a file",), {"x/y": ""}),
     "calls below a file": Mistake("serve --out x.txt/y", ("Cannot write x.txt/y (Not a directory)",), TEXT),
 }

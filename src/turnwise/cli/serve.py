@@ -55,11 +55,14 @@ def serve(
         SQLite file of the recorded calls; their images are in images/ beside it. Default: runs/serve/calls.sqlite.
     """
     check_port(port)
-    if not train:
+    if train:
+        _refuse("only without --train", {"--api-key": api_key, "--out": out})
+    else:
         from turnwise.run.setting_names import check_served_model
 
-        check_served_model(overrides)
+        _refuse("only with --train", {"--resume": resume, "--name": name, "--seed": seed})
         _check_calls_file(out)
+        check_served_model(overrides)
     try:
         from turnwise.run.serving import CALLS, SECTIONS, serve_training
         from turnwise.run.serving import serve as serve_model
@@ -69,10 +72,8 @@ def serve(
         raise UserError(f"The gateway needs {error.name}. Run `pip install 'turnwise[gateway]'`.") from error
     listen: dict[str, Any] = {"host": host, "port": port, "admin_token": admin_token, "write": print_now}
     if train:
-        _refuse("only without --train", {"--api-key": api_key, "--out": out})
         serve_training(merge_settings(overrides, record__name=name, seed=seed), resume=resume, **listen)
     else:
-        _refuse("only with --train", {"--resume": resume, "--name": name, "--seed": seed})
         serve_model(merge_settings(overrides, SECTIONS), api_key=api_key, out=out or CALLS, **listen)
 
 

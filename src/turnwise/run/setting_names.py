@@ -7,7 +7,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.files.disk import check_can_create, wrap_disk_errors
 from turnwise.files.run_folders import CONFIG_FILE, NOT_STARTED
-from turnwise.models.loading.catalogue import model_names
+from turnwise.models.loading.catalogue import TINY, model_names
 from turnwise.models.loading.cuda import may_have_cuda, require_cuda
 from turnwise.models.loading.model_files import check_model_files
 from turnwise.models.settings import ModelConfig
@@ -46,10 +46,16 @@ def check_before_torch(config: Config, *, resume: bool) -> None:
 
 
 def check_served_model(overrides: Overrides) -> None:
-    """Raise UserError if model.name of `turnwise serve` is neither a run nor a model."""
+    """Raise UserError if model.name of `turnwise serve` is missing, or neither a run nor a model."""
     config = build({}, overrides)
+    names = [str(value) for key, value in overrides if key == "model.name"]
+    if not names:
+        raise UserError(
+            f"There is no model to serve: add --model.name with a run or a model; {TINY}, the default elsewhere, is "
+            "untrained."
+        )
     check_cuda(config.model)
-    if not any(key == "model.name" and find_run_or_none(str(value)) for key, value in overrides):
+    if not any(find_run_or_none(name) for name in names):
         check_model_name(config)
 
 
