@@ -12,13 +12,17 @@ from turnwise.config.recording import RecordConfig
 from turnwise.core.errors import UserError
 from turnwise.run.doctor import Finding, check_machine
 
-doctor_app = command_app("doctor", "[--plan --model NAME [--gpu-memory GIB] | --agent FILE] [--SECTION.KEY VALUE]...")
+USAGE = "[--plan --model NAME [--gpu-memory GIB] | [TASKS] --agent FILE|NAME] [--SECTION.KEY VALUE]..."
+
+doctor_app = command_app("doctor", USAGE)
 
 
 @doctor_app.default
 def doctor(
+    tasks: Annotated[str | None, Parameter(name="TASKS")] = None,
+    /,
     *,
-    agent: Annotated[str | None, Parameter(metavar="FILE", group=INFORMATION)] = None,
+    agent: Annotated[str | None, Parameter(metavar="FILE|NAME", group=INFORMATION)] = None,
     plan: Annotated[bool, Parameter(group=INFORMATION)] = False,
     model: Annotated[str | None, Parameter(metavar="NAME")] = None,
     shape: Annotated[str | None, Parameter(metavar="NAME")] = None,
@@ -29,8 +33,11 @@ def doctor(
 
     Parameters
     ----------
+    tasks
+        Tasks of a command-line agent, harbor:FOLDER. Default: a task of one command.
     agent
-        Settings file with an agent: run one episode of it, in place of the checks, and print what was captured.
+        Settings file with an agent, or a command-line agent such as mini-swe: run one episode of it, in place of the
+        checks, and print what was captured.
     plan
         Print how training a model would use GPU memory, in place of the checks.
     model
@@ -45,13 +52,10 @@ def doctor(
         print_plan(model, shape, gpu_memory, merge_settings(overrides))
         return
     if agent is not None and not of_plan:
-        from turnwise.run.configure import configure
-
-        configure(agent, overrides=merge_settings(overrides))  # reports wrong settings before torch is imported
-        from turnwise.run.doctor_agent import check_agent
-
-        _print_findings(check_agent(agent, merge_settings(overrides)))
+        _print_agent(agent, merge_settings(overrides), tasks)
         return
+    if tasks is not None:
+        raise UserError(f"{tasks} has an effect only beside --agent, a command-line agent such as mini-swe. Add it.")
     if of_plan or overrides:
         raise UserError("A model, a GPU size and settings apply only to a memory plan: add --plan.")
     findings = check_machine(Path(RecordConfig().folder))
@@ -59,6 +63,20 @@ def doctor(
     broken = [finding.name for finding in findings if finding.fix and finding.required]
     if broken:
         raise UserError(f"This machine is not ready; fix first: {', '.join(broken)}")
+
+
+def _print_agent(agent: str, overrides: list[tuple[str, str]], tasks: str | None) -> None:
+    from turnwise.envs.agent.choices import is_command_line_agent
+
+    if not is_command_line_agent(agent):
+        if tasks is not None:
+            raise UserError(f"{tasks} has no effect beside a settings file, which names its own tasks. Remove it.")
+        from turnwise.run.configure import configure
+
+        configure(agent, overrides=overrides)  # reports wrong settings before torch is imported
+    from turnwise.run.doctor_agent import check_agent
+
+    _print_findings(check_agent(agent, overrides, tasks))
 
 
 def _print_findings(findings: Sequence[Finding]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from turnwise.envs.agent.harness import ClaudeCode, Codex, MiniSwe, OpenCode
+from turnwise.envs.agent.harness import ClaudeCode, Codex, Harness, MiniSwe, OpenCode
 from turnwise.envs.agent.settings import AgentSettings, CallersAgent, CommandSettings, FunctionSettings, StartedAgent
 from turnwise.settings.choice import choices
 
@@ -17,3 +17,7 @@ def starts_agent(agent: Any) -> bool:
     if not isinstance(agent, Mapping):
         return isinstance(agent, StartedAgent)
     return any(agent.get(chosen.implied_by) for chosen in AGENTS.values() if chosen.implied_by)
+
+
+def is_command_line_agent(name: str) -> bool:
+    return name in AGENTS and issubclass(AGENTS[name], Harness)
