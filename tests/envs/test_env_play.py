@@ -2,6 +2,7 @@ import signal
 
 import pytest
 
+from openenv_for_tests import observation, scripted_server
 from pages_for_tests import ROOT
 from turnwise.core.errors import UserError
 from turnwise.core.task import Task
@@ -189,3 +190,20 @@ def test_play_hints_work_in_every_call_style(style):
     task = Task(env="lookup", seed=2, params={"style": style})
     assert play(load_spec("lookup"), task, read_line, written.append)
     assert written[-1] == "Won. Total reward 1." and not any("valid JSON" in line for line in written)
+
+
+@pytest.mark.parametrize(
+    ("actions", "typed", "sent"), [(["Up"], "Up", "<answer>Up</answer>"), (None, "Hello", "Hello")]
+)
+def test_play_sends_an_answer_only_where_answers_are_offered(actions, typed, sent):
+    said = []
+
+    def chat(server, socket, message):
+        if message["type"] == "step":
+            said.append(message["data"]["message"])
+        return observation(messages=[{"role": "user", "content": "Hi"}], actions=actions, done=bool(said))
+
+    with scripted_server(chat) as server:
+        task = Task(env="openenv", seed=0, params={"server": server.url})
+        play(load_spec("openenv"), task, lambda: typed, lambda line: None)
+    assert said == [sent]

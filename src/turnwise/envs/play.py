@@ -97,7 +97,7 @@ class ImageDisplay:
 
 def _how_to_play(runner: EnvRunner) -> str:
     quit_word = next(iter(_quit_words(runner)), "Ctrl-D")
-    if not isinstance(runner.env, TextEnv):
+    if not isinstance(runner.env, TextEnv) or takes_replies(runner):
         return f"Type a whole reply of the agent, or {quit_word}."
     several = f"actions (several with {SEPARATOR} between them)" if runner.env.max_actions_per_turn > 1 else "an action"
     lines = "" if runner.env.action_names else " Several lines: from <answer> to </answer>."
@@ -118,7 +118,7 @@ def _next_answer(runner: EnvRunner, read_line: ReadLine, write: Write) -> str | 
             return None
         if line in _quit_words(runner):
             return None
-        if not isinstance(runner.env, TextEnv):
+        if not isinstance(runner.env, TextEnv) or takes_replies(runner):
             return line
         if line == "hint":
             write(find_hint(runner.env))
@@ -132,9 +132,14 @@ def _next_answer(runner: EnvRunner, read_line: ReadLine, write: Write) -> str | 
 
 def format_reply(runner: EnvRunner, text: str) -> str:
     """Return what a person typed as a reply in the model's format: an action alone becomes an answer."""
-    if not isinstance(runner.env, TextEnv) or "<answer>" in text or _is_call(runner, text):
+    if takes_replies(runner) or "<answer>" in text or _is_call(runner, text):
         return text
     return f"<answer>{text}</answer>"
+
+
+def takes_replies(runner: EnvRunner) -> bool:
+    """Return whether the agent's whole reply is the action, without answer tags."""
+    return not isinstance(runner, TextEnvRunner) or runner.takes_replies
 
 
 def _read(read_line: ReadLine) -> str:

@@ -64,6 +64,8 @@ class TextEnvRunner:
 
     params_setting: str = PARAMS_SETTING
     """Setting in which the user set the parameters."""
+    takes_replies: bool = False
+    """The agent's whole reply is the action, without answer tags."""
 
     def __init__(self, env: TextEnv, start_rng: random.Random, seed: int = 0) -> None:
         self.env = env

@@ -4,7 +4,6 @@ import json
 import random
 from collections.abc import Mapping
 from functools import cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -18,16 +17,17 @@ from turnwise.envs.adapters.openenv.observations import describe_observation, re
 from turnwise.envs.adapters.openenv.package_server import package_url
 from turnwise.envs.adapters.openenv.runner import OpenEnvRunner
 from turnwise.envs.adapters.openenv.wire import RejectedAction, Result
+from turnwise.envs.adapters.remote_env import RemoteEnv, endpoint
 from turnwise.envs.param_setting import param_setting
 from turnwise.envs.seeds import FIRST_SEED
-from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, reasoning_params
+from turnwise.envs.text_env import Outcome, StrictParams
 from turnwise.envs.tool_env import Style, escape_tags
 from turnwise.network.secrets import check_variable_name, read_key, split_url
 from turnwise.settings.section import Positive
 from turnwise.text.validation import find_invalid_character
 
 if TYPE_CHECKING:
-    from turnwise.envs.adapters.openenv.connection import Endpoint, Session
+    from turnwise.envs.adapters.openenv.connection import Endpoint
 
 SEED_BLOCKS = 2**29
 """Seeds of a split where seeds choose the tasks: below 2**31 in all, which every random generator takes."""
@@ -39,13 +39,11 @@ MAX_ACTION_CHARS = 1_000_000
 """Longest action, as JSON. Servers close the connection at a limit of their own."""
 
 
-class OpenEnv(TextEnv):
+class OpenEnv(RemoteEnv):
     """An environment of an OpenEnv server, by its URL or the package that has it."""
 
-    max_turns = 20
-    needs = MappingProxyType({"websockets": "'turnwise[openenv]'"})
     runner = OpenEnvRunner
-    view_params = (*TextEnv.view_params, "server", "python", "token_env", *LIMITS)
+    view_params = (*RemoteEnv.view_params, "server", "python", "token_env", *LIMITS)
 
     class Params(StrictParams):
         server: str
@@ -79,18 +77,6 @@ class OpenEnv(TextEnv):
             return None if name is None else check_variable_name(name)
 
     params: Params
-
-    def __init__(self, params: Mapping[str, Any] | None = None, rng: random.Random | None = None) -> None:
-        super().__init__(params, rng)
-        self.session: Session | None = None
-        self.last: Result | None = None
-        """The server's last answer."""
-
-    @classmethod
-    def common_params(cls) -> dict[str, Any]:
-        """Return the limits. What an agent knows of the state cannot be scored here."""
-        reasoning = reasoning_params(knows_state=False)
-        return {name: field for name, field in super().common_params().items() if name not in reasoning}
 
     @classmethod
     def check(cls, params: Any) -> None:
@@ -145,29 +131,20 @@ class OpenEnv(TextEnv):
         """Return the observation's messages, if the environment talks in chat; the reply is then the action."""
         return read_messages(self.answer.observation, self.params.max_observation)
 
-    @property
-    def answer(self) -> Result:
-        if self.last is None:
-            raise RuntimeError("an observation before reset")
-        return self.last
-
     async def step(self, action: str) -> Outcome:
         await self.send(self.action_spec.read(action))
         return self.outcome()
 
     async def send(self, action: Mapping[str, Any]) -> Result:
         """Send an action. Raises ValueError, whose text is for the agent, if it does not fit the schema."""
-        if self.session is None:
-            raise RuntimeError("step before reset")
         if (problem := find_invalid_character(action)) is not None:
             raise ValueError(f"the action contains {problem}: remove it")
         if len(json.dumps(action)) > MAX_ACTION_CHARS:
             raise ValueError(f"the action is longer than {MAX_ACTION_CHARS:,} characters")
         try:
-            self.last = await self.session.step(action)
+            return await self.exchange(action)
         except RejectedAction as rejected:
             raise ValueError(str(rejected)) from rejected
-        return self.last
 
     def outcome(self) -> Outcome:
         result = self.answer
@@ -200,9 +177,6 @@ class OpenEnv(TextEnv):
             return None
         return self.action_spec.random(rng, self.describe().split()[-50:])
 
-    def start_key(self) -> str:
-        return json.dumps(self.answer.observation, sort_keys=True)
-
 
 @cache
 def _ask(server: str, python: str | None, token_env: str | None, splits: tuple[tuple[Split, str], ...]) -> ServerFacts:
@@ -216,16 +190,8 @@ def facts_of(params: OpenEnv.Params) -> ServerFacts:
 
 
 def endpoint_of(params: OpenEnv.Params) -> "Endpoint":
-    from turnwise.envs.adapters.openenv.connection import Endpoint
-
     url = _url(params.server, params.python)
-    return Endpoint(
-        url=url,
-        token=_token(url, params.token_env),
-        timeout_s=params.timeout_s,
-        wait_s=params.wait_s,
-        max_bytes=params.max_message_mb << 20,
-    )
+    return endpoint(url, _token(url, params.token_env), params)
 
 
 def _url(server: str, python: str | None) -> str:

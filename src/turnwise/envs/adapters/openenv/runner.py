@@ -12,8 +12,9 @@ from turnwise.core.messages import ContentPart, Message, TextPart, ToolCall, Too
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.envs.adapters.openenv.observations import clean, read_parts
 from turnwise.envs.adapters.openenv.wire import CALL_TOOL, LIST_TOOLS, RESERVED_NAMES
+from turnwise.envs.adapters.remote_env import RemoteRunner
 from turnwise.envs.answers import format_answer, invalid_action_line
-from turnwise.envs.runner import TextEnvRunner, TurnOutcome, limits_text, turn_info
+from turnwise.envs.runner import TurnOutcome, limits_text, turn_info
 from turnwise.envs.tool_env import TEMPLATE_STYLES, describe_calls, describe_tools
 from turnwise.text.truncation import describe_value, first_line
 from turnwise.tools.call_formats import format_call, parse_calls
@@ -35,15 +36,12 @@ class CallOutcome:
     failed: bool
 
 
-class OpenEnvRunner(TextEnvRunner):
+class OpenEnvRunner(RemoteRunner):
     """One episode of `OpenEnv`."""
 
     def __init__(self, env: Any, start_rng: random.Random, seed: int = 0) -> None:
         super().__init__(env, start_rng, seed)
-        self.remote: Any = env
-        self._tools: tuple[ToolSpec, ...] = ()
         self._is_chat = False
-        self._words: list[str] = []
 
     async def start(self) -> Observation:
         await asyncio.to_thread(lambda: self.remote.facts)  # known already, unless the process is another one
@@ -54,6 +52,7 @@ class OpenEnvRunner(TextEnvRunner):
                 return await self._start_with_tools(chat or opening.messages[1:])
             if chat and self.remote.action_spec.is_text:
                 self._is_chat = True
+                self.takes_replies = not self.remote.answer.observation.get("actions")  # they are answers
                 return replace(opening, messages=chat, tools=read_shown_tools(self.remote.answer.observation))
         lines = (self.env.rules(), limits_text(self.env), self.remote.action_spec.describe())
         prompt = system("\n".join(line for line in lines if line))
@@ -62,6 +61,7 @@ class OpenEnvRunner(TextEnvRunner):
     async def _start_with_tools(self, messages: Sequence[Message]) -> Observation:
         first = self.remote.last
         listed = await self.remote.send({"type": LIST_TOOLS})
+        self.takes_replies = True
         self._tools, self.remote.last = read_tools(listed.observation.get("tools")), first
         style = self.remote.params.style
         lines = (self.env.rules(), limits_text(self.env), describe_calls(self._tools, style))
@@ -159,11 +159,6 @@ class OpenEnvRunner(TextEnvRunner):
             return format_call(spec.name, random_arguments(spec, rng, self._words[-50:]), self.remote.params.style)
         action = self.remote.random_action(rng)
         return None if action is None else format_answer([action])
-
-    async def close(self) -> None:
-        session, self.remote.session = self.remote.session, None
-        if session is not None:
-            await session.close()
 
 
 def read_tools(listed: Any) -> tuple[ToolSpec, ...]:

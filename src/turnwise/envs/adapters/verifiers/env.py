@@ -2,10 +2,8 @@
 
 import json
 import random
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, field_validator
@@ -14,15 +12,16 @@ from turnwise.core.errors import EnvironmentFailure
 from turnwise.core.task import Split
 from turnwise.envs.adapters.openenv.facts import ServerFacts, ask_server
 from turnwise.envs.adapters.openenv.wire import Result
+from turnwise.envs.adapters.remote_env import RemoteEnv, endpoint
 from turnwise.envs.adapters.server_process import ServerCommand, ServerProcess, python_of, running_server
 from turnwise.envs.adapters.verifiers.runner import VerifiersRunner
-from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, reasoning_params
+from turnwise.envs.text_env import Outcome, StrictParams
 from turnwise.envs.tool_env import Style
 from turnwise.network.secrets import check_variable_name
 from turnwise.settings.section import Positive
 
 if TYPE_CHECKING:
-    from turnwise.envs.adapters.openenv.connection import Endpoint, Session
+    from turnwise.envs.adapters.openenv.connection import Endpoint
 
 PROGRAM = """
 import sys, types
@@ -38,13 +37,11 @@ VIEW = ("package", "python", "variables", "style", "success_at", "timeout_s", "w
 """Parameters that do not change the task, or are a path of this machine."""
 
 
-class Verifiers(TextEnv):
+class Verifiers(RemoteEnv):
     """An environment of verifiers, by its module, folder or file."""
 
-    max_turns = 20
-    needs = MappingProxyType({"websockets": "'turnwise[openenv]'"})
     runner = VerifiersRunner
-    view_params = (*TextEnv.view_params, *VIEW)
+    view_params = (*RemoteEnv.view_params, *VIEW)
 
     class Params(StrictParams):
         package: str
@@ -77,18 +74,6 @@ class Verifiers(TextEnv):
 
     params: Params
 
-    def __init__(self, params: Mapping[str, Any] | None = None, rng: random.Random | None = None) -> None:
-        super().__init__(params, rng)
-        self.session: Session | None = None
-        self.last: Result | None = None
-        """The environment's last answer."""
-
-    @classmethod
-    def common_params(cls) -> dict[str, Any]:
-        """Return the limits. What an agent knows of the state cannot be scored here."""
-        reasoning = reasoning_params(knows_state=False)
-        return {name: field for name, field in super().common_params().items() if name not in reasoning}
-
     @classmethod
     def check(cls, params: Any) -> None:
         """Load the environment."""
@@ -106,26 +91,25 @@ class Verifiers(TextEnv):
         self.session, self.last = await open_session(_endpoint(self.params), arguments)
         return json.dumps(self.answer.observation.get("messages"))
 
-    @property
-    def answer(self) -> Result:
-        if self.last is None:
-            raise RuntimeError("an observation before reset")
-        return self.last
-
     async def send(self, content: str, calls: list[dict[str, Any]]) -> Result:
         """Send a reply of the agent."""
-        if self.session is None:
-            raise RuntimeError("step before reset")
-        self.last = await self.session.step({"content": content, "tool_calls": calls})
-        if self.last.done and self.last.reward is None:
+        result = await self.exchange({"content": content, "tool_calls": calls})
+        if result.done and result.reward is None:
             raise EnvironmentFailure("The environment ended the episode without a reward.")
-        return self.last
+        return result
 
-    def step(self, action: str) -> Outcome:
-        raise NotImplementedError("the runner sends whole replies")
+    async def step(self, action: str) -> Outcome:
+        """Send a reply without calls. The runner sends those with calls too."""
+        result = await self.send(action, [])
+        text = json.dumps(result.observation.get("messages"))
+        return Outcome(text=text, reward=self.reward(), over=result.done, success=self.succeeded())
 
-    def start_key(self) -> str:
-        return json.dumps(self.answer.observation, sort_keys=True)
+    def reward(self) -> float:
+        """Return the rubric's reward, which comes at the end."""
+        return self.answer.reward or 0.0 if self.answer.done else 0.0
+
+    def succeeded(self) -> bool:
+        return self.answer.done and self.reward() >= self.params.success_at
 
 
 def _server(params: Any) -> ServerProcess:
@@ -149,13 +133,5 @@ def facts_of(params: Any) -> ServerFacts:
 
 
 def _endpoint(params: Any) -> "Endpoint":
-    from turnwise.envs.adapters.openenv.connection import Endpoint
-
     server = _server(params)
-    return Endpoint(
-        url=server.url,
-        token=server.key,
-        timeout_s=params.timeout_s,
-        wait_s=params.wait_s,
-        max_bytes=params.max_message_mb << 20,
-    )
+    return endpoint(server.url, server.key, params)

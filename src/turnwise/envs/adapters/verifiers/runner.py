@@ -5,26 +5,23 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from turnwise.core.errors import EnvironmentFailure
-from turnwise.core.messages import Message, ToolCall, ToolSpec, system, user
+from turnwise.core.messages import Message, ToolCall, system, user
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.envs.adapters.openenv.observations import ROLES, read_parts
 from turnwise.envs.adapters.openenv.runner import read_shown_tools
 from turnwise.envs.adapters.openenv.wire import Result
-from turnwise.envs.runner import MAX_REWARD, TextEnvRunner, TurnOutcome, turn_info
+from turnwise.envs.adapters.remote_env import RemoteRunner
+from turnwise.envs.runner import MAX_REWARD, TurnOutcome, turn_info
 from turnwise.envs.tool_env import TEMPLATE_STYLES, describe_calls, describe_tools
 from turnwise.text.truncation import describe_value
 from turnwise.tools.call_formats import ParsedCalls, format_call, parse_calls, remove_calls
 from turnwise.tools.signature import random_arguments
 
 
-class VerifiersRunner(TextEnvRunner):
+class VerifiersRunner(RemoteRunner):
     """One episode of `Verifiers`."""
 
-    def __init__(self, env: Any, start_rng: random.Random, seed: int = 0) -> None:
-        super().__init__(env, start_rng, seed)
-        self.remote: Any = env
-        self._tools: tuple[ToolSpec, ...] = ()
-        self._words: list[str] = []
+    takes_replies = True
 
     async def start(self) -> Observation:
         await super().start()
@@ -69,9 +66,8 @@ class VerifiersRunner(TextEnvRunner):
         return _encodable(content), calls
 
     def _result(self, result: Result, messages: tuple[Message, ...], parsed: ParsedCalls) -> StepResult:
-        reward = result.reward if result.done and result.reward is not None else 0.0
+        reward, success = self.remote.reward(), self.remote.succeeded()
         truncated = result.done and bool(result.flag("truncated"))
-        success = result.done and reward >= self.remote.params.success_at
         problem = parsed.problems[0] if parsed.problems and not parsed.calls else ""
         parts = read_parts_of_reward(result.metadata.get("rewards", {})) if result.done else {}
         info = turn_info(TurnOutcome(success=success, problem=problem, parts=parts), None)
@@ -110,11 +106,6 @@ class VerifiersRunner(TextEnvRunner):
             spec = rng.choice(self._tools)
             return format_call(spec.name, random_arguments(spec, rng, self._words[-50:]), self.remote.params.style)
         return " ".join(rng.sample(self._words, min(len(self._words), 3))) or "OK"
-
-    async def close(self) -> None:
-        session, self.remote.session = self.remote.session, None
-        if session is not None:
-            await session.close()
 
 
 def read_parts_of_reward(parts: Any) -> dict[str, float]:
