@@ -3,39 +3,25 @@
 Its requirements clash with those of turnwise, so it has a Python environment of its own (.venv-verifiers, `make test`).
 """
 
-import asyncio
 import json
 import math
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 import turnwise
 from processes_for_tests import forked_with_output, run_turnwise
-from runs_for_tests import metrics, quiet
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
-from turnwise.core.messages import Message, text_parts
-from turnwise.core.protocols import StepResult
-from turnwise.core.task import Split, Task
-from turnwise.envs.adapters import server_process
 from turnwise.envs.registry import load_spec
-from turnwise.envs.seeds import seed_for
-from turnwise.envs.spec import EnvRunner
-from turnwise.record.run_folder import RunFolder
-from turnwise.run.configure import configure
 from turnwise.run.env_export import export_environment
-from turnwise.run.train import train
+from verifiers_for_tests import NEWEST, opening, params_of, play, train_on
 
-HERE = Path(__file__).parent
-NEWEST = HERE.parents[1] / ".venv-verifiers" / "bin" / "python"
-CLASSIC = NEWEST.parents[1] / "classic" / "bin" / "python"
-CAPITALS = {"package": str(HERE / "capitals.py"), "python": str(CLASSIC)}
-WORD_ORDER = {"package": str(HERE / "word_order.py"), "python": str(NEWEST)}
+CAPITALS = params_of("capitals.py")
+WORD_ORDER = params_of("word_order.py")
 LOOK_UP = '<tool_call>{"name": "look_up", "arguments": {"country": "France"}}</tool_call>'
 FAULTS = {
     "nan": 'reward "is_faulty" is nan',
@@ -47,65 +33,6 @@ FAULTS = {
     "die": "closed the connection",
 }
 """Faults of the test tasks of capitals.py, after the first: what is reported."""
-SMALL = {
-    "model.warmup_steps": "1",
-    "rollout.groups": "2",
-    "rollout.group_size": "2",
-    "train.steps": "2",
-    "train.mini_batch": "4",
-    "eval.episodes": "1",
-    "rollout.max_new_tokens": "16",
-    "system.threads": "1",
-}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def verifiers(optional_part: Callable[..., NoReturn]) -> Iterator[None]:
-    if not CLASSIC.exists():
-        optional_part("verifiers is not installed: make test installs it into .venv-verifiers")
-    yield
-    server_process.end_servers()
-
-
-def make(params: dict[str, Any], split: Split = "train", index: int = 0) -> EnvRunner:
-    spec = load_spec("verifiers")
-    full = spec.check_params(params)
-    return spec.make(Task(env=spec.name, params=full, seed=seed_for(split, index), split=split))
-
-
-def play(params: dict[str, Any], *replies: str, split: Split = "train", index: int = 0) -> list[StepResult]:
-    """Play replies until the episode ends, and return the environment's answers."""
-
-    async def run() -> list[StepResult]:
-        env = make(params, split, index)
-        try:
-            await env.start()
-            return [await env.step(Message(role="assistant", parts=text_parts(reply))) for reply in replies]
-        finally:
-            await env.close()
-
-    return asyncio.run(run())
-
-
-def opening(params: dict[str, Any], split: Split, index: int) -> str:
-    async def run() -> str:
-        env = make(params, split, index)
-        try:
-            return (await env.start()).messages[-1].content
-        finally:
-            await env.close()
-
-    return asyncio.run(run())
-
-
-def train_on(params: dict[str, str], folder: Path, **overrides: str) -> list[dict[str, Any]]:
-    """Train for a few steps and return the recorded episodes."""
-    settings = {f"env.params.{name}": value for name, value in params.items() if name != "package"}
-    given = {**SMALL, **settings, **overrides, "record.folder": str(folder), "record.name": "run"}
-    train(configure(f"verifiers:{params['package']}", overrides=list(given.items())), console=quiet())
-    assert [row["step"] for row in metrics(folder / "run") if "train/policy_loss" in row][-1:] == [2]
-    run = RunFolder.open(folder / "run")
-    return [run.read_trajectory(entry) for part in (None, "before", "after") for entry in run.read_index(part)]
 
 
 def test_classic_environment_rewards_the_right_answer_after_a_call() -> None:

@@ -1,5 +1,6 @@
 """Import the module of an environment: installed, a folder, or a file."""
 
+import os
 import sys
 from importlib import import_module
 from importlib.metadata import version
@@ -19,6 +20,8 @@ def import_environment(target: str) -> ModuleType:
     if path.exists() or target.endswith(".py") or target.startswith((".", "/")):
         folder, name = _split(path)
         sys.path.insert(0, str(folder))
+        paths = filter(None, (str(folder), os.environ.get("PYTHONPATH")))
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # verifiers runs the servers of a Toolset as python -m MODULE
     else:
         name = _module_name(target.rpartition("/")[2].partition("@")[0])
     try:
