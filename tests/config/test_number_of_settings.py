@@ -2,7 +2,7 @@
 
 from turnwise.config.keys import all_keys
 
-MAX_SETTINGS = 181
+MAX_SETTINGS = 170
 
 
 def test_number_of_settings_does_not_grow() -> None:

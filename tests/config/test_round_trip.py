@@ -74,8 +74,6 @@ STRATEGIES: dict[str, Any] = {name: st.sampled_from(kinds) for name, kinds in KI
     "algo.filter": st.sampled_from(["none", "top_p", "quarter"]),
     "algo.correction": st.sampled_from(["none", "masked"]),
     "algo.rejection": st.sampled_from(["none", "sequence"]),
-    "algo.exploration": st.sampled_from(["none", "action_entropy"]),
-    "rollout.retry": st.sampled_from(["none", "unsolved"]),
     "selfplay.opponent": st.sampled_from(["none", "past"]),
     "agent": st.just("none"),
     "env.mix": st.dictionaries(unicode_text, weights | mixed, max_size=3),

@@ -225,15 +225,3 @@ def test_sample_pairs_put_the_better_one_first(tmp_path: Path) -> None:
         pairs = replay.sample_pairs(10, seed)
         assert len(pairs) == 2
         assert all(better.total_reward > worse.total_reward and better.group == worse.group for better, worse in pairs)
-
-
-def test_sample_pairs_differ_by_the_gap(tmp_path: Path) -> None:
-    """A member without a partner far enough away is never drawn, nor a group without such a pair."""
-    replay = open_replay(tmp_path, 100)
-    for number, reward in enumerate((0.0, 0.5, 1.0)):
-        replay.add(single(number, task=0, reward=reward))
-        replay.add(single(number, task=1, reward=reward / 2))
-    for seed in range(10):
-        pairs = replay.sample_pairs(10, seed, gap=1.0)
-        assert [(better.total_reward, worse.total_reward) for better, worse in pairs] == [(1.0, 0.0)]
-    assert len(replay.sample_pairs(10, 0)) == 2

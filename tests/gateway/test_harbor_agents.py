@@ -1,6 +1,7 @@
 """Agents that are programs inside of a Harbor task: exact tokens, rewards of the tests alone, and no way out."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
@@ -126,28 +127,32 @@ def test_agent_without_a_call_is_a_failure(tasks: Path) -> None:
         play_harbor_task(ProgramForTests(code="print('nothing to do')"), tasks, says_in_turn("hello"))
 
 
-def test_find_program_binds_what_a_program_needs(tmp_path: Path) -> None:
+def find_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    monkeypatch.setenv("PATH", str(folder))
+    return find_program(MiniSwe())
+
+
+def test_find_program_binds_what_a_program_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     venv = tmp_path / "venv"
     script = write_program(venv / "bin" / "mini")
     (venv / "pyvenv.cfg").write_text(f"home = {tmp_path}/python/bin\n")
     link = tmp_path / "mini"
     link.symlink_to(script)
     for path in (script, link):
-        program = find_program(MiniSwe(program=str(path)))
+        program = find_in(path.parent, monkeypatch)
         assert program.command == (str(script),)
         assert program.folders == (str(venv), f"{tmp_path}/python")
-    module = write_program(tmp_path / "lib" / "node_modules" / "agent" / "bin" / "agent.js")
-    program = find_program(MiniSwe(program=str(module)))
+    module = write_program(tmp_path / "lib" / "node_modules" / "agent" / "bin" / "mini")
+    program = find_in(module.parent, monkeypatch)
     assert program.command == (str(module),)
     assert program.folders[0] == str(tmp_path / "lib" / "node_modules")
-    alone = write_program(tmp_path / "alone")
-    assert find_program(MiniSwe(program=str(alone))) == Program(command=(str(alone),), folders=(str(alone),))
+    alone = write_program(tmp_path / "alone" / "mini")
+    assert find_in(alone.parent, monkeypatch) == Program(command=(str(alone),), folders=(str(alone),))
 
 
 def test_find_program_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match=r"install it with `pipx install mini-swe-agent && pipx"):
-        find_program(MiniSwe())
+    with pytest.raises(UserError, match=r"PATH has no program mini.*install it with `pipx install mini-swe-agent &&"):
+        find_in(tmp_path, monkeypatch)
 
 
 def test_tasks_beside_the_program_are_refused(tmp_path: Path) -> None:
@@ -172,7 +177,8 @@ def test_command_line_trains_an_agent_on_harbor_tasks(
     program = tmp_path / "mini"
     program.write_text(f"#!/bin/sh\nfor last; do :; done\nexec python3 - \"$last\" <<'END'\n{ASK}ask(messages)\nEND\n")
     program.chmod(0o755)
-    arguments = ["train", f"harbor:{tasks}", "--agent", "mini-swe", "--agent.program", str(program)]
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    arguments = ["train", f"harbor:{tasks}", "--agent", "mini-swe"]
     small = ["--rollout.groups=1", "--rollout.group_size=2", "--rollout.max_new_tokens=4", "--train.mini_batch=2"]
     assert not command_line([*arguments, *small, "--dry-run"])
     assert 'agent = "mini-swe"' in capsys.readouterr().out

@@ -117,7 +117,7 @@ IN_DATA = (
             "for entry in self.entries:\n            codes",
             "for entry in self._all:\n            codes",
         ),
-        ("a pair may be closer than the gap", " and max(rewards) - min(rewards) >= gap", ""),
+        ("equal rewards are a pair", "max(rewards) > min(rewards)", "len(rewards) > 1"),
         (
             "the worse one comes first",
             "if first.total_reward > second.total_reward",

@@ -21,9 +21,8 @@ IN_TRAINING = (
     *mutants(
         "training/exploration.py",
         ("training/test_exploration_bonus.py",),
-        ("unsolved tasks are those with a success", "counted = ~torch.isin(", "counted = torch.isin("),
         ("the last action of a turn alone counts", "accumulate=True", "accumulate=False"),
-        ("groups share their states", "surprise(groups[counted],", "surprise(torch.zeros_like(groups[counted]),"),
+        ("groups share their states", "surprise(groups,", "surprise(torch.zeros_like(groups),"),
     ),
     *mutants(
         "training/estimate.py",
@@ -493,7 +492,7 @@ IN_TRAINING = (
         ),
         (
             "equal rewards make a pair",
-            "(not needs_pair or has_pair(members, pair_gap))",
+            "(not needs_pair or has_pair(members))",
             "True",
         ),
     ),

@@ -143,7 +143,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
     ("needs one number for the environment's reward", {"reward__weights": (1.0, 2.0)}),
     ("missing.py does not exist", {"reward__functions": ("missing.py:brief",)}),
     ('unknown part "thinking": did you mean "think"', {"algo__loss_tokens": "thinking"}),
-    ('unknown part "thinking": did you mean "think"', {"algo__entropy_tokens": "thinking"}),
+    ('unknown part "thinking": did you mean "think"', {"algo__loss_tokens": "thinking"}),
 ]
 
 
@@ -248,11 +248,9 @@ UNREAD: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
     ("algo.advantage.by_std", False, {"algo.advantage": "pass_at_k", **ARCHER}, {"algo.advantage": "pass_at_k"}),
     ("algo.filter", "quarter", ARCHER, {}),
     ("algo.filter.by", "reward", {"algo.filter": "quarter", **ARCHER}, {"algo.filter": "quarter"}),
-    ("algo.exploration", "action_entropy", ARCHER, {}),
+    ("algo.action_entropy_target", 0.6, ARCHER, {}),
     ("algo.loss_tokens", "answer", ARCHER, {}),
     ("algo.advantage_tokens", "answer", ARCHER, {}),
-    ("algo.entropy_tokens", "answer", ARCHER, {}),
-    ("algo.entropy_tokens", "answer", {"algo.entropy_coef": 0.0}, {}),
     ("algo.placement", "trajectory", ARCHER, {}),
     ("algo.placement", "trajectory", {"algo.normalise": "mean"}, {}),
     ("algo.placement", "trajectory", {"reward.combine": "process"}, {}),
@@ -265,8 +263,6 @@ UNREAD: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
     ("sft.count", 5, {}, {}),
     ("agent.success_at", 0.5, {}, {}),
     ("data.keep", "succeeded", {}, STORED),
-    ("data.pair_gap", 1.0, STORED, {**STORED, "algo.advantage": "preference"}),
-    ("data.pair_gap", 1.0, {"algo.advantage": "preference"}, {**STORED, "algo.advantage": "preference"}),
     ("rollout.temperature", 0.5, STORED, {}),
     ("reward.format_penalty", 0.5, STORED, {}),
     ("reward.weights", (2.0,), STORED, {}),

@@ -93,7 +93,6 @@ def draw_settings(rng: random.Random, rewards: Path) -> Settings:
         "algo.entropy_coef": pick([0.0, 0.01]),
         "algo.loss_tokens": pick(["sampled", "sampled", "answer", "think"]),
         "algo.advantage_tokens": pick(["sampled", "sampled", "answer"]),
-        "algo.entropy_tokens": pick(["sampled", "sampled", "answer"]),
         "algo.advantage.gamma_turn": pick([1.0, 0.9, "adaptive"]),
         "algo.advantage.lam": pick([1.0, 0.9]),
         "critic.kind": pick(["trunk", "head"]),
@@ -119,9 +118,7 @@ def draw_settings(rng: random.Random, rewards: Path) -> Settings:
         }
     if maybe() < 0.2:
         given |= {
-            "algo.exploration": "action_entropy",
-            "algo.exploration.target": pick([None, 0.1, 5.0]),
-            "algo.exploration.tasks": pick(["all", "unsolved"]),
+            "algo.action_entropy_target": pick([0.1, 5.0]),
         }
     if maybe() < 0.2:
         given |= {"algo.entropy_coef": 0.01, "algo.entropy_target": pick([0.1, 5.0])}
@@ -169,7 +166,7 @@ def draw_settings(rng: random.Random, rewards: Path) -> Settings:
         "eval.top_k": pick([0, 0, 5]),
         "checkpoint.every": rng.randint(1, 3),
         "record.trajectories": pick([1, 1, 2]),
-        "diagnose.rollbacks": pick([0, 0, 0, 3]),
+        "diagnose.answer": pick(["none", "none", "adjust", "roll_back"]),
         "diagnose.every": pick([0, 0, 0, 2]),
     }
     if given.get("selfplay.opponent") == "self":  # else few of them would fit
@@ -245,7 +242,7 @@ def run_case(number: int, folder: Path) -> str | None:
     settings, moments = draw_case(number, folder)
     environment = tuple((name, value) for name, value in settings.items() if name.startswith(("env.p", "env.m")))
     warm_up(settings["env.kind"], environment)
-    with raise_alarms(number) if settings["diagnose.rollbacks"] else nullcontext():
+    with raise_alarms(number) if settings["diagnose.answer"] != "none" else nullcontext():
         return compare(settings, moments, folder)
 
 

@@ -77,13 +77,12 @@ def test_algorithm_trains_with_finite_metrics(names: dict[str, str], tmp_path: P
     [
         {"context": "window", "context__turns": 1},
         {"context": "turn"},
-        {"rollout__retry": "unsolved", "rollout__retry__temperature": 1.5},
+        {"rollout__retry_unsolved": 1},
         {"context": "summary", "context__every": 1, "context__summary": 8},
         {"algo__advantage": "bi_level_gae", "algo__advantage__gamma_turn": "adaptive"},
         {
             "algo__kl_target": 0.01,
             "algo__entropy_target": 5.0,
-            "algo__entropy_tokens": "answer",
             "algo__loss_tokens": "answer",
             "algo__advantage_tokens": "answer",
             "diagnose__every": 1,
@@ -98,7 +97,7 @@ def test_settings_train_with_small_mismatch(settings: dict[str, Any], tmp_path: 
     assert len(rows) == STEPS and all("train/grad_norm" in row for row in rows), printed(console)
     if "algo__kl_target" in settings:
         assert rows[0]["train/kl_coef"] != 0.1
-        assert rows[0]["train/bonus_entropy"] < 5.0 and rows[0]["train/entropy_coef"] > 0.001
+        assert rows[0]["train/entropy"] < 5.0 and rows[0]["train/entropy_coef"] > 0.001
     if "diagnose__every" in settings:
         assert "diagnostics/mutual_information" in rows[0] and "diagnostics/gradient_task_0" in rows[0]
     for row in rows:

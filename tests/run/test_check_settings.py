@@ -235,8 +235,17 @@ def test_older_settings_that_were_joined_keep_their_meaning(tmp_path: Path) -> N
         [diagnose]
         information_every = 0
         gradients_every = 4
+        rollbacks = 2
+        [rollout.retry]
+        kind = "unsolved"
+        rounds = 2
+        temperature = 1.3
         [algo]
         estimator = "awac"
+        [algo.exploration]
+        kind = "action_entropy"
+        coef = 0.1
+        target = 0.6
         [algo.advantage]
         kind = "turn_gae"
         whiten = false
@@ -264,6 +273,8 @@ def test_older_settings_that_were_joined_keep_their_meaning(tmp_path: Path) -> N
         config = build(read_run(str(tmp_path)))
         assert (config.rollout.timeout_s, config.agent.train_on) == (limit, ("timeout", "crash"))
         assert (config.diagnose.every, config.critic.kind) == (4, "utterance_head")
+        assert (config.diagnose.answer, config.rollout.retry_unsolved) == ("roll_back", 2)
+        assert config.algo.action_entropy_target == 0.6
         assert (config.model.train_vision, config.context.model_dump()["summary"]) == ("only", 64)
         assert config.algo.advantage.model_dump()["whiten"] is False
         correction = {"kind": "truncated", "normalise": False, "level": "sequence_mean", "bounds": (0.5, 3.0)}

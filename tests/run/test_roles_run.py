@@ -62,7 +62,7 @@ def test_one_role_is_evaluated_at_a_time(tmp_path: Path, capsys: pytest.CaptureF
         ({"rollout__in_flight": 2}, "Telephone runs 3 roles at once. Raise rollout.in_flight to 3 or more"),
         ({"env__mix": {"bandit": 1.0}}, "has several roles, whose episodes run together, and env.mix adds others"),
         ({"cluster__engines": 1}, "has several roles, whose episodes run in one process, and cluster.engines"),
-        ({"rollout__retry": "unsolved", "rollout__group_size": 4}, "Telephone trains several roles at once"),
+        ({"rollout__retry_unsolved": 1, "rollout__group_size": 4}, "Telephone trains several roles at once"),
         ({"algo__advantage": "remax"}, "Telephone trains several roles at once"),
         ({"env__params": {"players": {"fourth": "script"}}}, "env.params.players names the role 'fourth'"),
         ({"env__params": {"players": {"first": "no/such"}}}, "no/such"),

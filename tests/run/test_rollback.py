@@ -36,7 +36,7 @@ def settings(folder: Path) -> Config:
         eval__every=0,
         checkpoint__every=2,
         train__max_grad_norm=MAX_GRAD_NORM,
-        diagnose__rollbacks=3,
+        diagnose__answer="roll_back",
         rollout__max_new_tokens=6,
         eval__episodes=2,
     )
@@ -118,7 +118,7 @@ def test_kill_before_old_checkpoints_are_deleted_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before step 1's is deleted, which step 3 would go back to, and before the last deletion of the run."""
-    few = {"train__steps": 3, "diagnose__rollbacks": 3, "eval__every": 0, "checkpoint__keep_last": 1}
+    few = {"train__steps": 3, "diagnose__answer": "roll_back", "eval__every": 0, "checkpoint__keep_last": 1}
     configs = {name: small(tmp_path / name, **few, eval__episodes=1) for name in ("plain", "killed")}
     monkeypatch.setattr(diagnostics, "check_alarms", alarm_at(3))
     train(configs["plain"], console=quiet())

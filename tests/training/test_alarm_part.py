@@ -132,7 +132,7 @@ def test_smaller_learning_rate_moves_the_weights_less() -> None:
 COLLAPSING = [row(step, 1.0) | {"rollout/action_entropy": 1.0 if step < 15 else 0.1} for step in range(1, 25)]
 
 
-def test_alarms_are_answered_only_with_act() -> None:
+def test_alarms_are_answered_only_with_adjust() -> None:
     coefficients = Coefficients(build_coefficients(settings_of().algo), kl_in_loss=True)
     for explore_more, answer, boost in ((None, "", 1.0), (coefficients.explore_more, BOOSTED, 2.0)):
         watched = Watched(COLLAPSING[:10], explore_more=explore_more)
@@ -147,7 +147,7 @@ def test_alarms_are_answered_only_with_act() -> None:
 BOOSTED = " entropy bonuses are now multiplied by 2"
 
 
-def test_spike_halves_the_learning_rate_with_act() -> None:
+def test_spike_halves_the_learning_rate_with_adjust() -> None:
     watched = Watched(STEADY, explore_more=lambda: None)
     assert watched.alarms_at(row(20, 90.0))
     assert watched.part.adjust(StepSettings(step=20)).rate_scale == 0.5
@@ -158,11 +158,11 @@ def test_spike_halves_the_learning_rate_with_act() -> None:
 
 
 def test_boost_multiplies_both_entropy_bonuses_up_to_a_bound() -> None:
-    algo = settings_of(algo__entropy_coef=0.01, algo__exploration="action_entropy", algo__exploration__coef=0.2).algo
+    algo = settings_of(algo__entropy_coef=0.01, algo__action_entropy_target=0.5).algo
     coefficients = Coefficients(build_coefficients(algo), kl_in_loss=True)
     assert [coefficients.explore_more() is not None for _ in range(4)] == [True, True, True, False]
     assert coefficients.adjust(StepSettings(step=0)).entropy_coef == 8 * 0.01
-    assert coefficients.value.exploration_coef == 8 * 0.2
+    assert coefficients.value.exploration_coef == 8 * 0.1
     restored = Coefficients(build_coefficients(algo), kl_in_loss=True)
     restored.load_state(coefficients.state())
     assert restored.value == coefficients.value

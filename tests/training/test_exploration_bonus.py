@@ -10,7 +10,8 @@ import torch
 from episodes_for_tests import group_of, turn_of
 from learners_for_tests import estimate_of, make_learner, settings_of
 from turnwise.algos.entropy import EntropyCoefficient
-from turnwise.core.trajectory import Group, Status, Turn
+from turnwise.algos.exploration import COEF
+from turnwise.core.trajectory import Group, Turn
 from turnwise.data.decisions import find_decisions
 from turnwise.run.build_learner import build_coefficients
 
@@ -24,7 +25,7 @@ def acting(*actions: str, state: str | None = None, later: bool = False, reward:
 
 
 def settings(**changes: Any) -> Any:
-    return settings_of(algo__exploration="action_entropy", algo__exploration__coef=0.5, **changes)
+    return settings_of(**{"algo__action_entropy_target": 0.4} | changes)
 
 
 def advantages_of(group: Group, config: Any, *others: Group) -> list[list[float]]:
@@ -41,7 +42,7 @@ def test_bonus_is_added_to_the_advantages_of_the_turn_that_acted() -> None:
     other = acting("Right", state="s", later=True)
     failed = group_of([[first, second], [acting("UP"), other], [first, second]])
     mean = (2 * math.log(3 / 2) + math.log(3)) / 3
-    common, rare = 0.5 * (math.log(3 / 2) - mean), 0.5 * (math.log(3) - mean)
+    common, rare = COEF * (math.log(3 / 2) - mean), COEF * (math.log(3) - mean)
     expected = [[0.0, common], [0.0, rare], [0.0, common]]
     assert advantages_of(failed, settings()) == [pytest.approx(row) for row in expected]
     assert advantages_of(failed, settings_of()) == [[0.0, 0.0]] * 3, "nothing to learn from without the bonus"
@@ -57,7 +58,7 @@ def test_actions_of_a_turn_are_summed_each_given_the_earlier_ones() -> None:
     first, second = (math.log(4 / 3), math.log(4)), (math.log(3), math.log(3 / 2))
     means = (3 * first[0] + first[1]) / 4, (second[0] + 2 * second[1]) / 3
     expected = [first[0] - means[0] + second[0] - means[1], first[0] - means[0] + second[1] - means[1]]
-    assert advantages_of(uneven, settings())[:2] == [[pytest.approx(0.5 * value)] for value in expected]
+    assert advantages_of(uneven, settings())[:2] == [[pytest.approx(COEF * value)] for value in expected]
 
 
 def test_tasks_do_not_share_their_states() -> None:
@@ -81,26 +82,18 @@ def test_invalid_turns_get_no_bonus() -> None:
     assert len(find_decisions(group.trajectories).rows) == 2
 
 
-def test_bonus_of_unsolved_tasks_leaves_out_groups_with_a_success() -> None:
-    group = group_of([[acting("Left")], [acting("Left")], [acting("Right")]])
-    solved = replace(group, trajectories=tuple(replace(each, status=Status.SUCCEEDED) for each in group.trajectories))
-    unsolved = settings(algo__exploration__tasks="unsolved")
-    assert advantages_of(solved, unsolved) == [[0.0]] * 3
-    assert advantages_of(group, unsolved) == advantages_of(group, settings()) != [[0.0]] * 3
-
-
 def test_coefficient_rises_while_actions_are_less_varied_than_the_target() -> None:
-    algo = settings(algo__exploration__target=0.4, algo__exploration__max_coef=0.52).algo
+    algo = settings().algo
     before = build_coefficients(algo)
-    assert before.exploration == EntropyCoefficient(value=0.5, least=0.5, target=0.4, most=0.52)
+    assert before.exploration == EntropyCoefficient(value=0.1, least=0.1, target=0.4, most=1.0)
     after = before.after(None, None, 4, None, action_entropy=0.3)
-    assert after.numbers()["exploration_coef"] == pytest.approx(0.5 * math.exp(0.025))
+    assert after.numbers()["exploration_coef"] == pytest.approx(0.1 * math.exp(0.025))
     assert before.restore(after.numbers()) == after
-    for _ in range(3):
+    for _ in range(100):
         after = after.after(None, None, 4, None, action_entropy=0.0)
-    assert after.numbers()["exploration_coef"] == 0.52
-    assert before.after(None, None, 4, None, action_entropy=0.9) == before, "not below algo.exploration.coef"
-    assert "exploration_coef" not in build_coefficients(settings().algo).numbers()
+    assert after.numbers()["exploration_coef"] == 1.0
+    assert before.after(None, None, 4, None, action_entropy=0.9) == before, "not below the first"
+    assert "exploration_coef" not in build_coefficients(settings_of().algo).numbers()
 
 
 def test_action_entropy_is_recorded() -> None:

@@ -111,25 +111,15 @@ def test_loss_and_advantage_follow_the_sections_of_a_reply() -> None:
 def test_shares_of_the_masks_are_recorded_where_they_select() -> None:
     groups = [group_of([[sectioned(1.0)], [sectioned(0.0)]])]
     shares = list[dict[str, float]]()
-    for loss, advantage, entropy in (
-        ("prediction", "sampled", "sampled"),
-        ("think+answer", "observation", "prediction+answer"),
-        ("prediction", "sampled", "prediction+answer"),
-        ("sampled", "sampled", "sampled"),
-    ):
-        config = settings_of(algo__loss_tokens=loss, algo__advantage_tokens=advantage, algo__entropy_tokens=entropy)
+    for loss, advantage in (("prediction", "sampled"), ("think+answer", "observation"), ("sampled", "sampled")):
+        config = settings_of(algo__loss_tokens=loss, algo__advantage_tokens=advantage)
         estimated = estimate_of(groups, make_learner(config), config)
         assert estimated is not None
         shares.append({name: each for name, each in estimated.metrics.items() if name.endswith("_token_share")})
     count = len(SECTIONED)
     assert shares == [
         {"loss_token_share": pytest.approx(1 / count)},
-        {
-            "loss_token_share": pytest.approx(11 / count),
-            "advantage_token_share": pytest.approx(2 / count),
-            "entropy_token_share": pytest.approx(2 / count),
-        },
-        {"loss_token_share": pytest.approx(1 / count), "entropy_token_share": pytest.approx(1 / count)},
+        {"loss_token_share": pytest.approx(11 / count), "advantage_token_share": pytest.approx(2 / count)},
         {},
     ]
 

@@ -130,7 +130,7 @@ def stored(path: Path, *, tasks: int = 4, members: int = 6) -> Replay:
     return replay
 
 
-def draw(replay: Replay, step: int = 0, pair_gap: float = 0.0, **settings: Any) -> Rollout:
+def draw(replay: Replay, step: int = 0, **settings: Any) -> Rollout:
     config = settings_of(**settings)
     source = Stored(
         replay=replay,
@@ -140,7 +140,6 @@ def draw(replay: Replay, step: int = 0, pair_gap: float = 0.0, **settings: Any) 
         group_size=4,
         run_seed=0,
         show=lambda phase, done, total: None,
-        pair_gap=pair_gap,
     )
     return asyncio.run(source.groups(step))
 
@@ -158,14 +157,6 @@ def test_stored_draws_what_the_advantage_compares(tmp_path: Path, advantage: str
         assert all(group.trajectories[0].total_reward > group.trajectories[1].total_reward for group in drawn.kept)
     assert draw(replay, algo__advantage=advantage) == drawn
     assert draw(replay, 1, algo__advantage=advantage) != drawn
-
-
-def test_stored_draws_pairs_by_the_gap(tmp_path: Path) -> None:
-    replay = stored(tmp_path)
-    best = turn_of([1, 2, 3], [4, 3], extends=False, reward=5.0)
-    replay.add(trajectory_of([best], task=task_of("test", 0), member=99))
-    (pair,) = draw(replay, pair_gap=4.0, algo__advantage="preference").groups
-    assert pair.trajectories[0].total_reward == 5.0
 
 
 def test_replayed_groups_are_not_counted_as_played(tmp_path: Path) -> None:
@@ -191,7 +182,6 @@ def test_has_comparable_needs_different_rewards_for_pairs(tmp_path: Path) -> Non
     assert not has_comparable(replay, pairs_of)
     replay.add(trajectory_of([turn_of([1], [9], extends=False, reward=2.0)], member=7))
     assert has_comparable(replay, pairs_of)
-    assert has_comparable(replay, pairs_of, 1.0) and not has_comparable(replay, pairs_of, 1.5)
 
 
 def test_score_rendered_stores_the_initial_policys_logprobs(tmp_path: Path) -> None:

@@ -152,38 +152,15 @@ def test_gradients_follow_loss_tokens_and_advantage_tokens() -> None:
 
 
 @pytest.mark.parametrize("micro_tokens", [10**6, 30])
-def test_entropy_bonus_follows_entropy_tokens(micro_tokens: int) -> None:
-    config = settings_of(algo__entropy_tokens="answer", algo__entropy_coef=0.2, algo__kl_coef=0.0)
+def test_entropy_bonus_is_that_of_the_loss_tokens(micro_tokens: int) -> None:
+    config = settings_of(algo__loss_tokens="answer", algo__entropy_coef=0.2, algo__kl_coef=0.0)
     groups = thoughtful_groups()
     learner, policy = moved(config)
-    tokens = tokens_of(groups, policy)
-    bare = settings_of(**BARE)
-    without = gradients(make_learner(bare, moved=0.02), groups, bare)
-    bonus = torch.stack([0.2 * token.entropy for token in tokens if token.place in (2, 3)]).sum() / len(tokens)
-    found = gradients(learner, groups, config, micro_tokens=micro_tokens)
-    assert_same_gradients({name: found[name] - without[name] for name in found}, gradients_of(-bonus, policy))
-
-
-def test_entropy_bonus_is_limited_to_loss_tokens() -> None:
-    config = settings_of(algo__entropy_tokens="think", algo__loss_tokens="answer", algo__kl_coef=0.0)
-    groups = thoughtful_groups()
+    bonus = torch.stack([0.2 * token.entropy for token in tokens_of(groups, policy) if token.place in (2, 3)]).mean()
     bare = settings_of(algo__loss_tokens="answer", **BARE)
-    without = gradients(make_learner(bare), groups, bare)
-    found = gradients(make_learner(config), groups, config)
-    assert_same_gradients(found, without, tolerance=1e-6)
-
-
-def test_bonus_entropy_is_the_mean_over_entropy_tokens() -> None:
-    config = settings_of(algo__entropy_tokens="answer", train__mini_batch=4)
-    groups, learner = thoughtful_groups(), make_learner(config)
-    tokens = tokens_of(groups, plain_model(learner.model))
-    learner.step = lambda **_: {}  # type: ignore[method-assign]
-    metrics = learn(learner, groups, config)
-    answers = [token.entropy.item() for token in tokens if token.place in (2, 3)]
-    assert metrics["bonus_entropy"] == pytest.approx(sum(answers) / len(answers), rel=1e-4)
-    everywhere = [token.entropy.item() for token in tokens]
-    assert metrics["entropy"] == pytest.approx(sum(everywhere) / len(everywhere), rel=1e-4)
-    assert abs(metrics["entropy"] - metrics["bonus_entropy"]) > 1e-4 and "bonus_tokens" not in metrics
+    without = gradients(make_learner(bare, moved=0.02), groups, bare)
+    both = gradients(learner, groups, config, micro_tokens=micro_tokens)
+    assert_same_gradients({name: both[name] - without[name] for name in both}, gradients_of(-bonus, policy))
 
 
 def test_tokens_without_an_advantage_do_not_discount() -> None:

@@ -12,13 +12,9 @@ state sum to 0. Groups that fail or succeed as a whole get it too; without it th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING
 
 from turnwise.algos.stats import group_statistics, pair_ids, reduce_by_group
-from turnwise.settings.choice import Choice, choices
-from turnwise.settings.needs import GROUPS, Need
 
 if TYPE_CHECKING:
     import torch
@@ -27,30 +23,8 @@ else:
     from turnwise.algos.lazy_torch import torch
 
 
-class Exploration(Choice):
-    """A bonus for varied actions, or none."""
-
-
-class NoExploration(Exploration, kind="none"):
-    """No bonus."""
-
-
-class ActionEntropy(Exploration, kind="action_entropy"):
-    """A + coef (-log p(a | s) - H(s)) on the tokens of each turn, p the share of the group's visits to its state."""
-
-    coef: Annotated[float, Field(gt=0)] = 0.1
-    """Coefficient of the bonus; with a target, its least value."""
-    target: Annotated[float, Field(gt=0)] | None = None
-    """Target entropy of the actions of a turn, in nats; coef rises while theirs is lower. None keeps it constant."""
-    max_coef: Annotated[float, Field(gt=0)] = 1.0
-    """Largest coefficient with a target. Advantages have a standard deviation of about 1."""
-
-    tasks: Literal["all", "unsolved"] = "all"
-    """Groups with the bonus: all, or those without a success."""
-
-    def needs(self) -> list[Need]:
-        why = "algo.exploration action_entropy compares the actions of a group's members"
-        return [Need(GROUPS, why, "choose algo.exploration none")]
+COEF, MAX_COEF = 0.1, 1.0
+"""Least and largest coefficient of the bonus. Advantages have a standard deviation of about 1."""
 
 
 def surprise(groups: Tensor, states: Tensor, actions: Tensor) -> tuple[Tensor, float | None]:
@@ -72,6 +46,3 @@ def _counts(ids: Tensor) -> Tensor:
     """Return how often each of the [N] ids occurs, in float64."""
     numbers = ids.unique(return_inverse=True)[1]
     return reduce_by_group(torch.ones(len(ids), dtype=torch.float64), numbers, "sum")
-
-
-EXPLORATIONS: dict[str, type[Exploration]] = choices(NoExploration, ActionEntropy)

@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 from turnwise.algos.advantage_types import Advantage
 from turnwise.algos.advantages import ADVANTAGES, Grpo
 from turnwise.algos.estimators import ESTIMATORS, EstimatorChoice, EstimatorSettings, OnPolicySettings
-from turnwise.algos.exploration import EXPLORATIONS, Exploration, NoExploration
 from turnwise.algos.filters import FILTERS, Filter, GroupFilter, NoFilter
 from turnwise.algos.loss_types import Loss
 from turnwise.algos.losses import AGGREGATIONS, LOSSES, Aggregation, Ppo, TokenMean
@@ -17,6 +16,7 @@ from turnwise.algos.off_policy import CORRECTIONS, REJECTIONS, Correction, NoCor
 from turnwise.settings.choice import OneOf
 from turnwise.settings.needs import (
     CRITIC,
+    GROUPS,
     KL_IN_LOSS,
     LEARNER_LOGPROBS,
     PAIRS,
@@ -38,7 +38,7 @@ NOT_LOSSES = {
     "dapo": DAPO,
 }
 """Names of the field that belong to another setting."""
-TOKEN_RULES = ("loss_tokens", "advantage_tokens", "entropy_tokens")
+TOKEN_RULES = ("loss_tokens", "advantage_tokens")
 """Settings of AlgoConfig that select tokens."""
 
 
@@ -65,8 +65,6 @@ class AlgoConfig(Section):
     """Normalisation of trajectory returns before the advantages."""
     filter: Annotated[GroupFilter, OneOf(setting="algo.filter", table=FILTERS, base=Filter)] = NoFilter()
     """Filter that selects the groups to train on."""
-    exploration: Annotated[Exploration, OneOf(setting="algo.exploration", table=EXPLORATIONS)] = NoExploration()
-    """Bonus for varied actions in the same state, whatever their spelling."""
     placement: Literal["turn", "trajectory"] | None = None
     """Token that gets a turn's reward: the last of the turn or of the trajectory; none lets the estimator decide."""
     loss_tokens: str = "sampled"
@@ -75,10 +73,10 @@ class AlgoConfig(Section):
     """Sampled tokens that get advantages, chosen as for loss_tokens; the others get 0."""
     entropy_coef: NonNegative = 0.001
     """Coefficient of the entropy bonus."""
-    entropy_tokens: str = "sampled"
-    """Tokens of the loss that get the entropy bonus, chosen as for loss_tokens."""
     entropy_target: Annotated[float, Field(gt=0)] | None = None
-    """Target entropy of these tokens, in nats; entropy_coef rises while theirs is lower. None keeps it constant."""
+    """Target entropy of the sampled tokens, in nats; entropy_coef rises while it is lower. None keeps it constant."""
+    action_entropy_target: Annotated[float, Field(gt=0)] | None = None
+    """Target entropy of a turn's actions, in nats, of a bonus for actions that vary in one state; none: no bonus."""
     kl_coef: NonNegative = 0.0
     """Coefficient of the KL divergence from the reference, the initial policy; 0 keeps no reference."""
     kl_estimator: Literal["k1", "k2", "k3", "abs"] | None = None
@@ -163,10 +161,14 @@ class AlgoConfig(Section):
     def needs(self) -> list[Need]:
         needs = [Need(TOKEN_CRITIC, f"algo.advantage {self.advantage.kind} needs the values of tokens")]
         bootstraps = Need(CRITIC, "algo.truncated bootstrap uses the critic's value", "choose zero or drop")
+        compares = Need(
+            GROUPS, "algo.action_entropy_target compares the actions of a group's members", "set it to none"
+        )
         why = f"{self.source_of_advantages} imitates every episode, so it needs others than the policy's own"
         return (
             needs * self.needs_critic
             + [bootstraps] * (self.truncated == "bootstrap")
+            + [compares] * (self.action_entropy_target is not None)
             + [Need(STORED, why)] * (not self.uses_rewards)
         )
 
@@ -188,11 +190,7 @@ class AlgoConfig(Section):
         idle: dict[str, tuple[str, str]] = {}
         if self.kl_coef == 0:
             idle |= dict.fromkeys(("kl_estimator", "kl_in", "kl_target"), ("algo.kl_coef 0", "raise algo.kl_coef"))
-        if self.entropy_coef == 0:
-            idle |= dict.fromkeys(
-                ("entropy_tokens", "entropy_target"), ("algo.entropy_coef 0", "raise algo.entropy_coef")
-            )
         if not self.estimator.uses_advantage:
-            replaced = ("advantage", "filter", "exploration", *TOKEN_RULES, "placement")
+            replaced = ("advantage", "filter", "action_entropy_target", *TOKEN_RULES, "placement")
             idle |= dict.fromkeys(replaced, (f"algo.estimator {self.estimator.kind}", "choose on_policy"))
         return idle

@@ -14,6 +14,8 @@ Settings = dict[str, Any]
 
 TRAINS_VISION = {"language": False, "vision": "only", "both": True}
 """Value of lora.part -> of model.train_vision."""
+UNREACHED = 1e-3
+"""Target entropy of actions that never raises the coefficient, like an older algo.exploration without a target."""
 
 
 def old_settings(settings: Settings) -> dict[str, Any]:
@@ -63,8 +65,6 @@ def _adapt(settings: Settings, old: dict[str, Any]) -> None:
             del settings["agent"][name]
     if old.get("data.min_reward", NONE) != NONE:
         _set(settings, "data.keep", old["data.min_reward"])
-    if not old.pop("diagnose.rollback", True):
-        old.pop("diagnose.max_rollbacks", None)
     if _kind(settings, "engine") != all_keys()["engine"].default:
         old.pop("system.cache_share", None)
     if old.get("algo.reject") == "none" and old.get("algo.reject_veto"):
@@ -109,6 +109,17 @@ def _join_settings(settings: Settings, old: dict[str, Any]) -> None:
     every = [steps for name in ("information", "gradients") if (steps := _pop(old, f"diagnose.{name}_every"))]
     if every:
         _set(settings, "diagnose.every", min(every))
+    undoes = _pop(old, "diagnose.rollbacks", "diagnose.max_rollbacks")
+    if _pop(old, "diagnose.act"):
+        _set(settings, "diagnose.answer", "adjust")
+    if old.pop("diagnose.rollback", True) and undoes:
+        _set(settings, "diagnose.answer", "roll_back")
+    rounds, retry = _pop(old, "rollout.retry.rounds"), _table(settings, "rollout").pop("retry", {})
+    if "unsolved" in (_pop(old, "rollout.retry"), retry.get(KIND)):
+        _set(settings, "rollout.retry_unsolved", rounds or 1)
+    target, exploration = _pop(old, "algo.exploration.target"), _table(settings, "algo").pop("exploration", {})
+    if "action_entropy" in (_pop(old, "algo.exploration"), exploration.get(KIND)):
+        _set(settings, "algo.action_entropy_target", UNREACHED if target in (None, NONE) else target)
     limit = _pop(old, "agent.timeout_s")
     if limit is not None and _table(settings, "env").get(KIND) == AGENT_ENV:
         _set(settings, "rollout.timeout_s", limit)

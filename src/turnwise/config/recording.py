@@ -12,10 +12,8 @@ from turnwise.settings.section import Idle, NonNegative, Positive, Section
 class DiagnoseConfig(Section):
     """Alarms about a run that goes wrong, and diagnostic measurements."""
 
-    rollbacks: Annotated[int, Field(ge=0)] = 0
-    """Alarms at which a run returns to its oldest kept checkpoint with half the learning rate; later ones do not."""
-    act: bool = False
-    """Answer alarms: a gradient spike halves the learning rate, lost exploration doubles the entropy bonuses."""
+    answer: Literal["none", "adjust", "roll_back"] = "none"
+    """Answer to alarms: adjust the learning rate and the entropy bonuses, or roll back to the oldest checkpoint."""
     every: Annotated[int, Field(ge=0)] = 0
     """Steps between measurements: dependence of the reasoning on the prompt, gradient by reward spread; 0: never."""
 

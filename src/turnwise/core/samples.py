@@ -57,7 +57,6 @@ class TrainSample:
     """Index of the sample in the step."""
     selected: Tensor | None = None  # [T] bool, tokens selected by the loss, see `Loss.select`
     factors: Tensor | None = None  # [T] see `Loss.weigh`
-    entropy_mask: Tensor | None = None  # [T] bool, tokens with the entropy bonus; None: all
     correction_scale: float = 1.0
     """Factor of the off-policy weights, the same on all tokens of an optimizer step."""
 
@@ -106,7 +105,6 @@ class TrainBatch:
     value_weights: Tensor | None  # [M]
     selected: Tensor | None = None  # [M]
     factors: Tensor | None = None  # [M]
-    entropy_mask: Tensor | None = None  # [M] bool
     correction_scale: float = 1.0
 
 

@@ -161,6 +161,5 @@ def pack_train(samples: Sequence[TrainSample]) -> TrainBatch:
         value_weights=optional("value_weights"),
         selected=optional("selected"),
         factors=optional("factors"),
-        entropy_mask=optional("entropy_mask"),
         correction_scale=samples[0].correction_scale,
     )

@@ -204,11 +204,11 @@ class Replay:
         chosen = random.sample(large, min(count, len(large)))
         return [random.sample(members, min(size, len(members))) for members in chosen]
 
-    def sample_pairs(self, count: int, *key: Any, gap: float = 0.0) -> list[tuple[Entry, Entry]]:
-        """Draw groups, and from each two members whose rewards differ by `gap` or more, the better one first."""
+    def sample_pairs(self, count: int, *key: Any) -> list[tuple[Entry, Entry]]:
+        """Draw groups, and from each two members whose rewards differ, the better one first."""
         random = random_stream("replay pairs", *key)
-        varied = [group for group in self.groups.values() if has_pair(group, gap)]
-        return [_draw_pair(random, group, gap) for group in random.sample(varied, min(count, len(varied)))]
+        varied = [group for group in self.groups.values() if has_pair(group)]
+        return [_draw_pair(random, group) for group in random.sample(varied, min(count, len(varied)))]
 
     def read_group(self, members: Iterable[Entry]) -> Group:
         """Return trajectories of one task as a group."""
@@ -216,13 +216,13 @@ class Replay:
         return Group(task=trajectories[0].task, trajectories=trajectories)
 
 
-def has_pair(members: Sequence[Entry], gap: float) -> bool:
-    """Return whether two members have different rewards, by `gap` or more."""
+def has_pair(members: Sequence[Entry]) -> bool:
+    """Return whether two members have different rewards."""
     rewards = [member.total_reward for member in members]
-    return max(rewards) > min(rewards) and max(rewards) - min(rewards) >= gap
+    return max(rewards) > min(rewards)
 
 
-def _draw_pair(random: Any, members: Sequence[Entry], gap: float) -> tuple[Entry, Entry]:
-    first = random.choice([member for member in members if any(has_pair((member, other), gap) for other in members)])
-    second = random.choice([member for member in members if has_pair((first, member), gap)])
+def _draw_pair(random: Any, members: Sequence[Entry]) -> tuple[Entry, Entry]:
+    first = random.choice([member for member in members if any(has_pair((member, other)) for other in members)])
+    second = random.choice([member for member in members if has_pair((first, member))])
     return (first, second) if first.total_reward > second.total_reward else (second, first)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from turnwise.settings.needs import PAIRS, PLAYED, STORED, Lack
-from turnwise.settings.section import NonNegative, Section
+from turnwise.settings.needs import PLAYED, STORED, Lack
+from turnwise.settings.section import Section
 
 
 class DataConfig(Section):
@@ -16,13 +16,8 @@ class DataConfig(Section):
     """Episodes of a run that are read: of its training steps, of its evaluations, or both."""
     keep: Literal["all", "succeeded"] | float = "all"
     """Episodes that are kept: all, those that succeeded, or those with at least this total reward."""
-    pair_gap: NonNegative = 0.0
-    """Smallest difference of total rewards between the episodes of a pair for dpo; 0 compares any that differ."""
 
-    uses: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
-        **dict.fromkeys(("episodes", "keep"), STORED),
-        "pair_gap": (STORED, PAIRS),
-    }
+    uses: ClassVar[Mapping[str, str | tuple[str, ...]]] = dict.fromkeys(("episodes", "keep"), STORED)
 
     def lacks(self) -> dict[str, Lack]:
         if not self.sources:

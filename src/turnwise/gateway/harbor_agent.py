@@ -132,15 +132,13 @@ def _machine(memory_mb: int, disk_mb: int, packages: tuple[str, ...], access: Ag
 
 def find_program(harness: Harness) -> Program:
     """Find the agent's program and the folders that it is installed in. Raises UserError."""
-    name = harness.program or harness.program_name
-    located = shutil.which(str(Path(name).expanduser().absolute()) if "/" in name else name)
+    name = harness.program_name
+    located = shutil.which(name)
     if located is None:
-        fix = (
-            "correct the path"
-            if harness.program
-            else f"install it with `{harness.install_command}`, or set agent.program"
+        raise UserError(
+            f"PATH has no program {name}, which agent {harness.kind} is: install it with "
+            f"`{harness.install_command}`, or add its folder to PATH."
         )
-        raise UserError(f"There is no program {name} for agent {harness.kind}: {fix}.")
     entry, file = Path(located).absolute(), Path(located).resolve()
     environment = next((above for path in (entry, file) for above in path.parents if _is_venv(above)), None)
     if environment is not None:

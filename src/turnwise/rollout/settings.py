@@ -45,33 +45,8 @@ class AutoSource(SourceChoice, kind="auto"):
 SOURCES: dict[str, type[SourceChoice]] = choices(AutoSource)
 
 
-class Retry(Choice):
-    """Whether tasks that no member of a group solved are played again."""
-
-
-class NoRetry(Retry, kind="none"):
-    """Train on unsolved tasks as they are."""
-
-
-class RetryUnsolved(Retry, kind="unsolved"):
-    """Play unsolved tasks again; a new group with a success is trained on in place of the first."""
-
-    rounds: Positive = 1
-    """Further attempts at each unsolved task, at most."""
-    temperature: Annotated[float, Field(gt=0)] = 1.3
-    """Sampling temperature of these episodes; their log-probabilities are those at this temperature."""
-
-    def needs(self) -> list[Need]:
-        without = "choose rollout.retry none"
-        return [
-            Need(PLAYED, "rollout.retry plays tasks again", without),
-            Need(GROUPS, "rollout.retry looks for tasks that no member of a group solved", without),
-            Need(FIXED_OPPONENT, "rollout.retry looks for unsolved tasks", without),
-            Need(LOCAL_EPISODES, "rollout.retry plays at a temperature of its own", without),
-        ]
-
-
-RETRIES: dict[str, type[Retry]] = choices(NoRetry, RetryUnsolved)
+RETRY_TEMPERATURE = 1.3
+"""Sampling temperature of tasks that are played again; their log-probabilities are those at this temperature."""
 
 
 class RolloutConfig(Section):
@@ -99,8 +74,8 @@ class RolloutConfig(Section):
     """Steps that rollouts may run ahead of training, with weights as many versions old; 0 trains synchronously."""
     source: Annotated[SourceChoice, OneOf(setting="rollout.source", table=SOURCES, base=SourceSettings)] = AutoSource()
     """Source of a step's episodes: auto plays them, ahead with max_staleness, or draws them from data.sources."""
-    retry: Annotated[Retry, OneOf(setting="rollout.retry", table=RETRIES)] = NoRetry()
-    """Whether tasks that no member of a group solved are played again in the same step."""
+    retry_unsolved: Annotated[int, Field(ge=0)] = 0
+    """Times, at most, that a task is played again in the same step while no member of its group solved it."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn, in addition to the model's end-of-turn token."""
     prefix: str = ""
@@ -110,7 +85,17 @@ class RolloutConfig(Section):
 
     def needs(self) -> list[Need]:
         why, without = "rollout.max_staleness needs episodes that are played", "set rollout.max_staleness to 0"
-        return [Need(PLAYED, why, without)] if self.max_staleness else []
+        needs = [Need(PLAYED, why, without)] if self.max_staleness else []
+        return needs + (self._needs_of_retries() if self.retry_unsolved else [])
+
+    def _needs_of_retries(self) -> list[Need]:
+        without = "set rollout.retry_unsolved to 0"
+        return [
+            Need(PLAYED, "rollout.retry_unsolved plays tasks again", without),
+            Need(GROUPS, "rollout.retry_unsolved looks for tasks that no member of a group solved", without),
+            Need(FIXED_OPPONENT, "rollout.retry_unsolved looks for unsolved tasks", without),
+            Need(LOCAL_EPISODES, "rollout.retry_unsolved plays at a temperature of its own", without),
+        ]
 
     def lacks(self) -> dict[str, Lack]:
         lacks = {}

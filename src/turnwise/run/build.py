@@ -40,7 +40,7 @@ from turnwise.rewards.scoring import ENV, RewardSet
 from turnwise.rewards.settings import RewardConfig
 from turnwise.rollout.collect import Collector, GroupCollector
 from turnwise.rollout.episode import Limits
-from turnwise.rollout.settings import RetryUnsolved, RolloutConfig
+from turnwise.rollout.settings import RETRY_TEMPERATURE, RolloutConfig
 from turnwise.run.agent_warmup import load_random_reply, warm_up_agent
 from turnwise.run.agents import build_agent_collector, build_gateway
 from turnwise.run.build_context import build_context
@@ -209,7 +209,7 @@ class PolicyStack:
     pages: int | None
     """Pages of the engine's KV cache. None without a plan."""
     retry: GroupCollector | None = None
-    """For unsolved tasks; None without rollout.retry."""
+    """For unsolved tasks; None without rollout.retry_unsolved."""
     gateway: "Gateway | None" = None
     """Through which an agent calls the engine. Open while episodes run."""
 
@@ -238,7 +238,7 @@ def build_policy_stack(
     copies = config.rollout.max_staleness > 0 and config.engine.shares_weights
     model = copy_model(loaded.model).requires_grad_(False) if copies else loaded.model
     engine = build_engine(config.engine, config.rollout, model, renderer, pages=pages)
-    training, retry = training_sampling(config.rollout), config.rollout.retry
+    training = training_sampling(config.rollout)
     limits = episode_limits(config.rollout, training)
     gateway = None
     if environments.has_agent:
@@ -257,8 +257,8 @@ def build_policy_stack(
         engine=engine,
         collector=collector(training, config.seed),
         greedy=collector(replace(training, temperature=0.0), config.seed),
-        retry=collector(replace(training, temperature=retry.temperature), config.seed)
-        if isinstance(retry, RetryUnsolved)
+        retry=collector(replace(training, temperature=RETRY_TEMPERATURE), config.seed)
+        if config.rollout.retry_unsolved
         else None,
         # all runs are evaluated with the same random numbers
         evaluator=collector(evaluation_sampling(config.rollout, config.eval), 0),

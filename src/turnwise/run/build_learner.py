@@ -8,7 +8,7 @@ from torch.nn import Parameter
 
 from turnwise.algos.critics import CriticSettings, HeadCriticSettings, TokenCriticSettings
 from turnwise.algos.entropy import EntropyCoefficient
-from turnwise.algos.exploration import ActionEntropy, Exploration
+from turnwise.algos.exploration import COEF, MAX_COEF
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient
 from turnwise.algos.settings import AlgoConfig
 from turnwise.algos.turn_discount import AdaptiveDiscount
@@ -210,7 +210,6 @@ def estimate_settings(
         ),
         advantage_tokens=token_rule(algo.advantage_tokens, "algo.advantage_tokens"),
         loss_tokens=token_rule(algo.loss_tokens, "algo.loss_tokens"),
-        entropy_tokens=token_rule(algo.entropy_tokens, "algo.entropy_tokens"),
         kl_in_reward=KL_ESTIMATORS[kl_estimator(algo)] if algo.kl_coef > 0 and algo.kl_is_reward else None,
         needs=Needs(
             policy_logprobs=algo.old_logprobs == "learner",
@@ -227,16 +226,12 @@ def build_coefficients(algo: AlgoConfig) -> AdaptiveCoefficients:
         kl=KlCoefficient(value=algo.kl_coef, target=algo.kl_target),
         entropy=EntropyCoefficient(value=algo.entropy_coef, least=algo.entropy_coef, target=algo.entropy_target),
         discount=AdaptiveDiscount() if getattr(algo.advantage, "gamma_turn", None) == "adaptive" else None,
-        exploration=_exploration_coefficient(algo.exploration),
+        exploration=_exploration_coefficient(algo.action_entropy_target),
     )
 
 
-def _exploration_coefficient(exploration: Exploration) -> EntropyCoefficient | None:
-    if not isinstance(exploration, ActionEntropy):
-        return None
-    return EntropyCoefficient(
-        value=exploration.coef, least=exploration.coef, target=exploration.target, most=exploration.max_coef
-    )
+def _exploration_coefficient(target: float | None) -> EntropyCoefficient | None:
+    return None if target is None else EntropyCoefficient(value=COEF, least=COEF, target=target, most=MAX_COEF)
 
 
 def token_rule(value: str, setting: str) -> TokenRule:

@@ -23,7 +23,7 @@ from turnwise.report.progress import Progress
 from turnwise.report.trajectory_images import TrajectoryImages
 from turnwise.rewards.services import RewardServices
 from turnwise.rollout.collect import GroupCollector
-from turnwise.rollout.settings import Retry, RetryUnsolved, SourceSettings
+from turnwise.rollout.settings import SourceSettings
 from turnwise.rollout.tasks import TaskSource
 from turnwise.run.build import PolicyStack, build_rewards, model_loader
 from turnwise.run.build_archer import build_archer
@@ -34,7 +34,7 @@ from turnwise.training.archer import Archer
 from turnwise.training.asynchronous import LearnerThread, PlayedAhead, ThisThread
 from turnwise.training.checkpoints import Checkpoints, SaveCheckpoints, restore
 from turnwise.training.coefficients import Coefficients
-from turnwise.training.diagnostics import Alarms, Diagnostics, Rollback
+from turnwise.training.diagnostics import MAX_ROLLBACKS, Alarms, Diagnostics, Rollback
 from turnwise.training.energy import EnergyMeter, find_counter
 from turnwise.training.estimate import OnPolicy
 from turnwise.training.learner import LocalLearner
@@ -183,7 +183,6 @@ def _build_source(given: LoopInputs, collector: GroupCollector, results: TaskRes
             group_size=config.rollout.group_size,
             run_seed=config.seed,
             show=show,
-            pair_gap=config.data.pair_gap,
         )
     played = Played(
         tasks=given.tasks,
@@ -196,7 +195,7 @@ def _build_source(given: LoopInputs, collector: GroupCollector, results: TaskRes
         count=config.rollout.groups,
         group_size=config.rollout.group_size,
         refill=config.algo.filter.refill_rounds,
-        retry=_retry_rounds(config.rollout.retry, stack),
+        retry=_retry_rounds(config.rollout.retry_unsolved, stack),
         show=show,
     )
     staleness = config.rollout.max_staleness
@@ -211,11 +210,11 @@ def _build_source(given: LoopInputs, collector: GroupCollector, results: TaskRes
     )
 
 
-def _retry_rounds(settings: Retry, stack: PolicyStack) -> RetryRounds | None:
-    if not isinstance(settings, RetryUnsolved):
+def _retry_rounds(rounds: int, stack: PolicyStack) -> RetryRounds | None:
+    if not rounds:
         return None
-    assert stack.retry is not None, "check_settings_fit rejects rollout.retry on a cluster"
-    return RetryRounds(collector=stack.retry, rounds=settings.rounds)
+    assert stack.retry is not None, "check_settings_fit rejects rollout.retry_unsolved on a cluster"
+    return RetryRounds(collector=stack.retry, rounds=rounds)
 
 
 def _recording_parts(given: LoopInputs) -> list[Part]:
@@ -251,11 +250,11 @@ def _diagnostic_parts(given: LoopInputs, source: Source, coefficients: Coefficie
         given.checkpoints,
         learner,
         lambda folder, state: restore(folder, learner, state, load),
-        at_most=settings.rollbacks,
+        at_most=MAX_ROLLBACKS if settings.answer == "roll_back" else 0,
         on_restore=[source.restart] if isinstance(source, PlayedAhead) else [],
     )
     limits = AlarmSettings(max_grad_norm=learner.max_grad_norm)
-    explore_more = coefficients.explore_more if settings.act else None
+    explore_more = coefficients.explore_more if settings.answer == "adjust" else None
     return [diagnostics, Alarms(given.folder, given.progress.note, limits, rollback, explore_more)]
 
 

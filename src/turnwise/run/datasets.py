@@ -207,9 +207,9 @@ def _check_filled(replay: Replay, config: Config) -> None:
     names = ", ".join(config.data.sources)
     if not len(replay):
         raise UserError(f"{names}: no episode is left to train on. Give others, or lower data.keep.")
-    if config.algo.needs_groups and not has_comparable(replay, config.algo, config.data.pair_gap):
+    if config.algo.needs_groups and not has_comparable(replay, config.algo):
         raise UserError(
             f"{names}: no task has two episodes with different rewards, which algo.advantage "
-            f"{config.algo.advantage.kind} compares. Lower data.pair_gap, give runs that played the same tasks, or "
+            f"{config.algo.advantage.kind} compares. Give runs that played the same tasks, or "
             "choose awr or filtered_bc."
         )

@@ -6,7 +6,6 @@ from turnwise.algos.entropy import EntropyCoefficient
 from turnwise.algos.kl import KlCoefficient
 from turnwise.algos.turn_discount import AdaptiveDiscount, CriticFit
 from turnwise.core.learner import StepSettings
-from turnwise.training.objective import BONUS_ENTROPY
 from turnwise.training.step import Metrics, Part, TrainedStep
 
 MAX_BOOST = 8.0
@@ -22,7 +21,7 @@ class AdaptiveCoefficients:
     exploration: EntropyCoefficient | None = None
     """None without a bonus for varied actions."""
     boost: float = 1.0
-    """Factor of both entropy bonuses, raised by alarms (diagnose.act)."""
+    """Factor of both entropy bonuses, raised by alarms (diagnose.answer)."""
 
     @property
     def entropy_coef(self) -> float:
@@ -54,8 +53,7 @@ class AdaptiveCoefficients:
         """Return the complete state, for checkpoints and metrics."""
         discount = {} if self.discount is None else {"gamma_turn": self.discount.gamma}
         entropy = {} if self.entropy.target is None else {"entropy_coef": self.entropy.value}
-        adapts = self.exploration is not None and self.exploration.target is not None
-        exploration = {"exploration_coef": self.exploration.value} if self.exploration and adapts else {}
+        exploration = {} if self.exploration is None else {"exploration_coef": self.exploration.value}
         boost = {} if self.boost == 1 else {"entropy_boost": self.boost}
         return {"kl_coef": self.kl.value} | entropy | exploration | discount | boost
 
@@ -63,7 +61,7 @@ class AdaptiveCoefficients:
         discount = self.discount and replace(self.discount, gamma=numbers["gamma_turn"])
         entropy = replace(self.entropy, value=numbers["entropy_coef"]) if self.entropy.target else self.entropy
         exploration = self.exploration
-        if exploration is not None and exploration.target is not None:
+        if exploration is not None:
             exploration = replace(exploration, value=numbers["exploration_coef"])
         kl = replace(self.kl, value=numbers["kl_coef"])
         boost = numbers.get("entropy_boost", 1.0)
@@ -100,7 +98,7 @@ class Coefficients(Part):
     def record(self, trained: TrainedStep) -> Metrics:
         if (estimate := trained.estimate) is not None:
             kl = estimate.metrics.get("kl", trained.metrics.get("kl"))
-            entropy = trained.metrics.get("entropy" if estimate.entropy_masks is None else BONUS_ENTROPY)
+            entropy = trained.metrics.get("entropy")
             actions = estimate.metrics.get("action_entropy")
             self.value = self.value.after(kl, entropy, len(estimate.trajectories), estimate.critic_fit, actions)
         return {f"train/{name}": value for name, value in self.value.numbers().items()}

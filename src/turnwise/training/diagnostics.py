@@ -156,12 +156,14 @@ class Diagnostics(Part):
 
 
 RATE_CUT = 0.5
-"""Factor of the learning rate at each rollback, and at each spike with diagnose.act."""
+"""Factor of the learning rate at each rollback, and at each spike with diagnose.answer adjust."""
+MAX_ROLLBACKS = 3
+"""Rollbacks of a run; later alarms only report."""
 MIN_RATE_SCALE = 1 / 16
 """Factor below which spikes do not lower the learning rate further."""
 SPIKES = frozenset({"gradient_spike"})
 LOST_EXPLORATION = frozenset({"entropy_collapse", "echo_trap"})
-"""Alarms that diagnose.act answers with a lower learning rate, and with higher entropy bonuses."""
+"""Alarms that diagnose.answer adjust answers with a lower learning rate, and with higher entropy bonuses."""
 
 
 class Rollback:

@@ -67,7 +67,6 @@ class EstimateSettings:
     rewards: RewardSettings
     advantage_tokens: TokenRule
     loss_tokens: TokenRule
-    entropy_tokens: TokenRule
     kl_in_reward: KlEstimator | None
     needs: Needs
     micro_tokens: int
@@ -150,13 +149,14 @@ def estimate(
     result = compute_advantages(_with_discount(settings.advantage, coefficients), inputs)
     advantages = result.advantages
     if coefficients.exploration is not None:
-        bonus, entropy = exploration_bonus(trajectories, group_ids, table, settings.algo.exploration)
+        bonus, entropy = exploration_bonus(trajectories, group_ids, table)
         advantages = advantages + coefficients.exploration_coef * bonus
         metrics |= {} if entropy is None else {"action_entropy": entropy}
     advantages = torch.where(chosen, advantages, 0.0)
     metrics |= _explained_variance(inputs, result.returns)
-    loss_masks, entropy_masks = _loss_and_entropy_masks(trajectories, settings, advantage_masks)
-    metrics |= _mask_shares(settings, loss_masks, advantage_masks, entropy_masks)
+    same = settings.loss_tokens is settings.advantage_tokens
+    loss_masks = advantage_masks if same else rule_masks(trajectories, settings.loss_tokens)
+    metrics |= _mask_shares(settings, loss_masks, advantage_masks)
     return Estimate(
         trajectories=tuple(trajectories),
         group_ids=tuple(group_ids),
@@ -168,7 +168,6 @@ def estimate(
         returns=None if result.returns is None else table.scatter(result.returns),
         loss_masks=loss_masks,
         advantage_masks=advantage_masks,
-        entropy_masks=entropy_masks,
         critic_fit=_fit_critic(inputs),
         metrics=metrics | {"advantage_std": float(advantages[table.mask].std(correction=0))},
     )
@@ -194,34 +193,18 @@ def check_finite_advantages(estimated: Estimate, setting: str, step: int) -> Non
             )
 
 
-def _loss_and_entropy_masks(
-    trajectories: Sequence[Trajectory], settings: EstimateSettings, advantage_masks: list[Tensor]
-) -> tuple[list[Tensor], list[Tensor] | None]:
-    """Return the tokens of the loss, and those of them that get the entropy bonus; None: all."""
-    same = settings.loss_tokens is settings.advantage_tokens
-    loss_masks = advantage_masks if same else rule_masks(trajectories, settings.loss_tokens)
-    if settings.entropy_tokens is sampled:
-        return loss_masks, None
-    chosen = rule_masks(trajectories, settings.entropy_tokens)
-    return loss_masks, [mask & loss for mask, loss in zip(chosen, loss_masks, strict=True)]
-
-
 def _scatter_column(samples: list[Sample], scores: dict[str, list[Tensor]], name: str) -> list[Tensor] | None:
     """Return a score of all samples, a tensor per sample; None if the learner did not compute it."""
     return scatter_sampled(samples, torch.cat(scores[name])) if name in scores else None
 
 
 def _mask_shares(
-    settings: EstimateSettings,
-    loss_masks: Sequence[Tensor],
-    advantage_masks: Sequence[Tensor],
-    entropy_masks: Sequence[Tensor] | None,
+    settings: EstimateSettings, loss_masks: Sequence[Tensor], advantage_masks: Sequence[Tensor]
 ) -> dict[str, float]:
     """Return the share of the sampled tokens that each mask selects, unless it selects all by its rule."""
     masks = {
         "loss_token_share": (settings.loss_tokens, loss_masks),
         "advantage_token_share": (settings.advantage_tokens, advantage_masks),
-        "entropy_token_share": (settings.entropy_tokens, entropy_masks or ()),
     }
     return {
         name: float(torch.cat(list(each)).float().mean()) for name, (rule, each) in masks.items() if rule is not sampled

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from turnwise.algos.exploration import ActionEntropy, Exploration, surprise
+from turnwise.algos.exploration import surprise
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.decisions import find_decisions
 from turnwise.data.samples import TokenTable
 
 
 def exploration_bonus(
-    trajectories: Sequence[Trajectory], group_ids: Sequence[int], table: TokenTable, settings: Exploration
+    trajectories: Sequence[Trajectory], group_ids: Sequence[int], table: TokenTable
 ) -> tuple[Tensor, float | None]:
     """Return the bonus of each sampled token before its coefficient [B, S], and the entropy of the actions.
 
@@ -20,11 +20,7 @@ def exploration_bonus(
     """
     decisions = find_decisions(trajectories)
     rows, turns, groups = decisions.rows, decisions.turns, torch.tensor(group_ids)[decisions.rows]
-    counted = torch.ones(len(rows), dtype=torch.bool)
-    if isinstance(settings, ActionEntropy) and settings.tasks == "unsolved":
-        solved = [group for group, member in zip(group_ids, trajectories, strict=True) if member.status.succeeded]
-        counted = ~torch.isin(groups, torch.tensor(solved, dtype=torch.int64))
-    bonuses, entropy = surprise(groups[counted], decisions.states[counted], decisions.actions[counted])
+    bonuses, entropy = surprise(groups, decisions.states, decisions.actions)
     per_turn = torch.zeros(len(trajectories), max(len(trajectory.turns) for trajectory in trajectories))
-    per_turn.index_put_((rows[counted], turns[counted]), bonuses.float(), accumulate=True)
+    per_turn.index_put_((rows, turns), bonuses.float(), accumulate=True)
     return table.to_matrix([per_turn[s.trajectory][s.turn_ids[s.mask]] for s in table.samples]), entropy

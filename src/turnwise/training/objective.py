@@ -67,9 +67,6 @@ class Objective:
             result = apply_rejection(result, rejected)
             dropped = dropped | rejected
         metrics = {"policy_loss": result.token_loss.detach(), "entropy": entropy.detach(), **result.metrics}
-        if batch.entropy_mask is not None:
-            entropy = entropy.masked_fill(~batch.entropy_mask, 0.0)
-            metrics |= {BONUS_ENTROPY: entropy.detach(), BONUS_TOKENS: batch.entropy_mask}
         tokens = result.token_loss - entropy_coef * entropy
         if batch.ref_logprobs is not None:
             kl = self.kl_estimator(policy_logprobs, batch.ref_logprobs)
@@ -86,8 +83,6 @@ class Objective:
         return settings.value_coef * (batch.value_weights * token_loss).sum(), metrics
 
 
-BONUS_ENTROPY, BONUS_TOKENS = "bonus_entropy", "bonus_tokens"
-"""Sums over the tokens of algo.entropy_tokens: their entropies and their number. Missing if these are all."""
 MISMATCH_METRICS = ("mismatch", "mismatch_p99", "mismatch_ratio", *OFF_POLICY_METRICS)
 MAX_LOG_RATIO = 20.0
 """Bound of the summed log-ratio of a segment, so that the ratio stays finite."""

@@ -38,8 +38,6 @@ class Stored:
     group_size: int
     run_seed: int
     show: ShowProgress
-    pair_gap: float = 0.0
-    """Smallest difference of rewards within a pair."""
 
     async def groups(self, step: int) -> Rollout:
         groups = [self.replay.read_group(members) for members in self._draw(step)]
@@ -59,7 +57,7 @@ class Stored:
     def _draw(self, step: int) -> Sequence[Sequence[Entry]]:
         key, count = (self.run_seed, step), self.count * self.group_size
         if self.algo.compares_pairs:
-            return self.replay.sample_pairs(count // 2, *key, gap=self.pair_gap)
+            return self.replay.sample_pairs(count // 2, *key)
         if self.algo.needs_groups:
             return self.replay.sample_groups(self.count, self.group_size, *key)
         return [[entry] for entry in self.replay.sample(count, *key)]
@@ -83,9 +81,7 @@ def score_rendered(replay: Replay, learner: Learner, micro_tokens: int, show: Ca
     return len(unknown)
 
 
-def has_comparable(replay: Replay, algo: AlgoConfig, pair_gap: float = 0.0) -> bool:
+def has_comparable(replay: Replay, algo: AlgoConfig) -> bool:
     """Return whether the buffer has what the advantage compares: two episodes of a task, as a pair if it needs one."""
     needs_pair = algo.compares_pairs
-    return any(
-        len(members) > 1 and (not needs_pair or has_pair(members, pair_gap)) for members in replay.groups.values()
-    )
+    return any(len(members) > 1 and (not needs_pair or has_pair(members)) for members in replay.groups.values())

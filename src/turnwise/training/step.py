@@ -117,8 +117,6 @@ class Estimate:
     """Sampled tokens selected by algo.loss_tokens, [K] bool per sample."""
     advantage_masks: list[Tensor]
     """Sampled tokens selected by algo.advantage_tokens, [K] bool per sample."""
-    entropy_masks: list[Tensor] | None = None
-    """Tokens of the loss selected by algo.entropy_tokens, [K] bool per sample; None: all."""
     critic_fit: dict[int, CriticFit] | None
     """Fit of the critic by distance from the end; None without a critic."""
     metrics: dict[str, float]

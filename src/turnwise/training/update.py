@@ -17,7 +17,7 @@ from turnwise.data.packing import micro_batches, pack_train
 from turnwise.data.samples import count_sampled, gather_sampled, scatter_sampled
 from turnwise.record.steps import IdleReason
 from turnwise.training.estimate import score_samples
-from turnwise.training.objective import BONUS_ENTROPY, BONUS_TOKENS, MISMATCH_METRICS, Objective
+from turnwise.training.objective import MISMATCH_METRICS, Objective
 from turnwise.training.skipped_steps import SkipMonitor, find_cause
 from turnwise.training.step import TOKEN_SCORES, Estimate, TokenStatistics
 
@@ -83,11 +83,10 @@ def update(
 
 
 def _means(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the means over the sampled tokens, and the mean entropy of the tokens with the bonus, if there are any."""
+    """Return the means over the sampled tokens."""
     totals = {name: float(value) for name, value in sums.items()}
-    tokens, with_bonus = totals.pop("tokens"), totals.pop(BONUS_TOKENS, 0.0)
-    means = {name: total / tokens for name, total in totals.items() if name != BONUS_ENTROPY}
-    return means | ({BONUS_ENTROPY: totals[BONUS_ENTROPY] / with_bonus} if with_bonus else {})
+    tokens = totals.pop("tokens")
+    return {name: total / tokens for name, total in totals.items()}
 
 
 def _explain_idle(estimated: Estimate, steps: list[dict[str, float]]) -> IdleReason | None:
@@ -160,10 +159,6 @@ def train_samples(estimated: Estimate, trajectories: set[int], settings: UpdateS
         if estimated.returns
         else None
     )
-    entropy_masks = None
-    if estimated.entropy_masks is not None:
-        with_bonus = torch.cat([estimated.entropy_masks[index] for index in chosen])
-        entropy_masks = scatter_sampled([estimated.samples[index] for index in chosen], with_bonus)
     return [
         TrainSample(
             sample=estimated.samples[index],
@@ -176,7 +171,6 @@ def train_samples(estimated: Estimate, trajectories: set[int], settings: UpdateS
             value_weights=None if value_weights is None else value_weights[number],
             group=estimated.group_ids[estimated.samples[index].trajectory],
             index=index,
-            entropy_mask=None if entropy_masks is None else entropy_masks[number],
         )
         for number, index in enumerate(chosen)
     ]

@@ -8,9 +8,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
-
-from pydantic import Field
+from typing import ClassVar, Literal
 
 from turnwise.envs.agent.settings import AgentSettings
 from turnwise.settings.needs import LOCAL_EPISODES, WHOLE_CONTEXT, Need, Package
@@ -45,8 +43,6 @@ class Launch:
 class Harness(AgentSettings):
     """A command-line agent that plays the tasks of env.kind harbor."""
 
-    program: str = ""
-    """Path of the agent's program; empty: the one in PATH."""
     train_on: tuple[Literal["timeout", "crash"], ...] = ("timeout", "crash")
     """Episodes that are not retried: timeout, as truncated; crash, an exit status that is not 0. The tests decide."""
 
@@ -75,17 +71,13 @@ class MiniSwe(Harness, kind="mini-swe"):
 
     program_name: ClassVar[str] = "mini"
     install_command: ClassVar[str] = "pipx install mini-swe-agent && pipx inject mini-swe-agent mcp"
-    step_limit: Annotated[int, Field(ge=0)] = 0
-    """Maximum number of model calls per episode; 0: no limit."""
 
     def launch(self, instruction: str, model: ModelAccess) -> Launch:
         quiet = {"MSWEA_CONFIGURED": "true", "MSWEA_SILENT_STARTUP": "1", "MSWEA_COST_TRACKING": "ignore_errors"}
         offline = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "MSWEA_GLOBAL_CONFIG_DIR": "/tmp/mini-swe-agent"}
-        limit = ("-c", "mini.yaml", "-c", f"agent.step_limit={self.step_limit}")
-        loop = ("--yolo", "--exit-immediately", "--agent-class", "default", "--cost-limit", "0")
-        return Launch(
-            arguments=(*limit, *loop, "-m", f"openai/{MODEL}", "-t", instruction), environment=quiet | offline
-        )
+        loop = ("-c", "mini.yaml", "-c", "agent.step_limit=0", "--cost-limit", "0", "--agent-class", "default")
+        task = ("-m", f"openai/{MODEL}", "-t", instruction)
+        return Launch(arguments=(*loop, "--yolo", "--exit-immediately", *task), environment=quiet | offline)
 
 
 class ClaudeCode(Harness, kind="claude-code"):
