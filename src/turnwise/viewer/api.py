@@ -24,26 +24,20 @@ from turnwise.viewer.json_io import encode_json, error_response, json_response
 from turnwise.viewer.metrics import read_alarms
 from turnwise.viewer.run_page import describe_run
 from turnwise.viewer.runs import RunList, read_summary
-from turnwise.viewer.search import list_trajectories
+from turnwise.viewer.search import TrajectoryQuery, list_trajectories
 from turnwise.viewer.settings import settings_and_defaults
 from turnwise.viewer.spans import MAX_SPAN_STEPS
 from turnwise.viewer.state_html import respond_with_html
 from turnwise.viewer.store import RunStore
-from turnwise.viewer.table import TrajectoryFilter, match_tasks
+from turnwise.viewer.table import Count, Text, match_tasks
 from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder
 
 STATIC = Path(__file__).parent / "static"
-MAX_PAGE = 1000
 
 SpanSteps = Annotated[int, Query(ge=1, le=MAX_SPAN_STEPS)]
-Count = Annotated[int, Query(ge=0, le=2**53)]
-PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 TaskCount = Annotated[int, Query(ge=1, le=10_000)]
 TurnIndex = Annotated[int, Query(ge=-1, le=10**6)]
 """-1: the start."""
-Integer = Annotated[int | None, Query(ge=-(2**63), le=2**63 - 1)]
-Bound = Annotated[float | None, Query(allow_inf_nan=False)]
-Text = Annotated[str, Query(max_length=10_000)]
 
 
 def make_app(folder: Path, policy: AccessPolicy | None = None, extension: Extension | None = None) -> FastAPI:
@@ -164,47 +158,8 @@ def add_trajectory_routes(app: FastAPI, store: RunStore) -> None:
     """Add the routes for lists of trajectories and single trajectories."""
 
     @app.get("/api/trajectories")
-    def trajectories(
-        request: Request,
-        run: Text,
-        evaluation: Text | None = None,
-        step: Integer = None,
-        group: Integer = None,
-        seed: Integer = None,
-        environment: Text | None = None,
-        status: Text | None = None,
-        model: Text | None = None,
-        reward_min: Bound = None,
-        reward_max: Bound = None,
-        text: Text | None = None,
-        sort: Text = "number",
-        offset: Count = 0,
-        limit: PageSize = 100,
-        cursor: Count = 0,
-        preview: bool = False,
-    ) -> Response:
-        conditions = TrajectoryFilter(
-            evaluation=evaluation or None,
-            step=step,
-            group=group,
-            seed=seed,
-            environment=environment or None,
-            status=status or None,
-            model=model or None,
-            reward_min=reward_min,
-            reward_max=reward_max,
-        )
-        page = list_trajectories(
-            store.open(run),
-            conditions,
-            sort=sort,
-            text=text or None,
-            offset=offset,
-            limit=limit,
-            cursor=cursor,
-            preview=preview,
-        )
-        return json_response(request, encode_json(page))
+    def trajectories(request: Request, query: Annotated[TrajectoryQuery, Query()]) -> Response:
+        return json_response(request, encode_json(list_trajectories(store.open(query.run), query)))
 
     @app.get("/api/trajectory")
     def trajectory(request: Request, run: Text, number: Count) -> Response:

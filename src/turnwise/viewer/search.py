@@ -2,51 +2,62 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from turnwise.core.errors import UserError
 from turnwise.viewer.json_io import read_row
 from turnwise.viewer.store import RunReader
-from turnwise.viewer.table import Positions, TrajectoryFilter, TrajectoryTable, rows_of_evaluation, select_rows
+from turnwise.viewer.table import (
+    Count,
+    NonEmpty,
+    Positions,
+    Text,
+    TrajectoryFilter,
+    TrajectoryTable,
+    rows_of_evaluation,
+    select_rows,
+)
 from turnwise.viewer.trajectories import decode_line, iter_turns, preview_answer
 from turnwise.viewer.viewed_folder import FileNotServed
 
+MAX_PAGE = 1000
 PREVIEW_BYTES = 16 << 20
 """Bytes of trajectories that one list reads for previews of their answers."""
 TIME_LIMIT_S = 2.0
 """Seconds that one search request may take; it then returns what it has found and where to continue."""
 
 
-def list_trajectories(
-    run: RunReader,
-    conditions: TrajectoryFilter,
-    *,
-    sort: str,
-    text: str | None,
-    offset: int,
-    limit: int,
-    cursor: int,
-    preview: bool = False,
-) -> dict[str, Any]:
-    """Return a page of the matching rows. With `text`, search them for it from `cursor` on.
+class TrajectoryQuery(TrajectoryFilter):
+    """Request for a page of the matching rows."""
 
-    `preview`: add the start of each answer.
-    """
-    table = run.table()
-    positions = select_rows(table, conditions, sort)
+    run: Text
+    sort: Text = "number"
+    offset: Count = 0
+    limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 100
+    text: NonEmpty = None
+    """Text to search the rows for, from the row at `cursor` on."""
+    cursor: Count = 0
+    preview: bool = False
+    """Add the start of each answer."""
+
+
+def list_trajectories(run: RunReader, query: TrajectoryQuery) -> dict[str, Any]:
+    table, limit = run.table(), query.limit
+    positions = select_rows(table, query, query.sort)
     with run.line_reader() as read_line:
-        if text is None:
-            rows = [table.row(int(position)) for position in positions[offset : offset + limit]]
+        if query.text is None:
+            rows = [table.row(int(position)) for position in positions[query.offset : query.offset + limit]]
             page: dict[str, Any] = {"total": len(positions), "rows": rows}
         else:
-            page = search_text(table, positions, text, read_line, cursor=cursor, limit=limit)
-        if preview:
+            page = search_text(table, positions, query.text, read_line, cursor=query.cursor, limit=limit)
+        if query.preview:
             add_previews(page["rows"], read_line)
     return {
         **page,
-        "steps": np.unique(table.columns["step"][rows_of_evaluation(table, conditions.evaluation)]).tolist(),
+        "steps": np.unique(table.columns["step"][rows_of_evaluation(table, query.evaluation)]).tolist(),
         "environments": table.sorted_names("environment"),
         "statuses": table.sorted_names("status"),
         "models": table.sorted_names("model"),

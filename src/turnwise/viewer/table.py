@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator, BaseModel, Field
 
 from turnwise.core.errors import UserError
 from turnwise.text.suggestions import suggest
@@ -148,20 +149,26 @@ def _names(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
     return required | optional
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrajectoryFilter:
-    """Conditions on a row; None allows everything, except for `evaluation`."""
+Text = Annotated[str, Field(max_length=10_000)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+NonEmpty = Annotated[Text | None, AfterValidator(lambda text: text or None)]
+Integer = Annotated[int | None, Field(ge=-(2**63), le=2**63 - 1)]
+Bound = Annotated[float | None, Field(allow_inf_nan=False)]
 
-    evaluation: str | None = None
+
+class TrajectoryFilter(BaseModel):
+    """Conditions on a row, as a request has them; None allows everything, except for `evaluation`."""
+
+    evaluation: NonEmpty = None
     """Name of an evaluation during training; None for all other rows."""
-    step: int | None = None
-    group: int | None = None
-    seed: int | None = None
-    environment: str | None = None
-    status: str | None = None
-    model: str | None = None
-    reward_min: float | None = None
-    reward_max: float | None = None
+    step: Integer = None
+    group: Integer = None
+    seed: Integer = None
+    environment: NonEmpty = None
+    status: NonEmpty = None
+    model: NonEmpty = None
+    reward_min: Bound = None
+    reward_max: Bound = None
 
 
 def select_rows(table: TrajectoryTable, conditions: TrajectoryFilter, sort: str = "number") -> Positions:
