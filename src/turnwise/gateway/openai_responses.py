@@ -27,6 +27,7 @@ from turnwise.gateway.fields import (
 )
 from turnwise.gateway.openai_chat import error, error_event
 from turnwise.gateway.reply_rules import make_rule, read_choice, read_format
+from turnwise.text.json_objects import parse_object
 
 __all__ = ["ResponseHistory", "error", "error_event", "events", "parse", "response", "token_count"]
 
@@ -347,11 +348,8 @@ def _call_item(call: ToolCall, item_id: str, tool: ResponseTool | None) -> dict[
 
 def _custom_input(arguments: str) -> str:
     """Return the text for a custom tool; arguments of another form as written."""
-    try:
-        given = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    text = given.get("input") if isinstance(given, dict) and len(given) == 1 else None
+    given = parse_object(arguments)
+    text = given.get("input") if given is not None and len(given) == 1 else None
     return text if isinstance(text, str) else arguments
 
 

@@ -1,12 +1,13 @@
 """Readers of JSONL files that grow while they are read, such as the metrics of a running run."""
 
-import json
 import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from turnwise.text.json_objects import parse_object
 
 CHUNK = 1 << 20
 TAIL = 4096
@@ -159,17 +160,8 @@ class JsonlFollower:
     def _rows(self, file: BinaryIO) -> Iterator[dict[str, Any]]:
         for block in self._lines.read_blocks(file):
             for line in block.lines:
-                row = parse_line(line)
+                row = parse_object(line)
                 if row is None:
                     self._unparsed += 1
                 else:
                     yield row
-
-
-def parse_line(line: bytes) -> dict[str, Any] | None:
-    """Return the object on a line, or None if it is not one."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None

@@ -15,9 +15,9 @@ from turnwise.pictures.image import PNG_SIGNATURE
 from turnwise.pictures.image_store import image_file
 from turnwise.pictures.picture import draw_picture_svg, is_only_html
 from turnwise.record.images import image_hashes
-from turnwise.record.jsonl_follower import parse_line
 from turnwise.record.steps import finite_number
 from turnwise.report.formatting import format_decimal, shorten
+from turnwise.text.json_objects import parse_object
 
 STATUS_WORDS = {
     "truncated_turns": "out of turns",
@@ -118,7 +118,7 @@ def read_trajectory_at(path: Path, offset: Any, length: Any) -> dict[str, Any] |
     try:
         with path.open("rb") as file:
             file.seek(offset)
-            return parse_line(file.read(length))
+            return parse_object(file.read(length))
     except OSError:
         return None
 
@@ -228,7 +228,7 @@ def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             while line := file.readline(MAX_LINE):
-                if line.endswith(b"\n") and (row := parse_line(line)) is not None:
+                if line.endswith(b"\n") and (row := parse_object(line)) is not None:
                     yield row
     except OSError:
         return

@@ -10,10 +10,11 @@ from typing import Any, BinaryIO
 
 from turnwise.core.errors import UserError
 from turnwise.files.run_folders import METRICS_FILE
-from turnwise.record.jsonl_follower import LineFollower, parse_line
+from turnwise.record.jsonl_follower import LineFollower
 from turnwise.record.rows import AFTER, BEFORE, EvaluationRecord, read_record, select
 from turnwise.record.run_folder import ALARMS_FILE
 from turnwise.record.steps import StepRecord, finite_number
+from turnwise.text.json_objects import parse_object
 
 OpenFile = Callable[..., BinaryIO]
 """Opens a file of the run by the parts of its name; OSError or UserError if it cannot."""
@@ -177,7 +178,7 @@ def _read_episodes(open_file: OpenFile, entries: Iterable[Row]) -> Iterator[Row]
         try:
             with open_file("trajectories", name) as file:
                 file.seek(offset)
-                row = parse_line(file.read(length))
+                row = parse_object(file.read(length))
         except (OSError, UserError):
             continue
         if row is not None:
@@ -189,7 +190,7 @@ def _read_rows(open_file: OpenFile, *parts: str) -> Iterator[Row]:
     try:
         with open_file(*parts) as file:
             for block in lines.read_blocks(file, MAX_READ):
-                yield from (row for line in block.lines if (row := parse_line(line)) is not None)
+                yield from (row for line in block.lines if (row := parse_object(line)) is not None)
     except (OSError, UserError):
         return
 

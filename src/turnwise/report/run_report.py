@@ -42,6 +42,7 @@ from turnwise.report.learning_curve import draw_learning_curve
 from turnwise.report.metric_charts import draw_metric_chart, metric_points, recorded_metrics
 from turnwise.report.run_facts import files_of, read_facts
 from turnwise.report.sentences import by_title
+from turnwise.text.json_objects import parse_object
 
 MAX_ALARMS = 50
 MAX_VALUE = 300
@@ -89,10 +90,9 @@ def run_context(path: Path, summary: Row | None = None) -> dict[str, Any]:
 def read_json_object(path: Path) -> dict[str, Any] | None:
     """Return the object in a JSON file, or None if the file is missing or broken."""
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return parse_object(path.read_bytes())
+    except OSError:
         return None
-    return value if isinstance(value, dict) else None
 
 
 def read_flat_settings(path: Path) -> dict[str, str]:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from turnwise.text.json_objects import parse_object
+
 OPTIONAL = ("temperature", "top_p", "top_k", "stop", "seed")
 """Parameters of a request that are left out once a model refuses them."""
 BUDGET, NEW_BUDGET = "max_tokens", "max_completion_tokens"
@@ -96,10 +98,6 @@ def refused_parameter(request: Mapping[str, Any], text: str) -> str | None:
 
 
 def _param(text: str) -> str | None:
-    try:
-        answer = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    error = answer.get("error") if isinstance(answer, dict) else None
+    error = (parse_object(text) or {}).get("error")
     named = error.get("param") if isinstance(error, dict) else None
     return named if isinstance(named, str) else None
