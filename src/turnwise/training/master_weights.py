@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from turnwise.models.memory.estimate import OFFLOAD_CHUNK
+from turnwise.models.memory.split import split_by_size
 
 
 class MasterWeights:
@@ -129,15 +130,7 @@ class CpuOffload:
 
     def _split(self, gradients: dict[int, Tensor]) -> list[list[int]]:
         """Return the indices of the parameters in each chunk, without those that have no gradient."""
-        parts, size = list[list[int]](), 0
-        for number in sorted(gradients):
-            count = gradients[number].numel()
-            if not parts or size + count > self._chunk:
-                parts.append([])
-                size = 0
-            parts[-1].append(number)
-            size += count
-        return parts
+        return split_by_size(sorted(gradients), lambda number: gradients[number].numel(), self._chunk)
 
     def _fetch(self, turn: int, numbers: Sequence[int], gradients: dict[int, Tensor]) -> None:
         """Start copying gradients into this turn's buffer."""

@@ -24,6 +24,7 @@ from turnwise.models.allowed_tokens import mask_logits_, stack_sets
 from turnwise.models.attention.interface import check_attention
 from turnwise.models.forward import capture_input, last_layer_index, restrict_last_layer
 from turnwise.models.layers import decoder_layers
+from turnwise.models.memory.split import split_by_size
 from turnwise.models.vision.encoder import embed_images, image_encoder
 from turnwise.models.vision.whole_images import end_before_image, tokens_ahead
 
@@ -237,16 +238,7 @@ class SlotRunner:
 
     def _chunks(self, groups: list[list[Request]]) -> list[list[list[Request]]]:
         """Split the groups so that no forward runs more than `prefill_tokens` new tokens."""
-        chunks: list[list[list[Request]]] = []
-        tokens = 0
-        for group in groups:
-            size = len(group[0].slot.pending)
-            if not chunks or tokens + size > self._prefill_tokens:
-                chunks.append([])
-                tokens = 0
-            chunks[-1].append(group)
-            tokens += size
-        return chunks
+        return split_by_size(groups, lambda group: len(group[0].slot.pending), self._prefill_tokens)
 
     def _forward(self, groups: list[list[Request]]) -> None:
         """Run one forward over the groups and sample for each request."""

@@ -20,6 +20,7 @@ from turnwise.engine.turn import SampledTurn, stop_reason
 from turnwise.models.attention.interface import check_attention
 from turnwise.models.head import output_head
 from turnwise.models.memory.plan import PAGE, PREFILL_TOKENS
+from turnwise.models.memory.split import split_by_size
 from turnwise.models.vision.whole_images import end_before_image
 
 COUNTS = ("passes", "context_tokens", "shared_tokens", "sampled_tokens", "evicted_tokens", "idle_rows")
@@ -233,16 +234,8 @@ class PagedRunner:
 
     def _batches(self, chunks: list[PrefillChunk]) -> list[list[PrefillChunk]]:
         """Split the chunks so that no forward runs more than the device's `prefill_tokens`."""
-        batches, tokens, max_tokens = list[list[PrefillChunk]](), 0, self._device.prefill_tokens
-        for chunk in chunks:
-            for start, end in self._pieces(chunk.ids):
-                piece = chunk[start:end]
-                if not batches or tokens + len(piece.ids) > max_tokens:
-                    batches.append([])
-                    tokens = 0
-                batches[-1].append(piece)
-                tokens += len(piece.ids)
-        return batches
+        pieces = (chunk[start:end] for chunk in chunks for start, end in self._pieces(chunk.ids))
+        return split_by_size(pieces, lambda piece: len(piece.ids), self._device.prefill_tokens)
 
     def _pieces(self, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield (start, end) of pieces that fit into a forward, and do not split images that must enter it whole."""
