@@ -8,10 +8,8 @@ from cyclopts import Parameter
 
 from turnwise.cli.output import print_now
 from turnwise.cli.parsing import Settings, command_app, merge_settings
-from turnwise.core.errors import UserError
+from turnwise.core.errors import UserError, optional_packages
 from turnwise.network.ports import check_port
-
-OPTIONAL_PACKAGES = ("starlette", "uvicorn")
 
 serve_app = command_app("serve", "--model.name RUN|MODEL [OPTIONS] [--SECTION.KEY VALUE]...")
 
@@ -63,13 +61,9 @@ def serve(
         _refuse("only with --train", {"--resume": resume, "--name": name, "--seed": seed})
         _check_calls_file(out)
         check_served_model(overrides)
-    try:
+    with optional_packages("The gateway", "gateway", "starlette", "uvicorn"):
         from turnwise.run.serving import CALLS, SECTIONS, serve_training
         from turnwise.run.serving import serve as serve_model
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in OPTIONAL_PACKAGES:
-            raise
-        raise UserError(f"The gateway needs {error.name}. Run `pip install 'turnwise[gateway]'`.") from error
     listen: dict[str, Any] = {"host": host, "port": port, "admin_token": admin_token, "write": print_now}
     if train:
         serve_training(merge_settings(overrides, record__name=name, seed=seed), resume=resume, **listen)

@@ -6,10 +6,8 @@ from cyclopts import Parameter, validators
 
 from turnwise.cli.output import print_now
 from turnwise.cli.parsing import Settings, command_app, merge_settings
-from turnwise.core.errors import UserError
+from turnwise.core.errors import optional_packages
 from turnwise.network.ports import check_port
-
-OPTIONAL_PACKAGES = ("starlette", "uvicorn", "websockets")
 
 serve_env_app = command_app("serve-env", "ENV [OPTIONS] [--env.params.NAME VALUE]...")
 
@@ -51,12 +49,8 @@ def serve_env(
         Variable with the bearer token that clients must send. Default: none is required.
     """
     check_port(port)
-    try:
+    with optional_packages("The server", "openenv", "starlette", "uvicorn", "websockets"):
         from turnwise.service.openenv.serve import serve
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in OPTIONAL_PACKAGES:
-            raise
-        raise UserError(f"The server needs {error.name}. Run `pip install 'turnwise[openenv]'`.") from error
     from turnwise.run.configure import configure
     from turnwise.run.environment_mix import build_environment_mix
     from turnwise.service.openenv.server import ServerLimits

@@ -7,9 +7,7 @@ from cyclopts import Parameter
 
 from turnwise.cli.output import print_line, print_now
 from turnwise.cli.parsing import command_app
-from turnwise.core.errors import UserError
-
-OPTIONAL_PACKAGES = ("fastapi", "starlette", "uvicorn")
+from turnwise.core.errors import UserError, optional_packages
 
 view_app = command_app("view", "[FOLDER] [--port N] [--open] [--play]")
 watch_app = command_app("watch", "RUN")
@@ -50,12 +48,8 @@ def view(
     """
     if jobs is not None and not play:
         raise UserError("--jobs has an effect with --play. Add it, or remove --jobs.")
-    try:
+    with optional_packages("The viewer", "view", "fastapi", "starlette", "uvicorn"):
         from turnwise.viewer.server import serve
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in OPTIONAL_PACKAGES:
-            raise
-        raise UserError(f"The viewer needs {error.name}. Run `pip install 'turnwise[view]'`.") from error
     if play:
         from turnwise.studio.server import serve_studio
 

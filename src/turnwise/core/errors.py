@@ -1,5 +1,7 @@
 """Errors for users, whose message says what is wrong and what to do, and failures of environments and services."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -41,6 +43,17 @@ class RewardFailure(InfrastructureFailure):
 FOREIGN_ERRORS = (Exception, SystemExit)
 """Exceptions to catch around third-party and user code; `sys.exit(0)` there must not end the run. KeyboardInterrupt and
 CancelledError pass."""
+
+
+@contextmanager
+def optional_packages(used_by: str, extra: str, *packages: str) -> Iterator[None]:
+    """Explain how to install a package that an import in the block lacks. `extra`: the one of turnwise that has it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in packages:
+            raise
+        raise UserError(f"{used_by} needs {error.name}. Run `pip install 'turnwise[{extra}]'`.") from error
 
 
 def not_a_file(path: Path) -> str:

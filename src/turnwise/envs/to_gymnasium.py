@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import optional_packages
 from turnwise.core.task import Split
 from turnwise.envs.protocol_env import EnvFactory
 from turnwise.envs.registry import load_spec, spec_of
@@ -30,12 +30,8 @@ def to_gymnasium(
     render_mode: ansi or None.
     params: parameters of the environment, as in env.params.
     """
-    try:
+    with optional_packages("tw.to_gymnasium", "gymnasium", "gymnasium"):
         from turnwise.envs.gymnasium_env import GymnasiumEnv
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "gymnasium":
-            raise
-        raise UserError("tw.to_gymnasium needs gymnasium. Run `pip install 'turnwise[gymnasium]'`.") from error
     spec = load_spec(env) if isinstance(env, str) else spec_of(env)
     if replies is None:
         replies = spec.text_env is None or spec.subclass_of(ToolEnv) is not None

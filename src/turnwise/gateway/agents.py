@@ -14,6 +14,7 @@ from turnwise.core.errors import (
     EnvironmentFailure,
     InfrastructureFailure,
     UserError,
+    optional_packages,
 )
 from turnwise.envs.text_env import Outcome
 from turnwise.gateway.agent_process import ProgramResult, run_program
@@ -131,10 +132,8 @@ class FunctionAgent:
 
 def make_client(access: Access) -> "AsyncOpenAI":
     """Return OpenAI's client of an episode. A gateway without TLS is near: no proxy, and no certificates to load."""
-    try:
+    with optional_packages("An agent in Python", "gateway", "openai"):
         import openai
-    except ImportError:
-        raise UserError("Agents in Python need the package openai. Run `pip install 'turnwise[gateway]'`.") from None
     secure = access.url.startswith("https:")
     transport = openai.DefaultAsyncHttpxClient(verify=secure, trust_env=secure)
     return openai.AsyncOpenAI(base_url=f"{access.url}/v1", api_key=access.key, http_client=transport, timeout=None)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import UserError, optional_packages
 from turnwise.core.protocols import Policy
 from turnwise.core.task import Task
 from turnwise.envs.agent.harness import Harness
@@ -40,12 +40,8 @@ def build_gateway(
 
     `on_socket`: it also listens on a Unix socket, for agents in a sandbox.
     """
-    try:
+    with optional_packages("An agent", "gateway", "starlette", "uvicorn"):
         from turnwise.gateway.server import Gateway
-    except ImportError as error:
-        raise UserError(
-            f"Agents need packages that are not installed ({error.name}). Run `pip install 'turnwise[gateway]'`."
-        ) from None
     store = None if run is None else run / CALLS_FILE
     sockets = sockets_folder() if on_socket else None
     return Gateway(policy, renderer, limits, store, max_sessions=rollout.in_flight, sockets=sockets)

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import UserError, optional_packages
 
 WORD = re.compile(r"[^\W_]+")
 """An identifier such as read_text is two words, so that each can be found."""
@@ -96,11 +96,8 @@ def top_scores(scores: np.ndarray, top: int, above: float = -np.inf) -> RankedPa
 
 
 def _import_bm25s() -> Any:
-    try:
-        with _without_jax():
-            return import_module("bm25s")
-    except ModuleNotFoundError as error:
-        raise UserError("Search needs bm25s. Run `pip install 'turnwise[search]'`.") from error
+    with optional_packages("Search", "search", "bm25s"), _without_jax():
+        return import_module("bm25s")
 
 
 @contextmanager
