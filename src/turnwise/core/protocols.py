@@ -103,6 +103,8 @@ class Sampling:
     """0: all tokens."""
     stop: tuple[str, ...] = ()
     """Strings that end the turn. Their tokens stay in `Completion.ids`."""
+    stop_ids: tuple[int, ...] = ()
+    """Token ids that end the turn besides the model's own."""
     constraint: Constraint | None = None
     """Grammar that the turn must follow; None allows any text."""
 

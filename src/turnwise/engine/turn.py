@@ -41,7 +41,7 @@ class SampledTurn:
 
 def stop_reason(turn: SampledTurn, stop_ids: Collection[int], decode: Callable[[list[int]], str]) -> Stop | None:
     """Return why the last token ended the turn, or None if the turn continues."""
-    if turn.ids[-1] in stop_ids:
+    if turn.ids[-1] in stop_ids or turn.ids[-1] in turn.sampling.stop_ids:
         return Stop.EOS
     if turn.sampling.stop:
         # A character is at most 4 tokens (bytes), so these last tokens contain any stop string.

@@ -33,6 +33,8 @@ class Schedule:
 
 BETAS = (0.9, 0.95)
 """Decay rates of AdamW's averages of gradients and of their squares."""
+ADAM_EPS = 1e-8
+"""Term that AdamW adds to its denominator, torch's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,14 @@ class Optimizer:
             self.check_finite(f"after an optimizer step at learning rate {self._format_rates()}")
         self.masters.drop_gradients()
         return norm, finite
+
+    def change_adam(
+        self, settings: OptimizerSettings, betas: tuple[float, float] = BETAS, eps: float = ADAM_EPS
+    ) -> None:
+        """Use these settings from the next step on. Only for an optimizer without Muon."""
+        self.settings, self._rates = settings, [settings.learning_rate]
+        for group in self._parts[0].param_groups:
+            group |= {"betas": betas, "eps": eps, "weight_decay": settings.weight_decay}
 
     def check_finite(self, when: str) -> None:
         """Raise DivergedError if a parameter is not finite."""

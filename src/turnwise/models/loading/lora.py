@@ -40,6 +40,8 @@ class LoraSettings:
     """Seed of the initial weights."""
     part: LoraPart = "language"
     """Part of a vision-language model whose layers are targets."""
+    name: str = "default"
+    """Name of the adapter in the model."""
 
 
 def add_lora(model: Any, base: str, settings: LoraSettings) -> None:
@@ -61,7 +63,7 @@ def add_lora(model: Any, base: str, settings: LoraSettings) -> None:
     try:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(settings.seed)
-            model.add_adapter(config)
+            model.add_adapter(config, settings.name)
         set_base_model(model, base)
     except ValueError as error:
         raise UserError(

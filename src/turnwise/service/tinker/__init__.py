@@ -1,0 +1,1 @@
+"""The training service: Tinker's API over turnwise's learner and engine."""
