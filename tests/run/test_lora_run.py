@@ -14,7 +14,7 @@ from turnwise.core.errors import UserError
 from turnwise.models.loading.load import load_model
 from turnwise.models.loading.lora import base_model_of
 from turnwise.models.loading.model_files import is_adapter
-from turnwise.run.evaluation.evaluate import evaluate
+from turnwise.run.evaluation.evaluate import evaluate_into_folder
 from turnwise.run.evaluation.plan import plan_evaluation
 from turnwise.run.export import export, merge
 from turnwise.run.train import train
@@ -61,7 +61,8 @@ def test_lora_run_resumes_with_the_same_bits(tmp_path: Path, run: Path) -> None:
 
 
 def test_lora_run_is_evaluated_exported_and_merged(tmp_path: Path, run: Path) -> None:
-    assert evaluate(plan_evaluation([str(run)]), console=quiet()).evaluations[0].episodes > 0
+    results = evaluate_into_folder(plan_evaluation([str(run)]), tmp_path / "eval", console=quiet())
+    assert results.evaluations[0].episodes > 0
     export(str(run), tmp_path / "exported")
     merge(str(run), tmp_path / "merged")
     adapted = load_model(str(run / "checkpoints" / "step_000003")).model(IDS).logits
@@ -125,7 +126,8 @@ def test_run_folder_is_independent_of_the_cache(tmp_path: Path, monkeypatch: pyt
     train(settings(tmp_path / "cut", **short, seed=1, train__steps=1), console=quiet())  # another where this one was
     shutil.rmtree(cache / "models")
     assert base_model_of(moved / LAST) == str(moved / "base")
-    assert evaluate(plan_evaluation([str(moved)]), console=quiet()).evaluations[0].episodes > 0
+    results = evaluate_into_folder(plan_evaluation([str(moved)]), tmp_path / "eval", console=quiet())
+    assert results.evaluations[0].episodes > 0
     export(str(moved), tmp_path / "exported")
     merge(str(moved), tmp_path / "merged")
 

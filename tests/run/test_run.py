@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +29,7 @@ from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.rollout.collect import CollectedGroups, Collector
 from turnwise.run import training_run
-from turnwise.run.evaluation.evaluate import evaluate
+from turnwise.run.evaluation.evaluate import evaluate_into_folder
 from turnwise.run.evaluation.plan import plan_evaluation
 from turnwise.run.evaluation.results import EvaluationResults
 from turnwise.run.export import export
@@ -584,7 +585,8 @@ def test_export_is_a_plain_model_with_equal_outputs(run: Path, tmp_path: Path) -
 
 
 def evaluated(*words: str, overrides: Any = ()) -> EvaluationResults:
-    return evaluate(plan_evaluation(words, overrides=overrides), console=quiet())
+    with TemporaryDirectory() as folder:
+        return evaluate_into_folder(plan_evaluation(words, overrides=overrides), Path(folder), console=quiet())
 
 
 def test_evaluating_a_run_reproduces_its_last_evaluation(run: Path) -> None:

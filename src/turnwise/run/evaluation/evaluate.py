@@ -68,7 +68,7 @@ def evaluate_into_folder(
     with EvaluationFolder(path) as folder:
         save_plan(folder, plan, key_variable=endpoint_options.key_variable)
         with _explain_resuming(folder):
-            results = evaluate(plan, folder=folder, endpoint_options=endpoint_options, console=console)
+            results = _evaluate(plan, folder, endpoint_options, console)
         folder.write_results(summarise_results(results), draw_figure(results))
         write_report(folder.path)
     console.print(f"Saved in {path}", markup=False, soft_wrap=True)
@@ -109,15 +109,10 @@ def _explain_resuming(folder: EvaluationFolder) -> Iterator[None]:
         ) from error.__cause__
 
 
-def evaluate(
-    plan: EvaluationPlan,
-    *,
-    folder: EvaluationFolder | None = None,
-    endpoint_options: EndpointOptions = DEFAULT_ENDPOINT_OPTIONS,
-    console: Console | None = None,
+def _evaluate(
+    plan: EvaluationPlan, folder: EvaluationFolder, endpoint_options: EndpointOptions, console: Console
 ) -> EvaluationResults:
-    """Run the missing episodes of each model in turn and print the tables. Without a folder, save nothing."""
-    console = console or make_console()
+    """Run the missing episodes of each model in turn and print the tables."""
     if plan.note:
         console.print(sanitize_line(plan.note), soft_wrap=True)
     services = RewardServices()  # one budget for all models
@@ -144,7 +139,7 @@ class _ModelEvaluation:
 
     plan: EvaluationPlan
     model: EvaluatedModel
-    folder: EvaluationFolder | None
+    folder: EvaluationFolder
     endpoint_options: EndpointOptions
     console: Console
     services: RewardServices
@@ -153,29 +148,29 @@ class _ModelEvaluation:
         """Return the episodes that the folder does not have."""
         tries = list_tries(self.plan.tasks(), self.plan.tries)
         done = self._read_saved(tries)
-        return [each for each in tries if episode_id(*each) not in done]
+        return [task_try for task_try in tries if episode_id(*task_try) not in done]
 
     def run(self) -> Evaluation:
         tries = list_tries(self.plan.tasks(), self.plan.tries)
         done = self._read_saved(tries)
-        missing = [each for each in tries if episode_id(*each) not in done]
+        missing = [task_try for task_try in tries if episode_id(*task_try) not in done]
         failures = self._run_episodes(missing, done) if missing else []
         if not done:
             last = failures[-1]
             raise UserError(f"Every episode of {self.model.label} failed. Last failure: {last}") from last
-        trajectories = tuple(done[episode_id(*each)] for each in tries if episode_id(*each) in done)
+        trajectories = tuple(done[key] for key in (episode_id(*task_try) for task_try in tries) if key in done)
         return checked_evaluation(trajectories, len(tries), failures[-1] if failures else None)
 
     def _read_saved(self, tries: Sequence[TaskTry]) -> dict[EpisodeId, Trajectory]:
         """Return the saved episodes among these."""
-        saved = [] if self.folder is None else self.folder.read_trajectories(self.model.name)
-        ids = {episode_id(*each) for each in tries}
-        by_id = {episode_id(each.task, each.member): each for each in saved}
-        return {key: each for key, each in by_id.items() if key in ids}
+        ids = {episode_id(*task_try) for task_try in tries}
+        saved = self.folder.read_trajectories(self.model.name)
+        by_id = {episode_id(trajectory.task, trajectory.member): trajectory for trajectory in saved}
+        return {key: trajectory for key, trajectory in by_id.items() if key in ids}
 
     def _run_episodes(self, missing: Sequence[TaskTry], done: dict[EpisodeId, Trajectory]) -> list[Exception]:
         """Run episodes, add them to `done`, and return the failures."""
-        solved, total = sum(each.status.succeeded for each in done.values()), len(missing) + len(done)
+        solved, total = sum(trajectory.status.succeeded for trajectory in done.values()), len(missing) + len(done)
         progress = EvaluationProgress(self.console, self.model.label, total=total, done=len(done), solved=solved)
 
         async def run(opening: AbstractAsyncContextManager[EvaluationPolicy]) -> list[Exception]:
@@ -191,7 +186,7 @@ class _ModelEvaluation:
         with progress:
             show_warmup = partial(progress.set_phase, "warm-up")
             plan = self.plan
-            images = ImageStore(None if self.folder is None else self.folder.path / IMAGES_FOLDER)
+            images = ImageStore(self.folder.path / IMAGES_FOLDER)
             opening = open_policy(self.model, plan.spec, plan.params, self.endpoint_options, show_warmup, images)
             return asyncio.run(self.services.run(run(opening)))
 
@@ -201,9 +196,8 @@ class _ModelEvaluation:
         indices = {seed: index for index, seed in enumerate(self.plan.seeds)}
 
         def save(trajectory: Trajectory) -> None:
-            if self.folder is not None:
-                index = indices[trajectory.task.seed]
-                self.folder.add_episode(self.model.name, trajectory, index, policy.decode, policy.name_token)
+            index = indices[trajectory.task.seed]
+            self.folder.add_episode(self.model.name, trajectory, index, policy.decode, policy.name_token)
             done[episode_id(trajectory.task, trajectory.member)] = trajectory
             progress.add_episode(trajectory.status.succeeded)
 
