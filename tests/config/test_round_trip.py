@@ -171,14 +171,15 @@ def test_read_settings_reports_a_missing_or_broken_file(tmp_path: Path) -> None:
             read_settings(tmp_path / "broken.toml")
 
 
-def test_find_run_accepts_a_name_or_a_path(tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "lake-1"
+def test_find_run_accepts_a_name_or_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("runs/lake-1")
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(to_toml(build({}, [("seed", "5")])), encoding="utf-8")
-    assert find_run_folder("lake-1", str(tmp_path / "runs")) == find_run_folder(str(folder)) == folder
+    assert find_run_folder("lake-1") == find_run_folder(str(folder)) == folder
     assert read_run(str(folder))["seed"] == 5
     with pytest.raises(UserError, match=r'No run "lake-2".* did you mean "lake-1"'):
-        find_run_folder("lake-2", str(tmp_path / "runs"))
+        find_run_folder("lake-2")
 
 
 def test_every_setting_has_help() -> None:

@@ -160,9 +160,7 @@ class Retrieval:
         return self.accuracy - self.chance
 
 
-def measure_retrieval(
-    likelihoods: Tensor, own: Tensor, prompts: Tensor, at: Sequence[int] = RETRIEVAL_AT
-) -> dict[int, Retrieval]:
+def measure_retrieval(likelihoods: Tensor, own: Tensor, prompts: Tensor) -> dict[int, Retrieval]:
     """Retrieval accuracy by k, from L [R, N], the own column [R] of each row and prompt ids [N]; equal ids match."""
     num_prompts = likelihoods.shape[1]
     ranked = likelihoods.argsort(dim=1, descending=True, stable=True)
@@ -170,7 +168,7 @@ def measure_retrieval(
     hits = right.gather(1, ranked)
     chance = float(right.double().mean())
     retrievals = {}
-    for k in at:
+    for k in RETRIEVAL_AT:
         accuracy = float(hits[:, : min(k, num_prompts)].any(dim=1).double().mean())
         retrievals[k] = Retrieval(accuracy=accuracy, chance=min(1.0, k * chance))
     return retrievals

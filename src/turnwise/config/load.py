@@ -250,9 +250,9 @@ def to_toml(config: Config) -> str:
     return text
 
 
-def read_run(run: str, folder: str = "runs") -> dict[str, Any]:
+def read_run(run: str) -> dict[str, Any]:
     """Read the settings of a run, given its path or name."""
-    return read_saved_settings(find_run_folder(run, folder) / CONFIG_FILE)
+    return read_saved_settings(find_run_folder(run) / CONFIG_FILE)
 
 
 MAX_SHOWN = 3

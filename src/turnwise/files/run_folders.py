@@ -15,20 +15,18 @@ NOT_STARTED = "start again, or choose another record.folder (nothing was started
 """Advice if the folder of a new run cannot be created."""
 
 
-def find_run_folder(
-    name: str, folder: str = RUNS_FOLDER, *, what: str = "run", markers: Sequence[str] = (CONFIG_FILE,)
-) -> Path:
-    """Return the folder of a run, given its path or its name in `folder`.
+def find_run_folder(name: str, *, what: str = "run", markers: Sequence[str] = (CONFIG_FILE,)) -> Path:
+    """Return the folder of a run, given its path or its name in runs/.
 
     `markers`: files of which such a folder has one. `what`: kind of folder, for the error.
     """
-    for path in (Path(name).expanduser(), Path(folder) / name):
+    for path in (Path(name).expanduser(), Path(RUNS_FOLDER) / name):
         if any((path / marker).is_file() for marker in markers):
             return path
     if Path(name).expanduser().is_dir():
         raise UserError(f"{name} is not a {what}: it has no {' or '.join(markers)}. Give the folder of one.")
-    known = [path.parent.name for marker in markers for path in Path(folder).glob(f"*/{marker}")]
-    raise UserError(f'No {what} "{name}" here or in {folder}/:{suggest(name, known)}')
+    known = [path.parent.name for marker in markers for path in Path(RUNS_FOLDER).glob(f"*/{marker}")]
+    raise UserError(f'No {what} "{name}" here or in {RUNS_FOLDER}/:{suggest(name, known)}')
 
 
 def find_run_or_evaluation(name: str) -> Path:

@@ -46,12 +46,12 @@ def is_plain(value: Any) -> bool:
     return value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value))
 
 
-def quoted_numbers(given: Any, read: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def quoted_numbers(given: Any, read: Any) -> Iterator[tuple[str, str]]:
     """Yield (dotted name, text) of texts in `given` that pydantic read as numbers or truth values: "8" for 8.
 
     Most such quotes are mistakes, and in a table with free keys the same text would stay text.
     """
-    for name, value, other in _values(given, read, path):
+    for name, value, other in _values(given, read):
         if isinstance(value, str) and isinstance(other, int | float):
             yield name, value
 
