@@ -30,7 +30,8 @@ from rich.table import Table
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Stop, Turn
-from turnwise.gateway.http_server import allow_connections
+from turnwise.files.open_files import raise_open_file_limit
+from turnwise.gateway.http_server import MAX_CONNECTIONS
 from turnwise.gateway.server import Gateway
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
@@ -82,7 +83,7 @@ class SleepingSession:
 
 def run_agents(url: str, bearers: Sequence[str], turns: int, stagger_s: float) -> list[float]:
     """Run an agent per bearer at the same time; return the overhead of each answered call in seconds."""
-    allow_connections()
+    raise_open_file_limit(MAX_CONNECTIONS)
 
     async def agent(http: httpx2.AsyncClient, bearer: str) -> list[float]:
         await asyncio.sleep(random.uniform(0, stagger_s))

@@ -75,6 +75,14 @@ def content_parts(content: Content) -> tuple[ContentPart, ...]:
     return tuple(parts)
 
 
+def append_part(parts: list[str | ImagePart], part: str | ImagePart) -> None:
+    """Append a text or an image. Texts that follow each other become one."""
+    if isinstance(part, str) and parts and isinstance(parts[-1], str):
+        parts[-1] += part
+    else:
+        parts.append(part)
+
+
 def join_lines(lines: Sequence[Content]) -> Content:
     """Join contents by line breaks, leaving out empty ones. Texts that follow each other become one."""
     parts: list[str | ImagePart] = []
@@ -83,10 +91,7 @@ def join_lines(lines: Sequence[Content]) -> Content:
             continue
         items = [line] if isinstance(line, str | ImagePart) else [item for item in line if item]
         for item in ["\n", *items] if parts else items:
-            if isinstance(item, str) and parts and isinstance(parts[-1], str):
-                parts[-1] += item
-            else:
-                parts.append(item)
+            append_part(parts, item)
     texts = [part for part in parts if isinstance(part, str)]
     return "".join(texts) if len(texts) == len(parts) else parts
 

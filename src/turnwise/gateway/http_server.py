@@ -1,7 +1,6 @@
 """The web server in the current event loop: bounded headers, slow clients cut off, no signal handlers."""
 
 import asyncio
-import resource
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -69,11 +68,3 @@ def _with_write_timeout(app: ASGIApp) -> ASGIApp:
 async def wait_for_stop() -> None:
     """Wait until the task is cancelled, by Ctrl-C or a signal."""
     await asyncio.Event().wait()
-
-
-def allow_connections() -> None:
-    """Raise the process's soft limit of open files, which is often 1,024, as each connection is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

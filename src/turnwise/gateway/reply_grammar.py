@@ -24,6 +24,7 @@ from turnwise.core.trajectory import Stop
 from turnwise.gateway.chat import ReplyRule, RequestError
 from turnwise.gateway.reading import ReplyText
 from turnwise.render.renderer import Renderer
+from turnwise.render.slots import inside_json
 from turnwise.tools.call_formats import THINK_END, parse_calls
 
 PROBE = ToolCall(name="turnwise_probe", arguments='{"probed": 0}')
@@ -46,7 +47,7 @@ class CallFormat:
     def read(self, text: str, tools: Sequence[ToolSpec]) -> ToolCall | None:
         """Return the call that this text is; None if it is none. Text in the arguments may be anything."""
         for tool in tools:
-            start = f"{self.before}{_escaped(tool.name)}{self.between}"
+            start = f"{self.before}{inside_json(tool.name)}{self.between}"
             if text.startswith(start) and text.endswith(self.after):
                 return ToolCall(name=tool.name, arguments=text[len(start) : len(text) - len(self.after)])
         return None
@@ -102,13 +103,9 @@ def _closed_thinking(renderer: Renderer) -> list[str]:
 
 def _call_rules(number: int, tool: ToolSpec, renderer: Renderer) -> Iterator[str]:
     form = call_format(renderer)
-    start = _terms(f"{form.before}{_escaped(tool.name)}{form.between}", renderer)
+    start = _terms(f"{form.before}{inside_json(tool.name)}{form.between}", renderer)
     yield f"call_{number}: {' '.join([*start, f'arguments_{number}', *_terms(form.after, renderer)])}"
     yield f"arguments_{number}: {_json_rule(tool.parameters)}"
-
-
-def _escaped(name: str) -> str:
-    return json.dumps(name, ensure_ascii=False)[1:-1]
 
 
 def _terms(text: str, renderer: Renderer) -> Iterator[str]:

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from turnwise.core.protocols import Policy
 from turnwise.core.task import EpisodeKey
+from turnwise.files.open_files import raise_open_file_limit
 from turnwise.gateway import anthropic_messages, openai_chat, openai_responses
 from turnwise.gateway.access import Bearers, read_bearer
 from turnwise.gateway.admin import AdminSettings, admin_routes
@@ -32,13 +33,13 @@ from turnwise.gateway.chat import (
 )
 from turnwise.gateway.conversation import digest
 from turnwise.gateway.fields import read_number
-from turnwise.gateway.http_server import QuietServer, allow_connections, server_config
+from turnwise.gateway.http_server import MAX_CONNECTIONS, QuietServer, server_config
 from turnwise.gateway.openai_responses import ResponseHistory
 from turnwise.gateway.request_body import BodyReader, check_request, is_long_body, is_long_request, parse_json
 from turnwise.gateway.sessions import SessionPool
 from turnwise.gateway.store import CallStore
 from turnwise.gateway.workers import Workers
-from turnwise.network.ports import listen, listen_on_path
+from turnwise.network.ports import listen, listen_on_path, listener_url
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.episode import Limits
 
@@ -102,7 +103,7 @@ class Gateway:
         self._host, self._port, self._routes = host, port, routes
 
     async def __aenter__(self) -> "Gateway":
-        allow_connections()
+        raise_open_file_limit(MAX_CONNECTIONS)
         self._listener = listen(self._host, self._port)
         listeners = [self._listener]
         if self._sockets is not None:
@@ -131,8 +132,7 @@ class Gateway:
     @property
     def url(self) -> str:
         """Address without a path. The OpenAI clients' base URL is `url`/v1, the Anthropic clients' is `url`."""
-        host, port = self._listener.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return listener_url(self._listener)
 
     def episodes(self) -> list[GatewayEpisode]:
         """Return the open episodes."""

@@ -34,6 +34,12 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def listener_url(listener: socket.socket) -> str:
+    """Return the address without a path."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def listen_on_path(path: Path) -> socket.socket:
     """Return a listening Unix socket to which every user may connect. Raises UserError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

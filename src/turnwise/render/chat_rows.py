@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.core.errors import UserError, read_failure
-from turnwise.core.messages import ContentPart, ImagePart, Message, Role, ToolCall, ToolSpec, content_parts
+from turnwise.core.messages import ContentPart, ImagePart, Message, Role, ToolCall, ToolSpec, append_part, content_parts
 from turnwise.pictures.image import Image
 from turnwise.text.truncation import describe_value
 
@@ -132,11 +132,7 @@ def _parts(value: Any, where: str, images: RowImages) -> tuple[ContentPart, ...]
         raise UserError(f"{where} has no content. Write a text, or a list of texts and images.")
     parts = list[str | ImagePart]()
     for part in value:
-        item = _part(part, where, images)
-        if isinstance(item, str) and parts and isinstance(parts[-1], str):
-            parts[-1] += item  # texts that follow each other are one, as in a content that is a text
-        else:
-            parts.append(item)
+        append_part(parts, _part(part, where, images))
     return content_parts(parts)
 
 

@@ -28,15 +28,19 @@ HOOK_CHARS = 20_000
 """Longest summary of a hook, in characters. The model's own summary is limited in tokens."""
 
 
-class WindowContext(FullContext):
-    """Sliding window: the last `turns` turns in full, whole turns dropped from the front.
-
-    Each slide costs the engine a prefill and the learner a segment of the whole window.
-    """
+class RecentTurns(FullContext):
+    """Base of contexts that show the last `turns` turns."""
 
     def __init__(self, renderer: Renderer, *, turns: int, keep_opening: bool) -> None:
         super().__init__(renderer)
         self._turns, self._keep_opening = turns, keep_opening
+
+
+class WindowContext(RecentTurns):
+    """Sliding window: the last `turns` turns in full, whole turns dropped from the front.
+
+    Each slide costs the engine a prefill and the learner a segment of the whole window.
+    """
 
     async def next(self, pending: ContextState, turns: Sequence[Turn], messages: Sequence[Message]) -> ContextState:
         grown = self._grow(pending, turns[-1], messages)
@@ -86,12 +90,8 @@ def _entry(number: int, observation: str, turn: Turn) -> str:
     return "\n".join(part for part in (f"Turn {number}", observation, f"You: {action}") if part)
 
 
-class TurnContext(FullContext):
+class TurnContext(RecentTurns):
     """One segment per turn. The memory is encoded as message content, so nothing in it becomes a special token."""
-
-    def __init__(self, renderer: Renderer, *, turns: int, keep_opening: bool) -> None:
-        super().__init__(renderer)
-        self._turns, self._keep_opening = turns, keep_opening
 
     async def next(self, pending: ContextState, turns: Sequence[Turn], messages: Sequence[Message]) -> ContextState:
         always = permanent_messages(pending.opening, self._keep_opening)

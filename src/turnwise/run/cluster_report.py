@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from turnwise.cluster.gpu_memory import peak
 from turnwise.cluster.placement import WORKER_CPUS, plan_placement
@@ -15,8 +14,9 @@ from turnwise.config.resources import ClusterConfig
 from turnwise.config.schema import Config
 from turnwise.envs.registry import load_spec
 from turnwise.models.loading.load import DTYPES
-from turnwise.models.memory.estimate import GIB, MemoryEstimate
+from turnwise.models.memory.estimate import MemoryEstimate
 from turnwise.models.memory.shapes import config_shape, load_config
+from turnwise.run.memory_report import format_gib
 from turnwise.run.resources import memory_request
 from turnwise.text.command_line import spell_command
 
@@ -63,12 +63,11 @@ def report_cluster(
     gpus: int,
     gpu_name: str,
     rates_file: Path | None = None,
-    model_config: Any = None,
 ) -> ClusterReport:
-    """Plan the recipe. `model_config`: of transformers, in place of that of model.name."""
+    """Plan the recipe."""
     gpu = find_gpu(gpu_name)
     rates = MeasuredRates() if rates_file is None else read_rates(rates_file)
-    job = build_job(config, rates, model_config)
+    job = build_job(config, rates)
     choices = plan_cluster(job, gpu, gpus, seed=config.seed)
     best = choices[0]
     shape = job.estimate.shape
@@ -111,14 +110,14 @@ def _division_sizes(division: Division) -> tuple[str, str, str]:
     else:
         first, second = peak(learner), sum(item.rollout for item in engine)
     activations = "activations recomputed" if division.learner.recompute else "activations kept"
-    return _gib(first), _gib(second), f"{division.learner.micro_tokens:,}, {activations}"
+    return format_gib(first), format_gib(second), f"{division.learner.micro_tokens:,}, {activations}"
 
 
-def build_job(config: Config, rates: MeasuredRates, model_config: Any = None) -> TrainingJob:
+def build_job(config: Config, rates: MeasuredRates) -> TrainingJob:
     lora, rollout = config.lora, config.rollout
     parameter_bytes = 2 if config.model.dtype == "auto" else DTYPES[config.model.dtype].itemsize
     shape = config_shape(
-        model_config or load_config(config.model.name),
+        load_config(config.model.name),
         rank=lora.rank,
         targets=lora.targets,
         parameter_bytes=parameter_bytes,
@@ -196,12 +195,8 @@ def _memory(best: PredictedDivision, gpu: Gpu) -> Table:
         sizes = [(item.name, item.update, 0) for item in learner] + [(item.name, 0, item.rollout) for item in engine]
     sizes.append(("total", sum(first for _, first, _ in sizes), sum(second for _, _, second in sizes)))
     sizes.append(("available", gpu.memory, gpu.memory))
-    rows = [(name, _gib(first), _gib(second)) for name, first, second in sizes if first or second]
+    rows = [(name, format_gib(first), format_gib(second)) for name, first, second in sizes if first or second]
     return Table(headers=headers, rows=rows)
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.2f}" if size else ""
 
 
 def _choices(choices: Sequence[PredictedDivision]) -> Table:

@@ -11,7 +11,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.models.loading.load import DTYPES
 from turnwise.models.memory.estimate import GIB, MemoryEstimate
-from turnwise.models.memory.plan import PAGE, MemoryPlan, plan_memory
+from turnwise.models.memory.plan import PAGE, MemoryItem, MemoryPlan, plan_memory
 from turnwise.models.memory.shapes import ModelShape, config_shape, known_config, load_config
 from turnwise.run.resources import device_memory, memory_request
 
@@ -60,12 +60,15 @@ def _device_bytes(gpu_gib: float | None) -> int:
 
 
 def _rows(plan: MemoryPlan) -> list[tuple[str, str, str, str]]:
-    rows = [(part.name, _gib(part.rollout), _gib(part.update), _gib(part.host)) for part in plan.items]
-    rows.append(("total", _gib(plan.rollout), _gib(plan.update), _gib(plan.host)))
-    return [*rows, ("available", _gib(plan.device_bytes), _gib(plan.device_bytes), "")]
+    rows = [*(_row(item.name, item) for item in plan.items), _row("total", plan)]
+    return [*rows, ("available", format_gib(plan.device_bytes), format_gib(plan.device_bytes), "")]
 
 
-def _gib(size: int) -> str:
+def _row(name: str, item: MemoryItem | MemoryPlan) -> tuple[str, str, str, str]:
+    return name, format_gib(item.rollout), format_gib(item.update), format_gib(item.host)
+
+
+def format_gib(size: int) -> str:
     return f"{size / GIB:.2f}" if size else ""
 
 

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -15,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from turnwise.files.open_files import raise_open_file_limit
 from turnwise.sandbox.processes import descendants, pid_of_pidfd, process_usage
 from turnwise.sandbox.protocol import CONTROL, ZygoteConfig, receive
 from turnwise.sandbox.python_install import PythonInstall, python_executable
@@ -80,7 +80,7 @@ class ZygoteProcess:
     async def start(self) -> None:
         """Start the process and wait until it is ready. On failure or cancellation nothing of it stays."""
         self.loop = asyncio.get_running_loop()
-        _raise_descriptor_limit()
+        raise_open_file_limit(MAX_DESCRIPTORS)
         if self.tier != "namespaces":
             remove_abandoned_bases()
             self._scratch = create_base()
@@ -274,14 +274,6 @@ class ZygoteProcess:
 
     def _pids(self) -> list[int]:
         return [self.process.pid, *descendants(self.process.pid)]
-
-
-def _raise_descriptor_limit() -> None:
-    """Raise the soft limit: a session takes three descriptors, and the usual 1024 would not do for hundreds."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MAX_DESCRIPTORS, hard)
-    if soft != resource.RLIM_INFINITY and soft < limit:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _library_path() -> dict[str, str]:

@@ -23,11 +23,6 @@ BEGINS = ("agent", "opponent")
 """Value of the task parameter `begins` by player: player 0 moves first."""
 
 
-def player_of(task: Task) -> int:
-    """Return the player, 0 or 1, whose episode this task is."""
-    return BEGINS.index(task.params["begins"])
-
-
 def as_player(task: Task, player: int) -> Task:
     """Return the same task for this player; the two players' tasks differ in nothing else."""
     return replace(task, params={**task.params, "begins": BEGINS[player]})

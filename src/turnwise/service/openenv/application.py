@@ -8,7 +8,8 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from turnwise.envs.registry import load_spec
-from turnwise.gateway.http_server import allow_connections
+from turnwise.files.open_files import raise_open_file_limit
+from turnwise.gateway.http_server import MAX_CONNECTIONS
 from turnwise.service.openenv.access import AccessGuard
 from turnwise.service.openenv.serve import read_token
 from turnwise.service.openenv.served_env import ServedEnv
@@ -34,7 +35,7 @@ class Application:
     async def _live(self, receive: Receive, send: Send) -> None:
         """Wait for the end of the web server; sessions are closed then."""
         await receive()
-        allow_connections()
+        raise_open_file_limit(MAX_CONNECTIONS)
         sweeping = asyncio.create_task(self._server.sessions.close_idle())
         await send({"type": "lifespan.startup.complete"})
         await receive()

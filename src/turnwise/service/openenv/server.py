@@ -15,10 +15,11 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from turnwise.concurrency.blocking import allow_interrupts
 from turnwise.config.version import installed_version
+from turnwise.files.open_files import raise_open_file_limit
 from turnwise.gateway.chat import GatewayError
-from turnwise.gateway.http_server import QuietServer, allow_connections, server_config
+from turnwise.gateway.http_server import MAX_CONNECTIONS, QuietServer, server_config
 from turnwise.gateway.request_body import BodyReader, parse_json
-from turnwise.network.ports import listen
+from turnwise.network.ports import listen, listener_url
 from turnwise.service.openenv.access import AccessGuard
 from turnwise.service.openenv.mcp import PARSE_ERROR, McpServer, error_response
 from turnwise.service.openenv.openapi import describe_api
@@ -78,7 +79,7 @@ class EnvServer:
         self._bodies = BodyReader(MAX_MESSAGE_BYTES)
 
     async def __aenter__(self) -> "EnvServer":
-        allow_connections()
+        raise_open_file_limit(MAX_CONNECTIONS)
         self._listener = listen(self._host, self._port)
         self._interrupts = allow_interrupts()
         self._interrupts.__enter__()
@@ -100,8 +101,7 @@ class EnvServer:
 
     @property
     def url(self) -> str:
-        host, port = self._listener.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return listener_url(self._listener)
 
     def make_app(self) -> Starlette:
         """Return the routes, without a guard."""
