@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from players_for_tests import player_of
 from turnwise.core.errors import UserError
 from turnwise.core.messages import assistant
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Task
 from turnwise.envs.games.game import is_winning_move, play_random_opening
-from turnwise.envs.games.selfplay import SelfPlayEnv, as_player, make_selfplay_envs, player_of
+from turnwise.envs.games.selfplay import SelfPlayEnv, as_player, make_selfplay_envs
 from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from episodes_for_tests import context, end_id, limits, renderer, spoken
+from players_for_tests import player_of
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message
 from turnwise.core.protocols import Completion, Env, Policy, Sampling, Session, StepResult
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Status
 from turnwise.engine.scripted import ScriptedEngine
-from turnwise.envs.games.selfplay import SelfPlayEnv, make_selfplay_envs, player_of
+from turnwise.envs.games.selfplay import SelfPlayEnv, make_selfplay_envs
 from turnwise.envs.registry import load_spec
 from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.selfplay import MakeMatch, MatchCollector
