@@ -86,7 +86,7 @@ def test_simulated_collapses_are_echo_traps_within_ten_steps(seed: int) -> None:
 
 
 def test_gradient_spike_needs_a_norm_above_the_start_and_the_clip() -> None:
-    """A batch with something left to learn looks as all did at the start; an unclipped gradient is no accident."""
+    """A batch with something left to learn looks as all did at the start; an unclipped gradient is not an accident."""
 
     def norms(*given: float) -> Rows:
         return [{"step": step, "train/grad_norm": norm} for step, norm in enumerate(given, 1)]

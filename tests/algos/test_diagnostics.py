@@ -139,7 +139,7 @@ def test_gradient_shares_are_per_term() -> None:
 
 def test_explained_variance_of_perfect_constant_and_opposite_critics() -> None:
     returns = torch.tensor([0.0, 1.0, 3.0])
-    assert explained_variance(returns + 7, returns) == pytest.approx(1.0), "an offset is no variance"
+    assert explained_variance(returns + 7, returns) == pytest.approx(1.0), "an offset is not variance"
     assert explained_variance(torch.full((3,), 0.5), returns) == pytest.approx(0.0)
     assert explained_variance(-returns, returns) == pytest.approx(-3.0)
     assert explained_variance(returns, torch.full((3,), 0.1)) is None

@@ -168,7 +168,7 @@ def loud_env(cls: type[TextEnv]) -> type[TextEnv]:
 
 
 UNHEARD = (*SHOWS_IMAGES, "openenv", "harbor", "verifiers", "text_arena_players")
-"""Environments whose observations are no results of `reset` and `step`."""
+"""Environments whose observations are not results of `reset` and `step`."""
 
 
 @pytest.mark.parametrize("name", [name for name in ENVIRONMENTS if name not in UNHEARD])

@@ -110,7 +110,7 @@ CHEATS = {
     "raises": "def f(xs): raise SystemExit",
     "ends at once": "import os\nprint('tested:[true, \"0\"]')\nos._exit(0)\ndef f(xs): pass",
     "never ends": "def f(xs):\n    while True: pass",
-    "is no code": "this is not python",
+    "is not code": "this is not python",
     "lacks the function": "x = 1",
     "returns monsters": "def f(xs): return [0] * 10**8",
     "replaces the printer": "import json\njson.dumps = lambda *a: '[true, \"0\"]'\ndef f(xs): return None",

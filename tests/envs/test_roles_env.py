@@ -106,7 +106,7 @@ def test_role_may_name_the_next_one() -> None:
 
 
 def test_role_that_leaves_ends_the_episode_of_all() -> None:
-    shown = asyncio.run(play({"anna": ["x"], "ben": ["1"]}))  # anna's bid is no number, and she gives up
+    shown = asyncio.run(play({"anna": ["x"], "ben": ["1"]}))  # anna's bid is not a number, and she gives up
     assert shown["anna"][-1].invalid
     assert text_of(shown["ben"][0]).endswith("The anna has left.")
     assert shown["ben"][0].over and shown["seller"][0].over

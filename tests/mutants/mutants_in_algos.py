@@ -505,7 +505,7 @@ IN_ALGOS = (
     *mutants(
         "algos/alarms.py",
         ("algos/test_alarms.py",),
-        ("a gradient that is not finite is no spike", "if norms and not math.isfinite(norms[-1]):", "if False:"),
+        ("a gradient that is not finite is not a spike", "if norms and not math.isfinite(norms[-1]):", "if False:"),
         (
             "hysteresis before the alarm",
             "settings.hysteresis if kind in active",

@@ -66,13 +66,13 @@ IN_GATEWAY = (
     *mutants(
         "gateway/capture.py",
         RECORDS,
-        ("a prompt of too many characters is no overflow", "self.overflowed = True", "pass"),
+        ("a prompt of too many characters does not overflow", "self.overflowed = True", "pass"),
         within="_locate",
     ),
     *mutants(
         "gateway/capture.py",
         RECORDS,
-        ("a prompt of too many tokens is no overflow", "self.overflowed = True", "pass"),
+        ("a prompt of too many tokens does not overflow", "self.overflowed = True", "pass"),
         within="_sampling",
     ),
     *mutants(

@@ -41,7 +41,7 @@ CASES: list[tuple[str, Any, float]] = [
     ("import numpy\ndef add(a, b):\n    return numpy.int64(a + b)", ["assert add(1, 2) == 3"], 1.0),
     ("def add(a, b):\n    return 3.0", ["assert add(1, 2) == 3"], 1.0),
     ("", ASSERTS, 0.0),
-    ("this is no code", ASSERTS, 0.0),
+    ("this is not code", ASSERTS, 0.0),
     ("import sys; sys.exit(0)", ASSERTS, 0.0),
     ("class A:\n    def __eq__(self, o): return True\n    def __repr__(self): return 'A'\n"
      "def add(a, b): return A()", ["assert add(1, 2) == 3"], 0.0),

@@ -68,7 +68,7 @@ def judge(**options: Any) -> dict[str, Any]:
 
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
-    "a command that is no server": (
+    "a command that is not a server": (
         {"tools": [{"mcp": SILENT}]},
         "it printed: usage: serve PORT: run the command in a",
     ),
@@ -86,7 +86,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         "no answer from http://127.0.0.1:9/",
     ),
     "a judge without its key": ({"reward": [judge()]}, "requires a key: set OPENAI_API_KEY"),
-    "a judge that is no model": ({"reward": [judge(endpoint="local", model="tinny")]}, 'did you mean "tiny"'),
+    "a judge that is not a model": ({"reward": [judge(endpoint="local", model="tinny")]}, 'did you mean "tiny"'),
 }
 
 

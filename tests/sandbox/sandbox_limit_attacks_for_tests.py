@@ -408,13 +408,13 @@ OUTPUT = (
     attack("a huge value", "'x' * (50 << 20)", status=("ok",)),
     attack("a huge error", "raise ValueError('x' * (50 << 20))", status=("error",)),
     attack("a value full of escapes", "'\\U0001F600\\x00\\ud800' * 100000", status=("ok",)),
-    attack("an error that is no text", "raise ValueError('\\udfff\\ud800 \\x00 \\x1b[2J')", status=("error",)),
+    attack("an error that is not text", "raise ValueError('\\udfff\\ud800 \\x00 \\x1b[2J')", status=("error",)),
     attack(
-        "a forged answer that is no text",
+        "a forged answer that is not text",
         FORGE + "os.write(3, answer(1, '\\ud800'))\ntime.sleep(0.5)",
         status=("ok",),
     ),
-    attack("bytes that are no text", "import os\nos.write(1, bytes(range(256)) * 100)", status=("ok",)),
+    attack("bytes that are not text", "import os\nos.write(1, bytes(range(256)) * 100)", status=("ok",)),
     attack("closed output", "import sys, os\nsys.stdout.close(); os.close(1); os.close(2)", "1 + 1"),
 )
 

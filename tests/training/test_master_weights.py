@@ -54,7 +54,7 @@ def test_float32_parameters_have_no_master_weights() -> None:
 def test_gradients_accumulate_in_float32_and_are_freed() -> None:
     model = layer(torch.bfloat16)
     masters = MasterWeights(list(model.parameters()))
-    for value in (256.0, 1.0, 1.0):  # 257 is no bfloat16
+    for value in (256.0, 1.0, 1.0):  # bfloat16 has no 257
         model(torch.full((1, 8), value).bfloat16()).float().sum().backward()
     assert model.weight.grad is None
     (total,) = masters.gradients()

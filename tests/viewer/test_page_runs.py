@@ -173,7 +173,7 @@ def test_run_page_explains_the_run_and_shows_a_task_before_and_after(viewer: Vie
 
 
 def test_run_page_left_early_logs_no_error(viewer: Viewer) -> None:
-    """Requests that are aborted on the way are no errors. The fixture asserts that none is logged."""
+    """Requests that are aborted on the way are not errors. The fixture asserts that none is logged."""
     viewer.open("runs")
     for _ in range(5):
         viewer.page.evaluate(f"location.hash = '#/run?run={OTHER}'")
