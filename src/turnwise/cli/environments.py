@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter, validators
 
 from turnwise.cli.output import print_line, print_table
-from turnwise.cli.parsing import Settings, command_app, merge_settings
+from turnwise.cli.parsing import EnvironmentArgument, Settings, command_app, merge_settings
 from turnwise.core.errors import UserError
 from turnwise.envs.catalogue import CATALOGUE, install_command
 from turnwise.envs.starter.write import write_starter
@@ -94,7 +94,7 @@ def check(
 
 @envs_app.command(name="export")
 def export(
-    environment: Annotated[str, Parameter(name="ENV")],
+    environment: EnvironmentArgument,
     /,
     *,
     to: Literal["openenv", "verifiers", "gymnasium"],
@@ -105,8 +105,6 @@ def export(
 
     Parameters
     ----------
-    environment
-        Recipe, environment (`turnwise envs` lists them), FILE.toml with your own settings, or FILE.py:Class.
     to
         openenv (a server), verifiers (a taskset for vf-eval) or gymnasium (an id for gymnasium.make).
     out
@@ -138,13 +136,11 @@ def summarize(text: str, install: str | None) -> str:
 
 
 @play_app.default
-def play(environment: Annotated[str, Parameter(name="ENV")], /, *, seed: int = 0, overrides: Settings = ()) -> None:
+def play(environment: EnvironmentArgument, /, *, seed: int = 0, overrides: Settings = ()) -> None:
     """Play an environment.
 
     Parameters
     ----------
-    environment
-        Recipe, environment (`turnwise envs` lists them), FILE.toml with your own settings, or FILE.py:Class.
     seed
         Index of the training task. Default: 0.
     """

@@ -1,6 +1,7 @@
 """Command-line parsing: options that commands share, dotted settings (`--algo.kl_coef 0.1`), and error messages."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from cyclopts import (
@@ -26,6 +27,28 @@ INFORMATION = Group("Information", sort_key=2)
 
 Settings = Annotated[Sequence[tuple[str, str]], Parameter(parse=False)]
 """Dotted options as (key, text) pairs. `main.run` splits them from the other options and passes them on."""
+
+EnvironmentArgument = Annotated[
+    str,
+    Parameter(
+        name="ENV",
+        help="Recipe, environment (`turnwise envs` lists them), FILE.toml with your own settings, or FILE.py:Class.",
+    ),
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenArguments:
+    """Options of commands that serve."""
+
+    port: Annotated[int, Parameter(metavar="N")] = 8000
+    """Port to listen on; 0 for any free port. Default: 8000."""
+    host: Annotated[str, Parameter(metavar="ADDRESS")] = "127.0.0.1"
+    """Address to listen on. Default: 127.0.0.1, this machine only."""
+
+
+LISTEN = ListenArguments()
 
 UNDOTTED = ("engine", "context", "critic", "agent")
 """Settings without a section. (The configuration is not imported here.)"""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from turnwise.cli.output import print_now
-from turnwise.cli.parsing import Settings, command_app, merge_settings
+from turnwise.cli.parsing import LISTEN, ListenArguments, Settings, command_app, merge_settings
 from turnwise.core.errors import UserError, optional_packages
 from turnwise.network.ports import check_port
 
@@ -17,8 +17,7 @@ serve_app = command_app("serve", "--model.name RUN|MODEL [OPTIONS] [--SECTION.KE
 @serve_app.default
 def serve(
     *,
-    port: Annotated[int, Parameter(metavar="N")] = 8000,
-    host: Annotated[str, Parameter(metavar="ADDRESS")] = "127.0.0.1",
+    listen: ListenArguments = LISTEN,
     train: bool = False,
     tinker: bool = False,
     resume: Annotated[str | None, Parameter(metavar="RUN")] = None,
@@ -34,10 +33,6 @@ def serve(
 
     Parameters
     ----------
-    port
-        Port to listen on; 0 for any free port. Default: 8000.
-    host
-        Address to listen on. Default: 127.0.0.1, this machine only.
     train
         Train the model on the episodes of a `tw.Trainer(url=...)` on another machine. Takes all settings of `train`.
     tinker
@@ -60,11 +55,11 @@ def serve(
         SQLite file of the recorded calls; their images are in images/ beside it. Default: runs/serve/calls.sqlite.
         With --tinker, the folder of models and requests. Default: runs/tinker.
     """
-    check_port(port)
+    check_port(listen.port)
     if tinker:
         others = {"--train": train or None, "--resume": resume, "--name": name, "--seed": seed}
         _refuse("only without --tinker", {**others, "--admin-token": admin_token})
-        _serve_tinker(overrides, host=host, port=port, api_key=api_key, keys=keys, out=out)
+        _serve_tinker(overrides, host=listen.host, port=listen.port, api_key=api_key, keys=keys, out=out)
         return
     _refuse("only with --tinker", {"--keys": keys})
     if train:
@@ -78,11 +73,11 @@ def serve(
     with optional_packages("The gateway", "gateway", "starlette", "uvicorn"):
         from turnwise.run.serving import CALLS, SECTIONS, serve_training
         from turnwise.run.serving import serve as serve_model
-    listen: dict[str, Any] = {"host": host, "port": port, "admin_token": admin_token, "write": print_now}
+    options: dict[str, Any] = {"host": listen.host, "port": listen.port, "admin_token": admin_token, "write": print_now}
     if train:
-        serve_training(merge_settings(overrides, record__name=name, seed=seed), resume=resume, **listen)
+        serve_training(merge_settings(overrides, record__name=name, seed=seed), resume=resume, **options)
     else:
-        serve_model(merge_settings(overrides, SECTIONS), api_key=api_key, out=out or CALLS, **listen)
+        serve_model(merge_settings(overrides, SECTIONS), api_key=api_key, out=out or CALLS, **options)
 
 
 def _serve_tinker(

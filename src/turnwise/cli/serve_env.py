@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter, validators
 
 from turnwise.cli.output import print_now
-from turnwise.cli.parsing import Settings, command_app, merge_settings
+from turnwise.cli.parsing import LISTEN, EnvironmentArgument, ListenArguments, Settings, command_app, merge_settings
 from turnwise.core.errors import optional_packages
 from turnwise.network.ports import check_port
 
@@ -14,11 +14,10 @@ serve_env_app = command_app("serve-env", "ENV [OPTIONS] [--env.params.NAME VALUE
 
 @serve_env_app.default
 def serve_env(
-    environment: Annotated[str, Parameter(name="ENV")],
+    environment: EnvironmentArgument,
     /,
     *,
-    port: Annotated[int, Parameter(metavar="N")] = 8000,
-    host: Annotated[str, Parameter(metavar="ADDRESS")] = "127.0.0.1",
+    listen: ListenArguments = LISTEN,
     actions: Literal["auto", "reply", "tools"] = "auto",
     sessions: Annotated[int, Parameter(metavar="N", validator=validators.Number(gte=1))] = 256,
     idle_seconds: Annotated[float, Parameter(metavar="N", validator=validators.Number(gt=0))] = 600.0,
@@ -30,12 +29,6 @@ def serve_env(
 
     Parameters
     ----------
-    environment
-        Recipe, environment (`turnwise envs` lists them), FILE.toml with your own settings, or FILE.py:Class.
-    port
-        Port to listen on; 0 for any free port. Default: 8000.
-    host
-        Address to listen on. Default: 127.0.0.1, this machine only.
     actions
         What an action is: reply (the agent's whole reply) or tools (one call of a tool). Default: tools where the
         environment has some.
@@ -48,7 +41,7 @@ def serve_env(
     token_env
         Variable with the bearer token that clients must send. Default: none is required.
     """
-    check_port(port)
+    check_port(listen.port)
     with optional_packages("The server", "openenv", "starlette", "uvicorn", "websockets"):
         from turnwise.service.openenv.serve import serve
     from turnwise.run.configure import configure
@@ -62,8 +55,8 @@ def serve_env(
         params,
         actions=actions,
         limits=ServerLimits(sessions=sessions, idle_s=idle_seconds, step_s=step_seconds),
-        host=host,
-        port=port,
+        host=listen.host,
+        port=listen.port,
         token_env=token_env,
         write=print_now,
     )
