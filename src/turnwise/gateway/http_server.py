@@ -1,6 +1,7 @@
 """The web server in the current event loop: bounded headers, slow clients cut off, no signal handlers."""
 
 import asyncio
+import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -8,6 +9,9 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from turnwise.files.open_files import raise_open_file_limit
+from turnwise.network.ports import listener_url
 
 HEADER_TIMEOUT_S = 60.0
 """Time in which a new connection must have sent the headers of its first request."""
@@ -18,8 +22,28 @@ KEEP_ALIVE_S = 75
 MAX_CONNECTIONS = 16_384
 
 
-class QuietServer(uvicorn.Server):
-    """A server that leaves the process's signal handlers alone."""
+class LocalServer(uvicorn.Server):
+    """A server in the current event loop, which leaves the process's signal handlers alone."""
+
+    async def start(self, *listeners: socket.socket) -> None:
+        """Serve in a task; return once requests are accepted."""
+        raise_open_file_limit(MAX_CONNECTIONS)
+        self._listeners = listeners
+        self._serving = asyncio.create_task(self.serve(sockets=list(listeners)))
+        while not self.started and not self._serving.done():
+            await asyncio.sleep(0.001)
+
+    async def close(self) -> None:
+        """Break off the connections and stop listening."""
+        self.should_exit = self.force_exit = True
+        await self._serving
+        for listener in self._listeners:
+            listener.close()
+
+    @property
+    def url(self) -> str:
+        """Address of the first listener, without a path."""
+        return listener_url(self._listeners[0])
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -17,7 +17,6 @@ from starlette.routing import Route
 
 from turnwise.core.protocols import Policy
 from turnwise.core.task import EpisodeKey
-from turnwise.files.open_files import raise_open_file_limit
 from turnwise.gateway import anthropic_messages, openai_chat, openai_responses
 from turnwise.gateway.access import Bearers, read_bearer
 from turnwise.gateway.admin import AdminSettings, admin_routes
@@ -33,13 +32,13 @@ from turnwise.gateway.chat import (
 )
 from turnwise.gateway.conversation import digest
 from turnwise.gateway.fields import read_number
-from turnwise.gateway.http_server import MAX_CONNECTIONS, QuietServer, server_config
+from turnwise.gateway.http_server import LocalServer, server_config
 from turnwise.gateway.openai_responses import ResponseHistory
 from turnwise.gateway.request_body import BodyReader, check_request, is_long_body, is_long_request, parse_json
 from turnwise.gateway.sessions import SessionPool
 from turnwise.gateway.store import CallStore
 from turnwise.gateway.workers import Workers
-from turnwise.network.ports import listen, listen_on_path, listener_url
+from turnwise.network.ports import listen, listen_on_path
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.episode import Limits
 
@@ -103,27 +102,21 @@ class Gateway:
         self._host, self._port, self._routes = host, port, routes
 
     async def __aenter__(self) -> "Gateway":
-        raise_open_file_limit(MAX_CONNECTIONS)
-        self._listener = listen(self._host, self._port)
-        listeners = [self._listener]
+        listeners = [listen(self._host, self._port)]
         if self._sockets is not None:
             listeners.append(listen_on_path(self._sockets / self.socket))
         self._store = CallStore(self._store_file)
         self._sessions = SessionPool(self._policy, self._max_sessions)
         self._workers = Workers()
-        self._server = QuietServer(server_config(self._make_app()))
-        self._serving = asyncio.create_task(self._server.serve(sockets=listeners))
-        while not self._server.started and not self._serving.done():
-            await asyncio.sleep(0.001)
+        self._server = LocalServer(server_config(self._make_app()))
+        await self._server.start(*listeners)
         return self
 
     async def __aexit__(self, *error: object) -> None:
         self._sessions.resume()
         for episode in self.episodes():
             await self.close_episode(episode)
-        self._server.should_exit = self._server.force_exit = True
-        await self._serving
-        self._listener.close()
+        await self._server.close()
         if self._sockets is not None:
             (self._sockets / self.socket).unlink(missing_ok=True)
         self._workers.close()
@@ -132,7 +125,7 @@ class Gateway:
     @property
     def url(self) -> str:
         """Address without a path. The OpenAI clients' base URL is `url`/v1, the Anthropic clients' is `url`."""
-        return listener_url(self._listener)
+        return self._server.url
 
     def episodes(self) -> list[GatewayEpisode]:
         """Return the open episodes."""

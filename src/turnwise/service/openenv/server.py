@@ -15,11 +15,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from turnwise.concurrency.blocking import allow_interrupts
 from turnwise.config.version import installed_version
-from turnwise.files.open_files import raise_open_file_limit
 from turnwise.gateway.chat import GatewayError
-from turnwise.gateway.http_server import MAX_CONNECTIONS, QuietServer, server_config
+from turnwise.gateway.http_server import LocalServer, server_config
 from turnwise.gateway.request_body import BodyReader, parse_json
-from turnwise.network.ports import listen, listener_url
+from turnwise.network.ports import listen
 from turnwise.service.openenv.access import AccessGuard
 from turnwise.service.openenv.mcp import PARSE_ERROR, McpServer, error_response
 from turnwise.service.openenv.openapi import describe_api
@@ -79,29 +78,24 @@ class EnvServer:
         self._bodies = BodyReader(MAX_MESSAGE_BYTES)
 
     async def __aenter__(self) -> "EnvServer":
-        raise_open_file_limit(MAX_CONNECTIONS)
-        self._listener = listen(self._host, self._port)
+        listener = listen(self._host, self._port)
         self._interrupts = allow_interrupts()
         self._interrupts.__enter__()
         app = AccessGuard(self.make_app(), self._host, self._token)
-        self._server = QuietServer(server_config(app, **SOCKET_OPTIONS))
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        self._server = LocalServer(server_config(app, **SOCKET_OPTIONS))
         self._sweeping = asyncio.create_task(self.sessions.close_idle())
-        while not self._server.started and not self._serving.done():
-            await asyncio.sleep(0.001)
+        await self._server.start(listener)
         return self
 
     async def __aexit__(self, *error: object) -> None:
         self._sweeping.cancel()
         await self.sessions.close_all()
-        self._server.should_exit = self._server.force_exit = True
-        await self._serving
-        self._listener.close()
+        await self._server.close()
         self._interrupts.__exit__(None, None, None)
 
     @property
     def url(self) -> str:
-        return listener_url(self._listener)
+        return self._server.url
 
     def make_app(self) -> Starlette:
         """Return the routes, without a guard."""

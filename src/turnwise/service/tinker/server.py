@@ -1,6 +1,5 @@
 """The HTTP server of Tinker's API: keys, bodies, routes and replies."""
 
-import asyncio
 import hmac
 import json
 import logging
@@ -15,7 +14,7 @@ from starlette.routing import Route
 
 from turnwise.core.errors import UserError
 from turnwise.gateway.chat import GatewayError
-from turnwise.gateway.http_server import QuietServer, allow_connections, server_config
+from turnwise.gateway.http_server import LocalServer, server_config
 from turnwise.gateway.request_body import BodyReader, parse_json
 from turnwise.network.http_headers import bearer_token
 from turnwise.network.ports import listen
@@ -63,26 +62,20 @@ class TinkerServer:
         self._bodies = BodyReader()
 
     async def __aenter__(self) -> "TinkerServer":
-        allow_connections()
-        self._listener = listen(self._host, self._port)
+        listener = listen(self._host, self._port)
         await self._service.__aenter__()
         app = AccessGuard(self.make_app(), self._host, None)
-        self._server = QuietServer(server_config(app))
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
-        while not self._server.started and not self._serving.done():
-            await asyncio.sleep(0.001)
+        self._server = LocalServer(server_config(app))
+        await self._server.start(listener)
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self._server.should_exit = self._server.force_exit = True
-        await self._serving
-        self._listener.close()
+        await self._server.close()
         await self._service.__aexit__(*error)
 
     @property
     def url(self) -> str:
-        host, port = self._listener.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return self._server.url
 
     def make_app(self) -> Starlette:
         service = self._service
