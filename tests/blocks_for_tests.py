@@ -301,6 +301,7 @@ def patch_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uvicorn.Server, "run", lambda *given, **named: None)
     monkeypatch.setattr(server.SearchServer, "serve_forever", lambda *given: None)
     monkeypatch.setattr("turnwise.run.serving.wait_for_stop", lambda: asyncio.sleep(0))
+    monkeypatch.setattr("turnwise.run.tinker_serving.wait_for_stop", lambda: asyncio.sleep(0))
     monkeypatch.setattr("turnwise.service.openenv.serve.wait_for_stop", lambda: asyncio.sleep(0))
     monkeypatch.setattr("webbrowser.open", lambda address: True)
     monkeypatch.setattr("turnwise.run.doctor.sandbox_report", lambda: ["sandbox: not tried"])

@@ -220,6 +220,27 @@ def test_diverged_weights_are_reported_until_a_checkpoint_is_loaded(client: RawC
     assert client.forward_backward(model, 6, DATA, "cross_entropy").metrics["loss:sum"] > 0
 
 
+def test_model_is_created_from_saved_weights(client: RawClient, session: str) -> None:
+    model = client.create_model(session, 11, rank=3, train_attn=False)
+    train(client, model, 1, 2)
+    path = client.result("save_weights", {"model_id": model, "seq_id": 5, "path": "state"})["path"]
+    body = {"session_id": session, "model_seq_id": 12, "path": path, "optimizer": True}
+    copy = client.result("load_weights", body)["model_id"]
+    assert copy == f"{session}:train:12" and client.call("get_info", {"model_id": copy})["lora_rank"] == 3
+    assert train(client, copy, 1, 2) == train(client, model, 6, 2)
+    info = client.call("weights_info", {"tinker_path": path})
+    assert info["lora_rank"] == 3 and info["train_attn"] is False and info["train_mlp"] is True
+    for wrong, message in (
+        (body | {"weights_access_token": "x"}, "weights_access_token is not offered"),
+        (body | {"optimizer_config": {"type": "dimuon"}}, "dimuon is not offered"),
+        ({"path": path, "optimizer": True}, "needs model_id and seq_id"),
+    ):
+        refused = client.send("load_weights", wrong)
+        assert refused.status_code == 400 and message in refused.json()["detail"]
+    save = {"model_id": model, "seq_id": 20, "sampling_session_seq_id": 40, "kind": "inflight"}
+    assert "kind inflight is not offered" in client.result("save_weights_for_sampler", save)["error"]
+
+
 def train(client: RawClient, model: str, first: int, steps: int) -> list[bytes]:
     """Take optimizer steps and return the log-probabilities of each."""
     outputs = []

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from pages_for_tests import ROOT, blocks_of
 from tinker_for_tests import KEY, serving_tinker
 
 HERE = Path(__file__).parent
@@ -95,3 +96,13 @@ def test_sdk_raises_the_servers_errors(report: dict[str, Any]) -> None:
     assert 'base model "llama" is not served: use "tiny"' in errors["base_model"]
     assert "rank is 0" in errors["rank"] and "There is no model no" in errors["path"]
     assert report["after_errors"] == 0
+
+
+def test_loop_of_the_page_learns_digits(tmp_path: Path) -> None:
+    (block,) = (block for block in blocks_of(ROOT / "docs" / "tinker.md") if block.language == "python")
+    script = tmp_path / "loop.py"
+    script.write_text(block.text)
+    with serving_tinker(tmp_path / "served") as client:
+        lines = run_sdk(str(script), client.url).splitlines()
+    shares = [float(line.partition("digits")[2].partition("%")[0]) for line in lines]
+    assert len(shares) == 20 and shares[0] < 20 and shares[-1] > 95

@@ -150,7 +150,7 @@ class Backend:
         folder = self.weights.model_folder(stored.id)
         run = ModelRun(folder, self._base.config_toml(spec))
         tenant = LoadedTenant(model=model, run=run, steps=stored.saved_steps, seq=stored.saved_seq)
-        if stored.saved_seq:
+        if stored.saved_seq >= 0:
             model.load(_read_state(folder, stored.saved_seq), optimizer=True)
         for request in self._store.to_replay(stored.id, stored.saved_seq):
             if request.kind in CHANGES:
@@ -205,6 +205,8 @@ class Backend:
 
     def _save_for_sampler(self, tenant: LoadedTenant, request: StoredRequest) -> Result:
         body = SaveForSampler.model_validate_json(request.body)
+        if body.kind != "snapshot":
+            raise not_offered(f"A sampler of the kind {body.kind[:40]}", "save a snapshot for each sampler")
         if body.path is None and body.sampling_session_seq_id is None:
             raise RequestFailure("save_weights_for_sampler needs a path or a sampling_session_seq_id.")
         if body.path is not None:

@@ -89,14 +89,19 @@ class SaveWeights(ModelRequest):
 class SaveForSampler(ModelRequest):
     path: str | None = None
     sampling_session_seq_id: int | None = Field(None, ge=0, lt=2**31)
+    kind: str = "snapshot"
     ttl_seconds: int | None = None
     user_metadata: dict[str, str] | None = None
     type: str = "save_weights_for_sampler"
 
 
-class LoadWeights(ModelRequest):
-    session_id: None = None
-    model_seq_id: None = None
+class LoadWeights(Strict):
+    """Loads weights into a model, or creates one from them if it has a `session_id` in place of a `model_id`."""
+
+    model_id: str | None = None
+    seq_id: int | None = Field(None, ge=1, lt=2**31)
+    session_id: str | None = None
+    model_seq_id: int | None = Field(None, ge=0, lt=2**31)
     base_model: str | None = None
     user_metadata: dict[str, Any] | None = None
     path: str

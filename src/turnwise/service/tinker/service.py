@@ -99,8 +99,7 @@ class Service:
     def create_model(self, owner: str, body: bodies.CreateModel) -> Json:
         self.check_session(owner, body.session_id)
         self._check_base(body.base_model)
-        if body.optimizer_config.type != "adamw":
-            raise ApiError(400, f"The optimizer {body.optimizer_config.type[:40]} is not offered: use adamw.")
+        _check_optimizer(body.optimizer_config)
         model, lora = model_id(body.session_id, body.model_seq_id), body.lora_config
         shape = None
         if lora is not None:
@@ -114,6 +113,23 @@ class Service:
         seed = lora.seed if lora is not None and lora.seed is not None else address("tinker model", model)
         self._store.add_model(model, owner, write_spec(ModelSpec(shape=shape, seed=seed % 2**63)))
         return self._accept(owner, model, 0, "create_model", body.model_dump_json().encode())
+
+    def load_weights(self, owner: str, body: bodies.LoadWeights) -> Json:
+        """Load weights into a model, or create one from them as the first request of a new model."""
+        raw = body.model_dump_json().encode()
+        if body.weights_access_token is not None:
+            raise ApiError(400, "weights_access_token is not offered: load weights with the key of their owner.")
+        if body.model_id is not None and body.seq_id is not None:
+            return self.submit(owner, body.model_id, body.seq_id, "load_weights", raw)
+        if body.session_id is None or body.model_seq_id is None:
+            raise ApiError(400, "load_weights needs model_id and seq_id, or session_id and model_seq_id.")
+        self.check_session(owner, body.session_id)
+        self._check_base(body.base_model)
+        _check_optimizer(body.optimizer_config)
+        info = self._backend.weights.info(self.find_weights(owner, body.path))
+        model = model_id(body.session_id, body.model_seq_id)
+        self._store.add_model(model, owner, write_spec(info.spec))
+        return self._accept(owner, model, 0, "load_weights", raw)
 
     def _check_base(self, name: str | None) -> None:
         if name is not None and name != self.base.name:
@@ -156,7 +172,7 @@ class Service:
             if known != hash_body(body):
                 raise ApiError(400, f"seq_id {seq} was another request: number each request once.")
             return promise
-        if kind not in ("create_model", "sample") and seq <= self._last(parent):
+        if kind != "sample" and 0 < seq <= self._last(parent):
             raise ApiError(400, f"seq_id {seq} came after {self._last(parent)}: send requests in their order.")
         if self._waiting.get(parent, 0) >= MAX_WAITING:
             raise ApiError(429, f"{MAX_WAITING} requests are waiting: retrieve their results first.")
@@ -270,6 +286,11 @@ class Service:
     def delete_checkpoint(self, owner: str, model: str, checkpoint: str) -> Json:
         self._backend.weights.delete(self.find_weights(owner, f"tinker://{model}/{checkpoint}"))
         return {}
+
+
+def _check_optimizer(config: bodies.OptimizerConfig | None) -> None:
+    if config is not None and config.type != "adamw":
+        raise ApiError(400, f"The optimizer {config.type[:40]} is not offered: use adamw.")
 
 
 def _as_api_error(call: Callable[[], object], status: int = 400) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (id TEXT PRIMARY KEY, owner TEXT NOT NULL, finished INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS models (
-    id TEXT PRIMARY KEY, owner TEXT NOT NULL, spec TEXT NOT NULL, saved_seq INTEGER NOT NULL DEFAULT 0,
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, spec TEXT NOT NULL, saved_seq INTEGER NOT NULL DEFAULT -1,
     saved_steps INTEGER NOT NULL DEFAULT 0, unloaded INTEGER NOT NULL DEFAULT 0
 );
 CREATE TABLE IF NOT EXISTS samplers (
@@ -56,7 +56,7 @@ class StoredModel:
     spec: str
     """JSON of what it was created from."""
     saved_seq: int
-    """Last request in the saved state."""
+    """Last request in the saved state; -1 if none is saved."""
     saved_steps: int
     """Optimizer steps in the saved state."""
     unloaded: bool
