@@ -114,6 +114,10 @@ def of_answers(answered: Any) -> float:
     return 0.0
 
 
+def of_completions(completions: Any, **columns: Any) -> list[float]:
+    return []
+
+
 def yields(trajectory: Trajectory) -> Any:
     yield 1.0
 
@@ -130,6 +134,7 @@ class Shop:
 WRONG_KIND = {
     two: r"must take one argument: write function\(trajectory\)",
     of_answers: r"takes an answer, .*: set env.params.reward",
+    of_completions: r"takes a batch of completions: write function\(trajectory\)",
     yields: r"is a generator: return a number",
     yields_later: r"is a generator: return a number",
     Shop: r"is a class: give a function",

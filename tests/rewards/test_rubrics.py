@@ -263,6 +263,8 @@ WRONG_KIND: list[tuple[Any, str]] = [
     (lambda answer: 0, r"takes answer alone, but would be given the whole submission: write function\(answer, row\)"),
     (lambda trajectory: 0, "takes a trajectory: name it in reward.functions"),
     (lambda answer, row, *, factor: 0, "must take one or two arguments"),
+    (lambda completions, **columns: [0], r"takes a batch of completions: write function\(answer, row\)"),
+    (lambda prompts, completions, **columns: [0], "takes a batch of completions"),
     (yields, "is a generator: return a number instead of yielding"),
     (Submission, "is a class: give a function"),
 ]

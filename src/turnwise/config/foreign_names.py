@@ -30,7 +30,7 @@ FOREIGN_NAMES: dict[str, tuple[str, str]] = {
     "scale_rewards": ("algo.advantage", "grpo divides by the deviation, dr_grpo does not"),
     "importance_sampling_level": ("algo.loss", "sequence is gspo"),
     "mask_truncated_completions": ("algo.truncated", "drop leaves them out"),
-    "reward_funcs": ("reward.functions", "each FILE.py:function of a trajectory"),
+    "reward_funcs": ("reward.functions", "of trajectories; --reward FILE.py:function for the answers to a dataset"),
     "reward_weights": ("reward.weights", "the environment's reward comes first"),
     "use_vllm": ("engine", "vllm"),
     "vllm_mode": ("engine", "vllm; engine.urls for servers"),

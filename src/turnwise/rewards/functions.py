@@ -36,6 +36,8 @@ def trajectory_reward(function: Callable[[Trajectory], Any], name: str = "") -> 
         raise UserError(f"{label} must take one argument: write function(trajectory).")
     if ANSWER_PARAMETERS & set(required_parameters(function)):
         raise UserError(f"{label} takes an answer, but reward.functions get trajectories: set env.params.reward.")
+    if takes_batch(function):
+        raise UserError(f"{label} takes a batch of completions: write function(trajectory), for one episode.")
 
     async def reward(trajectory: Trajectory) -> RewardResult:
         result = await call_reward_function(function, trajectory, label=label, fix=lambda error: "fix it")
@@ -121,6 +123,11 @@ def required_parameters(function: Callable[..., Any]) -> list[str]:
     ]
 
 
+def takes_batch(function: Callable[..., Any]) -> bool:
+    """Return whether this is a reward function of TRL, of all completions of a batch."""
+    return "completions" in required_parameters(function)
+
+
 def to_float(value: Any) -> float:
     """Convert a real number of any library to float; NaN for anything else."""
     try:
@@ -157,6 +164,10 @@ def _suggest_fix(error: Exception, submission: Submission) -> str:
 def _takes_submission(function: Callable[..., Any], use: str) -> bool:
     """Return whether the function takes a `Submission`, rather than the answer and its row."""
     names, fix = required_parameters(function), "write function(answer, row) or function(submission)"
+    if takes_batch(function):
+        raise UserError(
+            f'The reward "{use}" takes a batch of completions: write function(answer, row), for one answer.'
+        )
     if not accepts_arguments(function, 2) and not accepts_arguments(function, 1):
         raise UserError(f'The reward "{use}" must take one or two arguments: {fix}')
     if names == ["row", "answer"]:
