@@ -35,6 +35,7 @@ settings.load_profile("turnwise" if SOAK == 1 else "soak")
 
 MAY_BE_MISSING = {
     "textworld": "it brings spaCy and compiles an interpreter of adventures, minutes and 350 MB: make test-adapters",
+    "podman": "containers need privileges that not every machine gives; apt-get install podman runc",
     "npm": "make test installs it where node is, and npm's registry can be reached",
 }
 """Dependencies whose tests may be skipped even with TURNWISE_REQUIRE_ALL=1: name -> reason, and how to install it."""

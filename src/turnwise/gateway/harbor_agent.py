@@ -4,7 +4,7 @@ import math
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from turnwise.envs.adapters.harbor.env import Harbor, tasks_of
 from turnwise.envs.adapters.harbor.episode import Machine
 from turnwise.envs.adapters.harbor.task_folder import HarborTask
 from turnwise.envs.agent.harness import Harness, ModelAccess
+from turnwise.envs.param_setting import param_setting
 from turnwise.envs.seeds import FIRST_SEED
 from turnwise.envs.text_env import Outcome, params_model
 from turnwise.gateway.agent_process import ProgramResult
@@ -158,6 +159,14 @@ def check_tasks_are_hidden(program: Program, folder: str) -> None:
             raise UserError(
                 f"{tasks} is in {readable}, which the agent reads as its program: move the tasks elsewhere."
             )
+
+
+def check_tasks_need_no_container(params: Mapping[str, Any]) -> None:
+    """Raise UserError if tasks would run in containers, where a command-line agent has no gateway."""
+    if params.get("containers") is not None:
+        raise UserError(
+            f"{param_setting('containers')} has an effect only with the tool shell. Remove it, or remove --agent."
+        )
 
 
 def _is_venv(folder: Path) -> bool:

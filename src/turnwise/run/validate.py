@@ -30,7 +30,7 @@ from turnwise.envs.reasoning import ReasoningFormat, formats_with
 from turnwise.envs.settings import EnvConfig
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
-from turnwise.gateway.harbor_agent import check_tasks_are_hidden, find_program
+from turnwise.gateway.harbor_agent import check_tasks_are_hidden, check_tasks_need_no_container, find_program
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
 from turnwise.models.loading.load import resolve_device
@@ -126,6 +126,7 @@ def check_harness(agent: AgentSettings, run: CheckedRun) -> None:
         program = find_program(agent)
         for _, params in run.environments.with_params:
             check_tasks_are_hidden(program, params["folder"])
+            check_tasks_need_no_container(params)
 
 
 def check_reward(reward: RewardConfig) -> None:

@@ -28,6 +28,11 @@ class Image:
 
 def pack(entries: Sequence[FileEntry]) -> bytes:
     """Return an archive for `Shell.load`."""
+    return zlib.compress(pack_tar(entries), 1)
+
+
+def pack_tar(entries: Sequence[FileEntry]) -> bytes:
+    """Return a tar archive."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for entry in entries:
@@ -40,4 +45,4 @@ def pack(entries: Sequence[FileEntry]) -> bytes:
             else:
                 info.size = len(entry.data)
             tar.addfile(info, None if entry.data is None else io.BytesIO(entry.data))
-    return zlib.compress(buffer.getvalue(), 1)
+    return buffer.getvalue()

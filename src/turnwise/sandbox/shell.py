@@ -105,7 +105,7 @@ class Shell:
         answer = json.loads(_text(result))
         if len(answer["cwd"]) < 4096 and answer["cwd"].startswith("/"):
             self.cwd = answer["cwd"]
-        output = _join_ends(answer["ends"], answer["total"], max_chars)
+        output = join_ends([base64.b64decode(end) for end in answer["ends"]], answer["total"], max_chars)
         return ShellResult(output=output, exit_code=answer["exit_code"], timed_out=answer["timed_out"])
 
     async def save(self, without: Sequence[str] = ()) -> bytes:
@@ -203,8 +203,9 @@ def _text(result: RunResult) -> str:
     return text
 
 
-def _join_ends(ends: Sequence[str], total: int, max_chars: int) -> str:
-    head, tail = (base64.b64decode(end) for end in ends)
+def join_ends(ends: Sequence[bytes], total: int, max_chars: int) -> str:
+    """Return an output of `total` bytes of which these are the head and the tail, truncated in the middle."""
+    head, tail = ends
     if total <= len(head):
         text = head.decode("utf-8", "replace")
     else:

@@ -3,10 +3,11 @@
 import asyncio
 import math
 import random
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -24,11 +25,24 @@ from turnwise.settings.section import Positive
 from turnwise.tools.tool import Tool
 
 if TYPE_CHECKING:
+    from turnwise.envs.adapters.harbor.containers import Containers
     from turnwise.envs.adapters.harbor.episode import Machine, Verdict
-    from turnwise.sandbox.shell import Shell
+    from turnwise.envs.adapters.harbor.shell_tool import AgentShell
 
 DONE = "done"
-VIEW = ("folder", "images", "skip_unsupported", "command_timeout_s", "memory_mb", "disk_mb", "success_at", "reward_key")
+PROGRAMS = ("podman", "docker")
+"""Programs that run containers."""
+VIEW = (
+    "folder",
+    "images",
+    "containers",
+    "skip_unsupported",
+    "command_timeout_s",
+    "memory_mb",
+    "disk_mb",
+    "success_at",
+    "reward_key",
+)
 """Parameters that do not change the task, or are a path of this machine."""
 
 
@@ -49,7 +63,7 @@ class HarborRunner(ToolEnvRunner):
 
     async def close(self) -> None:
         await super().close()
-        self.tool_env.end()
+        await self.tool_env.end()
 
 
 class Harbor(ToolEnv):
@@ -82,12 +96,15 @@ class Harbor(ToolEnv):
         """Leave out tasks that cannot run here, in place of an error."""
         images: tuple[str, ...] = ()
         """Further base images that need nothing but a shell and the usual programs, such as registry/base:1."""
+        containers: Literal["podman", "docker"] | None = None
+        """Program that runs the tasks which the sandbox cannot: podman or docker. Default: such tasks are refused."""
 
     params: Params
 
     def __init__(self, params: Mapping[str, Any] | None = None, rng: random.Random | None = None) -> None:
         super().__init__(params, rng)
-        self.shell: Shell | None = None
+        self.shell: AgentShell | None = None
+        self._verify: Callable[[str], Awaitable[Verdict]] | None = None
         self.seconds_left = math.inf
         self.commands: list[str] = []
         """Commands that the agent has run."""
@@ -98,9 +115,9 @@ class Harbor(ToolEnv):
         tasks = tasks_of(params)
         if tasks.unsupported and not (params.skip_unsupported and tasks.tasks):
             first, total = tasks.unsupported[0], len(tasks.unsupported) + len(tasks.tasks)
-            fix = (
-                "" if params.skip_unsupported else f" To leave out such tasks, set {param_setting('skip_unsupported')}."
-            )
+            fix = "" if params.containers else how_to_run_in_containers()
+            if not params.skip_unsupported:
+                fix += f" To leave out such tasks, set {param_setting('skip_unsupported')}."
             count = f"{len(tasks.unsupported)} of {pluralize(total, 'task')} cannot run here"
             raise UserError(f"{count}. {first.name}: {first.problem}.{fix}")
         build_images(params)
@@ -135,21 +152,32 @@ class Harbor(ToolEnv):
         chosen = tasks.tasks if self.split is None else tasks.of_split(self.split)
         self.task = chosen[self.index % len(chosen)]
         self.seconds_left = self.task.settings.agent.timeout_sec or math.inf
-        self.shell = await machine_of(self.params).open(self.task)
+        await self._open()
         return self.task.instruction
+
+    async def _open(self) -> None:
+        """Start the task's shell: in the sandbox, or in a container if the task needs one."""
+        if self.task.container:
+            containers = containers_of(self.params)
+            container = await containers.open(self.task)
+            self.shell, self._verify = container, partial(containers.verify, self.task, container)
+        else:
+            machine = machine_of(self.params)
+            shell = await machine.open(self.task)
+            self.shell, self._verify = shell, partial(machine.verify, self.task, shell)
 
     def step(self, action: str) -> Outcome:
         """End the episode. The runner adds the reward of the tests."""
         return Outcome(text="The files are tested.", reward=0.0, over=True, success=False)
 
     async def verify(self) -> "Verdict":
-        if self.shell is None:
+        if self._verify is None:
             raise RuntimeError("the end of an episode before its reset")
-        return await machine_of(self.params).verify(self.task, self.shell, self.params.reward_key)
+        return await self._verify(self.params.reward_key)
 
-    def end(self) -> None:
-        if self.shell is not None:
-            self.shell.close()
+    async def end(self) -> None:
+        if self.shell is not None and (closing := self.shell.close()) is not None:
+            await closing
 
     def solve(self) -> list[str] | None:
         """Run solve.sh as one command, then answer. Tasks without one that stands alone are given up."""
@@ -164,7 +192,27 @@ class Harbor(ToolEnv):
 
 
 def tasks_of(params: Any) -> TaskSet:
-    return load_tasks(params.folder, params.images)
+    return load_tasks(params.folder, params.images, containers=params.containers is not None)
+
+
+def how_to_run_in_containers() -> str:
+    """Return the advice to run tasks in containers, if this machine has a program for them."""
+    program = next((name for name in PROGRAMS if shutil.which(name)), None)
+    return f" To run it in a container, set {param_setting('containers')} {program}." if program else ""
+
+
+@cache
+def _containers(program: str, memory_mb: int, disk_mb: int) -> "Containers":
+    from turnwise.envs.adapters.harbor.containers import Containers
+
+    return Containers(program=program, memory_mb=memory_mb, disk_mb=disk_mb)
+
+
+def containers_of(params: Any) -> "Containers":
+    """Return what starts the containers of all episodes of a process with these limits."""
+    if params.containers is None or shutil.which(params.containers) is None:
+        raise UserError(f"{param_setting('containers')}: there is no program {params.containers}. Install it first.")
+    return _containers(params.containers, params.memory_mb, params.disk_mb)
 
 
 @cache
@@ -181,6 +229,13 @@ def machine_of(params: Any) -> "Machine":
 
 def build_images(params: Any) -> None:
     """Build the images that run commands, before the run. Raises UserError if one fails."""
-    machine = machine_of(params)
+    machine, tasks = machine_of(params), tasks_of(params).tasks
+    contained = [task for task in tasks if task.container]
+
+    async def build() -> None:
+        await machine.build_all(task for task in tasks if not task.container)
+        if contained:
+            await containers_of(params).build_all(contained)
+
     with ThreadPoolExecutor(max_workers=1) as thread:  # this thread may have an event loop
-        thread.submit(lambda: asyncio.run(machine.build_all(tasks_of(params).tasks))).result()
+        thread.submit(lambda: asyncio.run(build())).result()

@@ -5,6 +5,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from turnwise.core.errors import RewardFailure, UserError
 from turnwise.envs.adapters.harbor.dockerfile import Copy, Run, read_tree
@@ -120,27 +121,36 @@ class Machine:
         try:
             await verifier.load(image.archive, origin="startup")
             await verifier.load(files, origin="agent")
-            await verifier.load(_test_files(task), clear=[TESTS, LOGS, SOLUTION])
+            await verifier.load(pack(test_files(task)), clear=[TESTS, LOGS, SOLUTION])
             script = (task.folder / "tests" / "test.sh").read_text(encoding="utf-8")
             result = await verifier.run(
                 f"{SKIP_INSTALLS if has_installs(script) else ''}{TESTS}/test.sh",
                 timeout_s=task.settings.verifier.timeout_sec,
                 env=task.settings.verifier.env,
             )
-            return await _read_verdict(task, verifier, result, reward_key)
+            return await read_verdict(task, verifier, result, reward_key)
         finally:
             verifier.close()
 
 
-def _test_files(task: HarborTask) -> bytes:
+def test_files(task: HarborTask) -> list[FileEntry]:
+    """Return the folders that are the verifier's."""
     folders = [FileEntry(path=f"{LOGS}/{name}", mode=0o755) for name in ("verifier", "agent", "artifacts")]
     tests = read_tree(task.folder / "tests", TESTS)
     script = f"{TESTS}/test.sh"
     runnable = FileEntry(path=script, data=(task.folder / "tests" / "test.sh").read_bytes(), mode=0o755)
-    return pack([*folders, *(entry for entry in tests if entry.path != script), runnable])
+    return [*folders, *(entry for entry in tests if entry.path != script), runnable]
 
 
-async def _read_verdict(task: HarborTask, verifier: Shell, result: ShellResult, reward_key: str) -> Verdict:
+class Readable(Protocol):
+    """A place with the files of the verifier."""
+
+    async def read_file(self, path: str, max_bytes: int) -> bytes | None:
+        """Return the start of a file; None unless it is a regular file."""
+
+
+async def read_verdict(task: HarborTask, verifier: Readable, result: ShellResult, reward_key: str) -> Verdict:
+    """Return the reward that the tests wrote. Raises RewardFailure if it is not a number."""
     if result.timed_out or result.lost:
         raise RewardFailure(f"{task.name}: tests/test.sh gave no reward: {_describe(result)}")
     data = await verifier.read_file(REWARD_JSON, MAX_REWARD_BYTES) if task.has_json_reward else None

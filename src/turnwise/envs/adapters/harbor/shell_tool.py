@@ -1,13 +1,13 @@
 """The tool `shell`: run a command in the episode's shell."""
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from turnwise.core.messages import ToolSpec
-from turnwise.sandbox.shell import Shell, ShellResult
+from turnwise.sandbox.shell import ShellResult
 from turnwise.tools.tool import ToolError, ToolResult, ToolRules
 
 SPEC = ToolSpec(
@@ -22,10 +22,22 @@ GRACE_S = 60.0
 NO_OUTPUT = "(no output)"
 
 
+class AgentShell(Protocol):
+    """A shell in the sandbox or in a container."""
+
+    async def run(
+        self, command: str, *, timeout_s: float, env: Mapping[str, str] | None = None, max_chars: int = 16_000
+    ) -> ShellResult:
+        """Run a command in the folder where the last one ended."""
+
+    def close(self) -> Awaitable[None] | None:
+        """End all processes. A container takes a while."""
+
+
 class ShellState(Protocol):
     """The part of an environment that the tool uses."""
 
-    shell: Shell | None
+    shell: AgentShell | None
     seconds_left: float
     commands: list[str]
 

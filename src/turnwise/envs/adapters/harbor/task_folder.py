@@ -40,6 +40,10 @@ class HarborTask:
     split: Split | None = None
     problem: str = ""
     """Why the task cannot run here; empty if it can."""
+    container: str = ""
+    """Why the task needs a container; empty if the sandbox can run it."""
+    tests_need_network: bool = False
+    """Whether the tests install or download something, which only a container can."""
 
     @property
     def has_json_reward(self) -> bool:
@@ -86,23 +90,25 @@ class TaskSet:
         )
 
 
-def load_tasks(folder: str, images: Sequence[str] = ()) -> TaskSet:
+def load_tasks(folder: str, images: Sequence[str] = (), *, containers: bool = False) -> TaskSet:
     """Read all tasks below a folder, once. Raises UserError if there is none, or one is in two splits."""
     path = Path(folder).expanduser().resolve()
     if any(path.is_relative_to(root) for root in READABLE_ROOTS):
         raise UserError(f"{path} is in a folder that agents can read, with its tests: move the tasks elsewhere.")
-    return _load(path, tuple(images))
+    return _load(path, tuple(images), containers)
 
 
 @lru_cache(maxsize=16)
-def _load(folder: Path, images: tuple[str, ...]) -> TaskSet:
+def _load(folder: Path, images: tuple[str, ...], containers: bool) -> TaskSet:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: {param_setting('folder')} is a folder of Harbor tasks.")
     folders = {path.parent for path in folder.rglob(SETTINGS_FILE)}
     outermost = sorted(path for path in folders if folders.isdisjoint(path.parents))  # a task may contain such a file
     if not outermost:
         raise UserError(f"{folder} has no Harbor task: none of its folders has a {SETTINGS_FILE}.")
-    tasks = [_read_task(path, path.relative_to(folder).as_posix() or path.name, images) for path in outermost]
+    tasks = [
+        _read_task(path, path.relative_to(folder).as_posix() or path.name, images, containers) for path in outermost
+    ]
     return TaskSet(
         folder=folder,
         splits=_divide([task for task in tasks if not task.problem]),
@@ -110,40 +116,60 @@ def _load(folder: Path, images: tuple[str, ...]) -> TaskSet:
     )
 
 
-def _read_task(folder: Path, name: str, images: Sequence[str]) -> HarborTask:
+def _read_task(folder: Path, name: str, images: Sequence[str], containers: bool) -> HarborTask:
     task = HarborTask(name=folder.name if name == "." else name, folder=folder)
     try:
-        return _check_task(task, images)
+        return _check_task(task, images, containers)
     except Unsupported as error:
         return replace(task, problem=first_line(str(error)))
     except (OSError, UnicodeDecodeError) as error:
         return replace(task, problem=f"it cannot be read ({first_line(str(error))})")
 
 
-def _check_task(task: HarborTask, images: Sequence[str]) -> HarborTask:
+def _check_task(task: HarborTask, images: Sequence[str], containers: bool) -> HarborTask:
     """Return the task with all that was read. Raises Unsupported for what it cannot be run without."""
     settings = read_settings(task.folder / SETTINGS_FILE)
     for file in ("instruction.md", "tests/test.sh"):
         if not (task.folder / file).is_file():
             raise Unsupported(file, "it is missing")
-    for file in ("trajectory.json", "environment/docker-compose.yaml", "environment/.dockerignore", "tests/Dockerfile"):
+    for file in ("trajectory.json", "environment/docker-compose.yaml", "tests/Dockerfile"):
         if (task.folder / file).exists():
             raise Unsupported(file, "it is not supported")
     for path in files_below(task.folder):
         if not path.resolve().is_relative_to(task.folder):
             raise Unsupported(str(path.relative_to(task.folder)), "it leads out of the task's folder")
-    plan = _read_plan(task.folder, settings, images)
-    for file in ("tests/test.sh", "solution/solve.sh"):
-        if (task.folder / file).is_file():
-            plan.packages |= check_script((task.folder / file).read_text(encoding="utf-8"), file)
-    return replace(
+    checked = replace(
         task,
         settings=settings,
         instruction=strip_canary((task.folder / "instruction.md").read_text(encoding="utf-8")),
-        plan=plan,
         key=_hash(task.folder),
         split=settings.split,
     )
+    try:
+        return replace(checked, plan=_plan_for_sandbox(task.folder, settings, images))
+    except Unsupported as error:
+        if not containers:
+            raise
+        return replace(checked, container=first_line(str(error)), tests_need_network=_needs_network(task.folder))
+
+
+def _plan_for_sandbox(folder: Path, settings: TaskSettings, images: Sequence[str]) -> Plan:
+    """Return how the sandbox builds a task. Raises Unsupported for what only a container can do."""
+    if (folder / "environment/.dockerignore").exists():
+        raise Unsupported("environment/.dockerignore", "it is not supported")
+    plan = _read_plan(folder, settings, images)
+    for file in ("tests/test.sh", "solution/solve.sh"):
+        if (folder / file).is_file():
+            plan.packages |= check_script((folder / file).read_text(encoding="utf-8"), file)
+    return plan
+
+
+def _needs_network(folder: Path) -> bool:
+    try:
+        check_script((folder / "tests/test.sh").read_text(encoding="utf-8"), "tests/test.sh")
+    except Unsupported:
+        return True
+    return False
 
 
 def _read_plan(folder: Path, settings: TaskSettings, images: Sequence[str]) -> Plan:
