@@ -104,7 +104,7 @@ OPTIONAL = (
 """Modules that any package may import inside a function.
 
 `kernels` and `head_kernel` stand for Triton, `build` for torch, `in_process` for vLLM, `submission_tool`, `python`,
-`containers`, `episode` and `shell_tool` for the sandbox, on Linux alone; `search_tool` and `search.index` stand for bm25s,
+`containers`, `episode` and `shell_tool` for the sandbox, on Linux alone; `search_tool` and `search.index` mean bm25s,
 `dense` for torch and transformers, without which a lexical search starts at once; `source` for the SDK of MCP;
 `connection` for websockets; `classic` and `tasksets` for the two generations of verifiers, which exclude each other;
 `gymnasium_env` for Gymnasium; `remote` and `endpoint` for an HTTP library, `local` for torch; `clustering` for Ray;

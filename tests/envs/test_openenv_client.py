@@ -146,9 +146,9 @@ def test_openenv_client_describes_a_wrong_reply_in_one_line(name: str) -> None:
 
 
 def test_openenv_client_bounds_the_size_of_a_message() -> None:
-    huge = step_reply(json.dumps(observation("x" * (3 << 20))))
-    text = failure(huge, "<answer>a</answer>", kind=InfrastructureFailure, max_message_mb=1)
-    assert text == "URL sent a message of more than 1 MiB: raise env.params.max_message_mb."
+    huge = step_reply(json.dumps(observation("x" * (100 << 20))))
+    text = failure(huge, "<answer>a</answer>", kind=InfrastructureFailure)
+    assert text == "URL sent a message of more than 16 MiB: raise env.params.max_message_mb."
 
 
 def test_openenv_client_truncates_long_observations() -> None:

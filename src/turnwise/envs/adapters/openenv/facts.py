@@ -22,6 +22,8 @@ MAX_DESCRIPTION = 4_000
 HELD_OUT: dict[Split, int] = {"validation": 9, "test": 8}
 """Remainder of the index modulo 10 of the training tasks that stand in for a split that the server lacks."""
 SHARE = 10
+MAJOR_VERSION = 1
+"""Latest version of OpenEnv's HTTP interface that turnwise speaks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,7 @@ def ask_server(url: str, token: str | None, splits: Mapping[str, str]) -> Server
         action = schema.get("action") if isinstance(schema, dict) else None
         if not isinstance(action, dict):
             raise UserError(f"{url}/schema has no schema of actions: is it an OpenEnv server?")
+        _check_version(_get(http, "/openapi.json", url, optional=True), url)
         metadata = _get(http, "/metadata", url, optional=True)
         about = metadata if isinstance(metadata, dict) else {}
         description = about.get("description")
@@ -76,6 +79,18 @@ def ask_server(url: str, token: str | None, splits: Mapping[str, str]) -> Server
             description=shorten(description, MAX_DESCRIPTION) if isinstance(description, str) else "",
             action=action,
             tasks=_find_tasks(http, url, splits),
+        )
+
+
+def _check_version(api: Any, url: str) -> None:
+    """Raise UserError for a later version of the interface. A server that names none is taken for the first."""
+    info = api.get("info") if isinstance(api, dict) else None
+    version = str(info.get("version", "")) if isinstance(info, dict) else ""
+    major = version.partition(".")[0]
+    if major.isdecimal() and int(major) > MAJOR_VERSION:
+        raise UserError(
+            f"{url} has version {first_line(version, 40)} of OpenEnv's interface, and turnwise knows version "
+            f"{MAJOR_VERSION}. Install a newer turnwise, or serve with an earlier OpenEnv."
         )
 
 
