@@ -82,25 +82,25 @@ def _print_summary(run: str, episodes: Episodes) -> None:
     from turnwise.report.formatting import format_decimal, format_percent
     from turnwise.run.data_tools import inspect_data
 
-    found = inspect_data(run, episodes)
-    if not found.episodes:
+    facts = inspect_data(run, episodes)
+    if not facts.episodes:
         raise UserError(f"{run} has no episodes. Give another source.")
-    last = len(found.rewards) - 1
-    quantiles = [found.rewards[round(share * last)] for share in (0, 0.25, 0.5, 0.75, 1)]
+    last = len(facts.rewards) - 1
+    quantiles = [facts.rewards[round(share * last)] for share in (0, 0.25, 0.5, 0.75, 1)]
     rows = [
-        ("episodes", f"{found.episodes:,}"),
-        ("success", format_percent(found.succeeded / found.episodes)),
-        ("statuses", ", ".join(f"{name} {count:,}" for name, count in found.statuses.items())),
-        ("reward: 0, 25, 50, 75, 100 %", ", ".join(format_decimal(each) for each in quantiles)),
-        ("tasks", f"{found.tasks:,}, {found.comparable:,} of them with different rewards"),
-        ("turns per episode", f"{found.turns / found.episodes:.1f}"),
-        ("sampled tokens", f"{found.sampled_tokens:,}"),
-        ("sampled", ", ".join(f"{name} {count:,}" for name, count in found.samplers.items())),
-        ("policy versions", "unknown" if found.versions is None else f"{found.versions[0]} to {found.versions[1]}"),
+        ("episodes", f"{facts.episodes:,}"),
+        ("success", format_percent(facts.succeeded / facts.episodes)),
+        ("statuses", ", ".join(f"{name} {count:,}" for name, count in facts.statuses.items())),
+        ("reward: 0, 25, 50, 75, 100 %", ", ".join(format_decimal(reward) for reward in quantiles)),
+        ("tasks", f"{facts.tasks:,}, {facts.comparable:,} of them with different rewards"),
+        ("turns per episode", f"{facts.turns / facts.episodes:.1f}"),
+        ("sampled tokens", f"{facts.sampled_tokens:,}"),
+        ("sampled", ", ".join(f"{name} {count:,}" for name, count in facts.samplers.items())),
+        ("policy versions", "unknown" if facts.versions is None else f"{facts.versions[0]} to {facts.versions[1]}"),
     ]
-    if found.images:
-        missing = f", {found.missing_images:,} of them missing" if found.missing_images else ""
-        rows.append(("images", f"{found.images:,}{missing}"))
+    if facts.images:
+        missing = f", {facts.missing_images:,} of them missing" if facts.missing_images else ""
+        rows.append(("images", f"{facts.images:,}{missing}"))
     print_table(("", ""), rows)
 
 
@@ -108,15 +108,15 @@ def _print_estimate(run: str, on: str, episodes: Episodes) -> None:
     from turnwise.report.formatting import format_decimal
     from turnwise.run.data_tools import evaluate_offline
 
-    found = evaluate_offline(run, [each.strip() for each in on.split(",")], episodes)
-    if found.refusal is not None:
+    estimate = evaluate_offline(run, [name.strip() for name in on.split(",")], episodes)
+    if estimate.refusal is not None:
         raise UserError(
-            f"No estimate of {run}: {found.refusal}. Play it (turnwise eval), or give episodes nearer to it."
+            f"No estimate of {run}: {estimate.refusal}. Play it (turnwise eval), or give episodes nearer to it."
         )
     rows = [
-        ("expected return", format_decimal(found.value)),
-        ("95 % interval", f"{format_decimal(found.low)} to {format_decimal(found.high)}"),
-        ("return of the episodes", format_decimal(found.behaviour)),
-        ("effective sample size", f"{found.effective_size:.1f} of {found.episodes:,} episodes"),
+        ("expected return", format_decimal(estimate.value)),
+        ("95 % interval", f"{format_decimal(estimate.low)} to {format_decimal(estimate.high)}"),
+        ("return of the episodes", format_decimal(estimate.behaviour)),
+        ("effective sample size", f"{estimate.effective_size:.1f} of {estimate.episodes:,} episodes"),
     ]
     print_table(("", ""), rows)

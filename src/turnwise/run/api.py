@@ -101,8 +101,8 @@ class Run:
         "finished" is False in it if the time limit `train.max_minutes` stopped the run.
         """
         file = self.path / "summary.json"
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        return found
+        summary: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return summary
 
     def metrics(self) -> Rows:
         """Return one row per training step and per evaluation."""
@@ -298,7 +298,7 @@ def evaluate(
     """
     refuse_while_importing("tw.evaluate")
     several = [model] if isinstance(model, str | Path | Run) else model
-    models = tuple(str(_model_name(each)) for each in several)
+    models = tuple(str(_model_name(one)) for one in several)
     named = {"eval.episodes": episodes, "eval.temperature": temperature, "eval.split": split}
     given = named | dotted_settings(settings, KEYWORDS["tw.evaluate"])
     overrides = [(key, value) for key, value in given.items() if value is not None]
@@ -338,8 +338,8 @@ def _configure(
     if config is None:
         assert env is not None
         is_sft = call == "tw.sft"
-        found = configure(_reference(env), like=like, overrides=overrides, full_context=is_sft)
-        return found, [key for key, _ in overrides]
+        built = configure(_reference(env), like=like, overrides=overrides, full_context=is_sft)
+        return built, [key for key, _ in overrides]
     if env is not None or like is not None or overrides:
         raise UserError(f"{call}: config holds all settings: remove the others, or remove config.")
     if not isinstance(config, Config):

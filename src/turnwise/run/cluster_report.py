@@ -202,7 +202,7 @@ def _memory(best: PredictedDivision, gpu: Gpu) -> Table:
 def _choices(choices: Sequence[PredictedDivision]) -> Table:
     rows = []
     for choice in choices:
-        layout, found = choice.division.layout, choice.prediction
+        layout, prediction = choice.division.layout, choice.prediction
         split = f" x {choice.division.tensor_parallel}" if choice.division.tensor_parallel > 1 else ""
         rows.append(
             (
@@ -210,11 +210,11 @@ def _choices(choices: Sequence[PredictedDivision]) -> Table:
                 str(layout.learners),
                 f"{layout.engines}{split}",
                 str(layout.max_staleness),
-                _format_seconds(found.step_s),
+                _format_seconds(prediction.step_s),
                 _percent(choice.gpu_idle),
-                _percent(found.engine_idle),
-                _percent(found.learner_idle),
-                f"{found.staleness:.2f}",
+                _percent(prediction.engine_idle),
+                _percent(prediction.learner_idle),
+                f"{prediction.staleness:.2f}",
             )
         )
     return Table(

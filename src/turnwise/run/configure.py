@@ -297,8 +297,8 @@ def _apply_off_policy_defaults(settings: dict[str, Any], overrides: Overrides) -
     algo = settings.get("algo", {})
 
     def find(section: str, name: str) -> Any:
-        found = _find_override(f"{section}.{name}", overrides)
-        return settings.get(section, {}).get(name) if found is None else found
+        override = _find_override(f"{section}.{name}", overrides)
+        return settings.get(section, {}).get(name) if override is None else override
 
     engine = str(_find_override("engine", overrides) or find("engine", "kind") or Native.name)
     shares_weights = ENGINES[engine].shares_weights if engine in ENGINES else not is_reference(engine)

@@ -100,8 +100,8 @@ def inspect_data(source: str, episodes: Episodes) -> DataSummary:
             rewards.setdefault(json.dumps(row["task"], sort_keys=True), []).append(float(row["reward"]))
             turns, tokens = turns + len(row["turns"]), tokens + sum(len(turn["action_ids"]) for turn in row["turns"])
             for turn in row["turns"]:
-                found = turn["policy_version"]
-                versions.update(found if isinstance(found, list) else [] if found is None else [found])
+                version = turn["policy_version"]
+                versions.update(version if isinstance(version, list) else [] if version is None else [version])
                 images.update(image_hashes(turn))
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{where} is not a trajectory ({error!r}). Restore the file from a copy.") from None
@@ -110,10 +110,10 @@ def inspect_data(source: str, episodes: Episodes) -> DataSummary:
         episodes=statuses.total(),
         succeeded=statuses["succeeded"],
         tasks=len(rewards),
-        comparable=sum(len(set(each)) > 1 for each in rewards.values()),
+        comparable=sum(len(set(group)) > 1 for group in rewards.values()),
         turns=turns,
         sampled_tokens=tokens,
-        rewards=sorted(reward for each in rewards.values() for reward in each),
+        rewards=sorted(reward for group in rewards.values() for reward in group),
         statuses=dict(statuses.most_common()),
         versions=(min(versions), max(versions)) if versions else None,
         samplers=dict(samplers.most_common()),
@@ -196,9 +196,9 @@ def _check_evaluable(episode: StoredEpisode) -> Trajectory:
 @torch.no_grad()
 def _score(model: Any, samples: Sequence[Sample], micro_tokens: int) -> list[Tensor]:
     """Return the model's log-probabilities of each sample's sampled tokens."""
-    found: dict[int, Tensor] = {}
+    logprobs: dict[int, Tensor] = {}
     for part in micro_batches(samples, micro_tokens):
         batch = on_device(pack([samples[index] for index in part]), device_of(model))
         with batch_attention(model, batch):
-            found.update(zip(part, unpack(batch, token_logprobs(model, batch)[0].cpu()), strict=True))
-    return [found[index] for index in range(len(samples))]
+            logprobs.update(zip(part, unpack(batch, token_logprobs(model, batch)[0].cpu()), strict=True))
+    return [logprobs[index] for index in range(len(samples))]

@@ -82,11 +82,11 @@ def _check_call_formats(demos: str, count: int, environments: EnvironmentMix) ->
     if not parsed or any(parse_calls(answer, style).calls for answer in answers for style in parsed):
         return
     others = [style for style in CALL_FORMATS if style not in parsed and style != "python"]  # a block may be an answer
-    found = next((style for style in others if any(parse_calls(answer, style).calls for answer in answers)), None)
-    if found is not None:
+    style = next((style for style in others if any(parse_calls(answer, style).calls for answer in answers)), None)
+    if style is not None:
         raise UserError(
-            f'{demos} has tool calls in the style "{found}" and none in "{min(parsed)}", which the environment parses. '
-            f"Set env.params.style to {found}, or convert the file."
+            f'{demos} has tool calls in the style "{style}" and none in "{min(parsed)}", which the environment parses. '
+            f"Set env.params.style to {style}, or convert the file."
         )
 
 
@@ -122,7 +122,7 @@ def build_demonstrations(
                 timeout_s=config.rollout.timeout_s,
             )
         )
-        samples = [build_demonstration(number, each, renderer) for number, each in enumerate(solved)]
+        samples = [build_demonstration(number, episode, renderer) for number, episode in enumerate(solved)]
     elif (run := find_labelled_run(demos)) is not None:
         samples = _build_from_rows(run, list(read_labelled(run, Label.GOOD))[-count:], loaded)
     elif is_table_file(demos):
@@ -131,7 +131,7 @@ def build_demonstrations(
             [_open_as_episode(first, opening, renderer.renders_tools), *later]
             for first, *later in _conversations(demos, count, environments)
         )
-        samples = [build_demonstration(number, each, renderer) for number, each in enumerate(read)]
+        samples = [build_demonstration(number, conversation, renderer) for number, conversation in enumerate(read)]
     else:
         samples = _read_successes(find_run_folder(demos), loaded, count)
     _check_lengths(samples, config, demos, samples_answers=bool(environments.specs))
@@ -163,14 +163,14 @@ def hold_out(samples: Sequence[Sample], share: float, seed: int) -> tuple[list[S
 def _read_successes(run: Path, loaded: LoadedModel, count: int) -> list[Sample]:
     """Build samples of the last successful episodes of a run."""
     folder = RunFolder.open(run)
-    found, lines = list[tuple[str, dict[str, Any]]](), Counter[int]()
+    entries, lines = list[tuple[str, dict[str, Any]]](), Counter[int]()
     for entry in folder.read_index():
         lines[entry["step"]] += 1
         if entry["status"] == "succeeded":
-            found.append((f"{folder.trajectories_path(entry['step'])} line {lines[entry['step']]}", entry))
-    if not found:
+            entries.append((f"{folder.trajectories_path(entry['step'])} line {lines[entry['step']]}", entry))
+    if not entries:
         raise UserError(f"{run} has no recorded successful episode. Train it further, or give another run.")
-    return _build_from_rows(run, [(where, folder.read_trajectory(entry)) for where, entry in found[-count:]], loaded)
+    return _build_from_rows(run, [(where, folder.read_trajectory(entry)) for where, entry in entries[-count:]], loaded)
 
 
 def _build_from_rows(run: Path, rows: Sequence[tuple[str, dict[str, Any]]], loaded: LoadedModel) -> list[Sample]:

@@ -14,8 +14,8 @@ from turnwise.training.checkpoints import OLD, find_folder, last_checkpoint, rea
 def resolve_model_name(name: str) -> str:
     """Return the newest checkpoint if `model.name` is a run's folder, else the name itself."""
     folder = Path(name).expanduser()
-    if folder.parent.name == CHECKPOINTS and (found := find_folder(folder)) != folder:
-        return str(found)
+    if folder.parent.name == CHECKPOINTS and (model_folder := find_folder(folder)) != folder:
+        return str(model_folder)
     if not (folder / CHECKPOINTS).is_dir() or not (folder / "config.toml").is_file():
         return name
     return str(find_checkpoint(folder, None))
@@ -40,9 +40,9 @@ def find_checkpoint(run: Path, name: str | None) -> Path:
     folder = run / CHECKPOINTS
     if name is None:
         return last_checkpoint(folder)
-    found = find_folder(folder / name)
-    if not found.is_dir():
+    model_folder = find_folder(folder / name)
+    if not model_folder.is_dir():
         names = sorted(path.name.removeprefix(OLD) for path in (*folder.glob("[!.]*"), *folder.glob(f"{OLD}*")))
         raise UserError(f'{run} has no checkpoint "{name}":{suggest(name, names)}')
-    read_state(found)
-    return found
+    read_state(model_folder)
+    return model_folder

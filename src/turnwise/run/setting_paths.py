@@ -129,7 +129,7 @@ def _resolve_judge(judge: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _resolve(value: Any, folder: Path) -> Any:
     """Make the names of data and code files in a value absolute, relative to `folder`; leave the rest unchanged."""
     if isinstance(value, list | tuple):
-        return [_resolve(each, folder) for each in value]
+        return [_resolve(item, folder) for item in value]
     if isinstance(value, dict):
         return _resolve_table(value, folder)
     if isinstance(value, Choice):
@@ -172,8 +172,8 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list | tuple):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _texts(each)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
 def _named_file(text: str) -> Path | None:

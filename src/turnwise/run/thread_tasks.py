@@ -25,9 +25,9 @@ def cancellable() -> Iterator[None]:
 
 def cancel_task_of(thread: int) -> bool:
     """Cancel the task at its next await, so that it can save its state. Return False if the thread has none."""
-    found = _tasks.get(thread)
-    if found is None:
+    running = _tasks.get(thread)
+    if running is None:
         return False
-    loop, task = found
+    loop, task = running
     loop.call_soon_threadsafe(task.cancel)
     return True

@@ -103,14 +103,14 @@ async def _try_environment(config: Config, spec: EnvSpec, params: dict[str, Any]
     with skip_judges(), allow_interrupts():
         for number in range(EPISODES):
             known = len(failures)
-            found = await run_with_retries(config.rollout.attempts, partial(play, number), failures.append)
-            if isinstance(found, EnvironmentFailure):
-                raise UserError(f"{found} (in a trial episode of random answers).") from found
+            result = await run_with_retries(config.rollout.attempts, partial(play, number), failures.append)
+            if isinstance(result, EnvironmentFailure):
+                raise UserError(f"{result} (in a trial episode of random answers).") from result
             if failures and not known:
                 log.warning("note: a trial episode of random answers failed: %s", failures[0])
-            if isinstance(found, Exception):
+            if isinstance(result, Exception):
                 return
-            start, trajectory = found
+            start, trajectory = result
             for function in config.reward.functions if number == 0 else ():
                 await build_reward(function)(trajectory)
             if trajectory.attempt == 0 and starts.setdefault(trajectory.task.seed, start) != start:

@@ -48,10 +48,10 @@ def _package(name: str) -> str:
 def _driver() -> str:
     """Return the version of NVIDIA's driver."""
     try:
-        found = re.search(r"Module.*?\s(\d+(?:\.\d+)+)", DRIVER.read_text())
+        match = re.search(r"Module.*?\s(\d+(?:\.\d+)+)", DRIVER.read_text())
     except OSError:
         return "no NVIDIA driver"
-    return f"driver {found[1]}" if found else "unknown driver"
+    return f"driver {match[1]}" if match else "unknown driver"
 
 
 def _compiler() -> str:

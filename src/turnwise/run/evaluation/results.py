@@ -65,10 +65,10 @@ def describe_caveats(results: EvaluationResults) -> Iterator[str]:
     """Yield what a reader of the tables must know to interpret them."""
     for key in COMPARED:
         section, _, name = key.partition(".")
-        values = [getattr(getattr(each.config, section), name) for each in results.models]
+        values = [getattr(getattr(model.config, section), name) for model in results.models]
         if any(value != values[0] for value in values):
             pairs = zip(results.models, values, strict=True)
-            yield f"{key} differs: {', '.join(f'{each.label} {value}' for each, value in pairs)}"
+            yield f"{key} differs: {', '.join(f'{model.label} {value}' for model, value in pairs)}"
     for model, (label, metrics) in zip(results.models, results.rows(), strict=True):
         if metrics["cut"] > MAX_CUT_SHARE:
             limit = model.config.rollout.max_new_tokens

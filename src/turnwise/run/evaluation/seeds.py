@@ -64,8 +64,8 @@ def _read(path: Path) -> str:
 def _numbers(words: Iterable[str]) -> list[int]:
     numbers: list[int] = []
     for word in words:
-        found = _RANGE.fullmatch(word)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        match = _RANGE.fullmatch(word)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last:
             problem = "is not a seed" if word[:1].isdigit() else "is neither a seed nor a file that exists"
             raise UserError(f'seeds: "{word[:40]}" {problem}. Give whole numbers and ranges, such as 3,7,10-20.')
@@ -78,6 +78,6 @@ def _numbers(words: Iterable[str]) -> list[int]:
 def _seed(number: int, split: Split) -> int:
     if number < SEEDS_PER_SPLIT:
         return seed_for(split, number)
-    if (found := split_of_seed(number)) != split:
-        raise UserError(f"seeds: {number} belongs to the {found} split, not to {split}. Choose split {found}.")
+    if (own := split_of_seed(number)) != split:
+        raise UserError(f"seeds: {number} belongs to the {own} split, not to {split}. Choose split {own}.")
     return number
