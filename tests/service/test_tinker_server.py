@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from tinker_for_tests import (
@@ -17,6 +19,7 @@ from tinker_for_tests import (
     read_logprobs,
     serving_tinker,
 )
+from turnwise.models.loading.load import load_model
 from turnwise.record.run_folder import RunFolder
 from turnwise.service.tinker.messages import MESSAGES
 
@@ -239,6 +242,48 @@ def test_model_is_created_from_saved_weights(client: RawClient, session: str) ->
         assert refused.status_code == 400 and message in refused.json()["detail"]
     save = {"model_id": model, "seq_id": 20, "sampling_session_seq_id": 40, "kind": "inflight"}
     assert "kind inflight is not offered" in client.result("save_weights_for_sampler", save)["error"]
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+def test_external_weights_are_a_peft_adapter(client: RawClient, session: str, tmp_path: Path) -> None:
+    model = client.create_model(session, 13)
+    train(client, model, 1, 2)
+    path = client.result("save_weights_external", {"model_id": model, "seq_id": 5, "path": "out"})["path"]
+    route = f"training_runs/{model}/checkpoints/external_weights/out/external_weights_urls"
+    urls = client.call(route, method="GET")["urls"]
+    for name, url in urls.items():
+        (tmp_path / name).write_bytes(httpx2.get(url, trust_env=False).content)
+        assert httpx2.get(url[:-1] + "x", trust_env=False).status_code == 403
+    ids, inputs = DATA[0]
+    scored = read_logprobs(client.forward_backward(model, 6, [(ids, inputs)], "cross_entropy", forward_only=True))
+    loaded = load_model(str(tmp_path)).model
+    with torch.no_grad():
+        logprobs = loaded(torch.tensor([ids])).logits[0].log_softmax(-1)
+    expected = logprobs.gather(1, torch.tensor(inputs["target_tokens"])[:, None])[:, 0]
+    assert scored == pytest.approx(expected.numpy(), abs=1e-4)
+    load = {"model_id": model, "seq_id": 7, "path": path, "optimizer": False}
+    assert "is for other programs" in client.result("load_weights", load)["error"]
+
+
+def test_full_weights_that_do_not_fit_are_refused(
+    client: RawClient, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("turnwise.service.tinker.backend.available_memory", lambda: 1 << 20)
+    body = {"session_id": session, "model_seq_id": 14, "base_model": "tiny"}
+    assert "0.0 GiB are available: train an adapter" in client.result("create_model", body)["error"]
+
+
+def test_sampler_engines_are_dropped_and_built_again(
+    client: RawClient, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("turnwise.service.tinker.samplers.MAX_SLOTS", 1)
+    samplers = [client.sampler(client.create_model(session, 20 + rank, rank), 1, 20 + rank) for rank in (2, 5)]
+    drawn = [
+        client.sample(sampler, seq, [5, 6, 7], max_tokens=6, seed=2).sequences[0].tokens
+        for seq in (1, 2)
+        for sampler in samplers
+    ]
+    assert drawn[:2] == drawn[2:]
 
 
 def train(client: RawClient, model: str, first: int, steps: int) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import urllib.request
 from typing import Any
 
 import tinker
@@ -112,6 +113,13 @@ def save(service: Any, client: Any, report: dict[str, Any]) -> None:
     report["checkpoints"] = sorted(
         checkpoint.checkpoint_id for checkpoint in rest.list_checkpoints(client.model_id).result().checkpoints
     )
+    external = client.save_weights_external("out").result().path
+    urls = rest.get_external_weights_urls(external).result().urls
+    with urllib.request.urlopen(urls["adapter_config.json"]) as reply:
+        report["external"] = [sorted(urls), json.load(reply)["r"]]
+    run = rest.get_training_run(client.model_id).result()
+    report["run"] = [run.base_model, run.lora_rank, run.last_checkpoint.checkpoint_id, run.user_metadata]
+    report["runs"] = len(rest.list_training_runs().result().training_runs)
     rest.delete_checkpoint_from_tinker_path(state).result()
     report["left"] = len(rest.list_checkpoints(client.model_id).result().checkpoints)
 
@@ -132,7 +140,7 @@ def main() -> None:
     report: dict[str, Any] = {}
     with tinker.ServiceClient() as service:
         report["models"] = [model.model_name for model in service.get_server_capabilities().supported_models]
-        client = service.create_lora_training_client(base_model="tiny", rank=4, seed=1)
+        client = service.create_lora_training_client(base_model="tiny", rank=4, seed=1, user_metadata={"a": "b"})
         info = client.get_info()
         report["info"] = [info.is_lora, info.lora_rank, info.model_data.model_name]
         report["text"] = client.get_tokenizer().decode([65, 66])

@@ -85,7 +85,9 @@ def test_sdk_computes_every_loss(report: dict[str, Any]) -> None:
 def test_sdk_saves_and_continues_from_state(report: dict[str, Any]) -> None:
     assert report["state_path"] == "first" and report["continued"]
     assert report["same_weights"] and report["base_differs"]
-    assert report["checkpoints"] == ["sampler_weights/final", "weights/first"] and report["left"] == 1
+    assert report["checkpoints"] == ["sampler_weights/final", "weights/first"] and report["left"] == 2
+    assert report["external"] == [["adapter_config.json", "adapter_model.safetensors"], 4]
+    assert report["run"] == ["tiny", 4, "weights/first", {"a": "b"}] and report["runs"] == 2
 
 
 def test_sdk_raises_the_servers_errors(report: dict[str, Any]) -> None:

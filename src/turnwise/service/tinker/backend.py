@@ -13,10 +13,12 @@ from safetensors.torch import load_file, save_file
 from turnwise.core.protocols import Engine
 from turnwise.files.disk import atomic_folder, remove_folder
 from turnwise.models.loading.load import LoadedModel
+from turnwise.models.memory.host import available_memory
 from turnwise.service.tinker.adapters import LoraShape, SharedModel
-from turnwise.service.tinker.bodies import LoadWeights, OptimStep, SaveForSampler, SaveWeights
+from turnwise.service.tinker.bodies import LoadWeights, OptimStep, SaveExternal, SaveForSampler, SaveWeights
 from turnwise.service.tinker.datums import InputLimits, parse_forward_backward, read_forward_backward
 from turnwise.service.tinker.errors import RequestFailure, not_offered
+from turnwise.service.tinker.external import write_external
 from turnwise.service.tinker.run_folders import ModelRun
 from turnwise.service.tinker.samplers import Samplers
 from turnwise.service.tinker.sampling import SampleJob, SampleRequest
@@ -34,7 +36,9 @@ from turnwise.service.tinker.trained_model import ModelSpec, TrainedModel
 
 SAVE_AFTER_S = 30.0
 """Seconds of work after which a model's state is saved, so that a restart repeats no more."""
-SAVE_AFTER_REQUESTS = 500
+SAVE_AFTER_REQUESTS, SAVE_AFTER_BYTES = 500, 256 << 20
+COPIES = 4
+"""Weights, gradients and two averages of a model that trains all weights."""
 CHANGES = ("forward_backward", "optim_step", "load_weights")
 """Kinds of requests that change a model, and that a restart repeats."""
 
@@ -73,6 +77,18 @@ class LoadedTenant:
     """Last request that is in the model."""
     unsaved_s: float = 0.0
     unsaved: int = 0
+    unsaved_bytes: int = 0
+
+    def add(self, request: StoredRequest) -> None:
+        """Count a request that is in the model, and not in its saved state."""
+        self.seq, self.unsaved = request.seq, self.unsaved + 1
+        self.unsaved_bytes += len(request.body)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the state should be saved."""
+        many = self.unsaved >= SAVE_AFTER_REQUESTS or self.unsaved_bytes >= SAVE_AFTER_BYTES
+        return many or self.unsaved_s >= SAVE_AFTER_S
 
 
 class Backend:
@@ -89,6 +105,7 @@ class Backend:
             "optim_step": self._step,
             "save_weights": self._save_weights,
             "save_weights_for_sampler": self._save_for_sampler,
+            "save_weights_external": self._save_external,
             "load_weights": self._load_weights,
         }
 
@@ -105,7 +122,7 @@ class Backend:
         tenant, began = self._tenant(request.parent), time.perf_counter()
         result = self._handlers[request.kind](tenant, request)
         if request.kind in CHANGES:
-            tenant.seq, tenant.unsaved = request.seq, tenant.unsaved + 1
+            tenant.add(request)
             tenant.unsaved_s += time.perf_counter() - began
         return result
 
@@ -114,8 +131,7 @@ class Backend:
         tenant = self._tenants.get(request.parent)
         if tenant is None or tenant.model.has_gradients or not tenant.unsaved:
             return
-        due = tenant.unsaved_s >= SAVE_AFTER_S or tenant.unsaved >= SAVE_AFTER_REQUESTS
-        if due or request.kind == "load_weights":
+        if tenant.is_due or request.kind == "load_weights":
             self._save_state(request.parent, tenant)
 
     def drop(self, model: str) -> None:
@@ -145,7 +161,7 @@ class Backend:
 
     def _load(self, stored: StoredModel) -> LoadedTenant:
         spec = read_spec(stored.spec)
-        own = None if spec.shape is not None else self._base.load_copy()
+        own = None if spec.shape is not None else self._load_copy()
         model = TrainedModel(spec, self._shared, own)
         folder = self.weights.model_folder(stored.id)
         run = ModelRun(folder, self._base.config_toml(spec))
@@ -155,8 +171,22 @@ class Backend:
         for request in self._store.to_replay(stored.id, stored.saved_seq):
             if request.kind in CHANGES:
                 self._handlers[request.kind](tenant, request)
-                tenant.seq, tenant.unsaved = request.seq, tenant.unsaved + 1
+                tenant.add(request)
         return tenant
+
+    def _load_copy(self) -> Any:
+        """Return the base model again, for a tenant that trains all weights. Raises RequestFailure."""
+        size = sum(parameter.nbytes for parameter in self._base.loaded.model.parameters())
+        needed, free = COPIES * size, available_memory()
+        while free is not None and needed > free and self._tenants:
+            self.drop(next(iter(self._tenants)))
+            free = available_memory()
+        if free is not None and needed > free:
+            raise RequestFailure(
+                f"Training all weights needs {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are available: "
+                "train an adapter, with lora_config."
+            )
+        return self._base.load_copy()
 
     def _save_state(self, name: str, tenant: LoadedTenant) -> None:
         folder = self.weights.model_folder(name)
@@ -169,7 +199,7 @@ class Backend:
         for old in states.parent.glob("state-*"):
             if old != states:
                 remove_folder(old)
-        tenant.unsaved, tenant.unsaved_s = 0, 0.0
+        tenant.unsaved, tenant.unsaved_bytes, tenant.unsaved_s = 0, 0, 0.0
 
     def _forward_backward(self, tenant: LoadedTenant, request: StoredRequest) -> Result:
         message = parse_forward_backward(request.body)
@@ -222,6 +252,20 @@ class Backend:
             self._store.add_sampler(sampler, request.owner, str(path))
             reply |= {"path": None, "sampling_session_id": sampler}
         return _json(reply)
+
+    def _save_external(self, tenant: LoadedTenant, request: StoredRequest) -> Result:
+        body = SaveExternal.model_validate_json(request.body)
+        if body.age_encryption_recipients:
+            raise not_offered("age_encryption_recipients", "encrypt the files that you download")
+        check_name(body.path)
+        path = WeightsPath(model=request.parent, kind="external_weights", name=body.path)
+        loaded = self._base.loaded
+        info = self._info(tenant, request, None, optimizer=False)
+        self.weights.write(
+            path, lambda folder: write_external(tenant.model, loaded.name, loaded.tokenizer, folder), info
+        )
+        size = self.weights.size(path)
+        return _json({"type": "save_weights_external", "path": str(path), "size_bytes": size})
 
     def _load_weights(self, tenant: LoadedTenant, request: StoredRequest) -> Result:
         body = LoadWeights.model_validate_json(request.body)

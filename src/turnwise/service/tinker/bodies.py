@@ -95,6 +95,13 @@ class SaveForSampler(ModelRequest):
     type: str = "save_weights_for_sampler"
 
 
+class SaveExternal(ModelRequest):
+    path: str
+    ttl_seconds: int | None = None
+    age_encryption_recipients: list[str] | None = None
+    type: str = "save_weights_external"
+
+
 class LoadWeights(Strict):
     """Loads weights into a model, or creates one from them if it has a `session_id` in place of a `model_id`."""
 

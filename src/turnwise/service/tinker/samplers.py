@@ -13,6 +13,9 @@ from turnwise.service.tinker.errors import RequestFailure
 from turnwise.service.tinker.sampling import SampleJob, sample
 from turnwise.service.tinker.saved_weights import SavedWeights, WeightsPath
 
+MAX_SLOTS = 8
+"""Shapes of adapters that have an engine at the same time."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Slot:
@@ -37,7 +40,7 @@ class Samplers:
     ) -> None:
         self._shared, self._load_copy, self._make_engine, self._weights = shared, load_copy, make_engine, weights
         self._slots: dict[LoraShape | str, Slot] = {}
-        """By shape of the adapter; also "base", and "full" for models with all weights trained."""
+        """By shape of the adapter; also "base", and "full" for models with all weights trained. Oldest use first."""
         self._awake: Slot | None = None
 
     async def sample(
@@ -70,9 +73,21 @@ class Samplers:
             key: LoraShape | str = "base"
         else:
             key = self._weights.info(WeightsPath.parse(path)).spec.shape or "full"
-        if key not in self._slots:
-            self._slots[key] = self._make_slot(key)
-        return self._slots[key]
+        slot = self._slots.pop(key, None)
+        if slot is None:
+            if len(self._slots) >= MAX_SLOTS:
+                self._drop(next(iter(self._slots)))
+            slot = self._make_slot(key)
+        self._slots[key] = slot  # at the end: the most recently used
+        return slot
+
+    def _drop(self, key: LoraShape | str) -> None:
+        """Free the adapter and the KV cache of the slot that was used least recently."""
+        slot = self._slots.pop(key)
+        if self._awake is slot:
+            self._awake = None
+        if slot.adapter is not None:
+            self._shared.remove(slot.adapter)
 
     def _make_slot(self, key: LoraShape | str) -> Slot:
         if isinstance(key, LoraShape):

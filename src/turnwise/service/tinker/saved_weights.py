@@ -2,13 +2,15 @@
 
     tinker://MODEL/weights/NAME           weights and optimizer     FOLDER/MODEL/checkpoints/weights/NAME/
     tinker://MODEL/sampler_weights/NAME   weights for sampling      FOLDER/MODEL/checkpoints/sampler_weights/NAME/
+    tinker://MODEL/external_weights/NAME  for other programs        FOLDER/MODEL/checkpoints/external_weights/NAME/
 
-A folder has state.safetensors and info.json; it is written aside and renamed.
+A folder has state.safetensors, or files for other programs, and info.json; it is written aside and renamed.
 """
 
 import json
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,10 +24,12 @@ from turnwise.service.tinker.adapters import LoraShape
 from turnwise.service.tinker.errors import ApiError, RequestFailure
 from turnwise.service.tinker.trained_model import ModelSpec
 
-Kind = Literal["weights", "sampler_weights"]
-KINDS: dict[str, str] = {"weights": "training", "sampler_weights": "sampler"}
+Kind = Literal["weights", "sampler_weights", "external_weights"]
+KINDS: dict[str, str] = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 """Kind -> `checkpoint_type` of the API."""
-PATH = re.compile(r"tinker://([A-Za-z0-9:_-]{1,200})/(weights|sampler_weights)/([A-Za-z0-9][A-Za-z0-9._-]{0,127})")
+PATH = re.compile(
+    r"tinker://([A-Za-z0-9:_-]{1,200})/(weights|sampler_weights|external_weights)/([A-Za-z0-9][A-Za-z0-9._-]{0,127})"
+)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 STATE_FILE, INFO_FILE = "state.safetensors", "info.json"
 SESSION_PREFIX = "session-"
@@ -84,6 +88,13 @@ class SavedWeights:
 
     def save(self, path: WeightsPath, state: dict[str, Tensor], info: WeightsInfo, *, overwrite: bool = False) -> None:
         """Raises RequestFailure if another request saved weights of this name."""
+        tensors = {name: tensor.contiguous() for name, tensor in state.items()}
+        self.write(path, lambda folder: save_file(tensors, folder / STATE_FILE), info, overwrite=overwrite)
+
+    def write(
+        self, path: WeightsPath, write: Callable[[Path], None], info: WeightsInfo, *, overwrite: bool = False
+    ) -> None:
+        """Let `write` fill a new folder. Raises RequestFailure as `save` does."""
         folder = self.folder(path)
         if folder.exists():
             if self.info(path).request == info.request:
@@ -93,7 +104,7 @@ class SavedWeights:
             remove_folder(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as aside:
-            save_file({name: tensor.contiguous() for name, tensor in state.items()}, aside / STATE_FILE)
+            write(aside)
             (aside / INFO_FILE).write_text(json.dumps(asdict(info)))
         if path.name.startswith(SESSION_PREFIX):
             self._drop_sessions(folder.parent)
@@ -120,6 +131,8 @@ class SavedWeights:
 
     def load(self, path: WeightsPath) -> dict[str, Tensor]:
         self.info(path)
+        if path.kind == "external_weights":
+            raise RequestFailure(f"{path} is for other programs: load weights of save_state.")
         return load_file(self.folder(path) / STATE_FILE)
 
     def delete(self, path: WeightsPath) -> None:
@@ -137,6 +150,9 @@ class SavedWeights:
         described = [self._describe(path) for path in paths]
         return sorted(described, key=lambda checkpoint: str(checkpoint["time"]))
 
+    def size(self, path: WeightsPath) -> int:
+        return sum(file.stat().st_size for file in self.folder(path).rglob("*") if file.is_file())
+
     def _describe(self, path: WeightsPath) -> dict[str, Any]:
         info = self.info(path)
         return {
@@ -144,10 +160,14 @@ class SavedWeights:
             "checkpoint_type": KINDS[path.kind],
             "time": info.time,
             "tinker_path": str(path),
-            "size_bytes": (self.folder(path) / STATE_FILE).stat().st_size,
+            "size_bytes": self.size(path),
             "user_metadata": info.metadata,
         }
 
 
 def now() -> str:
     return datetime.now(UTC).isoformat()
+
+
+def timestamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()

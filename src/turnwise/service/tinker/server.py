@@ -9,7 +9,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from turnwise.core.errors import UserError
@@ -39,7 +39,6 @@ CLIENT_CONFIG: Json = {
 """What the SDK may use of this server."""
 NOT_OFFERED = {
     "create_custom_loss": "forward_backward_custom computes losses in the client",
-    "save_weights_external": "save_state and save_weights_for_sampler write safetensors on the server",
     "copy_weights": "load the weights of a path instead",
     "retrieve_futures": "retrieve results one by one",
 }
@@ -93,6 +92,7 @@ class TinkerServer:
             "optim_step": self._submit(bodies.OptimStep),
             "save_weights": self._submit(bodies.SaveWeights),
             "save_weights_for_sampler": self._submit(bodies.SaveForSampler),
+            "save_weights_external": self._submit(bodies.SaveExternal),
             "load_weights": self._call(bodies.LoadWeights, service.load_weights),
             "weights_info": self._call(bodies.WeightsInfoBody, service.weights_info),
             "create_sampling_session": self._call(bodies.CreateSamplingSession, service.create_sampler),
@@ -104,9 +104,15 @@ class TinkerServer:
         gets: dict[str, Handler] = {
             "get_server_capabilities": self._capabilities,
             "samplers/{sampler}": self._describe_sampler,
+            "training_runs": self._list_runs,
+            "training_runs/{model}": self._describe_run,
             "training_runs/{model}/checkpoints": self._list_checkpoints,
+            "training_runs/{model}/checkpoints/{checkpoint:path}/external_weights_urls": self._sign_files,
         }
-        routes = [Route(f"{PREFIX}/healthz", _answer_health, methods=["GET"])]
+        routes = [
+            Route(f"{PREFIX}/healthz", _answer_health, methods=["GET"]),
+            Route(f"{PREFIX}/files", self._send_file, methods=["GET"]),
+        ]
         routes += [self._route(path, "POST", handler) for path, handler in posts.items()]
         routes += [self._route(path, "GET", handler) for path, handler in gets.items()]
         path = "training_runs/{model}/checkpoints/{checkpoint:path}"
@@ -189,6 +195,28 @@ class TinkerServer:
 
     async def _describe_sampler(self, request: Request, owner: str) -> Response:
         return JSONResponse(self._service.describe_sampler(owner, request.path_params["sampler"]))
+
+    async def _list_runs(self, request: Request, owner: str) -> Response:
+        numbers = {"limit": 20, "offset": 0}
+        for name in numbers:
+            text = request.query_params.get(name, "")
+            numbers[name] = min(int(text), 1000) if text.isdecimal() and len(text) < 10 else numbers[name]
+        return JSONResponse(self._service.training_runs(owner, numbers["limit"], numbers["offset"]))
+
+    async def _describe_run(self, request: Request, owner: str) -> Response:
+        return JSONResponse(self._service.training_run(owner, request.path_params["model"]))
+
+    async def _sign_files(self, request: Request, owner: str) -> Response:
+        path = f"tinker://{request.path_params['model']}/{request.path_params['checkpoint']}"
+        address = f"{request.url.scheme}://{request.url.netloc}{PREFIX}/files"
+        return JSONResponse(self._service.sign_files(owner, path, address))
+
+    async def _send_file(self, request: Request) -> Response:
+        """Send a file of a signed address, which takes the place of a key."""
+        try:
+            return FileResponse(self._service.downloads.find(request.query_params))
+        except ApiError as error:
+            return JSONResponse({"detail": str(error)}, status_code=error.status)
 
     async def _list_checkpoints(self, request: Request, owner: str) -> Response:
         return JSONResponse(self._service.checkpoints(owner, request.path_params["model"]))

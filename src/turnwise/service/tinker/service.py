@@ -1,6 +1,7 @@
 """The API's calls: sessions, models, samplers, requests and their futures. Knows no HTTP."""
 
 import asyncio
+import json
 import secrets
 import time
 from collections.abc import Callable
@@ -14,9 +15,10 @@ from turnwise.service.tinker.adapters import LoraShape
 from turnwise.service.tinker.backend import Backend, BaseModel, model_id, read_spec, sampler_id, write_spec
 from turnwise.service.tinker.datums import parse_forward_backward
 from turnwise.service.tinker.errors import ApiError, RequestFailure
+from turnwise.service.tinker.external import Downloads
 from turnwise.service.tinker.futures import Futures
 from turnwise.service.tinker.sampling import SampleRequest
-from turnwise.service.tinker.saved_weights import WeightsPath
+from turnwise.service.tinker.saved_weights import WeightsPath, now, timestamp
 from turnwise.service.tinker.store import RequestStore, Result, StoredModel, StoredRequest, hash_body
 from turnwise.service.tinker.trained_model import ModelSpec
 from turnwise.service.tinker.worker import Worker
@@ -40,6 +42,7 @@ class Service:
         self._lock = FolderLock(folder, chosen_by="--out")
         self._store = RequestStore(folder / STORE_FILE)
         self._backend = Backend(base, self._store, folder)
+        self.downloads = Downloads(self._backend.weights)
         self._last_seq: dict[str, int] = {}
         self._waiting: dict[str, int] = {}
         self._retrievals = 0
@@ -111,7 +114,7 @@ class Service:
             )
             _as_api_error(shape.check)
         seed = lora.seed if lora is not None and lora.seed is not None else address("tinker model", model)
-        self._store.add_model(model, owner, write_spec(ModelSpec(shape=shape, seed=seed % 2**63)))
+        self._store.add_model(model, owner, write_spec(ModelSpec(shape=shape, seed=seed % 2**63)), _as_metadata(body))
         return self._accept(owner, model, 0, "create_model", body.model_dump_json().encode())
 
     def load_weights(self, owner: str, body: bodies.LoadWeights) -> Json:
@@ -128,7 +131,7 @@ class Service:
         _check_optimizer(body.optimizer_config)
         info = self._backend.weights.info(self.find_weights(owner, body.path))
         model = model_id(body.session_id, body.model_seq_id)
-        self._store.add_model(model, owner, write_spec(info.spec))
+        self._store.add_model(model, owner, write_spec(info.spec), _as_metadata(body))
         return self._accept(owner, model, 0, "load_weights", raw)
 
     def _check_base(self, name: str | None) -> None:
@@ -279,6 +282,31 @@ class Service:
             "train_attn": shape.train_attn,
         }
 
+    def training_runs(self, owner: str, limit: int, offset: int) -> Json:
+        models = self._store.models_of(owner)
+        runs = [self.training_run(owner, model) for model in models[offset : offset + limit]]
+        return {"training_runs": runs, "cursor": {"offset": offset, "limit": limit, "total_count": len(models)}}
+
+    def training_run(self, owner: str, model: str) -> Json:
+        stored, weights = self.find_model(owner, model), self._backend.weights
+        shape, saved = read_spec(stored.spec).shape, weights.list(model)
+        latest = {checkpoint["checkpoint_type"]: checkpoint for checkpoint in saved}
+        folder = weights.model_folder(model)
+        return {
+            "training_run_id": model,
+            "base_model": self.base.name,
+            "model_owner": owner,
+            "is_lora": shape is not None,
+            "lora_rank": None if shape is None else shape.rank,
+            "last_request_time": now() if not folder.exists() else timestamp(folder.stat().st_mtime),
+            "last_checkpoint": latest.get("training"),
+            "last_sampler_checkpoint": latest.get("sampler"),
+            "user_metadata": json.loads(stored.metadata),
+        }
+
+    def sign_files(self, owner: str, text: str, address: str) -> Json:
+        return self.downloads.sign(self.find_weights(owner, text), address)
+
     def checkpoints(self, owner: str, model: str) -> Json:
         self.find_model(owner, model)
         return {"checkpoints": self._backend.weights.list(model), "cursor": None}
@@ -286,6 +314,10 @@ class Service:
     def delete_checkpoint(self, owner: str, model: str, checkpoint: str) -> Json:
         self._backend.weights.delete(self.find_weights(owner, f"tinker://{model}/{checkpoint}"))
         return {}
+
+
+def _as_metadata(body: bodies.CreateModel | bodies.LoadWeights) -> str:
+    return json.dumps({name: str(value) for name, value in (body.user_metadata or {}).items()})
 
 
 def _check_optimizer(config: bodies.OptimizerConfig | None) -> None:

@@ -17,7 +17,8 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (id TEXT PRIMARY KEY, owner TEXT NOT NULL, finished INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS models (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, spec TEXT NOT NULL, saved_seq INTEGER NOT NULL DEFAULT -1,
-    saved_steps INTEGER NOT NULL DEFAULT 0, unloaded INTEGER NOT NULL DEFAULT 0
+    saved_steps INTEGER NOT NULL DEFAULT 0, unloaded INTEGER NOT NULL DEFAULT 0,
+    metadata TEXT NOT NULL DEFAULT '{}'
 );
 CREATE TABLE IF NOT EXISTS samplers (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, path TEXT, clones INTEGER NOT NULL DEFAULT 0
@@ -60,6 +61,8 @@ class StoredModel:
     saved_steps: int
     """Optimizer steps in the saved state."""
     unloaded: bool
+    metadata: str
+    """JSON that the client gave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,16 +115,18 @@ class RequestStore:
         rows = self._select("SELECT finished FROM sessions WHERE id = ? AND owner = ?", session, owner)
         return None if not rows else "finished" if rows[0][0] else "open"
 
-    def add_model(self, model: str, owner: str, spec: str) -> None:
-        self._execute("INSERT OR IGNORE INTO models (id, owner, spec) VALUES (?, ?, ?)", model, owner, spec)
+    def add_model(self, model: str, owner: str, spec: str, metadata: str = "{}") -> None:
+        """Add a model; `metadata`: JSON of the client."""
+        statement = "INSERT OR IGNORE INTO models (id, owner, spec, metadata) VALUES (?, ?, ?, ?)"
+        self._execute(statement, model, owner, spec, metadata)
 
     def model(self, model: str, owner: str | None = None) -> StoredModel | None:
         """Return a model. With an owner, only one of theirs."""
-        columns = "id, owner, spec, saved_seq, saved_steps, unloaded"
+        columns = "id, owner, spec, saved_seq, saved_steps, unloaded, metadata"
         rows = self._select(f"SELECT {columns} FROM models WHERE id = ?", model)
         if not rows or owner not in (None, rows[0][1]):
             return None
-        identity, owned_by, spec, saved_seq, saved_steps, unloaded = rows[0]
+        identity, owned_by, spec, saved_seq, saved_steps, unloaded, metadata = rows[0]
         return StoredModel(
             id=identity,
             owner=owned_by,
@@ -129,6 +134,7 @@ class RequestStore:
             saved_seq=saved_seq,
             saved_steps=saved_steps,
             unloaded=bool(unloaded),
+            metadata=metadata,
         )
 
     def models_of(self, owner: str) -> list[str]:
