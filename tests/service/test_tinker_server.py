@@ -22,6 +22,8 @@ from tinker_for_tests import (
 from turnwise.models.loading.load import load_model
 from turnwise.record.run_folder import RunFolder
 from turnwise.service.tinker.messages import MESSAGES
+from turnwise.viewer.runs import RunList
+from turnwise.viewer.viewed_folder import ViewedFolder
 
 DATA = [datum([5, 6, 7, 8, 9, 10]), datum([20, 21, 22])]
 
@@ -356,4 +358,5 @@ def test_optimizer_steps_are_in_a_run_folder(tmp_path: Path) -> None:
     rows = run.read_metrics()
     assert [row["step"] for row in rows] == [1, 2] and all(row["train/grad_norm"] > 0 for row in rows)
     assert rows[1]["train/policy_loss"] < rows[0]["train/policy_loss"]
-    assert 'name = "tiny"' in (run.path / "config.toml").read_text()
+    (row,) = RunList(ViewedFolder(tmp_path)).rows()
+    assert row["model"] == "tiny" and row["step"] == 2
