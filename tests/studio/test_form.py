@@ -172,7 +172,7 @@ def test_check_returns_all_values_and_the_parameters_of_the_environment() -> Non
         "4",
         "false",
     )
-    assert params["size"]["doc"]
+    assert params["size"]["doc"] and params["size"]["allowed"] == "a whole number from 4 to 8"
     assert (params["max_actions"]["optional"], params["max_actions"]["default"]) == (True, "10")
     assert params["reasoning"]["names"] == ["free", "grounding", "world_modelling", "both"]
 

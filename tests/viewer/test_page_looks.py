@@ -75,6 +75,15 @@ LINE_ENDS = """keys => keys.flatMap((key) => {
 """JavaScript that returns the last character of each line of a key but the last line."""
 
 
+def test_list_of_runs_fits_a_tablet(viewer: Viewer) -> None:
+    viewer.page.set_viewport_size({"width": 820, "height": 860})
+    viewer.open("runs")
+    assert viewer.page.locator(".runs").evaluate("each => each.getBoundingClientRect().right <= innerWidth")
+    assert not viewer.page.locator(".col-algorithm").first.is_visible()
+    viewer.page.set_viewport_size({"width": 1280, "height": 860})
+    assert viewer.page.locator(".col-algorithm").first.is_visible()
+
+
 def test_settings_on_a_phone_are_broken_between_words(viewer: Viewer) -> None:
     viewer.page.set_viewport_size({"width": 360, "height": 860})
     viewer.open("run", run=ONE)

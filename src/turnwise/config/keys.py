@@ -177,7 +177,7 @@ def describe_schema(schema: Mapping[str, Any]) -> str:
     if "const" in schema:
         return f'"{schema["const"]}"'
     if "enum" in schema:
-        return "one of " + ", ".join(schema["enum"])
+        return "one of " + ", ".join(map(str, schema["enum"]))
     if "prefixItems" in schema:
         parts = [describe_schema(item) for item in schema["prefixItems"]]
         return f"{len(parts)} values: " + (f"each {parts[0]}" if len(set(parts)) == 1 else ", then ".join(parts))
@@ -190,7 +190,7 @@ def describe_schema(schema: Mapping[str, Any]) -> str:
         "integer": "a whole number" + _bounds(schema),
         "number": "a number" + _bounds(schema),
     }
-    return words[schema["type"]]
+    return words[schema["type"]] if "type" in schema else "any value"  # parameters of a user's environment
 
 
 def _bounds(schema: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from turnwise.config.keys import FREE_TABLES, Key, all_keys, settings_of
+from turnwise.config.keys import FREE_TABLES, Key, all_keys, describe_schema, settings_of
 from turnwise.config.schema import Config
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.envs.agent.settings import AGENT_ENV
@@ -196,7 +196,7 @@ def _list_params(config: Config) -> list[Mapping[str, Any]]:
             "name": f"env.params.{parameter.name}",
             "doc": parameter.description,
             **_describe_type(schemas[parameter.name]),
-            "allowed": parameter.type,
+            "allowed": describe_schema(schemas[parameter.name]),
             "default": _type_default(fields[parameter.name]),
         }
         for parameter in spec.parameters()

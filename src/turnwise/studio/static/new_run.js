@@ -115,7 +115,7 @@ class NewRunView {
     const shown = settings.filter(({ name }) => !HIDDEN.includes(name));
     const byName = new Map(shown.map((setting) => [setting.name, setting]));
     const common = COMMON.map((name) => byName.get(name)).filter(Boolean);
-    this.params = h("div", { class: "settings" });
+    this.params = h("div");
     this.paramsSection = h("section", { class: "card", hidden: true }, h("h2", {}, "Environment"), this.params);
     const find = input("Find a setting", "", () => {}, { type: "search", placeholder: "name or description", id: "find-setting" });
     find.querySelector("input").addEventListener("input", (event) => this.filter(event.target.value));

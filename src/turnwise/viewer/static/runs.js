@@ -202,7 +202,7 @@ class RunsView {
         "th",
         {
           scope: "col",
-          class: number ? "number" : null,
+          class: `head-${name}${number ? " number" : ""}`,
           "aria-sort": isCurrent ? (descending ? "descending" : "ascending") : "none",
         },
         sort,
