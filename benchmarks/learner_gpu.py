@@ -14,7 +14,9 @@ from collections.abc import Sequence
 import torch
 from measuring_gpu import Measurement, measure_update, release_memory, show
 
-from turnwise.config.schema import Config
+from turnwise.algos.critics import TrunkCriticSettings
+from turnwise.algos.settings import AlgoConfig
+from turnwise.config.training import TrainConfig
 from turnwise.core.samples import Sample, TrainSample
 from turnwise.data.packing import micro_batches, pack_train
 from turnwise.models.attention.interface import ATTENTION
@@ -64,7 +66,7 @@ def measure_learner(micro_tokens: int, repeats: int) -> list[Measurement]:
     """Measure updates including packing."""
     model = load_model("smollm2-135m", device="cuda", attn_implementation=ATTENTION).model
     compile_layers(model)
-    learner, measurements = build_learner(Config(), model), []
+    learner, measurements = build_learner(AlgoConfig(), TrunkCriticSettings(), TrainConfig(), model), []
     for name, every_token in (("turnwise, all tokens", True), ("turnwise, sampled", False)):
         samples = trajectories(every_token)
 

@@ -174,7 +174,10 @@ def run_case(name: str, rounds: int) -> dict[str, Any]:
     model = make_model(case)
     compile_layers(model)
     plan = memory_plan(config, model)
-    engine, learner = make_engine(config, model, plan), build_learner(config, model, plan)
+    engine, learner = (
+        make_engine(config, model, plan),
+        build_learner(config.algo, config.critic, config.train, model, plan),
+    )
     contexts, results = make_contexts(model.config.vocab_size), list[dict[str, Any]]()
     ready = time.perf_counter() - began
     report_progress(f"{name}: ready after {ready:.0f} s; {plan.describe()}")

@@ -40,8 +40,8 @@ from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullContext
 from turnwise.rollout.episode import Limits
 from turnwise.rollout.tasks import EnvMixEntry, TaskSource
-from turnwise.run.build import load_policy
 from turnwise.run.environment_mix import build_environment_mix
+from turnwise.run.load_policy import load_policy
 
 EPISODES = 128
 NATURAL_TOKENS = 32

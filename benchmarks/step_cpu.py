@@ -52,9 +52,10 @@ from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullContext
 from turnwise.rollout.episode import Limits
 from turnwise.rollout.settings import RolloutConfig
-from turnwise.run.build import build_rewards, load_policy
+from turnwise.run.build import build_rewards
 from turnwise.run.build_learner import build_coefficients, build_learner, estimate_settings, update_settings
 from turnwise.run.environment_mix import build_environment_mix
+from turnwise.run.load_policy import load_policy
 from turnwise.run.resources import memory_plan
 from turnwise.training.estimate import estimate
 from turnwise.training.played import Played, TaskResults, filter_groups
@@ -111,7 +112,7 @@ def turnwise_side(job: Job, loaded: LoadedModel, make_engine: MakeEngine = cpu_e
     """Take steps as `turnwise train` does, without recording them."""
     config, renderer = config_of(job), Renderer(loaded.tokenizer)
     plan = memory_plan(config, loaded.model)
-    learner = build_learner(config, loaded.model, plan)
+    learner = build_learner(config.algo, config.critic, config.train, loaded.model, plan)
     collector = Collector(
         policy=make_engine(loaded, renderer, job),
         make_env=SPEC.make,

@@ -34,7 +34,9 @@ from profiling_gpu import show_profile
 from rollout_job import RolloutJob
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
-from turnwise.config.schema import Config
+from turnwise.algos.critics import TrunkCriticSettings
+from turnwise.algos.settings import AlgoConfig
+from turnwise.config.training import TrainConfig
 from turnwise.core.images import find_images
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.samples import Sample, TrainSample
@@ -195,7 +197,10 @@ def build_sample(number: int, contexts: Sequence[list[int]], said: Sequence[Comp
 
 def measure_learner(loaded: LoadedModel, samples: Sequence[Sample], repeats: int) -> list[Measurement]:
     """Measure updates including packing, with features that the rollout left and without."""
-    learner, encoder = build_learner(Config(), loaded.model), image_encoder(loaded.model)
+    learner, encoder = (
+        build_learner(AlgoConfig(), TrunkCriticSettings(), TrainConfig(), loaded.model),
+        image_encoder(loaded.model),
+    )
     assert encoder is not None
     tokens = sum(map(len, samples))
     trained = [train_sample(each, 1 / tokens) for each in samples]

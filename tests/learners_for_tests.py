@@ -51,7 +51,7 @@ def settings_of(critic: str = "no critic", **settings: Any) -> Config:
 
 def make_learner(config: Config, *, moved: float = 0.0, family: str = "llama") -> LocalLearner:
     """Return a learner with fixed weights. `moved`: distance of policy and critic from their initial weights."""
-    learner = build_learner(config, random_model(family, ATTENTION))
+    learner = build_learner(config.algo, config.critic, config.train, random_model(family, ATTENTION))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in (*learner.model.parameters(), *critic_parameters(learner)):

@@ -28,7 +28,7 @@ from turnwise.core.samples import TrainBatch
 from turnwise.core.trajectory import Group, Turn
 from turnwise.data.packing import micro_batches, pack_train
 from turnwise.models.attention.interface import ATTENTION
-from turnwise.models.loading.load import load_model
+from turnwise.models.loading.load import load_model, resolve_device
 from turnwise.models.loading.lora import LoraPart, LoraSettings, add_lora
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.models.sharding import local_of
@@ -148,11 +148,18 @@ def model_of(config: Config) -> Any:
 
 
 def local_learner(config: Config) -> LocalLearner:
-    return build_learner(config, model_of(config))
+    return build_learner(config.algo, config.critic, config.train, model_of(config))
 
 
 def sharded_learner(rank: int, config: Config) -> ShardedLearner:
-    return build_sharded_learner(config, model_of(config) if rank == 0 else None)
+    return build_sharded_learner(
+        config.algo,
+        config.critic,
+        config.train,
+        model_of(config) if rank == 0 else None,
+        device=resolve_device(config.model.device),
+        compiles=config.system.compile,
+    )
 
 
 def check_sharded_learner(rank: int, folder: Path) -> None:

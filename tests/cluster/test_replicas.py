@@ -27,9 +27,10 @@ from turnwise.data.samples import build_samples
 from turnwise.models.layers import copy_model
 from turnwise.models.loading.load import LoadedModel
 from turnwise.rollout.collect import GroupCollector
-from turnwise.run.build import PolicyStack, build_policy_stack, load_policy
+from turnwise.run.build import PolicyStack, build_policy_stack
 from turnwise.run.build_learner import build_learner
 from turnwise.run.environment_mix import EnvironmentMix, build_environment_mix, build_task_source
+from turnwise.run.load_policy import load_policy
 from turnwise.training.estimate import sampler_values, score_samples
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
@@ -214,7 +215,7 @@ def test_publish_during_episodes_labels_tokens_with_both_versions(world: World) 
 
 def test_published_value_head_gives_values_with_the_tokens(world: World) -> None:
     tasks = world.tasks(2, step=3)
-    learner = build_learner(world.config.model_copy(update={"critic": HeadCriticSettings()}), world.loaded.model)
+    learner = build_learner(world.config.algo, HeadCriticSettings(), world.config.train, world.loaded.model)
     with torch.no_grad():
         for number, parameter in enumerate(learner.value_head().values()):
             parameter.fill_(0.01 * (number + 1))

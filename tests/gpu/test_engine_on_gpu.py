@@ -24,7 +24,9 @@ from constraints_for_tests import make_engine as constrained_engine
 from episodes_for_tests import renderer as text_renderer
 from models_for_tests import FAMILIES, random_model
 from talks_for_tests import STOP_ID, Talks, full_forward_logprobs, key, prompt, run_talks, text_of
-from turnwise.config.schema import Config
+from turnwise.algos.critics import TrunkCriticSettings
+from turnwise.algos.settings import AlgoConfig
+from turnwise.config.training import TrainConfig
 from turnwise.core.learner import Needs
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.samples import Sample
@@ -148,7 +150,7 @@ def test_gpu_learner_agrees_with_the_sampler_in_bfloat16() -> None:
     model.requires_grad_(True)
     compile_layers(model)
     samples = samples_of_talks(run_talks(engine_on_gpu(model), TALKS, Sampling(max_tokens=40)))
-    learner = build_learner(Config(), model)
+    learner = build_learner(AlgoConfig(), TrunkCriticSettings(), TrainConfig(), model)
     batch = pack(samples)
     assert max(batch.parents) >= 0
     (scores,) = learner.score([batch], Needs(policy_logprobs=True))
@@ -183,7 +185,7 @@ def test_gpu_engine_and_learner_logprobs_agree_with_images(name: str, tmp_path: 
     renderer = renderer_of(loaded)
     played = asyncio.run(play_all(engine_of(loaded, renderer, paged=True), renderer))
     batch = pack([sample for sample, _ in played])
-    learner = build_learner(Config(), loaded.model)
+    learner = build_learner(AlgoConfig(), TrunkCriticSettings(), TrainConfig(), loaded.model)
     (scores,) = learner.score([batch], Needs(policy_logprobs=True))
     assert scores.policy_logprobs is not None
     for (_, sampled), scored in zip(played, unpack(batch, scores.policy_logprobs), strict=True):
@@ -211,7 +213,9 @@ def test_gpu_constrained_turns_match_and_agree_with_the_learner(optional_part: C
     trajectories = [trajectory_of(each, number) for each, number in zip(said, prompts, strict=True)]
     samples = build_samples(trajectories, text_renderer().grammars.allowed_sets)
     batch = pack(samples)
-    (scores,) = build_learner(Config(), model).score([batch], Needs(policy_logprobs=True, entropy=True))
+    (scores,) = build_learner(AlgoConfig(), TrunkCriticSettings(), TrainConfig(), model).score(
+        [batch], Needs(policy_logprobs=True, entropy=True)
+    )
     assert scores.policy_logprobs is not None and scores.entropy is not None
     for sample, logprobs in zip(samples, unpack(batch, scores.policy_logprobs), strict=True):
         torch.testing.assert_close(logprobs, sample.sampler_logprobs[sample.mask], atol=5e-3, rtol=5e-3)

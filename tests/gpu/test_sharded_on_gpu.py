@@ -45,8 +45,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_gpu_sharded_learner_trains_like_the_local_one(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
     critic, changes = CASES[case]
     config = settings_of(critic, train__learning_rate=1e-3, model__device="cuda", **changes)
-    ours = build_sharded_learner(config, random_model("qwen2", ATTENTION, dtype))
-    theirs = build_learner(config, random_model("qwen2", ATTENTION, dtype).cuda())
+    sections, device = (config.algo, config.critic, config.train), torch.device("cuda")
+    model = random_model("qwen2", ATTENTION, dtype)
+    ours = build_sharded_learner(*sections, model, device=device, compiles=config.system.compile)
+    theirs = build_learner(*sections, random_model("qwen2", ATTENTION, dtype).cuda())
     rel = 1e-2 if dtype == torch.float32 else 0.1
     for step in range(3):
         mine, other = (learn(each, random_groups(step), config, step=step, micro_tokens=60) for each in (ours, theirs))

@@ -22,8 +22,8 @@ from turnwise.models.memory.shapes import load_config
 from turnwise.models.vision.encoder import image_encoder, vision_parameters
 from turnwise.models.vision.processor import decode_image
 from turnwise.render.renderer import Renderer
-from turnwise.run.build import load_policy
 from turnwise.run.environment_mix import build_environment_mix
+from turnwise.run.load_policy import load_policy
 from turnwise.training.describe_boards import Boards
 from turnwise.training.warmup import WARMUPS, warm_up
 from vision_models_for_tests import png

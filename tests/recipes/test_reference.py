@@ -178,7 +178,7 @@ def test_reference_gradients_agree_if_ratios_are_clipped(babbler: LoadedModel, d
     policy_loss(reference, [episode for group in here for episode in group], advantages, settings).backward()
 
     config = config_of(settings)
-    learner = build_learner(config, moved(for_framework(babbler).model, 0.02))
+    learner = build_learner(config.algo, config.critic, config.train, moved(for_framework(babbler).model, 0.02))
     learner.step = dict  # type: ignore[method-assign]
     metrics = learn(learner, there, config)
     assert 0.05 < metrics["clip_fraction"] < 0.95
@@ -193,7 +193,8 @@ def test_reference_update_agrees(warmed: LoadedModel) -> None:
     here, there = with_rewards(*played_by_both(warmed, FEW, step=2))
     before, reference = weights(warmed.model), copy.deepcopy(warmed.model)
     update(reference, make_optimizer(reference, FEW), here, FEW, step=2)
-    learner = build_learner(config_of(FEW), for_framework(warmed).model)
+    config = config_of(FEW)
+    learner = build_learner(config.algo, config.critic, config.train, for_framework(warmed).model)
     learn(learner, there, config_of(FEW), step=2)
     changes = [
         {name: value - before[name] for name, value in weights(model).items()} for model in (learner.model, reference)

@@ -144,7 +144,8 @@ def collected(mode: str) -> tuple[list[Trajectory], torch.nn.Module]:
 def test_learner_reproduces_the_samplers_logprobs_in_every_mode(mode: str) -> None:
     trajectories, model = collected(mode)
     assert any(not turn.extends for each in trajectories for turn in each.turns[1:]) == (mode != "full")
-    learner = build_learner(settings_of(), model)
+    config = settings_of()
+    learner = build_learner(config.algo, config.critic, config.train, model)
     sampler = [sample.sampler_logprobs[sample.mask] for sample in build_samples(trajectories)]
     torch.testing.assert_close(torch.cat(logprobs_of(learner, trajectories)), torch.cat(sampler), atol=1e-5, rtol=0)
 

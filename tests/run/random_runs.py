@@ -32,8 +32,8 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.engine.cpu.kernels import optional_kernels
 from turnwise.models.loading.tiny import tiny_tokenizer
-from turnwise.run.build import load_policy
 from turnwise.run.environment_mix import build_environment_mix
+from turnwise.run.load_policy import load_policy
 from turnwise.run.trial_episodes import check_replies_fit
 from turnwise.run.validate import check_run
 from turnwise.training import diagnostics

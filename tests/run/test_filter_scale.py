@@ -11,9 +11,9 @@ from learners_for_tests import learn, make_learner, random_groups, settings_of
 from runs_for_tests import metrics, quiet, small
 from turnwise.config.schema import Config
 from turnwise.core.learner import StepSettings
-from turnwise.run.build import load_policy, model_loader
 from turnwise.run.build_learner import build_learner
 from turnwise.run.environment_mix import build_environment_mix
+from turnwise.run.load_policy import load_policy, model_loader
 from turnwise.run.train import train
 from turnwise.training.checkpoints import last_checkpoint, read_state, restore
 
@@ -25,7 +25,7 @@ ONE_STEP = {"train__steps": 1, "train__mini_batch": 8, "eval__every": 0}
 def change_of_a_step(config: Config) -> dict[str, Tensor]:
     """Return how far a run of one optimizer step moved each tensor of the policy and the critic."""
     loaded, _ = load_policy(config, build_environment_mix(config.env, config.agent), lambda done, total: None)
-    learner = build_learner(config, loaded.model)
+    learner = build_learner(config.algo, config.critic, config.train, loaded.model)
     assert learner.critic is not None
     modules = {"policy": learner.model, "critic": learner.critic}
     before = {name: {key: value.clone() for key, value in each.state_dict().items()} for name, each in modules.items()}

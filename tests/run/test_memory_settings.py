@@ -17,7 +17,7 @@ from turnwise.models.memory.estimate import GIB
 from turnwise.record.run_folder import RunFolder
 from turnwise.run import resources
 from turnwise.run.memory_report import report_plan
-from turnwise.run.resources import memory_plan, memory_request, plan_without_limits
+from turnwise.run.resources import memory_plan, memory_request
 from turnwise.run.sft import sft
 from turnwise.run.train import train
 
@@ -31,7 +31,7 @@ def test_memory_plan_on_cpu_only_follows_the_settings() -> None:
     assert (plan.optimizer_on_host, plan.recompute, plan.releases_cache, plan.pages) == (False, False, False, None)
     asked = {"train__optimizer_state": "host", "train__recompute": "on", "system__keep_cache": "off"}
     config = settled(**asked, train__micro_tokens="5000")
-    plan = plan_without_limits(config.train, config.system)
+    plan = memory_plan(config, make_learner(settings_of()).model)
     assert (plan.optimizer_on_host, plan.recompute, plan.releases_cache, plan.micro_tokens) == (True, True, True, 5000)
 
 

@@ -19,8 +19,8 @@ from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer
 from turnwise.run.api import Run
-from turnwise.run.build import load_policy
 from turnwise.run.environment_mix import EnvironmentMix
+from turnwise.run.load_policy import load_policy
 from turnwise.run.train import train
 from turnwise.training.learner import token_logprobs
 from vision_models_for_tests import plain_image

@@ -59,7 +59,8 @@ def packed(given: Sequence[Trajectory] | None = None) -> Batch:
 
 
 def make_learner() -> LocalLearner:
-    return build_learner(build({}, list(SETTINGS.items())), trained_model())
+    config = build({}, list(SETTINGS.items()))
+    return build_learner(config.algo, config.critic, config.train, trained_model())
 
 
 def test_learner_scores_what_the_sampler_reported() -> None:
@@ -164,7 +165,7 @@ def test_head_in_chunks_has_the_gradients_of_a_masked_softmax(monkeypatch: pytes
 
 def test_step_on_constrained_turns_sees_no_mismatch() -> None:
     config = build({}, list(SETTINGS.items()))
-    learner = build_learner(config, trained_model())
+    learner = build_learner(config.algo, config.critic, config.train, trained_model())
     groups = [Group(task=trajectories()[0].task, trajectories=trajectories())]
     settings = estimate_settings(config.algo, config.reward, allowed_sets=renderer().grammars.allowed_sets)
     estimated = estimate(groups, learner, settings, build_coefficients(config.algo))

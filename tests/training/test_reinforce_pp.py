@@ -71,7 +71,8 @@ def test_reinforce_pp_has_its_kl_in_the_reward_only() -> None:
     assert choices(config) == ("trajectory", True, "k1") and learner.settings.kl_coef == 0.0
     assert estimate_settings(config.algo, config.reward).kl_in_reward is not None
     asked = settings_of(algo__advantage="reinforce_pp", algo__placement="turn", algo__kl_in="loss")
-    assert choices(asked) == ("turn", False, "k3") and build_learner(asked, learner.model).settings.kl_coef == 0.1
+    assert choices(asked) == ("turn", False, "k3")
+    assert build_learner(asked.algo, asked.critic, asked.train, learner.model).settings.kl_coef == 0.1
     assert choices(settings_of()) == ("turn", False, "k3")
 
 

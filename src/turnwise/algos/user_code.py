@@ -45,3 +45,15 @@ def naming(choice: Choice, setting: str) -> Iterator[str]:
         if choice.name:  # a built-in one
             raise
         raise UserError(f"{label} failed: {describe_bug(error)}") from error
+
+
+def build_own(chosen: Choice, setting: str, given: Any, *methods: str) -> Any:
+    """Build the user's source or estimator; UserError if it does not have the methods of the protocol."""
+    with naming(chosen, setting):
+        built = chosen.build(given)  # type: ignore[attr-defined]
+    if missing := [name for name in methods if not callable(getattr(built, name, None))]:
+        raise UserError(
+            f"{setting} {chosen.kind}: build returned {type(built).__name__}, which has no method {missing[0]}. Return "
+            f"an object with {' and '.join(methods)}."
+        )
+    return built

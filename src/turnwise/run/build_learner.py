@@ -12,7 +12,6 @@ from turnwise.algos.exploration import COEF, MAX_COEF
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient
 from turnwise.algos.settings import AlgoConfig
 from turnwise.algos.turn_discount import AdaptiveDiscount
-from turnwise.config.schema import Config
 from turnwise.config.training import Linear, Muon, TrainConfig
 from turnwise.core.errors import UserError
 from turnwise.core.learner import Needs
@@ -20,11 +19,7 @@ from turnwise.core.protocols import EngineControl, ValueEngine
 from turnwise.data.samples import PARTS, AllowedSets, TokenRule, part_rule, sampled
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.layers import compile_unfused_layers, copy_model, recompute_layers
-from turnwise.models.loading.load import resolve_device
-from turnwise.models.loading.lora import (
-    copy_adapter,
-    has_adapter,
-)
+from turnwise.models.loading.lora import copy_adapter, has_adapter
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.models.sharding import join_ranks, share_skeleton
 from turnwise.rewards.settings import RewardConfig
@@ -51,57 +46,72 @@ def kl_estimator(algo: AlgoConfig) -> str:
     return algo.kl_estimator or ("k1" if algo.kl_is_reward else "k3")
 
 
-def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) -> LocalLearner:
+def build_learner(
+    algo: AlgoConfig, critic: CriticSettings, train: TrainConfig, model: Any, plan: MemoryPlan | None = None
+) -> LocalLearner:
     """Build the learner with its critic and optimizers. `plan` None: the settings without a memory plan."""
-    algo, train, plan = config.algo, config.train, plan or plan_without_limits(config.train, config.system)
+    plan = plan or plan_without_limits(train)
     if plan.recompute:
         recompute_layers(model)  # before a critic copies them
     mark_embeddings(model)
-    schedule = build_schedule(train)
-    critic = _critic(config.algo, config.critic, model)
-    keeps_reference = algo.needs_reference
+    schedule, values = build_schedule(train), _build_critic(algo, critic, model)
+    reference = reference_adapter = None
+    if algo.needs_reference and has_adapter(model):
+        reference_adapter = copy_adapter(model)
+    elif algo.needs_reference:
+        reference = copy_model(model).requires_grad_(False)
     return LocalLearner(
         model,
-        build_objective(config.algo, config.critic),
+        build_objective(algo, critic),
         build_optimizer(train, model.parameters(), train.learning_rate, schedule, plan, muon=True),
         kl_coef=0.0 if algo.kl_is_reward else algo.kl_coef,
         entropy_coef=algo.entropy_coef,
-        reference=copy_model(model).requires_grad_(False) if keeps_reference and not has_adapter(model) else None,
-        reference_adapter=copy_adapter(model) if keeps_reference and has_adapter(model) else None,
-        critic=critic,
+        reference=reference,
+        reference_adapter=reference_adapter,
+        critic=values,
         critic_optimizer=None
-        if critic is None
-        else build_optimizer(train, critic.parameters(), config.critic.learning_rate, schedule, plan),
-        critic_warmup_steps=config.critic.warmup_steps if algo.has_any_critic else 0,
+        if values is None
+        else build_optimizer(train, values.parameters(), critic.learning_rate, schedule, plan),
+        critic_warmup_steps=critic.warmup_steps if algo.has_any_critic else 0,
     )
 
 
-def build_sharded_learner(config: Config, model: Any | None, plan: MemoryPlan | None = None) -> ShardedLearner:
+def build_sharded_learner(
+    algo: AlgoConfig,
+    critic: CriticSettings,
+    train: TrainConfig,
+    model: Any | None,
+    plan: MemoryPlan | None = None,
+    *,
+    device: torch.device,
+    compiles: bool,
+) -> ShardedLearner:
     """Build the learner of this rank. Every rank of the default process group calls it, with the same plan.
 
     Rank 0 alone passes the loaded model, on any device; it is left unchanged and may be dropped afterwards. With
     optimizer states on the host, parameters are offloaded too, and gradients are reduced after each micro-batch.
+    `compiles`: compile the layers, on a GPU.
     """
-    algo, train, plan = config.algo, config.train, plan or plan_without_limits(config.train, config.system)
-    sharding = join_ranks(resolve_device(config.model.device), offload=plan.optimizer_on_host)
+    plan = plan or plan_without_limits(train)
+    sharding = join_ranks(device, offload=plan.optimizer_on_host)
     skeleton = share_skeleton(model, sharding)
     plain = copy_model(skeleton)
     if plan.recompute:
         recompute_layers(plain)
-    policy, critic, schedule = copy_model(plain), _critic(config.algo, config.critic, plain), build_schedule(train)
+    policy, values, schedule = copy_model(plain), _build_critic(algo, critic, plain), build_schedule(train)
     sharding.shard_model(policy, model)
     mark_embeddings(policy)
-    keeps_reference, reference = algo.needs_reference, None
-    if keeps_reference and not has_adapter(plain):
+    reference = None
+    if algo.needs_reference and not has_adapter(plain):
         reference = plain.requires_grad_(False)
         sharding.shard_model(reference, model)
-    if critic is not None:
-        sharding.shard_critic(critic, model)
-    if config.system.compile and sharding.device.type == "cuda":
-        trunk = critic.trunk if isinstance(critic, TrunkCritic) else None
-        for each in (policy, reference, trunk):
-            if each is not None:
-                compile_unfused_layers(each)
+    if values is not None:
+        sharding.shard_critic(values, model)
+    if compiles and sharding.device.type == "cuda":
+        trunk = values.trunk if isinstance(values, TrunkCritic) else None
+        for network in (policy, reference, trunk):
+            if network is not None:
+                compile_unfused_layers(network)
     rounded = any(parameter.requires_grad and parameter.dtype != torch.float32 for parameter in skeleton.parameters())
 
     def optimizer(module: Any, settings: OptimizerSettings, *, saves_weights: bool) -> ShardedOptimizer:
@@ -110,7 +120,7 @@ def build_sharded_learner(config: Config, model: Any | None, plan: MemoryPlan | 
 
     return ShardedLearner(
         policy,
-        build_objective(config.algo, config.critic),
+        build_objective(algo, critic),
         optimizer(policy, _optimizer_settings(train, train.learning_rate, muon=True), saves_weights=rounded),
         skeleton=skeleton,
         sharding=sharding,
@@ -118,12 +128,12 @@ def build_sharded_learner(config: Config, model: Any | None, plan: MemoryPlan | 
         kl_coef=0.0 if algo.kl_is_reward else algo.kl_coef,
         entropy_coef=algo.entropy_coef,
         reference=reference,
-        reference_adapter=copy_adapter(policy) if keeps_reference and has_adapter(policy) else None,
-        critic=critic,
+        reference_adapter=copy_adapter(policy) if algo.needs_reference and has_adapter(policy) else None,
+        critic=values,
         critic_optimizer=None
-        if critic is None
-        else optimizer(critic, _optimizer_settings(train, config.critic.learning_rate), saves_weights=False),
-        critic_warmup_steps=config.critic.warmup_steps if critic is not None else 0,
+        if values is None
+        else optimizer(values, _optimizer_settings(train, critic.learning_rate), saves_weights=False),
+        critic_warmup_steps=critic.warmup_steps if values is not None else 0,
     )
 
 
@@ -136,7 +146,7 @@ def build_schedule(train: TrainConfig) -> Schedule:
     )
 
 
-def _critic(algo: AlgoConfig, critic: CriticSettings, model: Any) -> TrunkCritic | HeadCritic | None:
+def _build_critic(algo: AlgoConfig, critic: CriticSettings, model: Any) -> TrunkCritic | HeadCritic | None:
     if not algo.needs_critic:
         return None
     return HeadCritic(model) if isinstance(critic, HeadCriticSettings) else TrunkCritic(model)

@@ -1,38 +1,26 @@
 """Build self-play: the opponents of a run, and the ladder of its snapshots."""
 
-from turnwise.config.schema import Config
-from turnwise.core.learner import Learner
 from turnwise.core.protocols import Policy
 from turnwise.engine.settings import EngineSettings
 from turnwise.envs.games.selfplay import make_selfplay_envs
 from turnwise.models.layers import copy_model
 from turnwise.models.loading.load import LoadedModel
 from turnwise.models.settings import ModelConfig
-from turnwise.record.run_folder import RunFolder
-from turnwise.report.progress import Progress
 from turnwise.rollout.collect import Collector, GroupCollector
 from turnwise.rollout.opponents import PastPolicy, PolicyOpponent
 from turnwise.rollout.selfplay import MatchCollector
 from turnwise.rollout.settings import RolloutConfig
-from turnwise.rollout.tasks import TaskSource, alternate_players
-from turnwise.run.build import PolicyStack, build_engine, model_loader
+from turnwise.rollout.tasks import alternate_players
+from turnwise.run.build import PolicyStack, build_engine
+from turnwise.run.build_parts import Parts
 from turnwise.run.environment_mix import EnvironmentMix
-from turnwise.training.checkpoints import Checkpoints
+from turnwise.run.load_policy import model_loader
 from turnwise.training.selfplay import FrozenPolicy, Ladder, Opponents, Snapshots
 
 
-def build_selfplay(
-    config: Config,
-    environments: EnvironmentMix,
-    tasks: TaskSource,
-    loaded: LoadedModel,
-    stack: PolicyStack,
-    learner: Learner,
-    checkpoints: Checkpoints,
-    folder: RunFolder,
-    progress: Progress,
-) -> tuple[GroupCollector, Opponents | None]:
+def build_selfplay(built: Parts) -> tuple[GroupCollector, Opponents | None]:
     """Return the collector of training episodes, and the opponents if the run has any."""
+    config, run, stack, loaded = built.config, built.run, built.stack, built.loaded
     settings = config.selfplay.opponent
     if not isinstance(settings, PolicyOpponent):
         return stack.collector, None
@@ -42,22 +30,22 @@ def build_selfplay(
         frozen = build_frozen_policy(config.model, config.engine, config.rollout, loaded, stack)
     ladder = None
     if frozen is not None and games:
-        against = match_collector(stack, environments, frozen.engine)
-        ladder = Ladder(collector=against, tasks=alternate_players(tasks.first_tasks("validation", games)))
+        against = match_collector(stack, run.environments, frozen.engine)
+        ladder = Ladder(collector=against, tasks=alternate_players(run.tasks.first_tasks("validation", games)))
     opponents = Opponents(
         snapshots=Snapshots(
-            folder.past, every=settings.snapshot_every, keep=settings.snapshots, tokenizer=loaded.tokenizer
+            run.folder.past, every=settings.snapshot_every, keep=settings.snapshots, tokenizer=loaded.tokenizer
         ),
         frozen=frozen,
         trained_against=past,
         ladder=ladder,
-        learner=learner,
+        learner=built.learner,
         run_seed=config.seed,
-        checkpoints=checkpoints,
-        folder=folder,
-        progress=progress,
+        checkpoints=built.checkpoints,
+        folder=run.folder,
+        progress=run.progress,
     )
-    return match_collector(stack, environments, frozen.engine if frozen is not None and past else None), opponents
+    return match_collector(stack, run.environments, frozen.engine if frozen is not None and past else None), opponents
 
 
 def build_frozen_policy(

@@ -30,11 +30,12 @@ from turnwise.models.weights import copy_parameters
 from turnwise.pictures.image_store import ImageStore
 from turnwise.record.resume_command import spell_resume
 from turnwise.rollout.collect import Collector, GroupCollector
-from turnwise.run.build import PolicyStack, build_policy_stack, build_renderer, load_policy
+from turnwise.run.build import PolicyStack, build_policy_stack, build_renderer
 from turnwise.run.build_learner import build_learner, build_sharded_learner, share_value_head
 from turnwise.run.environment_mix import EnvironmentMix
 from turnwise.run.environments_in_actors import build_actor_environments, build_env_worker
 from turnwise.run.find_model import use_own_adapter
+from turnwise.run.load_policy import load_policy
 from turnwise.training.learner import LocalLearner
 
 TRAINING, GREEDY, EVALUATION = "training", "greedy", "evaluation"
@@ -89,13 +90,15 @@ def build_actors(
     note: Callable[[str], None],
 ) -> Iterator[Actors]:
     """Start the actors of a run, and build in this process what is not on the cluster."""
+    learner: LocalLearner | RemoteLearner
     with ExitStack() as opened:
         advice = f"Resume with: {spell_resume(run)}"
         session = opened.enter_context(open_cluster(config, advice, run / HANGS_FOLDER))
         if config.cluster.learners:
-            remote = RemoteLearner(session, _rank_builder(config, loaded, plan, run), _image_store(loaded))
+            learner = remote = RemoteLearner(session, _rank_builder(config, loaded, plan, run), _image_store(loaded))
             opened.callback(remote.close)
-        learner = remote if config.cluster.learners else build_learner(config, loaded.model, plan)
+        else:
+            learner = build_learner(config.algo, config.critic, config.train, loaded.model, plan)
         workers = None
         if config.cluster.env_workers:
             workers = opened.enter_context(open_env_workers(session, config, environments, run, note))
@@ -165,14 +168,16 @@ def build_rank(config: Config, plan: MemoryPlan, weights: StoredWeights | None, 
     A single rank has nothing to shard, and takes as long as the learner of one process only without FSDP2. With
     optimizer states on the host it keeps FSDP2, which also offloads parameters and gradients.
     """
+    build = partial(build_sharded_learner, config.algo, config.critic, config.train)
+    device, compiles = resolve_device(config.model.device), config.system.compile
     if rank > 0:
-        return build_sharded_learner(config, None, plan)
+        return build(None, plan, device=device, compiles=compiles)
     loaded, _ = load_policy(config, EnvironmentMix(specs={}, entries=()), lambda done, total: None)
     if weights is not None:
         copy_parameters(loaded.model, weights)
     if config.cluster.learners == 1 and not plan.optimizer_on_host:
-        return build_learner(config, loaded.model, plan)
-    return build_sharded_learner(config, loaded.model, plan)
+        return build_learner(config.algo, config.critic, config.train, loaded.model, plan)
+    return build(loaded.model, plan, device=device, compiles=compiles)
 
 
 @contextmanager

@@ -28,11 +28,12 @@ from turnwise.pictures.image_store import image_file, read_image_file
 from turnwise.record.images import IMAGES_FOLDER, image_hashes
 from turnwise.record.jsonl import encode_row
 from turnwise.record.trajectories import sampler_from_row
-from turnwise.run.build import build_renderer, model_loader
+from turnwise.run.build import build_renderer
 from turnwise.run.dataset_rows import to_dataset_row
 from turnwise.run.datasets import StoredEpisode, read_episodes
 from turnwise.run.find_model import find_checkpoint
 from turnwise.run.find_source import check_free, find_data
+from turnwise.run.load_policy import model_loader
 from turnwise.run.resources import MICRO_TOKENS
 from turnwise.run.stored_images import StoredImages, find_images_folder
 from turnwise.run.stored_sources import TOKENS_FILE, Source, open_source, read_recorded

@@ -17,10 +17,11 @@ from turnwise.envs.agent.settings import AgentSettings, StartedAgent
 from turnwise.envs.agent.tasks import find_row
 from turnwise.envs.seeds import FIRST_SEED
 from turnwise.gateway.harbor_agent import find_harbor_episode, find_program
-from turnwise.run.build import PolicyStack, build_policy_stack, load_policy
+from turnwise.run.build import PolicyStack, build_policy_stack
 from turnwise.run.configure import configure
 from turnwise.run.doctor import Finding
 from turnwise.run.environment_mix import build_environment_mix, build_task_source
+from turnwise.run.load_policy import load_policy
 from turnwise.run.training_run import resolve
 from turnwise.run.validate import check_run
 from turnwise.text.truncation import one_line, shorten

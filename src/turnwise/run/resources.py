@@ -33,19 +33,19 @@ def memory_plan(config: Config, model: Any, *, sft: bool = False, frozen: int = 
     """
     device = device_of(model)
     if device.type != "cuda":
-        return plan_without_limits(config.train, config.system)
+        return plan_without_limits(config.train, releases_cache=config.system.keep_cache == "off")
     needs = MemoryEstimate(shape=model_shape(model), compiled=config.system.compile)
     return plan_memory(needs, memory_request(config, sft=sft, frozen=frozen), device_memory(device), host_memory())
 
 
-def plan_without_limits(train: TrainConfig, system: SystemConfig) -> MemoryPlan:
+def plan_without_limits(train: TrainConfig, *, releases_cache: bool = False) -> MemoryPlan:
     """Return the plan of the settings and their defaults, for a CPU, whose memory is not planned."""
     return MemoryPlan(
         micro_tokens=train.micro_tokens or MICRO_TOKENS,
         pages=None,
         optimizer_on_host=bool(SWITCH[train.optimizer_state]),
         recompute=bool(SWITCH[train.recompute]),
-        releases_cache=system.keep_cache == "off",
+        releases_cache=releases_cache,
     )
 
 

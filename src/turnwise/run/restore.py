@@ -13,7 +13,7 @@ from turnwise.record.resume_command import spell_resume
 from turnwise.record.rows import list_records, list_steps, select
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.steps import StepRecord
-from turnwise.run.build import model_loader
+from turnwise.run.load_policy import model_loader
 from turnwise.text.command_line import spell_command
 from turnwise.training.checkpoints import VERSION, Checkpoints, State, restore
 

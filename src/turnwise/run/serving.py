@@ -20,10 +20,11 @@ from turnwise.gateway.training_routes import TrainingRoutes
 from turnwise.record.images import IMAGES_FOLDER
 from turnwise.report.terminal import make_console
 from turnwise.rollout.episode import Limits
-from turnwise.run.build import build_engine, build_renderer, load_policy
+from turnwise.run.build import build_engine, build_renderer
 from turnwise.run.environment_mix import EnvironmentMix
 from turnwise.run.find_model import find_checkpoint
 from turnwise.run.find_source import find_run_or_none
+from turnwise.run.load_policy import load_policy
 from turnwise.run.trainer_backend import LocalBackend, configure_trainer, open_local
 from turnwise.text.command_line import spell_command
 

@@ -31,12 +31,13 @@ from turnwise.record.steps import StepRecord
 from turnwise.report.progress import Progress
 from turnwise.report.terminal import make_console
 from turnwise.rollout.context_settings import Full
-from turnwise.run.build import build_policy_stack, build_renderer
+from turnwise.run.build import build_evaluator, build_policy_stack, build_renderer
 from turnwise.run.build_learner import build_objective, build_optimizer
 from turnwise.run.build_loop import build_saving_parts
 from turnwise.run.demos import build_demonstrations, check_demos, hash_samples, hold_out
 from turnwise.run.environment_mix import EnvironmentMix, build_environment_mix
 from turnwise.run.find_model import use_own_adapter
+from turnwise.run.load_policy import load_policy_of_run
 from turnwise.run.resources import check_threads, memory_plan, plan_without_limits
 from turnwise.run.restore import open_checkpoints, restore_or_init
 from turnwise.run.training_run import (
@@ -165,7 +166,7 @@ class _SftRun(TrainingRun):
 
     def build(self, progress: Progress, resume: bool) -> tuple[SftLoop, State]:
         config = self.config
-        loaded, warmup_s = self.load_policy(progress)
+        loaded, warmup_s = load_policy_of_run(config, self.environments, self.folder.path, progress)
         plan = memory_plan(config, loaded.model, sft=True)
         has_env = bool(self.environments.specs)
         stack = build_policy_stack(config, self.environments, loaded, plan.pages) if has_env else None
@@ -190,7 +191,7 @@ class _SftRun(TrainingRun):
         self.evaluator = SftEvaluator(
             learner=learner,
             engine=stack.engine if stack is not None else None,
-            evaluator=self.build_evaluator(stack, progress) if stack is not None else None,
+            evaluator=build_evaluator(stack, config.record, self.folder, progress) if stack is not None else None,
             held_out=self.held_out,
             micro_tokens=plan.micro_tokens,
             folder=self.folder,
@@ -230,7 +231,7 @@ class _SftRun(TrainingRun):
 
 
 def build_sft_learner(config: Config, model: Any, steps: int, plan: MemoryPlan | None = None) -> LocalLearner:
-    plan = plan or plan_without_limits(config.train, config.system)
+    plan = plan or plan_without_limits(config.train)
     mark_embeddings(model)
     if plan.recompute:
         recompute_layers(model)

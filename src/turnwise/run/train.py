@@ -1,36 +1,25 @@
 """Train one run, a resumed run, or one run per seed. `tw.train` is in `api.py`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from turnwise.algos.estimators import OnPolicySettings
-from turnwise.concurrency.spans import SpanLog
 from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost
-from turnwise.core.learner import Learner
-from turnwise.data.replay import Replay
 from turnwise.envs.spec import EnvSpec
-from turnwise.models.loading.load import LoadedModel
-from turnwise.models.memory.plan import MemoryPlan
 from turnwise.record.rows import Record, SetUpRecord, select
 from turnwise.record.steps import StepRecord
-from turnwise.record.trajectories import open_replay
 from turnwise.report.learning_curve import draw_learning_curve
 from turnwise.report.progress import Progress
 from turnwise.report.tables import seeds_table
 from turnwise.report.terminal import make_console
-from turnwise.run.build import PolicyStack, build_policy_stack
-from turnwise.run.build_learner import build_learner, share_value_head
-from turnwise.run.build_loop import LoopInputs, build_loop
-from turnwise.run.datasets import STORED_CAPACITY, fill_replay
+from turnwise.run.build_loop import build_loop
+from turnwise.run.build_parts import OpenRun, Parts, build_parts
 from turnwise.run.environment_mix import build_environment_mix
-from turnwise.run.resources import memory_plan
-from turnwise.run.restore import open_checkpoints, restore_or_init
-from turnwise.run.roles import frozen_players
+from turnwise.run.restore import restore_or_init
 from turnwise.run.run_name import check_run_name, configs_of_seeds
 from turnwise.run.training_run import (
     OnStep,
@@ -44,8 +33,6 @@ from turnwise.run.validate import check_run
 from turnwise.text.command_line import spell_command
 from turnwise.training.checkpoints import State
 from turnwise.training.loop import Loop
-from turnwise.training.offline import score_rendered
-from turnwise.training.validation import Evaluator
 from turnwise.user_code.references import reference_name
 
 EVAL_EPISODES = 512
@@ -96,9 +83,7 @@ def train_seeds(
 class ReinforcementRun(TrainingRun):
     """A run of reinforcement learning."""
 
-    stack: PolicyStack
-    evaluator: Evaluator
-    progress: Progress
+    parts: Parts
     loop: Loop
     """Built by `build`."""
     is_tried: bool = False
@@ -127,90 +112,41 @@ class ReinforcementRun(TrainingRun):
             try_environments(self.config, self.environments, self.console.print)
 
     def build(self, progress: Progress, resume: bool) -> tuple[Loop, State]:
-        self.actor_config, self.progress = self.config, progress
-        if self.config.cluster.learners:  # the model of this process is only read
-            model = self.config.model.model_copy(update={"device": "cpu"})
-            self.config = self.config.model_copy(update={"model": model})
-        config = self.config
-        loaded, warmup_s = self.load_policy(progress)
-        frozen = len(set(frozen_players(self.environments).values()))
-        plan = memory_plan(config, loaded.model, frozen=frozen)
-        if plan.items:
-            progress.note(f"memory: {plan.describe()}")
-        spans = SpanLog() if config.cluster.is_used or config.rollout.max_staleness else None
-        self.stack, learner = self._build_parts(loaded, plan, progress.note, spans)
-        self.evaluator = self.build_evaluator(self.stack, progress)
-        replay = self._fill_replay(loaded, self.stack, learner, plan, progress) if config.data.sources else None
-        checkpoints = open_checkpoints(config.checkpoint, loaded, self.folder)
-        self.loop = build_loop(
-            LoopInputs(
-                config=config,
+        self.parts = parts = build_parts(
+            self.config,
+            OpenRun(
                 environments=self.environments,
                 tasks=self.tasks,
                 validation_tasks=self.eval_tasks("validation"),
-                loaded=loaded,
-                stack=self.stack,
-                learner=learner,
-                plan=plan,
-                replay=replay,
-                evaluator=self.evaluator,
-                checkpoints=checkpoints,
                 folder=self.folder,
                 progress=progress,
                 services=self.services,
-                spans=spans,
-            )
+                resources=self.resources,
+            ),
         )
-        self._restore = partial(restore_or_init, config.model, checkpoints, learner, self.folder, note=progress.note)
-        state = self._restore(resume=resume)
+        self.loop = build_loop(parts)
+        state = self.restore(resume)
         if not self.folder.read_records():
-            self.folder.append_metrics(SetUpRecord(warmup_s=warmup_s))
+            self.folder.append_metrics(SetUpRecord(warmup_s=parts.warmup_s))
         return self.loop, state
 
-    def _fill_replay(
-        self, loaded: LoadedModel, stack: PolicyStack, learner: Learner, plan: MemoryPlan, progress: Progress
-    ) -> Replay:
-        """Read the stored episodes. The initial policy scores those without recorded log-probabilities."""
-        replay = open_replay(self.folder.replay, STORED_CAPACITY)
-        vocabulary = loaded.model.get_input_embeddings().num_embeddings
-        fill_replay(replay, self.config, stack.renderer, vocabulary, progress.note)
-        scored = score_rendered(replay, learner, plan.micro_tokens, partial(progress.phase, "reference"))
-        if scored:
-            progress.note(
-                f"{scored:,} episodes have no log-probabilities of a sampler: those of the initial policy "
-                f"({loaded.name}) are used instead"
-            )
-        return replay
-
-    def _build_parts(
-        self, loaded: LoadedModel, plan: MemoryPlan, note: Callable[[str], None], spans: SpanLog | None
-    ) -> tuple[PolicyStack, Learner]:
-        """Build engine and learner in this process, or some of the parts on a cluster."""
-        config = self.config
-        if not config.cluster.is_used:
-            stack = build_policy_stack(config, self.environments, loaded, plan.pages, run=self.folder.path)
-            learner = build_learner(config, loaded.model, plan)
-            share_value_head(config.rollout, stack.engine, learner)
-            return stack, learner
-        from turnwise.run.clustering import build_actors
-
-        self._actors = self.resources.enter_context(
-            build_actors(self.actor_config, self.environments, loaded, plan, self.folder.path, note)
+    def restore(self, resume: bool) -> State:
+        parts, note = self.parts, self.parts.run.progress.note
+        return restore_or_init(
+            parts.config.model, parts.checkpoints, parts.learner, self.folder, resume=resume, note=note
         )
-        self._actors.record_spans(spans)
-        return self._actors.stack, self._actors.learner
 
     def open_gateway(self) -> AbstractAsyncContextManager[object]:
-        return self.stack.open()
+        return self.parts.stack.open()
 
     def recover(self, loss: LearnerLost) -> State:
-        self._actors.restart_learner(loss)
+        self.parts.restart_learner(loss)
         self.loop.forget_published()
-        return self._restore(resume=True)
+        return self.restore(resume=True)
 
     async def evaluate(self, name: str, step: int) -> None:
         await self.loop.publish(step)
-        await self.evaluator.evaluate(name, self.eval_tasks(self.config.eval.split), step)
+        await self.parts.evaluator.evaluate(name, self.eval_tasks(self.config.eval.split), step)
 
     def write_figures(self, records: Sequence[Record]) -> None:
         self.folder.write_text("curve.svg", draw_learning_curve(records, self.folder.path.name))

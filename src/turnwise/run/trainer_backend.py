@@ -76,17 +76,17 @@ class LocalBackend:
         return self._run.loop.step
 
     def collector(self, *, evaluation: bool) -> AgentCollector:
-        stack = self._run.stack
+        stack = self._run.parts.stack
         collector = stack.evaluator if evaluation else stack.collector
         assert isinstance(collector, AgentCollector)
         self._timers.setdefault(evaluation, StepTimer())
         return replace(collector, find_task=value_of_task)
 
     def show(self, done: int, total: int) -> None:
-        self._run.progress.phase("rollout", done, total)
+        self._run.parts.run.progress.phase("rollout", done, total)
 
     async def step(self, collected: CollectedGroups) -> dict[str, Any]:
-        loop, gateway = self._run.loop, self._run.stack.gateway
+        loop, gateway = self._run.loop, self._run.parts.stack.gateway
         assert gateway is not None
         members = sum(len(group.trajectories) for group in collected.groups)
         rollout = await self._source.use(loop.step, collected, episodes=members + collected.counts["dropped"])
@@ -101,7 +101,7 @@ class LocalBackend:
 
     async def evaluate(self, collector: AgentCollector, name: str, tasks: Sequence[Task]) -> Evaluation:
         self._timers.pop(True, None)
-        return await replace(self._run.evaluator, collector=collector).evaluate(name, tasks, self.steps_done)
+        return await replace(self._run.parts.evaluator, collector=collector).evaluate(name, tasks, self.steps_done)
 
     def record_evaluation(self, name: str, evaluation: Evaluation) -> None:
         """Record episodes that a remote trainer ran."""
@@ -109,7 +109,7 @@ class LocalBackend:
             [trajectory.task for trajectory in evaluation.trajectories],
             self._timers.pop(True, None) or StepTimer(),
         )
-        self._run.evaluator.record(name, tasks, evaluation, self.steps_done, timer)
+        self._run.parts.evaluator.record(name, tasks, evaluation, self.steps_done, timer)
 
     def save(self) -> Path:
         self._run.loop.stop()
@@ -139,7 +139,7 @@ async def open_local(
         exits.enter_context(run.open_folder(resume))
         run.planned_steps = config.train.steps if "train.steps" in override_keys else None
         _, state = exits.enter_context(run.open(resume))
-        gateway, source = run.stack.gateway, run.loop.source
+        gateway, source = run.parts.stack.gateway, run.loop.source
         assert isinstance(source, Played) and gateway is not None
         exits.push_async_callback(run.services.close)
         backend = LocalBackend(run, source, Access(url="", key=""), rows)
@@ -161,7 +161,7 @@ async def open_local(
 
 async def open_access(run: ReinforcementRun) -> Access:
     """Open an episode that is not trained on. It is closed with the gateway."""
-    collector = run.stack.evaluator
+    collector = run.parts.stack.evaluator
     assert isinstance(collector, AgentCollector) and isinstance(collector.host, RecordedEpisodes)
     task = Task(env="client", seed=seed_for("test", 0), split="test")
     return (await collector.host.open(EpisodeKey(run_seed=run.config.seed, round=0, task=task))).access

@@ -1,7 +1,6 @@
 """A training run from its settings to its summary, shared by reinforcement learning and SFT."""
 
 import asyncio
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, nullcontext
@@ -18,7 +17,6 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import LearnerLost, Outage, UserError
 from turnwise.core.task import Split, Task
 from turnwise.models.loading.catalogue import model_names
-from turnwise.models.loading.load import LoadedModel
 from turnwise.record.judge_usage import JudgeUsage
 from turnwise.record.provenance import describe_changes, write_provenance
 from turnwise.record.resume_command import spell_resume
@@ -33,25 +31,19 @@ from turnwise.report.tables import run_table
 from turnwise.report.terminal import print_command, sanitize_line
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.services import RewardServices
-from turnwise.run.build import PolicyStack, load_policy
 from turnwise.run.cost import price_per_s, recorded_s, recorded_wh
 from turnwise.run.environment_mix import EnvironmentMix, build_task_source, describe_rows
 from turnwise.run.find_model import resolve_model_name
+from turnwise.run.load_policy import TimeLimitReached
 from turnwise.run.resources import default_threads
 from turnwise.run.run_name import check_run_name, run_path
 from turnwise.run.setting_paths import source_files
 from turnwise.run.thread_tasks import cancellable
-from turnwise.run.trial_episodes import check_replies_fit
 from turnwise.training.checkpoints import State, step_folders, step_of
-from turnwise.training.validation import Evaluator
 
 Summary = dict[str, Any]
 OnStep = Callable[[Mapping[str, Any]], object]
 """Called with the metrics of each training step."""
-
-
-class TimeLimitReached(Exception):
-    """train.max_minutes passed before the first step."""
 
 
 @contextmanager
@@ -209,38 +201,6 @@ class TrainingRun(ABC):
 
     def write_figures(self, records: Sequence[Record]) -> None:  # noqa: B027  (a run may have none)
         """Write figures into the run folder."""
-
-    def load_policy(self, progress: Progress) -> tuple[LoadedModel, float]:
-        """Load the model and show the progress of its warm-up; return the warm-up's seconds too.
-
-        A warm-up counts against train.max_minutes. One that it stops is not kept: a resumed run starts it again.
-        """
-
-        def check(loaded: LoadedModel) -> None:
-            check_replies_fit(self.config.rollout, self.environments, loaded.tokenizer)
-
-        began, spent_s, limit_s = time.monotonic(), 0.0, progress.limit_s
-
-        def show_warmup(done: int, total: int) -> None:
-            nonlocal spent_s
-            progress.phase("warm-up", done, total)
-            spent_s = time.monotonic() - began
-            if limit_s is not None and spent_s > limit_s and done < total:
-                raise TimeLimitReached(f"the warm-up of {self.config.model.name} had done {done} of {total} steps")
-
-        loaded = load_policy(self.config, self.environments, show_warmup, self.folder.path, check)
-        progress.limit_s = None if limit_s is None else limit_s - spent_s
-        return loaded
-
-    def build_evaluator(self, stack: PolicyStack, progress: Progress) -> Evaluator:
-        return Evaluator(
-            collector=stack.evaluator,
-            folder=self.folder,
-            progress=progress,
-            decode=stack.renderer.decode,
-            name_token=stack.renderer.name_token,
-            records_trajectories=self.config.record.trajectories > 0,
-        )
 
     def train(self, resume: bool) -> Summary:
         try:

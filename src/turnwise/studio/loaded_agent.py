@@ -27,10 +27,11 @@ from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import Context, FullContext
 from turnwise.rollout.failures import creation_boundary, guard_env
 from turnwise.rollout.stepped_episode import SteppedEpisode
-from turnwise.run.build import build_engine, build_renderer, episode_limits, evaluation_sampling, load_policy
+from turnwise.run.build import build_engine, build_renderer, episode_limits, evaluation_sampling
 from turnwise.run.build_context import build_context
 from turnwise.run.environment_mix import EnvironmentMix, build_environment_mix
 from turnwise.run.evaluation.models import build_models
+from turnwise.run.load_policy import load_policy
 from turnwise.run.training_run import resolve
 from turnwise.studio.agent_requests import AgentCommand, AgentRequest, Part
 from turnwise.viewer.trajectories import draw_pictures, find_image_hashes, token_ids

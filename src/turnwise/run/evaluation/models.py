@@ -24,12 +24,13 @@ from turnwise.rollout.chat_episode import ChatRunner
 from turnwise.rollout.collect import PolicyRunner
 from turnwise.rollout.episode import Limits
 from turnwise.rollout.tasks import EnvMixEntry
-from turnwise.run.build import PolicyStack, build_policy_stack, evaluation_sampling, load_policy
+from turnwise.run.build import PolicyStack, build_policy_stack, evaluation_sampling
 from turnwise.run.check_settings import check_is_used, missing_capabilities
 from turnwise.run.environment_mix import EnvironmentMix, parse_list_params
 from turnwise.run.evaluation.arguments import RemoteModels, shared_settings
 from turnwise.run.find_model import find_checkpoint
 from turnwise.run.find_source import find_run_or_none
+from turnwise.run.load_policy import load_policy
 
 UNUSED = ("rollout.groups", "rollout.group_size", "rollout.temperature", "eval.every")
 UNUSED_BY_ENDPOINTS = ("model.", "context.", "system.", "rollout.in_flight", "rollout.prefix")
