@@ -57,8 +57,8 @@ from turnwise.run.build_learner import build_coefficients, build_learner, estima
 from turnwise.run.environment_mix import build_environment_mix
 from turnwise.run.load_policy import load_policy
 from turnwise.run.resources import memory_plan
-from turnwise.training.estimate import estimate
-from turnwise.training.played import Played, TaskResults, filter_groups
+from turnwise.training.estimators.on_policy import estimate
+from turnwise.training.sources.played import Played, TaskResults, filter_groups
 from turnwise.training.step import Estimate
 from turnwise.training.update import update
 

@@ -24,7 +24,7 @@ from turnwise.record.steps import EpisodeSource, IdleReason
 from turnwise.rollout.failures import DroppedEpisodes
 from turnwise.run.build_learner import build_coefficients, build_learner, estimate_settings, update_settings
 from turnwise.testing import check_learner
-from turnwise.training.estimate import estimate
+from turnwise.training.estimators.on_policy import estimate
 from turnwise.training.learner import LocalLearner
 from turnwise.training.step import Estimate, Rollout
 from turnwise.training.update import train_samples, update

@@ -31,7 +31,7 @@ from turnwise.run.build import PolicyStack, build_policy_stack
 from turnwise.run.build_learner import build_learner
 from turnwise.run.environment_mix import EnvironmentMix, build_environment_mix, build_task_source
 from turnwise.run.load_policy import load_policy
-from turnwise.training.estimate import sampler_values, score_samples
+from turnwise.training.scores import sampler_values, score_samples
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 GROUP_SIZE = 8

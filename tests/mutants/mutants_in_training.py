@@ -9,7 +9,7 @@ GATHER = ("training/test_played.py", "training/test_step_groups.py")
 
 IN_TRAINING = (
     *mutants(
-        "training/played.py",
+        "training/sources/played.py",
         ("training/test_played.py",),
         ("solved tasks are played again", "if not _is_solved(group)]", "if _is_solved(group)]"),
         (
@@ -19,13 +19,13 @@ IN_TRAINING = (
         ),
     ),
     *mutants(
-        "training/exploration.py",
+        "training/estimators/exploration.py",
         ("training/test_exploration_bonus.py",),
         ("the last action of a turn alone counts", "accumulate=True", "accumulate=False"),
         ("groups share their states", "surprise(groups,", "surprise(torch.zeros_like(groups),"),
     ),
     *mutants(
-        "training/estimate.py",
+        "training/estimators/on_policy.py",
         ("training/test_exploration_bonus.py",),
         ("common actions get the bonus", "+ coefficients.exploration_coef", "- coefficients.exploration_coef"),
     ),
@@ -106,7 +106,7 @@ IN_TRAINING = (
         ("the filter's scale is dropped in update", "learner.step(rate_scale=rate_scale)", "learner.step()"),
     ),
     *mutants(
-        "training/estimate.py",
+        "training/estimators/on_policy.py",
         (*STEP, *LOOP),
         (
             "hidden tokens discount",
@@ -115,10 +115,10 @@ IN_TRAINING = (
         ),
         (
             "KL in the reward from the sampler's log-probabilities",
-            "settings.kl_in_reward(old_logprobs,",
-            "settings.kl_in_reward(own,",
+            "settings.kl_in_reward(scored.old_logprobs,",
+            "settings.kl_in_reward(gather_sampled(scored.samples, [s.sampler_logprobs for s in scored.samples]),",
         ),
-        ("KL in the reward ignores its coefficient", "table.mask, coefficients.kl.value)", "table.mask, 1.0)"),
+        ("KL in the reward ignores its coefficient", "table.mask, kl_coef)", "table.mask, 1.0)"),
         (
             "old log-probabilities are always the sampler's",
             'torch.cat(scores["policy_logprobs"]) if "policy_logprobs" in scores else sampler_logprobs',
@@ -131,7 +131,7 @@ IN_TRAINING = (
         ),
     ),
     *mutants(
-        "training/estimate.py",
+        "training/estimators/on_policy.py",
         ("training/test_step_critic.py", "training/test_update.py", "training/test_masks.py"),
         (
             "the mask of advantages is recorded twice",
@@ -139,11 +139,11 @@ IN_TRAINING = (
             "(settings.loss_tokens, advantage_masks)",
         ),
         ("hidden tokens have an advantage", "torch.where(chosen, advantages, 0.0)", "advantages"),
-        ("every end is bootstrapped", "float(last[index]) if each else 0.0", "float(last[index])"),
+        ("every end is bootstrapped", "float(last[index]) if goes_on else 0.0", "float(last[index])"),
         (
             "bootstrap after the first segment",
-            'zip(samples, scores["end_values"], strict=True)',
-            'zip(samples[::-1], scores["end_values"][::-1], strict=True)',
+            'zip(scored.samples, scored.scores["end_values"], strict=True)',
+            'zip(scored.samples[::-1], scored.scores["end_values"][::-1], strict=True)',
         ),
         ("what a limit cut is never dropped", 'truncated == "drop" and', 'truncated == "dropped" and'),
         ("what sampled nothing is trained", "if trajectory.num_sampled and not", "if not"),
@@ -152,6 +152,10 @@ IN_TRAINING = (
             "if settings.needs.values and settings",
             "if not settings.needs.values and settings",
         ),
+    ),
+    *mutants(
+        "training/scores.py",
+        ("training/test_step_critic.py",),
         ("values are missing at one turn", "if any(len(turn.values) !=", "if all(len(turn.values) !="),
     ),
     *mutants(
@@ -180,12 +184,12 @@ IN_TRAINING = (
         ("adaptive coefficients are never restored", "self.value = self.value.restore(state)", "pass"),
     ),
     *mutants(
-        "training/estimate.py",
+        "training/estimators/on_policy.py",
         LOOP,
         ("filtered groups are trained", "estimate(rollout.kept,", "estimate(rollout.groups,"),
     ),
     *mutants(
-        "training/played.py",
+        "training/sources/played.py",
         LOOP,
         (
             "the curriculum sees only what was trained",
@@ -207,7 +211,7 @@ IN_TRAINING = (
         ("masks that share tokens are blamed", "sum(shares) <= 1", "sum(shares) < 2"),
     ),
     *mutants(
-        "training/played.py",
+        "training/sources/played.py",
         GATHER,
         ("more groups are trained than asked for", "totals.kept[: self.count]", "totals.kept"),
         ("a refill draws the same tasks", "start=number * self.count", "start=0"),
@@ -220,7 +224,7 @@ IN_TRAINING = (
         ),
     ),
     *mutants(
-        "training/played.py",
+        "training/sources/played.py",
         GATHER,
         ("entropy scores summed", "return totals / owners.bincount(minlength=len(trajectories))", "return totals"),
         (
@@ -320,8 +324,8 @@ IN_TRAINING = (
         ("training/test_step_critic.py", "training/test_learner.py", "training/test_gradient_metrics.py"),
         (
             "the reference follows the policy",
-            "reference=copy_model(model).requires_grad_(False) if",
-            "reference=model if",
+            "        reference = copy_model(model).requires_grad_(False)\n    return LocalLearner(",
+            "        reference = model\n    return LocalLearner(",
         ),
     ),
     *mutants(
@@ -336,7 +340,7 @@ IN_TRAINING = (
         ("a rollback does not lower the learning rate", "self.settings.rate_scale)", "1.0)"),
     ),
     *mutants(
-        "training/estimate.py",
+        "training/scores.py",
         ("training/test_step_critic.py",),
         ("end values in packing order", "[part[index] for index in batch.order]", "part"),
     ),
@@ -386,7 +390,7 @@ IN_TRAINING = (
         ("wide matrices get the larger step", "rows / columns", "columns / rows"),
     ),
     *mutants(
-        "training/estimate.py",
+        "training/estimators/token_rewards.py",
         ("training/test_token_rewards.py", "training/test_step_rewards.py"),
         (
             "the format penalty lost with combine=each",
@@ -402,8 +406,8 @@ IN_TRAINING = (
         ),
         (
             "reward weights in another order",
-            "torch.tensor(list(settings.each.values()))",
-            "torch.tensor(list(settings.each.values())[::-1])",
+            "torch.tensor(list(settings.separate.values()))",
+            "torch.tensor(list(settings.separate.values())[::-1])",
         ),
         ("unknown states are one state", "-1 if state is None else indices", "0 if state is None else indices"),
     ),
@@ -482,7 +486,7 @@ IN_TRAINING = (
         ),
     ),
     *mutants(
-        "training/offline.py",
+        "training/sources/stored.py",
         ("training/test_offline_update.py",),
         ("every step draws the same", "(self.run_seed, step)", "(self.run_seed,)"),
         (
@@ -512,7 +516,7 @@ IN_TRAINING = (
         ("a rung plays against itself", "return self.at(step - 1)", "return self.at(step)"),
     ),
     *mutants(
-        "training/utterance_critic.py",
+        "training/estimators/utterance_critic.py",
         ("training/test_utterance_critic.py",),
         ("the target is not frozen", "*fresh], by_target=True)", "*fresh])"),
         ("the target never moves", "        self.move_target()\n", ""),
@@ -569,7 +573,7 @@ IN_TRAINING = (
         ("the averages are lost", '            average.copy_(parts["average"][str(index)])\n', "            pass\n"),
     ),
     *mutants(
-        "training/archer.py",
+        "training/estimators/archer.py",
         ("training/test_archer.py",),
         (
             "the stored utterance is part of the state",
@@ -618,7 +622,7 @@ IN_TRAINING = (
         ),
     ),
     *mutants(
-        "training/archer_offline.py",
+        "training/estimators/archer_offline.py",
         ("training/test_archer_offline.py",),
         (
             "the critic is not trained",
@@ -629,7 +633,7 @@ IN_TRAINING = (
         ("advantages of the returns", "compute_advantages(estimates.q, estimates.v)", "stored.discounted_returns()"),
     ),
     *mutants(
-        "training/estimate.py",
+        "training/estimators/on_policy.py",
         ("training/test_update.py",),
         ("the KL is a mean over padding too", "float(kl[table.mask].mean())", "float(kl.mean())"),
     ),
@@ -676,13 +680,13 @@ IN_TRAINING = (
         ("a half-trained critic is saved", "self._between_steps = self.estimator.trains", "pass"),
     ),
     *mutants(
-        "training/estimate.py",
+        "training/step.py",
         ("run/test_diverged.py",),
         ("value targets are not checked", "estimated.returns or []", "[]"),
         ("only NaN is found", "(~values.isfinite()).sum()", "values.isnan().sum()"),
     ),
     *mutants(
-        "training/utterance_critic.py",
+        "training/estimators/utterance_critic.py",
         ("training/test_utterance_critic.py",),
         ("skipped steps of the critic are not counted", "self._skips.add(metrics,", "self._skips.add({},"),
     ),

@@ -13,8 +13,8 @@ from turnwise.core.errors import UserError
 from turnwise.record.trajectories import open_replay
 from turnwise.run.check_settings import check_settings_fit
 from turnwise.run.train import train
-from turnwise.training.archer import Archer
-from turnwise.training.utterance_critic import UtteranceCriticLearner
+from turnwise.training.estimators.archer import Archer
+from turnwise.training.estimators.utterance_critic import UtteranceCriticLearner
 
 DIAGNOSTICS = (
     "q_loss",

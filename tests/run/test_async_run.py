@@ -15,8 +15,9 @@ from turnwise.rollout.tasks import EnvMixEntry, TaskSource
 from turnwise.run import build_loop
 from turnwise.run.configure import configure
 from turnwise.run.train import train
-from turnwise.training.asynchronous import LearnerThread, PlayedAhead
-from turnwise.training.played import Played
+from turnwise.training.learner_thread import LearnerThread
+from turnwise.training.sources.played import Played
+from turnwise.training.sources.played_ahead import PlayedAhead
 
 GRPO = {"algo__advantage": "grpo", "eval__every": 0, "eval__episodes": 1, "train__mini_batch": 8}
 STALE = GRPO | {"rollout__max_staleness": 2, "algo__correction": "truncated", "algo__old_logprobs": "learner"}

@@ -35,8 +35,8 @@ from turnwise.run.environment_mix import build_environment_mix
 from turnwise.run.sft import sft
 from turnwise.run.stored_images import StoredImages
 from turnwise.run.train import train
-from turnwise.training.archer import utterance_sample
-from turnwise.training.utterance_critic import UtteranceCriticLearner
+from turnwise.training.estimators.archer import utterance_sample
+from turnwise.training.estimators.utterance_critic import UtteranceCriticLearner
 from vision_models_for_tests import VISION_MODELS, png
 
 LAKE: dict[str, Any] = {

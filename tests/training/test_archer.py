@@ -21,7 +21,7 @@ from turnwise.models.critic import UtteranceCritic
 from turnwise.record.steps import IdleReason
 from turnwise.record.trajectories import open_replay
 from turnwise.run.build_learner import update_settings
-from turnwise.training.archer import (
+from turnwise.training.estimators.archer import (
     ActorSettings,
     Archer,
     FreshUtterance,
@@ -35,10 +35,10 @@ from turnwise.training.archer import (
     usable_trajectories,
     utterance_sample,
 )
+from turnwise.training.estimators.utterance_critic import UtteranceCriticLearner
 from turnwise.training.optimizer import Optimizer, OptimizerSettings
 from turnwise.training.step import Estimate
 from turnwise.training.update import update
-from turnwise.training.utterance_critic import UtteranceCriticLearner
 
 SETTINGS = OptimizerSettings(learning_rate=1e-3, weight_decay=0.0, max_grad_norm=1.0)
 
@@ -237,7 +237,7 @@ def test_actor_trusts_the_critic_as_far_as_new_returns_confirm_it(
             by_hand = judge_by_hand(critic, *current)
         return update_critic(*args)
 
-    monkeypatch.setattr("turnwise.training.archer.compute_trust", trust)
+    monkeypatch.setattr("turnwise.training.estimators.archer.compute_trust", trust)
     monkeypatch.setattr(critic, "update", update_late)
     new = [talk(index) for index in range(4, 6)]
     current: Any = (new, [], archer.settings)

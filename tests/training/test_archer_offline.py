@@ -21,11 +21,11 @@ from turnwise.models.critic import UtteranceCritic
 from turnwise.record.steps import IdleReason
 from turnwise.record.trajectories import open_replay
 from turnwise.run.build_learner import update_settings
-from turnwise.training.archer import ActorSettings, UtteranceSampler, draw_batches
-from turnwise.training.archer_offline import OfflineArcher
+from turnwise.training.estimators.archer import ActorSettings, UtteranceSampler, draw_batches
+from turnwise.training.estimators.archer_offline import OfflineArcher
+from turnwise.training.estimators.utterance_critic import UtteranceCriticLearner
 from turnwise.training.optimizer import Optimizer, OptimizerSettings
 from turnwise.training.update import update
-from turnwise.training.utterance_critic import UtteranceCriticLearner
 
 GAMMA, EXPECTILE = 0.9, 0.8
 GOOD, BAD = 30, 31

@@ -18,8 +18,9 @@ from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.tasks import Curriculum, EnvMixEntry, TaskSource, task_name
 from turnwise.run.build import build_rewards
-from turnwise.training.asynchronous import LearnerThread, PlayedAhead
-from turnwise.training.played import Played, TaskResults
+from turnwise.training.learner_thread import LearnerThread
+from turnwise.training.sources.played import Played, TaskResults
+from turnwise.training.sources.played_ahead import PlayedAhead
 
 STEPS = 6
 TASKS = TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0)

@@ -34,7 +34,7 @@ from turnwise.models.head import OutputHead, head_logprobs, output_head
 from turnwise.record.steps import IdleReason
 from turnwise.record.trajectories import open_replay, trajectory_from_row, trajectory_to_row
 from turnwise.run.build_learner import build_coefficients, build_learner, estimate_settings, update_settings
-from turnwise.training.estimate import estimate
+from turnwise.training.estimators.on_policy import estimate
 from turnwise.training.learner import LocalLearner
 from turnwise.training.update import update
 

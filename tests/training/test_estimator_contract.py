@@ -22,13 +22,13 @@ from turnwise.record.steps import IdleReason
 from turnwise.record.trajectories import open_replay
 from turnwise.run.build_learner import build_coefficients, estimate_settings
 from turnwise.testing import check_estimator
-from turnwise.training.archer import ActorSettings, Archer, UtteranceSampler
-from turnwise.training.archer_offline import OfflineArcher
 from turnwise.training.coefficients import Coefficients
-from turnwise.training.estimate import OnPolicy
+from turnwise.training.estimators.archer import ActorSettings, Archer, UtteranceSampler
+from turnwise.training.estimators.archer_offline import OfflineArcher
+from turnwise.training.estimators.on_policy import OnPolicy
+from turnwise.training.estimators.utterance_critic import UtteranceCriticLearner
 from turnwise.training.optimizer import Optimizer, OptimizerSettings
 from turnwise.training.step import Estimate, Rollout
-from turnwise.training.utterance_critic import UtteranceCriticLearner
 
 OPTIMIZER = OptimizerSettings(learning_rate=1e-3, weight_decay=0.0, max_grad_norm=1.0)
 ROLLOUT = rollout_of(random_groups(groups=3, members=3))

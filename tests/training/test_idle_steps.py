@@ -11,7 +11,7 @@ from turnwise.core.trajectory import Group, Status
 from turnwise.record.steps import IdleReason
 from turnwise.run.build_learner import build_coefficients, estimate_settings, update_settings
 from turnwise.training.coefficients import Coefficients
-from turnwise.training.estimate import OnPolicy
+from turnwise.training.estimators.on_policy import OnPolicy
 from turnwise.training.step import Rollout
 from turnwise.training.update import update
 

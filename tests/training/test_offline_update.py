@@ -21,9 +21,9 @@ from turnwise.data.samples import build_samples
 from turnwise.record.steps import IdleReason, StepRecord
 from turnwise.record.trajectories import open_replay
 from turnwise.run.build_learner import update_settings
-from turnwise.training.estimate import score_samples
-from turnwise.training.offline import Stored, has_comparable, score_rendered
-from turnwise.training.played import filter_groups
+from turnwise.training.scores import score_samples
+from turnwise.training.sources.played import filter_groups
+from turnwise.training.sources.stored import Stored, has_comparable, score_rendered
 from turnwise.training.step import Rollout
 from turnwise.training.update import mini_batch_order
 

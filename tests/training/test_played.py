@@ -20,7 +20,7 @@ from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.failures import DroppedEpisodes
 from turnwise.rollout.tasks import EnvMixEntry, TaskSource
 from turnwise.run.build import build_rewards
-from turnwise.training.played import Played, RetryRounds, TaskResults, filter_groups
+from turnwise.training.sources.played import Played, RetryRounds, TaskResults, filter_groups
 from turnwise.training.step import Rollout
 
 TASKS = TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0)

@@ -26,9 +26,9 @@ from turnwise.rollout.collect import Collector, GroupCollector
 from turnwise.rollout.tasks import EnvMixEntry, TaskSource
 from turnwise.run.build import build_rewards
 from turnwise.testing import check_source
-from turnwise.training.asynchronous import PlayedAhead
-from turnwise.training.offline import Stored
-from turnwise.training.played import Played, TaskResults, filter_groups
+from turnwise.training.sources.played import Played, TaskResults, filter_groups
+from turnwise.training.sources.played_ahead import PlayedAhead
+from turnwise.training.sources.stored import Stored
 from turnwise.training.step import Rollout, Source
 
 

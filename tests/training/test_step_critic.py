@@ -11,7 +11,7 @@ from learners_for_tests import estimate_of, make_learner, random_groups, setting
 from turnwise.core.learner import Needs
 from turnwise.core.trajectory import Group, Status, Trajectory
 from turnwise.data.samples import build_samples
-from turnwise.training.estimate import score_samples
+from turnwise.training.scores import score_samples
 
 
 def ids_of_last_context(trajectory: Trajectory) -> list[int]:

@@ -16,7 +16,7 @@ from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.tasks import EnvMixEntry, TaskSource
 from turnwise.run.build import build_rewards
-from turnwise.training.played import Played, TaskResults, filter_groups
+from turnwise.training.sources.played import Played, TaskResults, filter_groups
 
 
 def group(index: int, *members: tuple[list[int], tuple[float, ...]]) -> Group:

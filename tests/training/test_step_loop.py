@@ -32,14 +32,14 @@ from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.tasks import Curriculum, EnvMixEntry, TaskSource, task_name
 from turnwise.run.build import build_rewards
 from turnwise.run.build_learner import build_coefficients, estimate_settings, update_settings
-from turnwise.training.asynchronous import ThisThread
 from turnwise.training.checkpoints import SaveCheckpoints, State
 from turnwise.training.coefficients import AdaptiveCoefficients, Coefficients
 from turnwise.training.diagnostics import Alarms, Rollback
-from turnwise.training.estimate import OnPolicy
+from turnwise.training.estimators.on_policy import OnPolicy
 from turnwise.training.learner import LocalLearner
+from turnwise.training.learner_thread import ThisThread
 from turnwise.training.loop import Loop, LoopLimits
-from turnwise.training.played import Played, TaskResults, filter_groups
+from turnwise.training.sources.played import Played, TaskResults, filter_groups
 from turnwise.training.step import Part
 from turnwise.training.step_record import RunFiles
 from turnwise.training.validation import Validation

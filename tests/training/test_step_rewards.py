@@ -13,7 +13,7 @@ from turnwise.algos.normalisation import Mean
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.rewards.scoring import score_group
 from turnwise.run.build_learner import build_coefficients, estimate_settings
-from turnwise.training.estimate import EstimateSettings, estimate
+from turnwise.training.estimators.on_policy import EstimateSettings, estimate
 from turnwise.training.step import Estimate
 
 PENALTY = 0.4
@@ -71,7 +71,7 @@ def test_combined_rewards_keep_the_format_penalty_and_their_weights() -> None:
         env = standardised([env_of(each) for each in group.trajectories])
         brief = standardised([each.rewards["brief"] for each in group.trajectories])
         total += [2.0 * one + 0.5 * other for one, other in zip(env, brief, strict=True)]
-    assert advantages(GROUPS, each={"env": 2.0, "brief": 0.5}) == pytest.approx(standardised(total), abs=1e-4)
+    assert advantages(GROUPS, separate={"env": 2.0, "brief": 0.5}) == pytest.approx(standardised(total), abs=1e-4)
 
 
 @pytest.mark.parametrize("over", ["group", "environment", "batch"])

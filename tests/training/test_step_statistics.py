@@ -21,7 +21,7 @@ from turnwise.core.trajectory import Group
 from turnwise.data.samples import build_samples
 from turnwise.run.build_learner import build_coefficients, estimate_settings, update_settings
 from turnwise.training import update
-from turnwise.training.estimate import estimate
+from turnwise.training.estimators.on_policy import estimate
 from turnwise.training.update import add_step_statistics, train_samples
 
 

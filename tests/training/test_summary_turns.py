@@ -12,7 +12,7 @@ from learners_for_tests import estimate_of, make_learner, settings_of
 from turnwise.algos.normalisation import Identity
 from turnwise.core.trajectory import Group, Turn
 from turnwise.data.samples import TokenTable, build_samples
-from turnwise.training.estimate import RewardSettings, env_turn_ids, token_rewards
+from turnwise.training.estimators.token_rewards import RewardSettings, env_turn_ids, token_rewards
 
 
 def acts(tokens: int, reward: float, state: str, *, extends: bool = True) -> Turn:
@@ -112,5 +112,5 @@ def test_summary_at_the_end_belongs_to_the_last_env_turn() -> None:
     table = TokenTable(build_samples([cut]), 1)
     assert env_turn_ids([cut], table).tolist() == [[0, 1, 1, 1]]
     for process, expected in ((False, [1.0, 0.0, 0.0, 2.0]), (True, [pytest.approx(1.0, abs=1e-5), 0.0, 0.0, 2.0])):
-        settings = RewardSettings(placement="turn", normalise=Identity(), process=process, each=None)
+        settings = RewardSettings(placement="turn", normalise=Identity(), process=process, separate=None)
         assert token_rewards([cut], table, torch.tensor([0]), settings)[0].tolist() == expected

@@ -9,9 +9,9 @@ from episodes_for_tests import trajectories, trajectory_of, turn_of
 from turnwise.algos.normalisation import Identity, Mean
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.samples import TokenTable, build_samples
-from turnwise.training.estimate import RewardSettings, state_ids, token_rewards
+from turnwise.training.estimators.token_rewards import RewardSettings, state_ids, token_rewards
 
-PLAIN = RewardSettings(placement="turn", normalise=Identity(), process=False, each=None)
+PLAIN = RewardSettings(placement="turn", normalise=Identity(), process=False, separate=None)
 
 
 def table_of(given: list[Trajectory]) -> TokenTable:

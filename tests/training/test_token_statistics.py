@@ -9,7 +9,7 @@ from learners_for_tests import CRITICS, estimate_of, learn, make_learner, random
 from turnwise.core.learner import Needs
 from turnwise.core.trajectory import Trajectory
 from turnwise.run.build_learner import update_settings
-from turnwise.training.estimate import score_samples
+from turnwise.training.scores import score_samples
 from turnwise.training.step import TokenStatistics
 from turnwise.training.step_record import trajectory_rows
 from turnwise.training.update import update

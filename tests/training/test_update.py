@@ -10,7 +10,7 @@ from learners_for_tests import estimate_of, learn, make_learner, random_groups, 
 from turnwise.algos.losses import AGGREGATIONS
 from turnwise.core.trajectory import Group, Status
 from turnwise.run.build_learner import build_coefficients, estimate_settings, update_settings
-from turnwise.training.estimate import estimate, select_trajectories
+from turnwise.training.estimators.on_policy import estimate, select_trajectories
 from turnwise.training.update import UpdateSettings, mini_batch_order, train_samples
 
 CUT = (Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME, Status.TRUNCATED_LIMIT)

@@ -14,13 +14,13 @@ from turnwise.core.errors import DivergedError
 from turnwise.core.trajectory import Status, Trajectory
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.critic import UtteranceCritic
-from turnwise.training.optimizer import Optimizer, OptimizerSettings
-from turnwise.training.utterance_critic import (
+from turnwise.training.estimators.utterance_critic import (
     Decisions,
     UtteranceCriticLearner,
     build_decisions,
     utterance_lengths,
 )
+from turnwise.training.optimizer import Optimizer, OptimizerSettings
 
 SETTINGS = OptimizerSettings(learning_rate=1e-2, weight_decay=0.0, max_grad_norm=1e9)
 GAMMA = 0.9

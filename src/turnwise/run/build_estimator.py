@@ -23,14 +23,14 @@ from turnwise.rollout.settings import RolloutConfig
 from turnwise.run.build import PolicyStack, training_sampling
 from turnwise.run.build_learner import build_optimizer, build_schedule, estimate_settings
 from turnwise.run.build_parts import Parts
-from turnwise.training.archer import ActorSettings, Archer, UtteranceSampler
-from turnwise.training.archer_offline import OfflineArcher
 from turnwise.training.coefficients import Coefficients
-from turnwise.training.estimate import OnPolicy
+from turnwise.training.estimators.archer import ActorSettings, Archer, UtteranceSampler
+from turnwise.training.estimators.archer_offline import OfflineArcher
+from turnwise.training.estimators.on_policy import OnPolicy
+from turnwise.training.estimators.utterance_critic import UtteranceCriticLearner
 from turnwise.training.learner import LocalLearner
 from turnwise.training.optimizer import mark_embeddings
 from turnwise.training.step import Estimator, RunParts
-from turnwise.training.utterance_critic import UtteranceCriticLearner
 
 
 def build_on_policy(built: Parts, coefficients: Coefficients) -> OnPolicy:

@@ -28,7 +28,8 @@ from turnwise.run.build import reward_weights
 from turnwise.run.resources import MICRO_TOKENS, plan_without_limits
 from turnwise.text.suggestions import suggest
 from turnwise.training.coefficients import AdaptiveCoefficients
-from turnwise.training.estimate import EstimateSettings, RewardSettings
+from turnwise.training.estimators.on_policy import EstimateSettings
+from turnwise.training.estimators.token_rewards import RewardSettings
 from turnwise.training.learner import LocalLearner
 from turnwise.training.objective import Objective
 from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule, mark_embeddings
@@ -216,7 +217,7 @@ def estimate_settings(
             placement=reward_placement(algo),
             normalise=algo.normalise,
             process=reward.combine == "process",
-            each=reward_weights(reward) if reward.combine == "each" else None,
+            separate=reward_weights(reward) if reward.combine == "each" else None,
         ),
         advantage_tokens=token_rule(algo.advantage_tokens, "algo.advantage_tokens"),
         loss_tokens=token_rule(algo.loss_tokens, "algo.loss_tokens"),

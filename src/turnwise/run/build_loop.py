@@ -15,15 +15,16 @@ from turnwise.run.build_parts import Parts
 from turnwise.run.build_selfplay import build_selfplay
 from turnwise.run.build_source import build_source, choose_source
 from turnwise.run.load_policy import model_loader
-from turnwise.training.archer import Archer
-from turnwise.training.asynchronous import LearnerThread, PlayedAhead, ThisThread
 from turnwise.training.checkpoints import Checkpoints, SaveCheckpoints, restore
 from turnwise.training.coefficients import Coefficients
 from turnwise.training.diagnostics import MAX_ROLLBACKS, Alarms, Diagnostics, Rollback
 from turnwise.training.energy import EnergyMeter, find_counter
+from turnwise.training.estimators.archer import Archer
+from turnwise.training.learner_thread import LearnerThread, ThisThread
 from turnwise.training.loop import JudgeBudgets, Loop, LoopLimits, ReleaseCaches
-from turnwise.training.played import TaskResults
 from turnwise.training.selfplay import Opponents
+from turnwise.training.sources.played import TaskResults
+from turnwise.training.sources.played_ahead import PlayedAhead
 from turnwise.training.step import Part, RunParts, Source
 from turnwise.training.step_record import EngineTimes, ProgressDisplay, RunFiles, TrajectoryFiles, WorkerSpans
 from turnwise.training.validation import Validation

@@ -28,7 +28,7 @@ from turnwise.run.resources import memory_plan
 from turnwise.run.restore import open_checkpoints
 from turnwise.run.roles import frozen_players
 from turnwise.training.checkpoints import Checkpoints
-from turnwise.training.offline import score_rendered
+from turnwise.training.sources.stored import score_rendered
 from turnwise.training.validation import Evaluator
 
 

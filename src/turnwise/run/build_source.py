@@ -7,9 +7,9 @@ from turnwise.rollout.collect import GroupCollector
 from turnwise.rollout.settings import SourceSettings
 from turnwise.run.build import PolicyStack, build_rewards
 from turnwise.run.build_parts import Parts
-from turnwise.training.asynchronous import PlayedAhead
-from turnwise.training.offline import Stored
-from turnwise.training.played import Played, RetryRounds, TaskResults, filter_groups
+from turnwise.training.sources.played import Played, RetryRounds, TaskResults, filter_groups
+from turnwise.training.sources.played_ahead import PlayedAhead
+from turnwise.training.sources.stored import Stored
 from turnwise.training.step import RunParts, Source
 
 

@@ -38,7 +38,7 @@ from turnwise.run.resources import MICRO_TOKENS
 from turnwise.run.stored_images import StoredImages, find_images_folder
 from turnwise.run.stored_sources import TOKENS_FILE, Source, open_source, read_recorded
 from turnwise.run.training_traces import write_traces
-from turnwise.training.estimate import env_turn_ids, turn_matrix
+from turnwise.training.estimators.token_rewards import env_turn_ids, turn_matrix
 from turnwise.training.learner import token_logprobs
 
 CARD = """\

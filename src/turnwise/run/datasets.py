@@ -33,7 +33,7 @@ from turnwise.run.stored_sources import (
     parse_trajectory,
     source_errors,
 )
-from turnwise.training.offline import has_comparable
+from turnwise.training.sources.stored import has_comparable
 
 STORED_CAPACITY = 1_000_000
 """Largest number of stored episodes that a run trains on: of more, the newest are kept."""

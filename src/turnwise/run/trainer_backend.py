@@ -29,7 +29,7 @@ from turnwise.run.run_name import check_run_name
 from turnwise.run.train import ReinforcementRun
 from turnwise.run.training_run import resolve
 from turnwise.run.validate import check_settings
-from turnwise.training.played import Played
+from turnwise.training.sources.played import Played
 from turnwise.training.step_record import StepTimer
 
 if TYPE_CHECKING:  # its packages are optional

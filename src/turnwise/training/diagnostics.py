@@ -24,7 +24,7 @@ from turnwise.record.rows import select
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.steps import EpisodeSource, StepRecord
 from turnwise.training.checkpoints import Checkpoints, State, read_state, step_of
-from turnwise.training.estimate import score_samples
+from turnwise.training.scores import score_samples
 from turnwise.training.step import Estimate, Metrics, Part, Rollout
 from turnwise.training.update import UpdateSettings, add_factors, add_step_statistics, train_samples
 

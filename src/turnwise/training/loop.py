@@ -1,6 +1,6 @@
 """The training loop: episodes, estimate, update, record, publish. Everything else is a part (`training/step.py`).
 
-With `training/asynchronous.py` the episodes of later steps run while the learner trains on this one's.
+With `PlayedAhead` the episodes of later steps run while the learner trains on this one's.
 """
 
 import asyncio
@@ -19,9 +19,17 @@ from turnwise.record.steps import IdleReason, StepRecord
 from turnwise.report.formatting import first_line
 from turnwise.rewards.services import RewardServices
 from turnwise.training.checkpoints import State, capture_state
-from turnwise.training.estimate import check_finite_advantages
 from turnwise.training.skipped_steps import SkipMonitor
-from turnwise.training.step import Estimator, Metrics, Part, Rollout, Source, TokenStatistics, TrainedStep
+from turnwise.training.step import (
+    Estimator,
+    Metrics,
+    Part,
+    Rollout,
+    Source,
+    TokenStatistics,
+    TrainedStep,
+    check_finite_advantages,
+)
 from turnwise.training.step_record import StepTimer
 from turnwise.training.update import UpdateSettings, update
 

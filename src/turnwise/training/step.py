@@ -13,14 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from turnwise.algos.turn_discount import CriticFit
 from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
 from turnwise.core.learner import Learner, StepSettings
 from turnwise.core.protocols import EngineControl
 from turnwise.core.samples import Batch, Sample, TrainSample
 from turnwise.core.trajectory import Group, Trajectory
+from turnwise.data.samples import gather_sampled
 from turnwise.record.metrics import rollout_metrics
 from turnwise.record.steps import EpisodeSource, IdleReason, StepRecord
 from turnwise.rollout.collect import GroupCollector
@@ -254,3 +257,17 @@ class Part:
 
     async def close(self) -> None:
         """Stop what runs in the background."""
+
+
+def check_finite_advantages(estimated: Estimate, setting: str, step: int) -> None:
+    """Raise UserError if an advantage or a value target is NaN or infinite.
+
+    `setting`: the one that chose the estimator; `step`: number of the training step.
+    """
+    for what, tensors in (("advantages", estimated.advantages), ("value targets", estimated.returns or [])):
+        values = gather_sampled(estimated.samples, tensors) if tensors else torch.zeros(0)
+        if bad := int((~values.isfinite()).sum()):
+            raise UserError(
+                f"{setting} gave {what} that are not finite (NaN or infinity) for {bad:,} of {len(values):,} sampled "
+                f"tokens in step {step}. Nothing was trained on them. Return finite numbers for every sampled token."
+            )

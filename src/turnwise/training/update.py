@@ -16,8 +16,8 @@ from turnwise.core.samples import TrainSample
 from turnwise.data.packing import micro_batches, pack_train
 from turnwise.data.samples import count_sampled, gather_sampled, scatter_sampled
 from turnwise.record.steps import IdleReason
-from turnwise.training.estimate import score_samples
 from turnwise.training.objective import MISMATCH_METRICS, Objective
+from turnwise.training.scores import score_samples
 from turnwise.training.skipped_steps import SkipMonitor, find_cause
 from turnwise.training.step import TOKEN_SCORES, Estimate, TokenStatistics
 

@@ -12,14 +12,14 @@ from turnwise.data.samples import TokenTable
 
 
 def exploration_bonus(
-    trajectories: Sequence[Trajectory], group_ids: Sequence[int], table: TokenTable
+    trajectories: Sequence[Trajectory], group_ids: Tensor, table: TokenTable
 ) -> tuple[Tensor, float | None]:
     """Return the bonus of each sampled token before its coefficient [B, S], and the entropy of the actions.
 
     All tokens of a turn get the sum of the bonuses of its actions.
     """
     decisions = find_decisions(trajectories)
-    rows, turns, groups = decisions.rows, decisions.turns, torch.tensor(group_ids)[decisions.rows]
+    rows, turns, groups = decisions.rows, decisions.turns, group_ids[decisions.rows]
     bonuses, entropy = surprise(groups, decisions.states, decisions.actions)
     per_turn = torch.zeros(len(trajectories), max(len(trajectory.turns) for trajectory in trajectories))
     per_turn.index_put_((rows, turns), bonuses.float(), accumulate=True)

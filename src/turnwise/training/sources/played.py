@@ -19,7 +19,7 @@ from turnwise.rewards.scoring import RewardSet, ScoredGroups, count_members, sco
 from turnwise.rollout.collect import CollectedGroups, DrawCounts, GroupCollector
 from turnwise.rollout.failures import DropMonitor, DroppedEpisodes
 from turnwise.rollout.tasks import SuccessCounts, TaskSource
-from turnwise.training.estimate import score_samples
+from turnwise.training.scores import score_samples
 from turnwise.training.step import Baselines, Metrics, Part, Rollout, ShowProgress, TrainedStep
 
 

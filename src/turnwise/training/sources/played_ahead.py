@@ -10,20 +10,14 @@ when its step starts.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
-
-import torch
 
 from turnwise.concurrency.spans import SpanLog
 from turnwise.record.metrics import staleness_metrics
 from turnwise.rollout.tasks import SuccessCounts
-from turnwise.training.played import Played, RolloutRound
+from turnwise.training.sources.played import Played, RolloutRound
 from turnwise.training.step import Metrics, Part, Rollout, ShowProgress, TrainedStep
-
-_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -120,36 +114,3 @@ class PlayedAhead(Part):
         self.restart()
         await asyncio.gather(*self._cancelled, return_exceptions=True)
         self._cancelled.clear()
-
-
-class ThisThread:
-    """Runs the learner's part of a step in the event loop: nothing else runs meanwhile."""
-
-    cancelled = False
-
-    async def run(self, call: Callable[[], _T]) -> _T:
-        return call()
-
-
-class LearnerThread:
-    """Runs the learner's part of a step in a thread, on a CUDA stream of its own, so that episodes continue."""
-
-    def __init__(self) -> None:
-        self.cancelled = False
-        """True if the caller was cancelled during the step. The step still completes: half of one cannot be saved."""
-        self._stream = torch.cuda.Stream() if torch.cuda.is_available() else None
-
-    async def run(self, call: Callable[[], _T]) -> _T:
-        running = asyncio.ensure_future(asyncio.to_thread(self._call, call))
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            self.cancelled = True
-            return await running
-
-    def _call(self, call: Callable[[], _T]) -> _T:
-        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            result = call()
-        if self._stream is not None:
-            self._stream.synchronize()
-        return result

@@ -42,14 +42,15 @@ from turnwise.data.replay import Replay
 from turnwise.data.samples import count_sampled, gather_sampled, scatter_sampled
 from turnwise.models.critic import UtteranceValues
 from turnwise.record.steps import IdleReason
-from turnwise.training.estimate import SCORE_COLUMNS, score_samples, select_trajectories
-from turnwise.training.step import Estimate, Part, Rollout
-from turnwise.training.utterance_critic import (
+from turnwise.training.estimators.on_policy import select_trajectories
+from turnwise.training.estimators.utterance_critic import (
     Decisions,
     UtteranceCriticLearner,
     build_decisions,
     utterance_lengths,
 )
+from turnwise.training.scores import SCORE_COLUMNS, score_samples
+from turnwise.training.step import Estimate, Part, Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

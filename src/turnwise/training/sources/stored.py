@@ -18,8 +18,8 @@ from turnwise.data.replay_files import Entry
 from turnwise.data.samples import build_samples
 from turnwise.record.steps import EpisodeSource
 from turnwise.rollout.failures import DroppedEpisodes
-from turnwise.training.estimate import score_samples
-from turnwise.training.played import SelectGroups, explain_empty
+from turnwise.training.scores import score_samples
+from turnwise.training.sources.played import SelectGroups, explain_empty
 from turnwise.training.step import Rollout, ShowProgress
 
 SCORED_AT_ONCE = 256

@@ -15,7 +15,7 @@ from turnwise.algos.archer import compute_advantages
 from turnwise.core.learner import Learner
 from turnwise.data.replay import Replay
 from turnwise.record.steps import IdleReason
-from turnwise.training.archer import (
+from turnwise.training.estimators.archer import (
     ActorSettings,
     FreshUtterance,
     UtteranceSampler,
@@ -30,8 +30,8 @@ from turnwise.training.archer import (
     train_critic,
     usable_trajectories,
 )
+from turnwise.training.estimators.utterance_critic import UtteranceCriticLearner
 from turnwise.training.step import Estimate, Rollout
-from turnwise.training.utterance_critic import UtteranceCriticLearner
 
 
 class OfflineArcher:

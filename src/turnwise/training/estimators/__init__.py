@@ -1,0 +1,1 @@
+"""Estimators: what turns the episodes of a step into training data."""
