@@ -80,7 +80,19 @@ PYTHON_GROUPS = {
         "Part",
         "RewardFunction",
     ),
-    "Algorithms": ("Advantage", "AdvantageInputs", "AdvantageResult", "Loss", "Filter", "LossInputs", "LossResult"),
+    "Algorithms": (
+        "Advantage",
+        "AdvantageInputs",
+        "AdvantageResult",
+        "Loss",
+        "SelectingLoss",
+        "PairLoss",
+        "Filter",
+        "LossInputs",
+        "LossResult",
+        "PairInputs",
+        "PairResult",
+    ),
 }
 
 

@@ -95,6 +95,28 @@ class Reinforce(tw.Loss):
         return tw.LossResult(token_loss=-inputs.advantages * inputs.policy_logprobs, metrics={})
 
 
+class Rarest(tw.SelectingLoss):
+    """-A log pi on the tokens with the smallest probability."""
+
+    def select(self, inputs: tw.LossInputs, draws: torch.Tensor) -> torch.Tensor:
+        return inputs.policy_logprobs < inputs.policy_logprobs.median()
+
+    def compute(self, inputs: tw.LossInputs) -> tw.LossResult:
+        assert inputs.selected is not None
+        return tw.LossResult(token_loss=-inputs.advantages * inputs.policy_logprobs * inputs.selected, metrics={})
+
+
+class Preferred(tw.PairLoss):
+    """-A log pi, by a factor of each group."""
+
+    def weigh(self, inputs: tw.PairInputs) -> tw.PairResult:
+        return tw.PairResult(factors=inputs.advantages.abs(), metrics={})
+
+    def compute(self, inputs: tw.LossInputs) -> tw.LossResult:
+        assert inputs.factors is not None
+        return tw.LossResult(token_loss=-inputs.factors * inputs.policy_logprobs, metrics={})
+
+
 class KeepVaried(tw.Filter):
     """Keep groups whose rewards differ."""
 

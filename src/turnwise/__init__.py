@@ -41,6 +41,10 @@ PUBLIC = {
     "Loss": "turnwise.algos.loss_types:Loss",
     "LossInputs": "turnwise.algos.loss_types:LossInputs",
     "LossResult": "turnwise.algos.loss_types:LossResult",
+    "PairResult": "turnwise.algos.loss_types:PairResult",
+    "PairInputs": "turnwise.algos.loss_types:PairInputs",
+    "PairLoss": "turnwise.algos.loss_types:PairLoss",
+    "SelectingLoss": "turnwise.algos.loss_types:SelectingLoss",
     "Message": "turnwise.core.messages:Message",
     "Observation": "turnwise.core.protocols:Observation",
     "Outcome": "turnwise.envs.text_env:Outcome",
@@ -95,6 +99,10 @@ if TYPE_CHECKING:
     from turnwise.algos.loss_types import Loss as Loss
     from turnwise.algos.loss_types import LossInputs as LossInputs
     from turnwise.algos.loss_types import LossResult as LossResult
+    from turnwise.algos.loss_types import PairInputs as PairInputs
+    from turnwise.algos.loss_types import PairLoss as PairLoss
+    from turnwise.algos.loss_types import PairResult as PairResult
+    from turnwise.algos.loss_types import SelectingLoss as SelectingLoss
     from turnwise.config.schema import Config as Config
     from turnwise.core.errors import InfrastructureFailure as InfrastructureFailure
     from turnwise.core.errors import UserError as UserError

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from turnwise.algos.entropy import logprobs_and_entropy
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient, subtract_kl
-from turnwise.algos.loss_types import Loss, LossInputs, LossResult
+from turnwise.algos.loss_types import Loss, LossInputs, LossResult, SelectingLoss
 from turnwise.algos.losses import AGGREGATIONS, LOSSES, value_loss
 from turnwise.algos.off_policy import (
     CORRECTIONS,
@@ -127,7 +127,7 @@ def loss_of(name: str, given: dict[str, Any]) -> Loss:
 
 def compute_loss(loss: Loss, inputs: LossInputs) -> LossResult:
     """With the selection over all tokens, as over an optimiser step; the draws matter only where a share is below 1."""
-    if loss.selects:
+    if isinstance(loss, SelectingLoss):
         inputs = replace(inputs, selected=loss.select(inputs, torch.zeros(len(inputs.policy_logprobs))))
     return loss.compute(inputs)
 

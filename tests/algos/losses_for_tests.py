@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from turnwise.algos.loss_types import Loss, LossInputs, LossResult, PairInputs
+from turnwise.algos.loss_types import Loss, LossInputs, LossResult, PairInputs, PairLoss, SelectingLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def select(loss: Loss, given: LossInputs) -> LossInputs:
 
     A segment is a group, and the old policy the reference.
     """
-    if loss.weighs:
+    if isinstance(loss, PairLoss):
         pairs = PairInputs(
             policy_logprobs=given.policy_logprobs.detach(),
             ref_logprobs=given.old_logprobs,
@@ -60,7 +60,7 @@ def select(loss: Loss, given: LossInputs) -> LossInputs:
             num_trajectories=2 * len(given.segment_ids.unique()),
         )
         return replace(given, factors=loss.weigh(pairs).factors)
-    if not loss.selects or given.selected is not None:
+    if not isinstance(loss, SelectingLoss) or given.selected is not None:
         return given
     draws = torch.rand(len(given.policy_logprobs), generator=torch.Generator().manual_seed(1))
     return replace(given, selected=loss.select(given, draws))

@@ -167,9 +167,3 @@ def test_every_alternative_and_every_setting_is_documented(kind: type[Choice]) -
 def test_tables_list_alternatives_by_their_name() -> None:
     for table in TABLES.values():
         assert all(kind.name == name for name, kind in table.items())
-
-
-def test_losses_declare_what_they_implement() -> None:
-    for loss in LOSSES.values():
-        assert loss.selects == (loss.select is not Loss.select)
-        assert loss.weighs == (loss.weigh is not Loss.weigh)

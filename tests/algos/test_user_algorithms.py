@@ -8,6 +8,7 @@ import torch
 from losses_for_tests import inputs
 from trajectories_for_tests import row_inputs
 
+import turnwise as tw
 from turnwise.algos.advantage_types import compute_advantages
 from turnwise.algos.filters import Filter, select_groups
 from turnwise.algos.loss_types import compute_loss
@@ -174,13 +175,15 @@ def test_class_without_its_method_is_refused(field: str, tmp_path: Path) -> None
         read(field, f"{file}:Empty")
 
 
-def test_loss_that_selects_tokens_needs_its_method(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("base", "method"), [("SelectingLoss", "select"), ("PairLoss", "weigh")])
+def test_incomplete_loss_is_refused_when_chosen_and_when_made(base: str, method: str, tmp_path: Path) -> None:
     file = tmp_path / "some.py"
-    file.write_text(
-        "import turnwise as tw\n\nclass Some(tw.Loss):\n    selects = True\n\n    def compute(self, inputs): ...\n"
-    )
-    with pytest.raises(UserError, match="has no select: define it"):
+    file.write_text(f"import turnwise as tw\n\nclass Some(tw.{base}):\n    def compute(self, inputs): ...\n")
+    with pytest.raises(UserError, match=f"has no {method}: define it"):
         read("loss", f"{file}:Some")
+    derived = type("Some", (getattr(tw, base),), {"compute": lambda self, inputs: inputs.advantages})
+    with pytest.raises(TypeError, match=f"abstract method '?{method}"):
+        derived()
 
 
 @pytest.mark.parametrize("field", FIELDS)

@@ -11,7 +11,7 @@ micro-batch, so a ratio does not depend on how the step is split:
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -41,8 +41,8 @@ class LossInputs:
     advantages: Tensor  # [M]
     segment_ids: Tensor  # [M] int64, equal on the tokens of one segment
     turn_ids: Tensor  # [M] int64, equal on the tokens of one turn in a segment
-    selected: Tensor | None = None  # [M] bool, tokens chosen by `Loss.select`; None without it
-    factors: Tensor | None = None  # [M] from `Loss.weigh`; None without it
+    selected: Tensor | None = None  # [M] bool, tokens chosen by `SelectingLoss.select`; None without it
+    factors: Tensor | None = None  # [M] from `PairLoss.weigh`; None without it
 
     def __post_init__(self) -> None:
         given = (self.old_logprobs, self.sampler_logprobs, self.advantages, self.segment_ids, self.turn_ids)
@@ -88,34 +88,36 @@ class Loss(Choice):
 
     adds_penalty: ClassVar[bool] = False
     """Has a term that is nonzero where the advantage is 0."""
-    selects: ClassVar[bool] = False
-    """`select` chooses the tokens of `LossInputs.selected`."""
-    weighs: ClassVar[bool] = False
-    """`weigh` computes `LossInputs.factors`. The loss is then one of groups under policy and reference: a group's
-    members are trained in one optimizer step."""
-
-    @classmethod
-    def _required_methods(cls) -> Sequence[str]:
-        return (*super()._required_methods(), *("select",) * cls.selects, *("weigh",) * cls.weighs)
 
     @abstractmethod
     def compute(self, inputs: LossInputs) -> LossResult:
         """Return one loss per token."""
 
+    @classmethod
+    def from_function(cls, function: Callable[..., Any]) -> type[Self]:
+        return class_of_function(cls, function, setting="algo.loss", method="compute", argument="inputs")
+
+
+class SelectingLoss(Loss):
+    """A policy loss that treats the tokens of `LossInputs.selected` in another way."""
+
+    @abstractmethod
     def select(self, inputs: LossInputs, draws: Tensor) -> Tensor:
         """Select tokens [M] bool among all trained tokens of an optimizer step, before its first gradient.
 
         `draws` holds one uniform random number per token [M].
         """
-        raise NotImplementedError
 
+
+class PairLoss(Loss):
+    """A loss that compares the members of a group under policy and reference.
+
+    A group's members are trained in one optimizer step.
+    """
+
+    @abstractmethod
     def weigh(self, inputs: PairInputs) -> PairResult:
-        """Return the factors of the tokens of an optimizer step, before its first gradient."""
-        raise NotImplementedError
-
-    @classmethod
-    def from_function(cls, function: Callable[..., Any]) -> type[Self]:
-        return class_of_function(cls, function, setting="algo.loss", method="compute", argument="inputs")
+        """Return `LossInputs.factors` of the tokens of an optimizer step, before its first gradient."""
 
 
 def compute_loss(loss: Loss, inputs: LossInputs) -> LossResult:

@@ -20,6 +20,7 @@ from turnwise.algos.loss_types import (
     LossInputs,
     LossResult,
     RatioLevel,
+    SelectingLoss,
     loss_metrics,
     mean_over,
     sum_over,
@@ -198,14 +199,13 @@ class Vespo(Loss, kind="vespo"):
 CovarianceShare = Annotated[float, Field(gt=0, le=1)]
 
 
-class ClipCov(ClippedLoss, kind="clip_cov"):
+class ClipCov(ClippedLoss, SelectingLoss, kind="clip_cov"):
     """ppo without dual clip and without gradients on selected tokens (Clip-Cov, Cui et al. 2025, arXiv 2505.22617).
 
     A few tokens cause most of the entropy loss: likely ones with a high advantage, whose covariance
     (A - mean A)(log pi - mean log pi) is far above the others'. Tokens are selected between low and high, the paper's.
     """
 
-    selects: ClassVar[bool] = True
     share: CovarianceShare = 2e-4
     """Share of the trained tokens that is selected, at most; at least one token."""
     low: ClassVar[float] = 1.0
@@ -232,14 +232,13 @@ class ClipCov(ClippedLoss, kind="clip_cov"):
         return Ppo(clip_low=self.clip_low, clip_high=self.clip_high, dual_clip=None)
 
 
-class KlCov(Loss, kind="kl_cov"):
+class KlCov(SelectingLoss, kind="kl_cov"):
     """-A r, plus coef |log pi - log pi_old| on the selected tokens (KL-Cov, Cui et al. 2025).
 
     No clip. The penalty's gradient is 0 where pi = pi_old, so it acts from the second optimizer step on. coef is the
     paper's 1.
     """
 
-    selects: ClassVar[bool] = True
     adds_penalty: ClassVar[bool] = True
     share: CovarianceShare = 2e-4
     """Share of the trained tokens that is selected, at most; at least one token."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from turnwise.algos.advantage_types import Advantage, AdvantageInputs, AdvantageResult, broadcast_to_tokens
-from turnwise.algos.loss_types import Loss, LossInputs, LossResult, PairInputs, PairResult, loss_metrics
+from turnwise.algos.loss_types import Loss, LossInputs, LossResult, PairInputs, PairLoss, PairResult, loss_metrics
 from turnwise.algos.stats import reduce_by_group, return_statistics
 from turnwise.settings.needs import PAIRS, TOKEN_SUMS, Need
 from turnwise.settings.section import NonNegative
@@ -80,14 +80,13 @@ class Awr(Loss, kind="awr"):
         return LossResult(token_loss=-weights * inputs.policy_logprobs, metrics=metrics)
 
 
-class Dpo(Loss, kind="dpo"):
+class Dpo(PairLoss, kind="dpo"):
     """Direct preference optimisation: -log sigmoid(beta (x_w - x_l)), mean over pairs (Rafailov et al. 2023).
 
     The gradient is that of -factor log pi, token by token, with the constant factors of `weigh`: a pair may be
     split over micro-batches.
     """
 
-    weighs: ClassVar[bool] = True
     beta: Annotated[float, Field(gt=0)] = 0.1
     """Strength of the constraint to the reference: lower values move further away from it."""
     sft_coef: NonNegative = 0.0

@@ -9,7 +9,7 @@ from turnwise.algos.advantage_types import Advantage
 from turnwise.algos.advantages import ADVANTAGES, Grpo
 from turnwise.algos.estimators import ESTIMATORS, EstimatorChoice, EstimatorSettings, OnPolicySettings
 from turnwise.algos.filters import FILTERS, Filter, GroupFilter, NoFilter
-from turnwise.algos.loss_types import Loss
+from turnwise.algos.loss_types import Loss, PairLoss
 from turnwise.algos.losses import AGGREGATIONS, LOSSES, Aggregation, Ppo, TokenMean
 from turnwise.algos.normalisation import NORMALISATIONS, Identity, Normalisation
 from turnwise.algos.off_policy import CORRECTIONS, REJECTIONS, Correction, NoCorrection, NoRejection, Rejection
@@ -126,7 +126,7 @@ class AlgoConfig(Section):
     @property
     def needs_reference(self) -> bool:
         """Keeps a frozen copy of the initial policy, for a KL term or a loss that compares with it."""
-        return self.kl_coef > 0 or self.loss.weighs
+        return self.kl_coef > 0 or isinstance(self.loss, PairLoss)
 
     @property
     def kl_is_reward(self) -> bool:

@@ -53,11 +53,6 @@ class Choice(Section):
         return copy
 
     @classmethod
-    def _required_methods(cls) -> Sequence[str]:
-        """Return the methods that a user's class must define."""
-        return sorted(cls.__abstractmethods__)
-
-    @classmethod
     def from_function(cls, function: Callable[..., Any]) -> type[Self]:
         """Return an alternative without settings that calls the user's function."""
         raise UserError(f"{function.__name__} is a function: write a class instead, derived from {cls.__name__}")
@@ -180,9 +175,8 @@ def load_class(reference: str, base: type[Choice], setting: str, names: tuple[st
         return _class_of_function(base, loaded)
     if not issubclass(loaded, base):
         raise UserError(f'{setting} "{reference}" is a class that is not derived from tw.{base.__name__}. Derive it.')
-    for method in loaded._required_methods():
-        if getattr(loaded, method) is getattr(base, method, None):
-            raise UserError(f'{setting} "{reference}" has no {method}: define it.')
+    if missing := sorted(loaded.__abstractmethods__):
+        raise UserError(f'{setting} "{reference}" has no {missing[0]}: define it.')
     return loaded
 
 

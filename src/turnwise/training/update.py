@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from turnwise.algos.loss_types import LossInputs, PairInputs
+from turnwise.algos.loss_types import LossInputs, PairInputs, PairLoss, SelectingLoss
 from turnwise.config.training import TrainConfig
 from turnwise.core.learner import Learner, Needs
 from turnwise.core.random_streams import address, random_stream
@@ -134,7 +134,7 @@ def mini_batch_order(group_ids: Sequence[int], settings: UpdateSettings, step: i
 
     A loss of groups needs all members of a group in one optimizer step, even if they are more than train.mini_batch.
     """
-    whole_groups = settings.objective.loss.weighs
+    whole_groups = isinstance(settings.objective.loss, PairLoss)
     members: dict[int, list[int]] = {}
     for index, group in enumerate(group_ids):
         members.setdefault(group if whole_groups else index, []).append(index)
@@ -195,13 +195,14 @@ def add_step_statistics(
     `seed` addresses the random numbers of a selection, one per sampled token in the order of the samples.
     """
     loss = objective.loss
-    if not samples or (not loss.selects and not objective.correction.is_normalised):
+    selects = isinstance(loss, SelectingLoss)
+    if not samples or (not selects and not objective.correction.is_normalised):
         return samples
     bare = [sample.sample for sample in samples]
-    inputs = _step_inputs(samples, learner, micro_tokens, score=loss.selects)
+    inputs = _step_inputs(samples, learner, micro_tokens, score=selects)
     trained = gather_sampled(bare, [sample.weights for sample in samples]) != 0
     scale = objective.correction.scale(inputs, trained)
-    if not loss.selects:
+    if not isinstance(loss, SelectingLoss):
         return [replace(sample, correction_scale=scale) for sample in samples]
     generator = torch.Generator().manual_seed(address(*seed))
     draws = torch.rand(len(trained), generator=generator)
@@ -221,7 +222,7 @@ def add_factors(
     Costs one more forward pass, without gradients, for the current log-probabilities.
     """
     bare, loss = [sample.sample for sample in samples], objective.loss
-    if not loss.weighs or not samples:
+    if not isinstance(loss, PairLoss) or not samples:
         return samples, {}
     scores = score_samples(bare, learner, Needs(policy_logprobs=True), micro_tokens)
     policy_logprobs = torch.cat(scores["policy_logprobs"])

@@ -36,7 +36,9 @@ def token_rewards(
 ) -> Tensor:
     """Return the reward of each sampled token. [B, S]"""
     if settings.separate is not None:
-        columns = torch.tensor([[_total(trajectory, name) for name in settings.separate] for trajectory in trajectories])
+        columns = torch.tensor(
+            [[_total(trajectory, name) for name in settings.separate] for trajectory in trajectories]
+        )
         weights = torch.tensor(list(settings.separate.values()))
         return place_returns(combine_rewards(columns, weights, group_ids), table.mask)
     turns, turn_ids = turn_matrix(trajectories), env_turn_ids(trajectories, table)
