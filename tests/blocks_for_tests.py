@@ -26,7 +26,7 @@ from turnwise.config.schema import Config
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_name
 from turnwise.models.loading.load import LoadedModel, load_model
-from turnwise.run import build, sft, train
+from turnwise.run import load_policy, sft, train
 from turnwise.run.evaluation import plan
 from turnwise.settings.section import Section
 
@@ -142,7 +142,7 @@ def make_runs_short(monkeypatch: pytest.MonkeyPatch) -> None:
         loaded = load_model(name, **options)
         return replace(loaded, stop_ids=(*loaded.stop_ids, *LAST_TOKENS))
 
-    monkeypatch.setattr(build, "load_model", load_terse)
+    monkeypatch.setattr(load_policy, "load_model", load_terse)
     monkeypatch.setattr(train, "resolve", shorten_run)
     monkeypatch.setattr(sft, "resolve", shorten_run)
     monkeypatch.setattr(plan, "resolve", lambda config: resolve(shorten(config)))

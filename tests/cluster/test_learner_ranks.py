@@ -18,9 +18,9 @@ def test_single_rank_is_sharded_only_to_offload(
 ) -> None:
     config = build({}, [("env.kind", "bandit"), ("cluster.learners", learners), ("train.optimizer_state", state)])
     config = config.model_copy(update={"model": config.model.model_copy(update={"name": "tiny", "warmup_steps": 0})})
-    monkeypatch.setattr(clustering, "build_sharded_learner", lambda *arguments: arguments)
+    monkeypatch.setattr(clustering, "build_sharded_learner", lambda *arguments, **_: arguments)
     built = build_rank(config, plan_without_limits(config.train), None, 0)
     assert isinstance(built, tuple) == sharded
     assert sharded or type(built) is LocalLearner
-    model = built[1] if isinstance(built, tuple) else built.model
+    model = built[3] if isinstance(built, tuple) else built.model
     assert isinstance(model, torch.nn.Module)

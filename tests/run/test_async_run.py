@@ -12,7 +12,7 @@ from runs_for_tests import learnt, metrics, quiet, small
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.rollout.tasks import EnvMixEntry, TaskSource
-from turnwise.run import build_loop
+from turnwise.run import build_loop, build_source
 from turnwise.run.configure import configure
 from turnwise.run.train import train
 from turnwise.training.learner_thread import LearnerThread
@@ -36,7 +36,7 @@ def test_staleness_zero_trains_to_the_bits_of_the_synchronous_loop(
     def play_ahead(**settings: Any) -> PlayedAhead:
         return PlayedAhead(Played(**settings), max_staleness=0, steps=3, in_flight=256)
 
-    monkeypatch.setattr(build_loop, "Played", play_ahead)
+    monkeypatch.setattr(build_source, "Played", play_ahead)
     monkeypatch.setattr(build_loop, "ThisThread", LearnerThread)
     train(small(tmp_path / "asynchronous", **settings), console=quiet())
     ours, theirs = (learnt(tmp_path / name / "run", step=3) for name in ("synchronous", "asynchronous"))

@@ -28,7 +28,7 @@ from turnwise.record.jsonl import read_jsonl
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.rollout.collect import CollectedGroups, Collector
-from turnwise.run import training_run
+from turnwise.run import build_parts, load_policy, training_run
 from turnwise.run.evaluation.evaluate import evaluate_into_folder
 from turnwise.run.evaluation.plan import plan_evaluation
 from turnwise.run.evaluation.results import EvaluationResults
@@ -380,7 +380,7 @@ def test_warm_up_counts_against_the_time_limit(tmp_path: Path, monkeypatch: pyte
     """One second per step of the warm-up, by a clock of its own; the loop gets the rest of the minute."""
     monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path / "cache"))
     seconds, given = iter(range(100)), list[float | None]()
-    monkeypatch.setattr(training_run, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    monkeypatch.setattr(load_policy, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
     init = loop.Loop.__init__
 
     def keep_limit(self: loop.Loop, *, limits: loop.LoopLimits, **parts: Any) -> None:
@@ -555,7 +555,7 @@ def test_resume_without_a_checkpoint_explains_what_to_do(tmp_path: Path, monkeyp
         raise UserError("no such model: add it")
 
     with monkeypatch.context() as patch:
-        patch.setattr(training_run, "load_policy", failing)
+        patch.setattr(build_parts, "load_policy_of_run", failing)
         with pytest.raises(UserError, match=r"^no such model: add it. .*run has no checkpoint yet: .* delete it and"):
             train(config, resume=True, console=quiet())
     assert (tmp_path / "run/config.toml").exists(), "another start made it"

@@ -21,8 +21,8 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.models.loading.model_files import GGUF_HEADER
 from turnwise.models.loading.tiny import tiny_config, tiny_vlm_config
+from turnwise.run import build_parts, validate
 from turnwise.run import train as train_module
-from turnwise.run import training_run, validate
 from turnwise.run.environment_mix import build_environment_mix, describe_rows
 from turnwise.run.evaluation.arguments import RemoteModels
 from turnwise.run.evaluation.evaluate import evaluate_into_folder
@@ -47,7 +47,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_policy(*given: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(training_run, "load_policy", load_policy)
+    monkeypatch.setattr(build_parts, "load_policy_of_run", load_policy)
 
 
 def tools(folder: Path, rows: tuple[int, int, int] = (3, 2, 2), **params: Any) -> dict[str, Any]:
