@@ -19,7 +19,8 @@ from turnwise.files.disk import wrap_disk_errors
 from turnwise.gateway.http_server import wait_for_stop
 from turnwise.models.loading.load import LoadedModel
 from turnwise.network.http_headers import is_local
-from turnwise.run.build import build_engine, build_renderer, model_loader
+from turnwise.run.build import build_engine, build_renderer
+from turnwise.run.load_policy import model_loader
 from turnwise.run.resources import check_threads, default_threads
 from turnwise.service.tinker.adapters import ALPHA
 from turnwise.service.tinker.backend import BaseModel
