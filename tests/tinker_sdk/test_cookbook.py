@@ -27,16 +27,17 @@ def cookbook(optional_part: Callable[..., NoReturn]) -> None:
 
 
 def write_dataset(folder: Path, rows: list[dict[str, Any]], config: str = "default") -> None:
+    """Write a data set with the splits train and test, of the same rows."""
     folder.mkdir(parents=True)
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = f"configs:\n- config_name: {config}\n  data_files:\n  - split: train\n    path: train.jsonl\n"
-    (folder / "README.md").write_text(f"---\n{files}---\n")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    splits = "".join(f"  - split: {split}\n    path: rows.jsonl\n" for split in ("train", "test"))
+    (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: {config}\n  data_files:\n{splits}---\n")
 
 
 def run_recipe(folder: Path, name: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Run a recipe with tiny for two steps and return its metrics."""
     tiny_tokenizer().save_pretrained(folder / MODEL)
-    arguments = {"model_name": MODEL, "log_path": folder / "log", "lora_rank": 4, "max_steps": 2, **options}
+    arguments = {"model_name": MODEL, "log_path": folder / "log", "max_steps": 2, **options}
     with serving_tinker(folder / "served", name=MODEL) as client:
         child = subprocess.run(
             (PYTHON, "-m", f"tinker_cookbook.recipes.{name}", *(f"{key}={value}" for key, value in arguments.items())),
@@ -49,7 +50,7 @@ def run_recipe(folder: Path, name: str, options: Mapping[str, Any]) -> list[dict
             timeout=600,
         )
     assert child.returncode == 0, (child.stdout + child.stderr)[-4000:]
-    (checkpoint,) = [json.loads(line) for line in (folder / "log" / "checkpoints.jsonl").read_text().splitlines()]
+    checkpoint = json.loads((folder / "log" / "checkpoints.jsonl").read_text().splitlines()[-1])
     assert checkpoint["state_path"].endswith("/weights/final")
     assert checkpoint["sampler_path"].endswith("/sampler_weights/final")
     return [json.loads(line) for line in (folder / "log" / "metrics.jsonl").read_text().splitlines()]
@@ -58,7 +59,7 @@ def run_recipe(folder: Path, name: str, options: Mapping[str, Any]) -> list[dict
 def test_sl_loop_lowers_the_loss(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "Go"}, {"role": "assistant", "content": "left left"}]
     write_dataset(tmp_path / "HuggingFaceH4" / "no_robots", [{"messages": messages}] * 8)
-    options = {"batch_size": 4, "learning_rate": 0.01, "max_length": 64}
+    options = {"batch_size": 4, "learning_rate": 0.01, "max_length": 64, "lora_rank": 4}
     first, second = run_recipe(tmp_path, "sl_loop", options)
     assert second["train_mean_nll"] < first["train_mean_nll"]
 
@@ -66,5 +67,23 @@ def test_sl_loop_lowers_the_loss(tmp_path: Path) -> None:
 def test_rl_loop_trains(tmp_path: Path) -> None:
     rows = [{"question": f"{number} + 1?", "answer": f"#### {number + 1}"} for number in range(4)]
     write_dataset(tmp_path / "openai" / "gsm8k", rows, config="main")
-    metrics = run_recipe(tmp_path, "rl_loop", {"batch_size": 2, "group_size": 4, "max_tokens": 8})
+    metrics = run_recipe(tmp_path, "rl_loop", {"batch_size": 2, "group_size": 4, "max_tokens": 8, "lora_rank": 4})
     assert [row["progress/batch"] for row in metrics] == [0, 1] and all("reward/total" in row for row in metrics)
+
+
+def test_dpo_prefers_the_chosen_reply(tmp_path: Path) -> None:
+    question = "\n\nHuman: Where to?\n\nAssistant:"
+    rows = [{"chosen": f"{question} left", "rejected": f"{question} right"}] * 8
+    write_dataset(tmp_path / "Anthropic" / "hh-rlhf", rows)
+    options = {"batch_size": 4, "learning_rate": 0.01, "lr_schedule": "constant", "dpo_beta": 1.0}
+    metrics = run_recipe(tmp_path, "preference.dpo.train", options)
+    losses = [row["dpo_loss"] for row in metrics if "dpo_loss" in row]
+    assert len(losses) == 2 and losses[1] < losses[0]
+
+
+def test_on_policy_distillation_trains(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "zwhe99" / "DeepMath-103K", [{"question": f"{number} + 1?"} for number in range(4)])
+    options = {"teacher_model": MODEL, "groups_per_batch": 2, "group_size": 2, "max_tokens": 6, "lora_rank": 4}
+    metrics = run_recipe(tmp_path, "distillation.on_policy_distillation", options | {"learning_rate": 0.01})
+    divergences = [row["teacher_kl"] for row in metrics if "teacher_kl" in row]
+    assert len(divergences) == 2 and abs(divergences[0]) < 1e-3  # the adapter starts as its teacher
