@@ -14,6 +14,7 @@ from mutants_in_gateway import IN_GATEWAY
 from mutants_in_render import IN_RENDER
 from mutants_in_rewards import IN_REWARDS
 from mutants_in_rollout import IN_ROLLOUT
+from mutants_in_service import IN_SERVICE
 from mutants_in_sharded import IN_SHARDED
 from mutants_in_training import IN_TRAINING
 
@@ -27,5 +28,6 @@ MUTANTS = (
     *IN_REWARDS,
     *IN_ENGINE,
     *IN_GATEWAY,
+    *IN_SERVICE,
     *IN_CLUSTER,
 )
