@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,12 @@ def encode_request(model: str, seq: int, data: Sequence[Any], loss: str, **optio
 
 def read_logprobs(output: Any) -> np.ndarray[Any, Any]:
     """Return the log-probabilities of all data of an output, one after the other."""
-    parts = [np.frombuffer(record.fields["logprobs"].data, np.float32) for record in output.loss_fn_outputs]
+    parts = []
+    for record in output.loss_fn_outputs:
+        tensor = record.fields["logprobs"]
+        offsets = np.frombuffer(tensor.offsets, np.int64)
+        assert len(offsets) == record.num_datums + 1
+        parts += [np.frombuffer(tensor.data[start:end], np.float32) for start, end in pairwise(offsets)]
     return np.concatenate(parts)
 
 

@@ -30,9 +30,9 @@ IN_SERVICE = (
         "service/tinker/batches.py",
         LOSSES,
         (
-            "the next position predicts a target",
-            "positions=torch.cat([torch.arange(length)",
-            "positions=torch.cat([1 + torch.arange(length)",
+            "targets are predicted from the wrong positions",
+            "sources=torch.arange(sum(lengths))",
+            "sources=torch.arange(sum(lengths)).flip(0)",
         ),
         ("offsets count numbers", ".cumsum(0).mul(4)", ".cumsum(0).mul(1)"),
     ),

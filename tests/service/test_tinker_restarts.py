@@ -109,6 +109,18 @@ def test_killed_server_continues_with_the_same_bits(tmp_path: Path) -> None:
     assert [row["step"] for row in RunFolder.open(folder).read_metrics()] == list(range(1, STEPS + 1))
 
 
+def test_restart_repeats_failures_too(tmp_path: Path) -> None:
+    """Weights that diverged are not trained on after a restart, and refused data have no gradient."""
+    data = [datum(list(range(9)))]
+    with serving_tinker(tmp_path) as client:
+        model = client.create_model(client.open_session())
+        client.forward_backward(model, 1, data, "cross_entropy")
+        assert "has no logprobs" in client.forward_backward(model, 2, data, "ppo")["error"]
+        assert "not finite" in client.step(model, 3, learning_rate=1e39)["error"]
+    with serving_tinker(tmp_path) as client:
+        assert "load a checkpoint" in client.forward_backward(model, 4, data, "cross_entropy")["error"]
+
+
 def test_restart_continues_from_a_saved_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """States are saved after every step, so no request runs again."""
     monkeypatch.setattr("turnwise.service.tinker.backend.SAVE_AFTER_REQUESTS", 1)

@@ -183,6 +183,11 @@ def test_hostile_bodies_are_refused(client: RawClient, session: str) -> None:
         ("optim_step", {"model_id": model, "seq_id": 2**40}, 422),
         ("optim_step", [1, 2], 400),
         ("create_model", {"session_id": session, "model_seq_id": 8, "base_model": "tiny", "surprise": 1}, 422),
+        (
+            "create_model",
+            {"session_id": session, "model_seq_id": 8, "base_model": "tiny", "user_metadata": {"a": "b" * 70_000}},
+            400,
+        ),
         ("create_sampling_session", {"session_id": session, "sampling_session_seq_id": 1, "model_path": "../x"}, 400),
         ("asample", {"prompt": {"chunks": []}, "sampling_params": {"temperature": -1}}, 422),
     ]

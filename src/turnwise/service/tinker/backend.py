@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,11 @@ class LoadedTenant:
         self.unsaved_bytes += len(request.body)
 
     @property
+    def can_save(self) -> bool:
+        """Whether there is something to save that a state has: gradients and weights that diverged are repeated."""
+        return self.unsaved > 0 and not self.model.has_gradients and not self.model.diverged
+
+    @property
     def is_due(self) -> bool:
         """Whether the state should be saved."""
         many = self.unsaved >= SAVE_AFTER_REQUESTS or self.unsaved_bytes >= SAVE_AFTER_BYTES
@@ -129,7 +135,7 @@ class Backend:
     def after(self, request: StoredRequest) -> None:
         """Save the state of a model if it is due. Call it once the result of the request is stored."""
         tenant = self._tenants.get(request.parent)
-        if tenant is None or tenant.model.has_gradients or not tenant.unsaved:
+        if tenant is None or not tenant.can_save:
             return
         if tenant.is_due or request.kind == "load_weights":
             self._save_state(request.parent, tenant)
@@ -137,7 +143,7 @@ class Backend:
     def drop(self, model: str) -> None:
         """Drop a model from memory. What is not in its saved state is repeated when it is used again."""
         tenant = self._tenants.pop(model)
-        if tenant.unsaved and not tenant.model.has_gradients:
+        if tenant.can_save:
             self._save_state(model, tenant)
         tenant.model.close()
         tenant.run.close()
@@ -170,7 +176,8 @@ class Backend:
             model.load(_read_state(folder, stored.saved_seq), optimizer=True)
         for request in self._store.to_replay(stored.id, stored.saved_seq):
             if request.kind in CHANGES:
-                self._handlers[request.kind](tenant, request)
+                with suppress(RequestFailure):  # as it did before
+                    self._handlers[request.kind](tenant, request)
                 tenant.add(request)
         return tenant
 

@@ -27,6 +27,7 @@ STORE_FILE = "service.sqlite"
 MAX_WAITING = 4096
 """Requests of one model or sampler that have no result yet."""
 
+MAX_METADATA = 64 << 10
 KEEP_RESULTS_S, DROP_EVERY = 600.0, 256
 """Results are kept for this time after they were retrieved, in case the reply was lost. Counted in retrievals."""
 
@@ -317,7 +318,10 @@ class Service:
 
 
 def _as_metadata(body: bodies.CreateModel | bodies.LoadWeights) -> str:
-    return json.dumps({name: str(value) for name, value in (body.user_metadata or {}).items()})
+    metadata = json.dumps({name: str(value) for name, value in (body.user_metadata or {}).items()})
+    if len(metadata) > MAX_METADATA:
+        raise ApiError(400, f"user_metadata has {len(metadata)} characters: send {MAX_METADATA} at most.")
+    return metadata
 
 
 def _check_optimizer(config: bodies.OptimizerConfig | None) -> None:

@@ -30,7 +30,8 @@ CREATE TABLE IF NOT EXISTS requests (
 CREATE INDEX IF NOT EXISTS requests_of_parent ON requests (parent, seq);
 """
 
-ResultKind = Literal["json", "proto", "error"]
+ResultKind = Literal["json", "proto", "error", "crash"]
+"""An error is the request's own, and happens again if it is repeated; a crash is the server's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,8 +205,9 @@ class RequestStore:
         return self._requests("result_kind IS NULL ORDER BY rowid")
 
     def to_replay(self, model: str, after: int) -> list[StoredRequest]:
-        """Return the requests of a model that succeeded since its saved state, in their order."""
-        return self._requests("parent = ? AND seq > ? AND result_kind IN ('json', 'proto') ORDER BY seq", model, after)
+        """Return the requests of a model since its saved state that the server did not crash at, in their order."""
+        done = "result_kind IS NOT NULL AND result_kind != 'crash'"
+        return self._requests(f"parent = ? AND seq > ? AND {done} ORDER BY seq", model, after)
 
     def _requests(self, condition: str, *values: Any) -> list[StoredRequest]:
         rows = self._select(f"SELECT id, owner, parent, seq, kind, body FROM requests WHERE {condition}", *values)

@@ -64,7 +64,8 @@ class TrainedModel:
         self.has_gradients = False
         self.losses = dict[str, float]()
         """Sums since the last optimizer step: of losses, tokens and data."""
-        self._diverged = False
+        self.diverged = False
+        """Whether the weights are not finite since an optimizer step."""
         self._make_optimizer()
 
     def _make_optimizer(self) -> None:
@@ -88,7 +89,7 @@ class TrainedModel:
 
     def forward_backward(self, request: ForwardBackward) -> bytes:
         """Add the gradients of a request, unless it is forward-only; return the encoded output."""
-        if self._diverged:
+        if self.diverged:
             raise RequestFailure("The weights are not finite since an optimizer step: load a checkpoint.")
         spec, settings = read_loss(request)
         self.activate()
@@ -116,7 +117,7 @@ class TrainedModel:
 
     def step(self, params: AdamParams) -> dict[str, float]:
         """Take an optimizer step with the gradients since the last one; return its metrics."""
-        if self._diverged:
+        if self.diverged:
             raise RequestFailure("The weights are not finite since an optimizer step: load a checkpoint.")
         settings = OptimizerSettings(
             learning_rate=params.learning_rate,
@@ -128,7 +129,7 @@ class TrainedModel:
         try:
             numbers = self.learner.step()
         except DivergedError as error:
-            self._diverged = True
+            self.diverged = True
             raise RequestFailure(f"{error}. Load a checkpoint to go on.") from error
         finally:
             self.has_gradients, losses, self.losses = False, self.losses, {}
@@ -155,7 +156,7 @@ class TrainedModel:
         if optimizer:
             self.learner.optimizer.load_tensors(moments)
         self.drop_gradients()
-        self._diverged = False
+        self.diverged = False
 
     def drop_gradients(self) -> None:
         self.learner.optimizer.masters.drop_gradients()

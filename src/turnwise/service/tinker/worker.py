@@ -82,7 +82,7 @@ class Worker:
             else:
                 result = self._backend.run(request)
         except RequestFailure as failure:
-            result = encode_failure(str(failure), "user")
+            result = encode_failure(str(failure))
         except Exception as error:
             self._backend.forget(request.parent)  # it may be half-way: the next request loads it again
             result = self._describe_crash(request, error)
@@ -99,21 +99,19 @@ class Worker:
         except Exception as error:
             results = [self._describe_crash(requests[0], error)] * len(requests)
         for request, result in zip(requests, results, strict=True):
-            failed = isinstance(result, RequestFailure)
-            self._finish(request, encode_failure(str(result), "user") if isinstance(result, RequestFailure) else result)
-            if failed:
-                log.info("A sample request failed: %s", result)
+            self._finish(request, encode_failure(str(result)) if isinstance(result, RequestFailure) else result)
 
     def _describe_crash(self, request: StoredRequest, error: Exception) -> Result:
         if isinstance(error, UserError):
-            return encode_failure(str(error), "server")
+            return encode_failure(str(error), crashed=True)
         log.error("A request (%s) failed.", request.kind, exc_info=error)
-        return encode_failure(f"The server failed ({type(error).__name__}): its log has the details.", "server")
+        return encode_failure(f"The server failed ({type(error).__name__}): its log has the details.", crashed=True)
 
     def _finish(self, request: StoredRequest, result: Result) -> None:
         self._store.finish(request.id, result)
         self._on_done(request.id)
 
 
-def encode_failure(message: str, category: str) -> Result:
-    return Result(kind="error", body=json.dumps({"error": message, "category": category}).encode())
+def encode_failure(message: str, *, crashed: bool = False) -> Result:
+    body = {"error": message, "category": "server" if crashed else "user"}
+    return Result(kind="crash" if crashed else "error", body=json.dumps(body).encode())
