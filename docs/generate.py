@@ -45,6 +45,8 @@ PYTHON_GROUPS = {
         "load_run",
         "Run",
         "EvaluationResult",
+        "ReplayResult",
+        "Branches",
         "Rows",
         "Config",
         "UserError",

@@ -226,6 +226,10 @@ def main() -> None:
     assert_type(result.interval, tuple[float, float])
     again = tw.load_run("runs/first").evaluate(split="validation")
     trajectories: Sequence[object] = again.trajectories
+    replayed = run.replay(step=3, group=0, member=1, all_turns=True, samples=8)
+    assert_type(replayed, tw.ReplayResult)
+    values: Sequence[tw.Branches] = replayed.branches
+    print(replayed.equal, [branches.success for branches in values])
     observation, facts = tw.to_gymnasium(GuessNumber, split="test").reset(seed=3)
     assert_type(observation, str)
     print(len(trajectories), facts, tw.__version__)

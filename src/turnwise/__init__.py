@@ -27,6 +27,7 @@ PUBLIC = {
     "AdvantageInputs": "turnwise.algos.advantage_types:AdvantageInputs",
     "AdvantageResult": "turnwise.algos.advantage_types:AdvantageResult",
     "AgentResult": "turnwise.gateway.agent_episodes:AgentResult",
+    "Branches": "turnwise.evaluation.replay:Branches",
     "Config": "turnwise.config.schema:Config",
     "Env": "turnwise.core.protocols:Env",
     "Estimate": "turnwise.training.step:Estimate",
@@ -50,6 +51,7 @@ PUBLIC = {
     "Outcome": "turnwise.envs.text_env:Outcome",
     "Part": "turnwise.training.step:Part",
     "Picture": "turnwise.core.messages:Picture",
+    "ReplayResult": "turnwise.run.replay:ReplayResult",
     "RewardFunction": "turnwise.rewards.settings:RewardFunction",
     "RolesEnv": "turnwise.envs.roles.env:RolesEnv",
     "Rollout": "turnwise.training.step:Rollout",
@@ -132,6 +134,7 @@ if TYPE_CHECKING:
     from turnwise.envs.to_gymnasium import to_gymnasium as to_gymnasium
     from turnwise.envs.tool_env import ToolEnv as ToolEnv
     from turnwise.evaluation.episodes import Evaluation as Evaluation
+    from turnwise.evaluation.replay import Branches as Branches
     from turnwise.gateway.agent_episodes import AgentResult as AgentResult
     from turnwise.pictures.image import Image as Image
     from turnwise.record.steps import IdleReason as IdleReason
@@ -144,6 +147,7 @@ if TYPE_CHECKING:
     from turnwise.run.api import load_run as load_run
     from turnwise.run.api import sft as sft
     from turnwise.run.api import train as train
+    from turnwise.run.replay import ReplayResult as ReplayResult
     from turnwise.run.trainer import Trainer as Trainer
     from turnwise.tools.function import tool as tool
     from turnwise.tools.tool import Tool as Tool

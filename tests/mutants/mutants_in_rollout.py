@@ -8,6 +8,7 @@ WINDOW = ("rollout/test_context_window.py",)
 MEMORY = ("rollout/test_context_turn.py",)
 COLLECT = ("rollout/test_collect.py",)
 TASKS = ("rollout/test_tasks.py",)
+BRANCHES = ("evaluation/test_branches.py",)
 
 IN_ROLLOUT = (
     *mutants(
@@ -234,5 +235,18 @@ IN_ROLLOUT = (
         ),
         ("every turn has the same seed", 'address("chat", key.address, len(turns))', 'address("chat", key.address)'),
         ("the model does not see what it said", "        history.append(reply.message)\n", ""),
+    ),
+    *mutants(
+        "rollout/recorded.py",
+        BRANCHES,
+        ("a record answers in any context", "tuple(ids) != turn.context_ids or ", ""),
+        ("all branches sample the same tokens", "* MAX_BRANCHES + number", "* MAX_BRANCHES"),
+        ("a branch forgets the last token of its context", "context[self._held :]", "context[self._held + 1 :]"),
+    ),
+    *mutants(
+        "evaluation/replay.py",
+        BRANCHES,
+        ("branches repeat the luck of the record", "if self._left == 0 and", "if self._left == -1 and"),
+        ("a turn is lost where success never fell", "if largest > 0 else", "if largest >= 0 else"),
     ),
 )

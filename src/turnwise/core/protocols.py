@@ -1,5 +1,6 @@
 """The protocols between packages: environments, engines, rewards. `Learner` is in `core/samples.py`."""
 
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -82,6 +83,13 @@ class Env(Protocol):
     async def close(self) -> None:
         """Release what the episode holds. Called once, however the episode ended."""
         ...
+
+
+@runtime_checkable
+class SeededEnv(Protocol):
+    """An environment whose randomness after the start comes from one stream. Optional: branches reseed it."""
+
+    luck: random.Random
 
 
 MakeEnv = Callable[[Task, int, int], Env]

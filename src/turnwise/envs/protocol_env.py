@@ -43,9 +43,9 @@ RESERVED_INFO = ("calls", "chat_messages", "chat_usage", "summary")
 class ProtocolEnvRunner:
     """One episode. Raises EnvironmentFailure if the environment returns something that cannot be trained on."""
 
-    def __init__(self, name: str, env: Env) -> None:
+    def __init__(self, name: str, env: Env, luck: random.Random) -> None:
         check_methods(name, env)
-        self.env = env
+        self.env, self.luck = env, luck
         self._name = name
 
     async def start(self) -> Observation:

@@ -69,6 +69,7 @@ class TextEnvRunner:
 
     def __init__(self, env: TextEnv, start_rng: random.Random, seed: int = 0) -> None:
         self.env = env
+        self.luck = env.rng
         self._start_rng = start_rng
         self._observation: Content | None = None
         self._states = StateRewards(env)

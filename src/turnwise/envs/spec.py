@@ -192,7 +192,7 @@ class EnvSpec:
         rng = random_stream("luck", *key.parts, member, attempt)
         if text_env is None:
             factory: Any = self.cls
-            return ProtocolEnvRunner(self.name, factory(full, rng))
+            return ProtocolEnvRunner(self.name, factory(full, rng), rng)
         env = text_env(full.params, rng=rng)
         if not hasattr(env, "params"):
             raise UserError(f"{text_env.__name__}.__init__ does not call super().__init__(params, rng): add the call.")

@@ -5,6 +5,7 @@ and JavaScript's `Number` both read.
 """
 
 import base64
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -82,6 +83,12 @@ def trajectory_from_row(row: Mapping[str, Any]) -> Trajectory:
         return _trajectory(row)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"Not a trajectory ({error!r}). Restore the file from a copy of the run.") from error
+
+
+def as_recorded(trajectory: Trajectory) -> Trajectory:
+    """Return the trajectory as it is read from its row: without what rows leave out, with plain JSON values."""
+    row = trajectory_to_row(trajectory, step=0, group=0, decode=lambda _: "")
+    return trajectory_from_row(json.loads(encode_row(row)))
 
 
 def _task_row(task: Task) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from turnwise.evaluation.episodes import Evaluation
 from turnwise.files.run_folders import find_run_folder
 from turnwise.record.rows import select
 from turnwise.record.run_folder import RunFolder, is_finished
+from turnwise.record.selection import Selection, branched_turns
 from turnwise.record.steps import EpisodeSource, StepRecord
 from turnwise.report.terminal import make_console
 from turnwise.rewards.functions import accepts_arguments
@@ -37,6 +38,7 @@ from turnwise.run.evaluation.results import summarise_results
 from turnwise.run.export import export
 from turnwise.run.keywords import KEYWORDS, dotted_settings
 from turnwise.run.notebook import outside_event_loop
+from turnwise.run.replay import ReplayResult, replay
 from turnwise.run.sft import sft as sft_run
 from turnwise.run.train import train as train_run
 from turnwise.run.training_run import OnStep
@@ -127,6 +129,32 @@ class Run:
     def evaluate(self, env: Environment | None = None, **options: Any) -> "EvaluationResult":
         """Evaluate the newest checkpoint on held-out tasks; options as in `tw.evaluate`."""
         return evaluate(self, env, **options)
+
+    def replay(
+        self,
+        *,
+        step: int | None = None,
+        group: int | None = None,
+        member: int | None = None,
+        evaluation: EvaluationName | None = None,
+        from_turn: int | None = None,
+        all_turns: bool = False,
+        samples: int = 64,
+        model: str | None = None,
+    ) -> ReplayResult:
+        """Play recorded episodes again, compare them with their records, and sample branches from their turns.
+
+        Args:
+            step: Step of the episodes; `group` and `member` select among them. Default: all.
+            evaluation: Episodes of the evaluation "before" or "after" training, or of the "validation" between steps.
+            from_turn: Turn to sample branches from; 1 is the first.
+            all_turns: Sample branches from every turn.
+            samples: Branches per turn.
+            model: What samples branches: a checkpoint of the run by its name, "start", another run, or a model.
+        """
+        selection = Selection(step=step, group=group, member=member, evaluation=evaluation)
+        turns = branched_turns(from_turn, all_turns=all_turns)
+        return outside_event_loop(lambda: replay(self.path, selection, turns=turns, samples=samples, model=model))
 
     def export(self, to: str | Path) -> Path:
         """Write the newest checkpoint as a plain Hugging Face folder, adapters merged; return the folder."""
