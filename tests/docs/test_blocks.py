@@ -117,7 +117,7 @@ def test_blocks_are_found_in_the_documentation() -> None:
     languages = Counter(block.language for page in PAGES for block in blocks_of(page))
     assert languages["python"] > 10 and languages["bash"] > 40
     ours = [page for page in PAGES if page.parent.name != "migration"]
-    assert sum(block.not_run is not None for page in ours for block in blocks_of(page)) < 25
+    assert sum(block.not_run is not None for page in ours for block in blocks_of(page)) < 30
 
 
 @pytest.mark.parametrize(
