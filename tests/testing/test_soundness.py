@@ -194,6 +194,45 @@ def test_sound_environment_passes(check: str, env: EnvSpec) -> None:
     assert found.verdict is not Verdict.FAILED, found.detail
 
 
+class Duel(tw.RolesEnv):
+    """The higher number wins what the other one loses."""
+
+    roles = ("first", "second")
+    max_turns = 1
+
+    def begin(self, rng: random.Random) -> tw.RolesOutcome:
+        self.bids: dict[str, int] = {}
+        self.limit = rng.randint(10, 10**6)
+        return tw.tell(dict.fromkeys(self.roles, f"Bid from 1 to {self.limit}."))
+
+    def act(self, role: str, action: str) -> tw.RolesOutcome:
+        self.bids[role] = int(action)
+        if not 1 <= self.bids[role] <= self.limit:
+            raise ValueError("not in the range")
+        if len(self.bids) < len(self.roles):
+            return tw.tell({})
+        winner = max(self.roles, key=self.bids.__getitem__)
+        return tw.finish(rewards={name: 1.0 if name == winner else -1.0 for name in self.roles}, winners=(winner,))
+
+    def random_move(self, role: str, rng: random.Random) -> str:
+        return str(rng.randint(1, self.limit))
+
+
+def test_environment_of_roles_is_checked_as_one_role_against_scripts() -> None:
+    found = find("success and reward agree", spec_of(Duel))
+    assert (found.verdict, found.detail) == (Verdict.OK, "successes earn 1 to 1, failures -1 to -1")
+
+
+class FewOpenings(Number):
+    def reset(self, rng: random.Random) -> str:
+        return super().reset(random.Random(rng.randint(1, 9)))
+
+
+def test_few_start_states_are_not_called_the_same_tasks() -> None:
+    found = find("held-out tasks are new", spec_of(FewOpenings))
+    assert found.verdict is Verdict.SKIPPED and "32 tasks start in" in found.detail
+
+
 CODE = """
 import os
 import turnwise as tw

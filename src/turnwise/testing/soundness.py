@@ -17,6 +17,7 @@ from turnwise.core.protocols import StepResult
 from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Split, Task
 from turnwise.envs.answers import format_answer
+from turnwise.envs.roles.env import RolesEnv
 from turnwise.envs.runner import pluralize
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvRunner, EnvSpec
@@ -102,8 +103,15 @@ class Subject:
     def make(self, index: int, *, split: Split = "train") -> EnvRunner:
         sizes = self.spec.split_sizes(self.params)
         index %= sizes.get(split) or index + 1
-        task = Task(env=self.spec.name, params=dict(self.params), seed=seed_for(split, index), split=split)
+        task = Task(env=self.spec.name, params=self._task_params(), seed=seed_for(split, index), split=split)
         return self.spec.make(task)
+
+    def _task_params(self) -> dict[str, Any]:
+        """Return the parameters of an episode: of one role, against scripts, where an environment has several."""
+        roles, cls = self.spec.roles(self.params), self.spec.cls
+        if roles and isinstance(cls, type) and issubclass(cls, RolesEnv) and cls.has_scripts():
+            return {**self.params, "role": roles[0]}
+        return dict(self.params)
 
     async def episode(self, policy: Policy, index: int) -> Episode:
         return await play(self.make(index), policy, random_stream("soundness", index), step_s=self.step_s)
@@ -268,7 +276,7 @@ async def held_out_tasks_are_new(subject: Subject) -> Outcome:
         size = subject.spec.split_sizes(subject.params).get(split, NUM_STARTS)
         starts[split] = {await subject.start_key(index, split) for index in range(min(size, NUM_STARTS))}
     same, seen = len(starts["train"] & starts["validation"]), len(starts["train"])
-    if seen <= NUM_STARTS // 4:
+    if seen <= NUM_STARTS // 2:
         return (
             Verdict.SKIPPED,
             f"{NUM_STARTS} tasks start in {pluralize(seen, 'way')}: too few to tell whether held-out tasks are new",

@@ -84,6 +84,11 @@ class RolesEnv(TextEnv):
         return action
 
     @classmethod
+    def has_scripts(cls) -> bool:
+        """Return whether a script can play the roles."""
+        return cls.random_move is not RolesEnv.random_move or cls.script is not RolesEnv.script
+
+    @classmethod
     def common_params(cls) -> dict[str, Any]:
         """Return the limits, `role` and `players`."""
         players = f"Who plays each role: {TRAINED} (default), {SCRIPT}, or a run or model, which is not trained."
