@@ -262,7 +262,7 @@ def test_max_turns_follows_the_target_unless_set():
         ({"target": 100}, "power of two: choose 64 or 128"),
         ({"target": 4}, "env.params.target"),
         ({"target": 4096}, "env.params.target"),
-        ({"max_turns": 99}, "target 128 needs 100 actions, and the limits allow 99: raise max_turns"),
+        ({"max_turns": 99}, "env\\.params: target 128 needs 100 actions, and the limits allow 99: raise max_turns"),
         ({"target": 16, "max_actions": 15}, "target 16 needs 16 actions, and the limits allow 15"),
         ({"max_turns": 33, "max_actions_per_turn": 3}, "the limits allow 99"),
         ({"four_chance": 1.5}, "env.params.four_chance"),

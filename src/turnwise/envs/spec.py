@@ -215,6 +215,8 @@ class EnvSpec:
         if first["type"] == "missing":
             return f"{param_setting(name)} is missing: {self.name} needs {', '.join(self.required_params)}"
         problem = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        if not name:  # of several parameters together, which the problem names
+            return f"{param_setting()}: {problem}"
         return f"{self._setting(name, params)} = {first['input']!r}: {problem}"
 
     def _setting(self, name: str, params: Mapping[str, Any]) -> str:
