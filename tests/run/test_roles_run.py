@@ -10,6 +10,7 @@ import turnwise as tw
 from pages_for_tests import ROOT
 from turnwise.cli.main import main
 from turnwise.core.errors import UserError
+from turnwise.envs.registry import load_spec
 
 FILE = f"{ROOT / 'examples' / 'telephone' / 'telephone.py'}:Telephone"
 SMALL: dict[str, Any] = {
@@ -71,3 +72,29 @@ def test_one_role_is_evaluated_at_a_time(tmp_path: Path, capsys: pytest.CaptureF
 def test_settings_that_roles_do_not_allow(settings: dict[str, Any], problem: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=problem):
         tw.train(FILE, record__folder=str(tmp_path), name="run", **SMALL | settings)
+
+
+SCRIPTED = {"player_0": "script", "player_1": "script"}
+
+
+@pytest.mark.parametrize(
+    ("players", "trained", "settings"),
+    [
+        (SCRIPTED, set[str](), {"rollout__groups": 2}),  # one role has no metrics of its own
+        pytest.param(
+            {}, {"player_0", "player_1", "player_2"}, {"model__warmup_steps": 20}, marks=pytest.mark.soak
+        ),  # an agent that knows no legal move leaves the others without a turn, and warm-up takes a minute
+    ],
+)
+def test_players_of_a_textarena_game_for_three_are_trained(
+    players: dict[str, str], trained: set[str], settings: dict[str, Any], tmp_path: Path, optional_part: Any
+) -> None:
+    spec = load_spec("text_arena_players")
+    if spec.install_command:
+        optional_part(f"a package is missing: {spec.install_command}")
+    given = SMALL | {"eval__episodes": 3, "rollout__max_new_tokens": 16, "env__params": {"players": players}} | settings
+    run = tw.train("text_arena_players", record__folder=str(tmp_path), name="run", **given)
+    rows = rows_of(run)
+    assert all(row["rollout/episodes"] >= 4 and row["rollout/dropped"] == 0 for row in rows) and len(rows) == 2
+    assert {name.partition(":")[2] for row in rows for name in row if "episodes/" in name} == trained
+    assert [row["step"] for row in records_of(run) if "train/policy_loss" in row][-1:] == [2]
