@@ -41,6 +41,7 @@ SMALL = {
     "sandbox": "--sessions 4 --calls 8 --at-once 2",
     "simulate_check": "--steps 4 --staleness 0 --repeats 1",
     "slow_tools": "--episodes 32 --in-flight 16",
+    "soundness": "bandit --tasks 2",
     "staleness": "speed --steps 1 --staleness 0 1",
     "start_up": "--repeats 1",
     "tool_learning": (

@@ -49,3 +49,10 @@ def test_tasks_that_cannot_run_stop_a_run_in_one_line(tmp_path: Path, capsys: py
     error = capsys.readouterr().err.strip()
     assert "a: environment/Dockerfile line 3: RUN cat none failed here: exit code 1, cat: none: No such file" in error
     assert len(error.splitlines()) == 1
+
+
+def test_envs_check_finds_harbor_tasks_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_ten_tasks(tmp_path / "tasks")
+    assert main(["envs", "check", f"harbor:{tmp_path / 'tasks'}", "--tasks", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "success 100%, 1 per episode" in shown and "successes earn 1 to 1, failures 0 to 0" in shown

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from served_env_for_tests import raw_client, request, serving
+from served_env_for_tests import raw_client, request, serving, serving_in_thread
+from turnwise.cli.main import main
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
@@ -311,3 +312,10 @@ def test_openenv_server_requires_its_token_and_refuses_web_pages() -> None:
                 assert (await client.ask("reset", {}))["type"] == "observation"
 
     asyncio.run(ask())
+
+
+def test_envs_check_finds_a_served_environment_sound(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving_in_thread("frozen_lake") as server:
+        assert main(["envs", "check", server.url, "--tasks", "2"]) == 0
+        assert len(server.sessions) == 0
+    assert "0 of them the same" in capsys.readouterr().out

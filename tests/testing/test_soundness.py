@@ -223,6 +223,15 @@ def test_environment_of_roles_is_checked_as_one_role_against_scripts() -> None:
     assert (found.verdict, found.detail) == (Verdict.OK, "successes earn 1 to 1, failures -1 to -1")
 
 
+@pytest.mark.parametrize("check", ["success and reward agree", "held-out tasks are new"])
+@pytest.mark.parametrize("name", ["tic_tac_toe", "text_arena", "text_arena_players"])
+def test_game_is_sound(name: str, check: str, optional_part: Callable[..., None]) -> None:
+    spec = load_spec(name)
+    if spec.install_command:
+        optional_part(f"{name} needs {spec.install_command}", *spec.cls.needs)
+    assert find(check, spec).verdict is not Verdict.FAILED
+
+
 class FewOpenings(Number):
     def reset(self, rng: random.Random) -> str:
         return super().reset(random.Random(rng.randint(1, 9)))

@@ -87,3 +87,17 @@ def test_eval_and_play_take_environments_of_verifiers(
     assert main(["play", target, *settings]) == 0
     shown = capsys.readouterr().out
     assert "Type a whole reply of the agent" in shown and "Won. Total reward 1." in shown
+
+
+def test_envs_check_finds_an_environment_of_verifiers_sound(capsys: pytest.CaptureFixture[str]) -> None:
+    target = [
+        "envs",
+        "check",
+        f"verifiers:{SINGLE['package']}",
+        "--env.params.python",
+        SINGLE["python"],
+        "--tasks",
+        "2",
+    ]
+    assert main(target) == 0
+    assert "4 agents, at most 0 per turn" in capsys.readouterr().out

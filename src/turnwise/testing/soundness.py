@@ -252,7 +252,7 @@ async def code_cannot_reach_the_host(subject: Subject) -> Outcome:
     """Programs of the agent read neither the environment variables nor the files of this process."""
     env = subject.make(0).env
     if not isinstance(env, ToolEnv):
-        return Verdict.SKIPPED, "no tools"
+        return Verdict.SKIPPED, "no tools that run on this machine"
     tools = {tool.spec.name for tool in type(env).build_tools(env.params)}
     if not tools & {"python", "shell"}:
         return Verdict.SKIPPED, "no tool runs programs of the agent; what your own tools may read is for you to check"
