@@ -32,6 +32,7 @@ SMALL = {
     "collapse": f"--out runs --seeds 0 --picture collapse.svg -- --train.steps=2 --eval.episodes=4 {TINY}",
     "drawing": "frozen_lake --states 3",
     "environments": "bandit --quick",
+    "forking": "--context 64 --forks 2 --repeats 1",
     "gateway_load": "--concurrent 4 --agents 8 --turns 2 --model-seconds 0.05",
     "harbor_learning": "--out runs --small",
     "math_answers": "--repeats 2",
