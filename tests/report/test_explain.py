@@ -323,6 +323,19 @@ def test_metrics_of_all_rules_are_read() -> None:
     assert used <= set(run_facts.EXPLAINED_METRICS)
 
 
+@pytest.mark.parametrize("source", ["rollout", "data"])
+def test_facts_of_steps_leave_out_metrics_that_no_rule_reads(source: str, tmp_path: Path) -> None:
+    rows = [
+        {"step": 1, "train/entropy": 0.5, "train/loss": 0.1, f"{source}/success": 0.25, f"{source}/reward": 1.0},
+        {"step": 2, "train/loss": 0.1, f"{source}/reward": 1.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first, second = read_facts(files_of(tmp_path), finished=True).steps
+    assert (first.rollout, first.training) == ({"success": 0.25}, {"entropy": 0.5})
+    assert first.source is second.source is EpisodeSource("data" if source == "data" else "rollout")
+    assert not second.rollout and not second.training
+
+
 def test_runs_without_evaluations_compare_their_first_and_last_steps(tmp_path: Path) -> None:
     episodes = [episode(seed, "failed", [turn([f"act{step}"])], step) for step in (1, 2, 9) for seed in (1, 2)]
     found = read_facts(files_of(write_run(tmp_path / "run", episodes)), finished=False)

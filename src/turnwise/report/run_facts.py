@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from turnwise.core.errors import UserError
 from turnwise.files.run_folders import METRICS_FILE
 from turnwise.record.jsonl_follower import LineFollower
-from turnwise.record.rows import AFTER, BEFORE, EvaluationRecord, read_record, select
+from turnwise.record.rows import AFTER, BEFORE, EVALUATION_NAME, EvaluationRecord, read_record, select
 from turnwise.record.run_folder import ALARMS_FILE
 from turnwise.record.steps import StepRecord, finite_number
 from turnwise.text.json_objects import parse_object
@@ -31,6 +31,8 @@ EXPLAINED_METRICS = (
     "train/entropy",
 )
 """Metrics of training steps that `explain.py` uses; a long run has too many to keep all in memory."""
+READ_METRICS = {*EXPLAINED_METRICS, *(name.replace("rollout/", "data/") for name in EXPLAINED_METRICS)}
+"""Their names in the file, also those of stored episodes."""
 MAX_EPISODES = 200
 """Episodes that are read for the behaviour on each side."""
 MAX_READ = 256 << 20
@@ -80,7 +82,7 @@ def read_facts(open_file: OpenFile, *, finished: bool) -> RunFacts:
     records = [
         record.keep(EXPLAINED_METRICS) if isinstance(record, StepRecord) else record
         for row in _read_rows(open_file, METRICS_FILE)
-        if (record := read_record(row)) is not None
+        if (record := read_record(_thin(row))) is not None
     ]
     evaluations = {record.name: record for record in select(records, EvaluationRecord)}
     chosen = _choose_episodes(_read_rows(open_file, "trajectories", "index.jsonl"))
@@ -193,6 +195,13 @@ def _read_rows(open_file: OpenFile, *parts: str) -> Iterator[Row]:
                 yield from (row for line in block.lines if (row := parse_object(line)) is not None)
     except (OSError, UserError):
         return
+
+
+def _thin(row: Row) -> Row:
+    """Return the row of a step without the dozens of metrics that no rule reads: a long run is explained faster."""
+    if EVALUATION_NAME in row or READ_METRICS.isdisjoint(row):
+        return row
+    return {name: value for name, value in row.items() if "/" not in name or name in READ_METRICS}
 
 
 def _dicts(value: Any) -> Iterator[Row]:
