@@ -232,6 +232,14 @@ def test_game_is_sound(name: str, check: str, optional_part: Callable[..., None]
     assert find(check, spec).verdict is not Verdict.FAILED
 
 
+def test_few_tasks_with_one_answer_are_not_called_trivial() -> None:
+    spec = load_spec("bandit")
+    subject = Subject(spec=spec, params=spec.check_params({}), num_tasks=2)
+    with allow_interrupts():
+        found = asyncio.run(run_check("random play is not enough", subject))
+    assert found.verdict is Verdict.NOTE and "repeating 100%" not in found.detail
+
+
 class FewOpenings(Number):
     def reset(self, rng: random.Random) -> str:
         return super().reset(random.Random(rng.randint(1, 9)))
