@@ -64,6 +64,7 @@ class Branches:
     turn: int
     """First turn that was sampled, counted from 0."""
     episodes: tuple[Trajectory, ...]
+    """The branches, each a whole episode."""
 
     @property
     def success(self) -> float:
