@@ -690,4 +690,12 @@ IN_TRAINING = (
         ("training/test_utterance_critic.py",),
         ("skipped steps of the critic are not counted", "self._skips.add(metrics,", "self._skips.add({},"),
     ),
+    *mutants(
+        "run/audit.py",
+        ("run/test_audit.py",),
+        ("dropped episodes are forgotten", 'rollout["episodes"] + rollout.get("dropped", 0)', 'rollout["episodes"]'),
+        ("a step may train on more groups than it kept", "len(trained) > kept", "len(trained) > 2 * kept"),
+        ("older weights are allowed", "max(ages) > allowed", "max(ages) > allowed + 2"),
+        ("tasks of the next step", "self._tasks.draw(record.step - 1,", "self._tasks.draw(record.step,"),
+    ),
 )

@@ -1,4 +1,4 @@
-"""`turnwise replay`."""
+"""`turnwise replay` and `turnwise audit`."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from turnwise.record.selection import RecordedEpisode
     from turnwise.run.replay import Replay, ReplayResult
 
+audit_app = command_app("audit", "RUN")
 replay_app = command_app("replay", "RUN [--step N] [--group N] [--member N] [OPTIONS]")
 
 Number = Annotated[int | None, Parameter(metavar="N")]
@@ -80,6 +81,32 @@ def replay(
             f"{len(result.differing)} of {len(result.replays)} episodes differ from their records: the environment, a "
             "package or the machine is not the one that played them."
         )
+
+
+@audit_app.default
+def audit(run: str, /) -> None:
+    """Check the files of a run; the exit status is not 0 if something is wrong.
+
+    Parameters
+    ----------
+    run
+        Run: its folder, or its name in runs/.
+    """
+    from turnwise.files.run_folders import find_run_folder
+
+    path = find_run_folder(run)
+    from turnwise.run.audit import CHECKS
+    from turnwise.run.audit import audit as check
+
+    with progress_bars() as show:
+        result = check(path, lambda done, total: show("steps", done, total))
+    print_line(f"{result.steps:,} steps, {result.episodes:,} episodes, {result.dropped:,} dropped")
+    for finding in result.findings:
+        more = f" (and {len(finding.problems) - 1:,} more)" if len(finding.problems) > 1 else ""
+        verdict = f"wrong  {finding.problems[0]}{more}" if finding.problems else f"ok     {CHECKS[finding.check]}"
+        print_line(f"{finding.check:<8} {verdict}")
+    if failed := sum(bool(finding.problems) for finding in result.findings):
+        raise UserError(f"{failed} of {len(result.findings)} checks failed. Files of the run are missing or changed.")
 
 
 def _print_result(result: "ReplayResult") -> None:
