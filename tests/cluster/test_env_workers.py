@@ -4,7 +4,6 @@ import asyncio
 import math
 import subprocess
 import sys
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import count
@@ -168,10 +167,6 @@ async def fail() -> None:
     raise RuntimeError("it broke")
 
 
-async def return_a_lock() -> Any:
-    return threading.Lock()
-
-
 async def wait_forever() -> None:
     await asyncio.sleep(1e9)
 
@@ -180,7 +175,6 @@ async def wait_forever() -> None:
     ("work", "error", "message"),
     [
         (fail, EnvironmentFailure, "the environment's step raised RuntimeError: it broke"),
-        (return_a_lock, EnvironmentFailure, "info cannot be sent between processes"),
         (wait_forever, InfrastructureFailure, r"Timed out after rollout\.timeout_s 60 s, waiting for the environment"),
     ],
 )

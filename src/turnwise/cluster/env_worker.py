@@ -1,8 +1,8 @@
 """Actor with environments of several episodes, for environments that are heavy on the CPU. Needs no torch.
 
-Environments are held as an environment server holds them (`rollout/held_env.py`); calls travel through Ray, which also
-notices that a worker or its node is gone. An episode calls its environment through `LeasedEnv`, from the process of its
-engine: one call per turn.
+Environments are held as an environment server holds them (`rollout/held_env.py`); messages (`cluster/env_messages.py`)
+travel through Ray, which also notices that a worker or its node is gone. An episode calls its environment through
+`LeasedEnv`, from the process of its engine: one call per turn.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,8 +11,8 @@ from typing import Any
 
 from ray.exceptions import RayTaskError
 
+from turnwise.cluster.env_messages import Action, Opening, Reply, encode_reply
 from turnwise.cluster.heartbeat import BeatingActor
-from turnwise.cluster.results import decode_result, encode_result
 from turnwise.cluster.session import LOSSES, ProcessInfo, cause_of, describe_loss, process_info
 from turnwise.concurrency.blocking import exit_if_blocked
 from turnwise.concurrency.loop_clock import current_clock, pause_current_clock
@@ -50,24 +50,25 @@ class EnvWorker(BeatingActor):
             self._parts = build()
         return process_info()
 
-    async def open_env(self, number: int, task: Task, member: int, attempt: int) -> bytes:
-        """Make and start an environment; return its observation. The caller chooses the number."""
+    async def open_env(self, number: int, opening: bytes) -> bytes:
+        """Make and start an environment; reply with its observation. The caller chooses the number."""
 
         async def open_it() -> tuple[Observation, float]:
+            asked = Opening.decode(opening)
             with creation_boundary():
-                env = self._parts.make_env(task, member, attempt)
+                env = self._parts.make_env(asked.task, asked.member, asked.attempt)
             self._held[number] = held = HeldEnv(env, timeout_s=self._timeout_s, close_s=self._timeout_s)
-            with self.during(f"start of {task.env}"):
+            with self.during(f"start of {asked.task.env}"):
                 return await held.start()
 
-        return await _encoded(open_it())
+        return await encode_reply(open_it())
 
-    async def step_env(self, number: int, action: Message) -> bytes:
+    async def step_env(self, number: int, action: bytes) -> bytes:
         async def step() -> tuple[StepResult, float]:
             with self.during("step of an environment"):
-                return await self._held[number].step(action)
+                return await self._held[number].step(Action.decode(action).message)
 
-        return await _encoded(step())
+        return await encode_reply(step())
 
     async def close_env(self, number: int) -> bytes:
         """Close an environment, also in the middle of a call. Does nothing if it is closed or was never opened."""
@@ -77,18 +78,10 @@ class EnvWorker(BeatingActor):
                 await held.close()
             return None, 0.0
 
-        return await _encoded(close())
+        return await encode_reply(close())
 
     async def close(self) -> None:
         await self._parts.close()
-
-
-async def _encoded(call: Awaitable[object]) -> bytes:
-    try:
-        result = await call
-    except Exception as error:
-        result = error
-    return encode_result(result)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,18 +99,23 @@ class LeasedEnv:
     """An environment on a worker, as a core `Env`."""
 
     def __init__(self, lease: EnvLease, task: Task, member: int, attempt: int) -> None:
-        self._lease, self._episode = lease, (task, member, attempt)
+        self._lease, self._opening = lease, Opening(task=task, member=member, attempt=attempt)
 
     async def start(self) -> Observation:
-        return await self._call(self._lease.actor.open_env.remote(self._lease.number, *self._episode))
+        opened = await self._call(self._lease.actor.open_env.remote(self._lease.number, self._opening.encode()))
+        assert isinstance(opened, Observation)
+        return opened
 
     async def step(self, action: Message) -> StepResult:
-        return await self._call(self._lease.actor.step_env.remote(self._lease.number, action))
+        encoded = Action(message=action).encode()
+        result = await self._call(self._lease.actor.step_env.remote(self._lease.number, encoded))
+        assert isinstance(result, StepResult)
+        return result
 
     async def close(self) -> None:
         await self._call(self._lease.actor.close_env.remote(self._lease.number))
 
-    async def _call(self, answer: Awaitable[bytes]) -> Any:
+    async def _call(self, answer: Awaitable[bytes]) -> Observation | StepResult | None:
         """Await the worker. The episode's clock counts the seconds of the environment, as measured there."""
         try:
             with pause_current_clock():
@@ -126,7 +124,7 @@ class LeasedEnv:
             raise EnvWorkerLost(describe_loss(error)) from error
         except RayTaskError as error:
             raise cause_of(error) from error
-        result, seconds = decode_result(encoded)
+        reply = Reply.decode(encoded)
         if (clock := current_clock.get()) is not None:
-            clock.count_elsewhere(seconds)
-        return result
+            clock.count_elsewhere(reply.seconds)
+        return reply.read()
