@@ -96,4 +96,17 @@ IN_CLUSTER = (
         ("folders of killed drivers stay", "    remove_abandoned_bases(FOLDER, parent)\n", ""),
         ("an ended process is watched", 'None if state == "Z" else int(parent)', "int(parent)"),
     ),
+    *mutants(
+        "cluster/env_messages.py",
+        ("cluster/test_env_messages.py",),
+        ("messages of other versions are read", "    version: Literal[1] = VERSION", "    version: int = VERSION"),
+        ("images are sent as text", 'ser_json_bytes="base64"', 'ser_json_bytes="utf8"'),
+        ("a subclass of an error loses its type", "in type(error).__mro__ if", "in type(error).__mro__[1:] if"),
+        ("users' errors pass as ours", 'type(error).__module__.startswith("turnwise.")', "True"),
+        (
+            "the seconds of the environment are lost",
+            "seconds=seconds).encode()\n    except",
+            "seconds=0.0).encode()\n    except",
+        ),
+    ),
 )
