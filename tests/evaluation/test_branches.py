@@ -21,7 +21,7 @@ from turnwise.envs.grid import Cell
 from turnwise.envs.registry import load_spec
 from turnwise.evaluation.replay import Branches, find_lost_turn, play_branches
 from turnwise.rollout.collect import Collector
-from turnwise.rollout.recorded import DifferentContext, RecordedPolicy
+from turnwise.rollout.recorded import DifferentContext, RecordedPolicy, context_at
 
 TURNS = 5
 
@@ -73,14 +73,14 @@ def player_in(state: str) -> Cell:
     return next((row, cells.index("P")) for row, cells in enumerate(rows) if "P" in cells)
 
 
-def value(lake: Lake, cell: Cell, turns: int) -> float:
-    """Return the probability that random steps reach the goal. Slipping does not change random steps."""
+def value(lake: Lake, cell: Cell, turns: int, moves: Sequence[str] = MOVES) -> float:
+    """Return the probability that steps drawn from `moves` reach the goal. Slipping does not change random steps."""
 
     @cache
     def reach(cell: Cell, left: int) -> float:
         if cell == lake.goal or cell in lake.holes or not left:
             return float(cell == lake.goal)
-        return statistics.fmean(reach(lake.move(cell, move), left - 1) for move in MOVES)
+        return statistics.fmean(reach(lake.move(cell, move), left - 1) for move in moves)
 
     return reach(cell, turns)
 
@@ -103,6 +103,39 @@ def test_values_by_branches_are_those_of_the_states() -> None:
     assert statistics.correlation(true, measured) > 0.9
     assert statistics.fmean(inside) > 0.85
     assert abs(statistics.fmean(true) - statistics.fmean(measured)) < 0.03  # with stale luck, some are always 0 or 1
+
+
+def test_environments_draw_new_randomness_in_every_branch() -> None:
+    """A policy that always moves right leaves it to the ice where it goes: up, right or down."""
+    right = says("<answer>Right</answer>")
+
+    async def measure() -> list[tuple[float, Branches]]:
+        pairs = []
+        for index in range(24):
+            episode = await play(lake_task(index), right)
+            lake = await lake_of(episode.task)
+            for number, turn in enumerate(episode.turns[:2]):
+                true = value(lake, player_in(turn.info["state"]), TURNS - number, ("Up", "Right", "Down"))
+                if 0.1 < true < 0.9:
+                    pairs.append((true, await branch(episode, number, right, samples=48)))
+        return pairs
+
+    pairs = asyncio.run(measure())
+    inside = [low <= true <= high for true, branches in pairs for low, high in [branches.interval]]
+    assert len(pairs) >= 6 and statistics.fmean(inside) > 0.75
+
+
+def test_branches_see_the_whole_context_of_their_turn() -> None:
+    episode, seen = asyncio.run(play(lake_task(0), staggers())), list[list[int]]()
+
+    def script(key: EpisodeKey, turn: int, ids: list[int]) -> Sequence[int]:
+        seen.append(list(ids))
+        return spoken("<answer>Left</answer>")
+
+    asyncio.run(branch(episode, 1, ScriptedEngine(script, [end_id()]), 3))
+    shared = list(context_at(episode.turns, 1))
+    assert shared == [*episode.turns[0].context_ids, *episode.turns[0].action_ids, *episode.turns[1].context_ids]
+    assert [ids for ids in seen if len(ids) <= len(shared)] == [shared] * 4  # computed once, and once for each branch
 
 
 def knows_the_way(lake: Lake) -> ScriptedEngine:
