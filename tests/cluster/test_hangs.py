@@ -15,6 +15,7 @@ from fake_session_for_tests import fake_session
 from faults_for_tests import Fault, FaultyRun
 from test_cluster_run import addresses, first_fork, numbers
 
+from ray_nodes_for_tests import restore_nodes
 from runs_for_tests import metrics, printed, quiet, small
 from turnwise.cluster import deadlines, hang_watch, learners
 from turnwise.cluster.deadlines import Deadlines
@@ -37,6 +38,7 @@ def test_stopped_actors_are_replaced(
     record_testsuite_property: Callable[[str, object], None],
 ) -> None:
     monkeypatch.setattr(hang_watch, "SILENCE_S", SILENCE_S)
+    restore_nodes(ray_cluster)
     train(small(tmp_path / "local", **COMMON), console=quiet())
     console = quiet()
     faulty = FaultyRun(

@@ -14,7 +14,7 @@ import pytest
 import torch
 from slow_lake_for_tests import GATE, SlowLake, open_gate
 
-from ray_nodes_for_tests import NODE
+from ray_nodes_for_tests import restore_nodes
 from runs_for_tests import small
 from turnwise.algos.critics import HeadCriticSettings
 from turnwise.config.resources import ClusterConfig
@@ -66,12 +66,9 @@ class World:
 @pytest.fixture(scope="module")
 def world(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """The same policy and environments in this process and in two replicas."""
-    from turnwise.cluster.session import keep_sigterm
     from turnwise.run.clustering import open_cluster, open_replica_stack
 
-    with keep_sigterm():
-        while len(ray_cluster.worker_nodes) < 2:  # another test has killed one
-            ray_cluster.add_node(**NODE)
+    restore_nodes(ray_cluster)
     folder = tmp_path_factory.mktemp("runs")
     cluster = {"cluster__engines": 2, "cluster__env_workers": 2, "cluster__placement": "disaggregated"}
     config = small(folder, env__kind=SLOW_LAKE, cluster__cpus=2, **cluster)

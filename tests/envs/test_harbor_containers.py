@@ -1,6 +1,7 @@
 """Harbor tasks in containers of podman: those that the sandbox refuses, with the same defences."""
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -126,7 +127,7 @@ def test_dockerfile_that_fails_in_a_container_is_one_line(tmp_path: Path) -> Non
 
 
 def test_refused_task_names_the_container_and_agents_refuse_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for split in ("train", "validation", "test"):
         settings = f'[metadata]\nsplit = "{split}"\n'
@@ -137,6 +138,7 @@ def test_refused_task_names_the_container_and_agents_refuse_it(
     program = tmp_path / "mini"
     program.write_text("#!/bin/sh\n", encoding="utf-8")
     program.chmod(0o755)
-    contained = ["--env.params.containers", "podman", "--agent", "mini-swe", "--agent.program", str(program)]
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    contained = ["--env.params.containers", "podman", "--agent", "mini-swe"]
     assert main(["train", target, *contained, "--dry-run"]) == 2
     assert "env.params.containers has an effect only with the tool shell." in capsys.readouterr().err

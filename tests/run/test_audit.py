@@ -20,7 +20,7 @@ import turnwise as tw
 
 
 class Faulty(tw.TextEnv):
-    """Fails in a fifth of its steps, so that long episodes fail more often."""
+    """Fails in a tenth of its turns, so that long episodes fail more often."""
 
     max_turns = 3
     action_names = ("left", "right")
@@ -29,9 +29,11 @@ class Faulty(tw.TextEnv):
         self.secret = rng.choice(self.action_names)
         return "Where is it?"
 
-    def step(self, action):
-        if self.rng.random() < 0.2:
+    def state_key(self):
+        if self.rng.random() < 0.1:
             raise RuntimeError("the line is down")
+
+    def step(self, action):
         return tw.won("Here.") if action == self.secret else tw.goes_on("Not there.")
 '''
 PLAIN: dict[str, Any] = {

@@ -1,5 +1,6 @@
 """Many clients at once whose connections break: no request is lost, and none counts twice."""
 
+import os
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,10 +10,10 @@ from typing import Any
 import httpx2
 from safetensors.torch import load_file
 
-from conftest import SOAK
 from tinker_for_tests import PROTOBUF, RawClient, datum, encode_request, read_logprobs, serving_tinker
 from turnwise.record.run_folder import RunFolder
 
+SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 CLIENTS = 4 if SOAK == 1 else 100
 STEPS = 3 if SOAK == 1 else 20
 """Each is 5 calls and their retrievals."""

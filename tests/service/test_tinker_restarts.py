@@ -1,5 +1,6 @@
 """kill -9 of the training service at random moments: clients that repeat their requests lose nothing."""
 
+import os
 import random
 import time
 from collections.abc import Callable
@@ -12,12 +13,12 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from conftest import SOAK
 from tinker_for_tests import RawClient, datum, read_logprobs, served_process, serving_tinker
 from turnwise.network.ports import listen
 from turnwise.record.run_folder import RunFolder
 
 Reply = TypeVar("Reply")
+SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 KILLS = 1 if SOAK == 1 else 50
 STEPS = 6
 PATIENCE_S = 120.0

@@ -34,7 +34,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "roles": {"env__kind": f"{ROOT / 'examples' / 'telephone' / 'telephone.py'}:Telephone", "rollout__groups": 3},
     "self-play": {"env__kind": "tic_tac_toe", "selfplay__opponent": "self"},
     "ahead": LAKE | {"rollout__max_staleness": 1},
-    "rewards": LAKE | {"reward__functions": f"{ROOT / 'tests/run/test_replay.py'}:length_reward"},
+    "rewards": LAKE | {"reward__functions": f"{ROOT / 'tests/run/test_run_replay.py'}:length_reward"},
 }
 
 
